@@ -22,8 +22,8 @@ from rpbench.advice.model_source import (
     model_of_sizes,
     trained,
 )
-from rpbench.advice.ranking import Advice, Misfit, advise
-from rpbench.advice.rows import FRAMEWORKS
+from rpbench.advice.ranking import Misfit, advise
+from rpbench.advice.rows import FRAMEWORKS, space_of_framework
 from rpbench.commands.advise_nodes import advise_nodes
 from rpbench.commands.advise_table import gigabytes, table
 from rpbench.commands.advise_usage import USAGE
@@ -34,7 +34,7 @@ from rpbench.config.mesh.choice import refuse_lora
 from rpbench.config.request import Request, cluster_file, load
 from rpbench.cost.basis import make_basis
 from rpbench.cost.machine import Machine, devices_named, machine, machine_of
-from rpbench.mesh.plans import SCHEDULES, Space
+from rpbench.mesh.plans import SCHEDULES
 from rpbench.mesh.terms import terms_of
 from rpbench.places import file_of
 from rpbench.plan.contest.plans import Budget
@@ -118,14 +118,15 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(SCHEDULES)}; name some of these")
     model = _model(asked)
     refuse_lora(model)
-    return advise_nodes(
+    answer = advise_nodes(
         model,
         found,
         seq_len=model.seq_len,
-        space=Space(schedules=chosen),
+        space=space_of_framework(_framework(asked), chosen),
         global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size),
         words=arguments,
     )
+    return _runnable(answer, model, found, asked)
 
 
 def _asked(arguments: Sequence[str]) -> Asked:
@@ -311,12 +312,14 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked) -> dict[st
         late=_yes(asked, "late"),
         framework=_framework(asked),
     )
-    return _runnable(found, asked)
+    answer = found.plain() | {"seq_len": model.seq_len}
+    if not found.ranking and not found.ranking_late:
+        answer["smallest_change"] = _smallest_change(found.does_not_fit)
+    return _runnable(answer, model, cluster, asked)
 
 
-def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
-    """The advice with commands that run where neither model nor cluster is one of ours."""
-    answer, model, cluster = found.plain(), found.terms.model, found.terms.cluster
+def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, asked: Asked) -> dict[str, Any]:
+    """The answer with commands that run where neither model nor cluster is one of ours."""
     own, words = asked.own, {}
     if model.name != own.get("model"):
         words[f"model={model.name}"] = _spelled("model", "transformer", asdict(model))
@@ -326,9 +329,7 @@ def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
         for short, long in words.items():
             for key in ("command", "export"):
                 row[key] = row[key] and row[key].replace(f" {short} ", f" {long} ")
-    if not answer["ranking"] and not answer["ranking_late"]:
-        answer["smallest_change"] = _smallest_change(found.does_not_fit)
-    return answer | {"seq_len": model.seq_len}
+    return answer
 
 
 def _values(given: Machine) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rpbench.commands.advise_table import label, lacks, meanings, notes
+from rpbench.commands.advise_table import gap, label, lacks, meanings, notes
 from rpbench.records.record import write_atomically
 
 PAGE = Path("advice.html")
@@ -69,8 +69,8 @@ def _ranking(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _ranking_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = ("schedule", "tokens/s", "low", "high", "memory, GB", "bubble, %", "steps late")
-    return _table(head, [_cells(row) for row in rows])
+    head = ("schedule", "tokens/s", "low", "high", "gap", "memory, GB", "MFU, %", "bubble, %", "steps late")
+    return _table([*head, "sequences", "recomputed", "runs in"], [_cells(row) for row in rows])
 
 
 def _late(answer: Mapping[str, Any]) -> str:
@@ -80,8 +80,11 @@ def _late(answer: Mapping[str, Any]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     paces = [f"{row[key]:,.0f}" for key in ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")]
-    bubble = "-" if row.get("bubble") is None else f"{100 * max(0.0, row['bubble']):.1f}"
-    return [label(row), *paces, f"{row['peak_memory_bytes'] / 1e9:.1f}", bubble, str(row["staleness_steps"])]
+    mfu, bubble = ("-" if row.get(name) is None else f"{100 * max(0.0, row[name]):.1f}" for name in ("mfu", "bubble"))
+    options = row["options"]
+    plan = [str(options["microbatch_sequences"]), str(options["recompute"]), ", ".join(row.get("runs_in", ()))]
+    memory = f"{row['peak_memory_bytes'] / 1e9:.1f}"
+    return [label(row), *paces, gap(row), memory, mfu, bubble, str(row["staleness_steps"]), *plan]
 
 
 def _causes(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -172,16 +172,64 @@ def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(caps
         assert bool(json.loads(capsys.readouterr().out)["ranking"]) is fits
 
 
+NODES = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "sequences_per_step=16", "seq_len=1024")
+EIGHT_LAYERS = ("num_layers=8", "hidden=1024", "heads=8", "vocab=32000")
+
+
 def test_over_nodes_meshes_are_ranked():
-    sizes = ("num_layers=8", "hidden=1024", "heads=8", "vocab=32000", "seq_len=1024")
-    machine = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "sequences_per_step=16")
-    answer = advise_on([*sizes, *machine], io.StringIO())
+    answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
     paces = [row["tokens_per_s"] for row in answer["ranking"]]
     assert paces == sorted(paces, reverse=True)
     for row in answer["ranking"]:
         options = row["options"]
         assert options["data"] * options["pipeline"] * options["tensor"] * options["context"] == 8
         assert sum(row["why"].values()) == pytest.approx(answer["tokens_per_step"] / row["tokens_per_s"])
+
+
+def test_rows_of_nodes_and_of_one_host_have_the_same_fields():
+    nodes = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
+    host = advise_on([*SMALL, "gpu=h100", "num_devices=2"], io.StringIO())
+    assert host.keys() - nodes.keys() == set()
+    for row in nodes["ranking"]:
+        assert row.keys() == host["ranking"][0].keys()
+        assert {"microbatch_sequences", "recompute", "chunks_per_device", "partition"} <= row["options"].keys()
+        assert sum(row["memory"].values()) == row["peak_memory_bytes"]
+        assert 0 < row["mfu"] < 1
+        assert row["tokens_per_day"] == 86_400 * row["tokens_per_s"]
+        assert (row["export"] is None) == (row["runs_in"] == ["here only"])
+
+
+def test_a_mesh_is_run_and_exported_by_its_own_commands(rpbench, capsys):
+    """Runs sum whole stages, where rows hide gradients bucket by bucket (docs/howto/meshes.md): no run is faster."""
+    answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
+    for row in answer["ranking"][:3]:
+        status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+        assert (status, record["status"], record["num_devices"]) == (0, "ok", 8)
+        assert record["tokens_per_step"] == answer["tokens_per_step"]
+        assert 0.5 * row["tokens_per_s"] < record["tokens_per_s"] < 1.01 * row["tokens_per_s"]
+        capsys.readouterr()
+        assert dispatch(shlex.split(row["export"])[3:]) == 0
+        assert str(row["options"]["microbatch_sequences"]) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "FSDP2", "Megatron"])
+def test_meshes_are_restricted_to_what_runs_in_a_framework(name):
+    answer = advise_on([*EIGHT_LAYERS, *NODES, f"runs_in={name}"], io.StringIO())
+    assert answer["ranking"]
+    for row in answer["ranking"]:
+        assert name in row["runs_in"]
+
+
+def test_one_host_has_one_answer_however_it_is_asked_for():
+    ways = [("gpu=h100_sxm", "num_devices=8"), ("cluster=8x_h100",), ("cluster=dgx_h100", "num_devices=8")]
+    words = ("num_layers=8", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "schedules=1f1b,gpipe,zero_3")
+    answers = [advise_on([*words, *way, "seconds=60"], io.StringIO()) for way in ways]
+    for answer in answers:
+        for row in answer["ranking"]:
+            del row["command"], row["export"]  # they name the machine as it was asked for
+        assert answer["ranking"] == answers[0]["ranking"]
+        assert answer["levers"] == answers[0]["levers"]
+    assert len(answers[0]["ranking"]) == 3
 
 
 WRONG = [
