@@ -1,14 +1,16 @@
 """Limits: the largest value that a contender still holds, as a search says that is asked again and again.
 
 A bound on the memory of every plan (`rpbench.plan.contest.bounds`) says at once which values cannot be held. Below it a
-search looks for a plan that fits: halving down until there is one, then between what fits and what does not.
+search looks for a plan that fits: halving down until there is one, then between what fits and what does not. The same
+the other way round: the least memory with which something fits where nothing does.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+from rpbench.advice.rows import Misfit
 from rpbench.advice.side_searches import Clock
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.plans import Budget, Tuned
@@ -18,6 +20,9 @@ from rpbench.plan.contest.terms import Terms
 FINENESS = 16  # a limit is told to one part in so many
 BUDGET = Budget(work=60, climb_work=100_000)
 SECONDS = 3.0  # of a processor, for one search
+CHANGING = 5.0  # for all searches of one kind of memory; what is told then fits, and less may do
+NEAR = 100_000_000  # bytes between what fits and what does not, below which nobody looks on
+Kind = Literal["device_memory_bytes", "host_memory_bytes"]
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,78 @@ def limit_of(contender: Contender, terms_at: Callable[[int], Terms], step: int, 
         room = terms.limits.device_memory_bytes
         return room is None or Search(contender, terms, BUDGET).least_bytes <= room
 
-    def held(value: int) -> Tuned | None:
-        clock = Clock()
-        clock.allow(SECONDS)
-        try:
-            plan = tune(contender, terms_at(value), BUDGET, is_over=clock.is_over)
-        except ValueError:  # time was over, or the order does not take such sizes
-            return None
-        return plan if plan.outcome.fits else None
+    return largest(contender.name, lambda value: _held(contender, terms_at(value)), step, most, can_hold)
 
-    return largest(contender.name, held, step, most, can_hold)
+
+def _held(contender: Contender, terms: Terms) -> Tuned | None:
+    """A plan that fits, if one is found in time."""
+    clock = Clock()
+    clock.allow(SECONDS)
+    try:
+        plan = tune(contender, terms, BUDGET, is_over=clock.is_over)
+    except ValueError:  # time was over, or the order does not take such sizes
+        return None
+    return plan if plan.outcome.fits else None
+
+
+# --- the least memory ----------------------------------------------------------------------------------------
+
+
+class More(NamedTuple):
+    """So many more bytes of one memory with which a schedule fits."""
+
+    kind: Kind
+    lacks_bytes: int
+    schedule: str
+
+
+def least_more(misfits: Sequence[Misfit], terms: Terms) -> list[More]:
+    """The least more of a device's memory, and of the host's, with which something fits; a search has found that plan.
+
+    Schedules are asked in the order of what a bound says that they need; those that need more than is known to be
+    enough are not.
+
+    Args:
+        misfits: of all that take part, none of which fits.
+    """
+    found = [_least_of(kind, misfits, terms) for kind in ("device_memory_bytes", "host_memory_bytes")]  # type: ignore[arg-type]
+    return [each for each in found if each is not None]
+
+
+def _least_of(kind: Kind, misfits: Sequence[Misfit], terms: Terms) -> More | None:
+    limit: int | None = getattr(terms.limits, kind)
+    if limit is None:
+        return None
+    clock, best, name = Clock(), 0, ""
+    clock.allow(CHANGING)
+    of_device = kind == "device_memory_bytes"
+    floors = [max(limit, row.plan.least_bytes if of_device else 0) for row in misfits]
+    for floor, row in sorted(
+        zip(floors, misfits, strict=True), key=lambda pair: (pair[0], pair[1].plan.outcome.misfit)
+    ):
+        if clock.is_over() or (best and floor >= best):
+            break
+        if (row.host_lacks_bytes if of_device else row.device_lacks_bytes) and not row.is_proven:
+            continue  # it lacks both
+        enough = _enough(kind, row, terms, floor, best, clock)
+        if enough:
+            best, name = enough, row.plan.contender.name
+    return More(kind, best - limit, name) if best else None
+
+
+def _enough(kind: Kind, row: Misfit, terms: Terms, floor: int, best: int, clock: Clock) -> int:
+    """Bytes that are enough for a schedule, down to what is near the least; 0: no less than is known already."""
+
+    def needed(bytes_: int) -> int:
+        plan = _held(row.plan.contender, replace(terms, limits=replace(terms.limits, **{kind: bytes_})))
+        if plan is None:
+            return 0
+        return plan.outcome.peak_bytes if kind == "device_memory_bytes" else plan.outcome.host_bytes
+
+    wanted = row.plan.outcome.peak_bytes if kind == "device_memory_bytes" else row.plan.outcome.host_bytes
+    top = needed(best - 1 if best else max(wanted, floor + 1))
+    while top and top - floor > NEAR and not clock.is_over():
+        middle = (floor + top) // 2
+        less = needed(middle)
+        floor, top = (floor, less) if less else (middle, top)
+    return top

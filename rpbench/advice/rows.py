@@ -299,7 +299,8 @@ def parameters(model: Architecture) -> dict[str, int]:
 def mfu(model: Architecture, cluster: Machine, num_devices: int, tokens_per_s: float) -> float | None:
     """Model FLOPs of a pace, over the devices' 16-bit peak; None where nobody knows that.
 
-    A backward takes twice a forward, and once where adapters alone are trained. What runs again counts for nothing.
+    A backward takes twice a forward, once where adapters alone are trained, and nothing through frozen layers. What
+    runs again counts for nothing.
 
     Source: Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
     """
@@ -307,7 +308,9 @@ def mfu(model: Architecture, cluster: Machine, num_devices: int, tokens_per_s: f
     if peak is None:
         return None
     passes = 3 if model.lora_rank is None else 2
-    each = passes * model.forward_flops(model.seq_len) / model.seq_len
+    flops = passes * model.forward_flops(model.seq_len)
+    flops -= 2 * model.frozen_layers * model.layer_forward_flops(model.seq_len)  # no backward goes there
+    each = flops / model.seq_len
     return each * tokens_per_s / (num_devices * peak)
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
+from rpbench.advice.limits import least_more
 from rpbench.advice.machine_figures import FIGURES, Described, described
 from rpbench.advice.model_source import (
     SIZES,
@@ -417,7 +418,7 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     )
     answer = found.plain() | {"seq_len": model.seq_len}
     if not found.ranking and not found.ranking_late:
-        answer["smallest_change"] = _smallest_change(found.does_not_fit)
+        answer |= _smallest_change(found.does_not_fit, terms)
     return _runnable(answer, model, cluster, asked)
 
 
@@ -466,11 +467,12 @@ def _words(key: str, value: Any) -> list[str]:
     return [] if value is None else [shlex.quote(f"++{key}={value}")]
 
 
-def _smallest_change(misfits: Sequence[Misfit]) -> str:
-    """Memory that is enough for the least of the misfits; a search aims at seconds, so less may be enough as well."""
-    least = min(misfits, key=lambda row: row.device_lacks_bytes + row.host_lacks_bytes)
-    parts = []
-    for what, lacks in (("each device", least.device_lacks_bytes), ("the host", least.host_lacks_bytes)):
-        if lacks:
-            parts.append(f"{gigabytes(lacks)} more memory of {what}")
-    return f"no schedule fits with any of the options tried; {' and '.join(parts)} let {least.plan.contender.name} fit"
+def _smallest_change(misfits: Sequence[Misfit], terms: Terms) -> dict[str, Any]:
+    """The least memory that makes something fit, as a sentence and as data."""
+    found = least_more(misfits, terms)
+    where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
+    told = "; ".join(
+        f"{gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} let {more.schedule} fit" for more in found
+    )
+    told = f"no schedule fits with any of the options tried; {told or 'none is known to with more of one memory'}"
+    return {"smallest_change": told, "change": [more._asdict() for more in found]}

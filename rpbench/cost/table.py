@@ -178,6 +178,12 @@ class LayerTimes:
     def num_layers(self) -> int:
         return len(self.forward)
 
+    def frozen(self, num_layers: int) -> "LayerTimes":
+        """The same where the first layers are not trained: nothing of them runs again, and no backward goes there."""
+        ways = ("recompute", "backward", "input_grad", "weight_grad", "step")
+        known = {name: getattr(self, name) for name in ways if getattr(self, name) and num_layers}
+        return replace(self, **{name: [0] * num_layers + list(own[num_layers:]) for name, own in known.items()})
+
     def table(
         self,
         partition: Partition,

@@ -155,9 +155,20 @@ def test_what_fits_nowhere_says_the_smallest_change():
 
 def test_the_memory_that_is_said_to_be_lacking_is_enough():
     words, memory = (*SMALL, "gpu=l40s", "num_devices=2"), 10_000_000
-    (least, *_) = advise_on([*words, f"device_memory_bytes={memory}"], io.StringIO())["does_not_fit"]
-    answer = advise_on([*words, f"device_memory_bytes={memory + least['device_lacks_bytes']}"], io.StringIO())
-    assert answer["ranking"]
+    (more,) = advise_on([*words, f"device_memory_bytes={memory}"], io.StringIO())["change"]
+    enough = memory + more["lacks_bytes"]
+    answer = advise_on([*words, f"device_memory_bytes={enough}"], io.StringIO())
+    assert more["schedule"] in {row["schedule"] for row in answer["ranking"]}
+    assert not advise_on([*words, f"device_memory_bytes={enough - 120_000_000}"], io.StringIO())["ranking"]
+
+
+def test_the_hosts_memory_that_is_said_to_be_lacking_is_enough():
+    words = [*EIGHT_LAYERS, "seq_len=512", "gpu=rtx4090", "num_devices=2", "schedules=roundpipe,mobius"]
+    (more,) = advise_on([*words, "host_memory_bytes=1e9"], io.StringIO())["change"]
+    assert more["kind"] == "host_memory_bytes"
+    enough = 1_000_000_000 + more["lacks_bytes"]
+    assert advise_on([*words, f"host_memory_bytes={enough}"], io.StringIO())["ranking"]
+    assert not advise_on([*words, f"host_memory_bytes={enough - 250_000_000}"], io.StringIO())["ranking"]
 
 
 def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(capsys):
