@@ -254,10 +254,10 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
         if not answer["ranking"]:
             rows.append({"num_devices": count, "days": None, "usd": None, "why": "nothing fits"})
             continue
-        best = answers[count] = answer
-        needs = tokens / best["ranking"][0]["tokens_per_day"]
+        answers[count], first = answer, answer["ranking"][0]
+        needs = tokens / first["tokens_per_day"]
         usd = needs * HOURS_A_DAY * count * price
-        rows.append({"num_devices": count, "days": needs, "usd": usd, "why": label(best["ranking"][0])})
+        rows.append({"num_devices": count, "days": needs, "usd": usd, "why": label(first)})
     timely = [row for row in rows if row["days"] is not None and row["days"] <= days]
     if not answers:
         raise ConfigError(f"deadline_days={own['deadline_days']}: nothing fits on {known[-1]} devices or fewer")

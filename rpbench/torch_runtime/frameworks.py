@@ -212,6 +212,8 @@ def _torchtitan(plan: PlanNumbers, staged: Mapping[str, Any], notes: list[str]) 
     training = {"local_batch_size": local, "global_batch_size": plan.global_batch}
     training |= {} if plan.seq_len is None else {"seq_len": plan.seq_len}
     training |= {"enable_cpu_offload": True} if plan.on_host == "parameters" else {}
+    if plan.pipeline > 1 or plan.expert > 1:
+        training["disable_cuda_graphs"] = True  # torchtitan 0.3 has them by default, and refuses both with them
     parallel: dict[str, Any] = {
         "data_parallel_replicate_degree": 1 if sharded else plan.data,
         "data_parallel_shard_degree": plan.data if sharded else 1,
