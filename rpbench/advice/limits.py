@@ -22,7 +22,7 @@ BUDGET = Budget(work=60, climb_work=100_000)
 SECONDS = 3.0  # of a processor, for one search
 CHANGING = 5.0  # for all searches of one kind of memory; what is told then fits, and less may do
 NEAR = 100_000_000  # bytes between what fits and what does not, below which nobody looks on
-Kind = Literal["device_memory_bytes", "host_memory_bytes"]
+Memory = Literal["device_memory_bytes", "host_memory_bytes"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _held(contender: Contender, terms: Terms) -> Tuned | None:
 class More(NamedTuple):
     """So many more bytes of one memory with which a schedule fits."""
 
-    kind: Kind
+    kind: Memory
     lacks_bytes: int
     schedule: str
 
@@ -137,7 +137,7 @@ def least_more(misfits: Sequence[Misfit], terms: Terms) -> list[More]:
     return [each for each in found if each is not None]
 
 
-def _least_of(kind: Kind, misfits: Sequence[Misfit], terms: Terms) -> More | None:
+def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms) -> More | None:
     limit: int | None = getattr(terms.limits, kind)
     if limit is None:
         return None
@@ -158,7 +158,7 @@ def _least_of(kind: Kind, misfits: Sequence[Misfit], terms: Terms) -> More | Non
     return More(kind, best - limit, name) if best else None
 
 
-def _enough(kind: Kind, row: Misfit, terms: Terms, floor: int, best: int, clock: Clock) -> int:
+def _enough(kind: Memory, row: Misfit, terms: Terms, floor: int, best: int, clock: Clock) -> int:
     """Bytes that are enough for a schedule, down to what is near the least; 0: no less than is known already."""
 
     def needed(bytes_: int) -> int:

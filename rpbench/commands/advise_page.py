@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rpbench.commands.advise_questions import limit_lines, question_lines
 from rpbench.commands.advise_table import gap, label, lacks, meanings, notes
 from rpbench.records.record import write_atomically
 
@@ -45,12 +46,16 @@ def show_page(path: Path) -> bool:
 def page(answer: Mapping[str, Any]) -> str:
     """The page as text; everything that a user named is escaped."""
     title = escape(f"{answer['model']} on {answer['num_devices']} devices of {answer['cluster']}")
-    told = "".join(f"<li>{escape(line)}</li>" for line in notes(answer))
-    return (
+    head = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
-        f"<p>Predicted. {answer['seq_len']:,} tokens a sequence, {answer['tokens_per_step']:,} a step. Nine of ten "
-        f"outcomes should lie between low and high.</p>{_ranking(answer['ranking'])}{_late(answer)}"
+    )
+    if "limits" in answer:
+        return head + _limits(answer) + "</html>\n"
+    told = "".join(f"<li>{escape(line)}</li>" for line in (*question_lines(answer), *notes(answer)))
+    return (
+        f"{head}<p>Predicted. {answer['seq_len']:,} tokens a sequence, {answer['tokens_per_step']:,} a step. Nine of "
+        f"ten outcomes should lie between low and high.</p>{_ranking(answer['ranking'])}{_late(answer)}"
         f"{_causes(answer['ranking'])}{_misfits(answer)}"
         f"<h2>What would change it, and what was assumed</h2><ul>{told}</ul>{_commands(answer['ranking'])}</html>\n"
     )
@@ -60,6 +65,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     return f'<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>{cells}</tbody></table></div>'
+
+
+def _limits(answer: Mapping[str, Any]) -> str:
+    """What each schedule holds, the largest first."""
+    lines = limit_lines(answer["limits"], answer["question"], answer["num_devices"])
+    return "<h2>Predicted limits</h2><pre>" + escape("\n".join(lines)) + "</pre>"
 
 
 def _ranking(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rpbench.advice.limits import Limit, largest, limit_of
 from rpbench.advice.rows import RUNS_IN, command_of, command_of_mesh
-from rpbench.commands.advise_table import label, lacks
+from rpbench.commands.advise_table import label
 from rpbench.config.choices import ConfigError
 from rpbench.cost.machine import Machine
 from rpbench.explain.side import Side, Work
@@ -221,8 +221,7 @@ def fewest_devices(machine: Machine, ask: Callable[[Machine], dict[str, Any]]) -
             continue
         if answer["ranking"]:
             return answer | {"fewest_devices": count, "fewer": fewer}
-        least = [*answer["does_not_fit"], *answer.get("none_found", ())]
-        fewer.append({"num_devices": count, "why": f"{label(least[0])} lacks {lacks(least[0])}" if least else ""})
+        fewer.append({"num_devices": count, "why": answer.get("smallest_change", "late=yes has plans that fit")})
     if not answer:
         raise ConfigError(fewer[-1]["why"])
     return answer | {"fewest_devices": None, "fewer": fewer}
