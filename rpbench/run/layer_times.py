@@ -31,12 +31,11 @@ def layer_times(request: Request, num_layers: int) -> LayerTimes:
         ConfigError: if the source needs what the request does not have.
     """
     times = _SOURCES[request.cost.name](request, num_layers)
-    if request.model is not None:
-        times = times.frozen(request.model.frozen_layers)
     if request.recompute == "none":
         times = replace(times, recompute=[0] * times.num_layers)
     speeds = request.cluster.speeds_of(request.num_devices)
     times = penalised(times, request.cost.split_penalty)
+    times = times if request.model is None else times.frozen(request.model.frozen_layers)
     return replace(times, overlap_gain=request.cost.overlap_gain, speeds=speeds)
 
 
