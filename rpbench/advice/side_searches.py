@@ -219,7 +219,7 @@ def compile_kernels(terms: Terms, basis: Basis) -> None:
 
     The first start on a machine takes some ten seconds for it. As time of a search they would leave nothing searched.
     """
-    model = replace(terms.model, num_layers=2, num_dense_layers=min(1, terms.model.num_dense_layers))
+    model = replace(terms.model, num_layers=2, num_dense_layers=min(1, terms.model.num_dense_layers), frozen_layers=0)
     cluster = replace(terms.cluster, num_devices=None, device_speeds=None)
     small = terms_of(model, cluster, basis, num_devices=2, sequences_per_step=4, microbatches=(1,), num_steps=3)
     for contender in contenders(CALLING):

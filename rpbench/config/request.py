@@ -489,6 +489,12 @@ def _check_mode(request: Request) -> None:
             "mesh=search, or train replicas and tensor shards with backend=torch backend.data_parallel=2 "
             "backend.tensor_parallel=2"
         )
+    model = request.model
+    if model is not None and (model.frozen_layers or model.optimizer_bits != 32) and not isinstance(mode, Simulate):
+        raise ConfigError(
+            f"model.frozen_layers={model.frozen_layers} model.optimizer_bits={model.optimizer_bits} with "
+            f"mode={mode.name}: frozen layers and 8-bit moments are simulated only; take 0 and 32, or mode=simulate"
+        )
     if isinstance(mode, Train) and backend is None:
         raise ConfigError("mode=train: choose what executes it, as in backend=virtual, backend=cpu or backend=emulated")
     if not isinstance(mode, Train) and backend is not None:

@@ -2,7 +2,11 @@
 
 Mixed precision: weights and gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits.
 
-Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20, section 3.1.
+Of frozen layers there are weights alone. With 8-bit moments a parameter of a layer or of the head has a master of 4
+bytes and two moments of one, each with a scale of 4 bytes for a block of 2,048; the embedding keeps 32 bits.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20, section 3.1;
+Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, sections 2 and 3.
 """
 
 from dataclasses import dataclass, replace
@@ -19,6 +23,7 @@ if TYPE_CHECKING:  # planning by rule runs where there is no numpy
 
 # Per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1).
 OPTIMIZER_BYTES = 12
+OPTIMIZER_BYTES_8 = 4 + 2 * (1 + 4 / 2048)  # the same with block-wise moments of 8 bits
 # Per logit: 2 as the product comes, 4 for the softmax that becomes its gradient; our reading.
 LOGITS_BYTES = 6
 # The library computes head, loss and their gradients in chunks of so many tokens.
@@ -104,20 +109,26 @@ def model_bytes(model: Architecture, tokens_per_microbatch: int, kept: float | N
         kept: bytes that a layer keeps of a microbatch; None: the tensors that figure 2 of RoundPipe counts.
     """
     adapters = model.trainable_layer_parameters if model.lora_rank else 0
-    layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters)
+    state = OPTIMIZER_BYTES if model.optimizer_bits == 32 else OPTIMIZER_BYTES_8
+    layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters, state)
     layer = layer._replace(weights=model.layer_weight_bytes + BYTES_PER_VALUE * adapters)
     kept = model.layer_activation_bytes(tokens_per_microbatch) if kept is None else kept
-    ends_train = model.lora_rank is None
     chunk_tokens = min(tokens_per_microbatch, HEAD_CHUNK_TOKENS)
     return ModelBytes(
-        layers=(layer._replace(activations=int(kept)),) * model.num_layers,
-        embedding=_size(model.embedding_parameters, model.embedding_parameters * ends_train),
-        head=_size(model.head_parameters, model.head_parameters * ends_train),
+        layers=(layer._replace(gradients=0, optimizer=0),) * model.frozen_layers
+        + (layer._replace(activations=int(kept)),) * (model.num_layers - model.frozen_layers),
+        embedding=_size(model.embedding_parameters, model.embedding_parameters * model.trains_embedding),
+        head=_size(model.head_parameters, model.head_parameters * (model.lora_rank is None), state),
         boundary=model.boundary_bytes(tokens_per_microbatch),
         logits=LOGITS_BYTES * tokens_per_microbatch * model.vocab,
         logits_chunk=LOGITS_BYTES * chunk_tokens * model.vocab,
     )
 
 
-def _size(parameters: int, trainable: int) -> LayerSize:
-    return LayerSize(BYTES_PER_VALUE * parameters, BYTES_PER_VALUE * trainable, OPTIMIZER_BYTES * trainable)
+def _size(parameters: int, trainable: int, state: float = OPTIMIZER_BYTES) -> LayerSize:
+    return LayerSize(BYTES_PER_VALUE * parameters, BYTES_PER_VALUE * trainable, round(state * trainable))
+
+
+def saved_state(size: LayerSize) -> int:
+    """Bytes by which optimizer state is smaller than with moments in 32 bits."""
+    return OPTIMIZER_BYTES // BYTES_PER_VALUE * size.gradients - size.optimizer

@@ -194,6 +194,13 @@ class LayerTimes:
     def num_layers(self) -> int:
         return len(self.forward)
 
+    def frozen(self, num_layers: int) -> "LayerTimes":
+        """The same where the first layers are not trained: nothing of them runs again, and no backward goes there."""
+        ways = ("recompute", "backward", "input_grad", "weight_grad", "step")
+        known = {name: getattr(self, name) for name in ways if num_layers and getattr(self, name)}
+        changed: dict[str, Any] = {name: [0] * num_layers + list(own[num_layers:]) for name, own in known.items()}
+        return replace(self, **changed)
+
     def table(
         self,
         partition: Partition,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from rpbench.cost.sizes import OPTIMIZER_BYTES, ModelBytes
+from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
 from rpbench.cost.table import CostTable, Work
 from rpbench.cost.transfers import StageBytes, TransferTimes
 from rpbench.ir.action import RECV, SEND, Kind
@@ -29,7 +29,8 @@ class OptimizerTraffic:
 
     Args:
         on_host: where the host's optimizer works.
-        on_device: where a device updates what it holds.
+        on_device: where a device updates what it holds; of both a byte of state is read and written, so that smaller
+            moments save twice their bytes.
         device_bytes_per_s: what element-wise kernels get of a device's memory.
     """
 
@@ -100,8 +101,12 @@ class Traffic:
     def _steps(self, schedule: Schedule, stages: StageBytes, units_per_second: int) -> tuple[Work, ...]:
         """Steps on devices, by stage. Of shards one STEP stands for all, and the devices take turns with them."""
         assert self.optimizer is not None
-        pace = self.optimizer.device_bytes_per_s * OPTIMIZER_BYTES / self.optimizer.on_device
+        rate = self.optimizer.device_bytes_per_s
+        pace = rate * OPTIMIZER_BYTES / self.optimizer.on_device
+
+        def seconds(stage: LayerSize) -> float:
+            saved = saved_state(stage)
+            return (stage.optimizer + saved) / pace - 2 * saved / rate
+
         numbers = range(schedule.shape.num_backward_stages)
-        return tuple(
-            Work(stages.stage(number, backward=True).optimizer / pace * units_per_second) for number in numbers
-        )
+        return tuple(Work(seconds(stages.stage(number, backward=True)) * units_per_second) for number in numbers)

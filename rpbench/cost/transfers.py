@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes
+from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
 from rpbench.cost.table import Number
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moved_objects import LINKS, Cargo
@@ -111,7 +111,10 @@ class TransferTimes:
     def bytes_of(self, cargo: Cargo) -> float:
         """Bytes that an action moves over its link, or through the host's memory."""
         found = float(self.stages.of(cargo))
-        return found / OPTIMIZER_BYTES * (self.optimizer_bytes or 0.0) if cargo.lane == "host" else found
+        if cargo.lane != "host":
+            return found
+        saved = float(_part(saved_state(self.stages.stage(cargo.stage, backward=cargo.backward)), cargo.share))
+        return (found + saved) / OPTIMIZER_BYTES * (self.optimizer_bytes or 0.0) - 2 * saved
 
     def bytes_per_s(self, cargo: Cargo) -> float | None:
         """The pace of a link alone; None without limit. What all devices exchange goes at that of collectives."""

@@ -58,14 +58,14 @@ def times_of(setting: Setting) -> LayerTimes:
     """
     hop, own = hop_s(setting), setting.architecture
     if setting.software.kernels == "engine":
-        return engine_times(eager_kernels(setting), hop)
+        return engine_times(eager_kernels(setting), hop).frozen(own.frozen_layers)
     kinds, head = {kind: layer_seconds(setting, kind) for kind in dict.fromkeys(own.layers)}, head_seconds(setting)
     layers, split = [kinds[kind] for kind in own.layers[: own.num_layers]], setting.software.split_penalty
     if setting.software.kernels == "tiled":
         more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
         share = 1 + more / sum(layer.forward for layer in layers)
         layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
-    return as_times(layers, head, hop, each=lost_s(setting), split=split)
+    return as_times(layers, head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
 
 
 def lost_s(setting: Setting) -> float:

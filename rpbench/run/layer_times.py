@@ -74,6 +74,7 @@ def _of_devices(request: Request, times: LayerTimes) -> LayerTimes:
         times = replace(times, recompute=[0] * times.num_layers)
     speeds = request.cluster.speeds_of(request.num_devices)
     times = penalised(times, request.cost.split_penalty)
+    times = times if request.model is None else times.frozen(request.model.frozen_layers)
     return replace(times, overlap_gain=request.cost.overlap_gain, speeds=speeds)
 
 
