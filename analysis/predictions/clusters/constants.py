@@ -1,15 +1,14 @@
 """Constants: all fits in their order, written to `conf/software/constants.csv` with origin, prior and deviation."""
 
-import csv
 from pathlib import Path
 
+from analysis.predictions import tables
 from analysis.predictions.clusters.fit import Fitted, Problem, fit
 from analysis.predictions.clusters.problems import PROBLEMS, cases_of
 from rpbench.cost.device import CONF
 from rpbench.mesh.software import PRIORS, declared_software
 
 FILE: Path = CONF / "software" / "constants.csv"
-COLUMNS = ("software", "constant", "value", "prior", "log_sd_prior", "log_sd", "origin", "rows", "meaning")
 # Those of a device or of a job, not of the framework that an heir shares.
 NOT_INHERITED = frozenset({"inter", "step_s", "session", "jitter", "broadcast_s"})
 
@@ -32,11 +31,7 @@ def fits(leave_out: frozenset[str] = frozenset()) -> dict[str, Fitted]:
 def write() -> int:
     """Write the file; returns the number of constants."""
     rows = [row for problem, fitted in zip(PROBLEMS, fits().values(), strict=True) for row in _rows(problem, fitted)]
-    with FILE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return len(rows)
+    return tables.write(FILE, rows)
 
 
 def _rows(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:

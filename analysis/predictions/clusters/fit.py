@@ -99,10 +99,7 @@ def parameters_of(problem: Problem, known: Mapping[str, Mapping[str, float]]) ->
 
 
 def fit(
-    problem: Problem,
-    cases: Sequence[Case],
-    known: Mapping[str, Mapping[str, float]],
-    iterations: int = 12,
+    problem: Problem, cases: Sequence[Case], known: Mapping[str, Mapping[str, float]], iterations: int = 12
 ) -> Fitted:
     """The constants of a problem from its cases.
 

@@ -4,11 +4,11 @@
 constants that have not seen its group.
 """
 
-import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case
 from analysis.predictions.clusters.fit import fit
 from analysis.predictions.clusters.problems import PROBLEMS, cases_of
@@ -16,7 +16,6 @@ from analysis.predictions.clusters.spread import step_log_sd
 from rpbench.mesh.job import Job
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_holdout.csv"
-COLUMNS = ("set", "problem", "held_out", "id", "step_time_s", "predicted_s", "error", "log_sd")
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,4 @@ def _row(problem: str, axis: Axis, group: str, case: Case, predicted: float) -> 
 
 def write() -> int:
     """Write the file; returns the number of rows."""
-    found = list(rows())
-    with FILE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found)
-    return len(found)
+    return tables.write(FILE, list(rows()))

@@ -7,12 +7,12 @@ What was decided by hand on given rows (`analysis/predictions/clusters.md`: work
 bytes of summed gradients) is not decided anew without a group, so these errors are a lower bound of a stranger's.
 """
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Model
 from analysis.predictions.clusters.holdout import Axis, length
 from analysis.predictions.clusters.memory_fit import TraitModel, fit_traits
@@ -23,18 +23,6 @@ ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "analysis" / "predictions" / "clusters_memory.csv"
 PAGE = ROOT / "docs" / "predictions.md"
 BEGIN, END = "<!--clusters:memory-->\n", "<!--/clusters:memory-->\n"
-COLUMNS = (
-    "part",
-    "held_out",
-    "id",
-    "configuration",
-    "memory_bytes",
-    "fitted_bytes",
-    "predicted_bytes",
-    "error",
-    "verdict",
-    "predicted_verdict",
-)
 
 
 def _size(case: Case) -> str:
@@ -203,18 +191,11 @@ def table_text(found: Sequence[Summary]) -> str:
 
 def read() -> list[dict[str, str]]:
     """The table as committed."""
-    with FILE.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return tables.read(FILE.stem)
 
 
 def write() -> int:
     """Write the table and its summary; returns the number of rows."""
     found = list(rows())
-    with FILE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found)
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    PAGE.write_text(before + BEGIN + table_text(summaries(found)) + END + rest.split(END)[1], encoding="utf-8")
-    return len(found)
+    tables.put(PAGE, BEGIN, table_text(summaries(found)), END)
+    return tables.write(FILE, found)

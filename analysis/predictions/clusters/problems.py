@@ -1,36 +1,32 @@
 """The fits, in order: which rows give which constants of which framework."""
 
-from analysis.predictions.clusters.case import Case, Source, rows_of
+from analysis.predictions.clusters.case import Case, rows_of
 from analysis.predictions.clusters.fit import Problem
-from analysis.predictions.clusters.readers import bridge, ci, frameworks, megatron, nvidia, one_host, others
+from analysis.predictions.clusters.jobs import cases_of_row
 
-SOURCES = {
-    source.name: source
-    for source in (
-        Source("bloom_a100_topologies", megatron.bloom),
-        Source("vtrain_multi", megatron.vtrain),
-        Source("megatron_scaling", megatron.scaling),
-        Source("zero_bubble_table4", megatron.zero_bubble),
-        Source("vocab_stage_times", megatron.vocab_parallel),
-        Source("llm_foundry_fsdp", frameworks.llm_foundry),
-        Source("internevo", frameworks.internevo),
-        Source("torchtitan", frameworks.torchtitan),
-        Source("simumax_b200", frameworks.simumax),
-        Source("megatron_bridge", bridge.bridge),
-        Source("megatron_ci_golden", ci.ci),
-        Source("nemo_automodel", frameworks.automodel),
-        Source("primus_projection", frameworks.primus),
-        Source("dgxc_benchmarking", nvidia.dgxc),
-        Source("mlperf_training", nvidia.mlperf),
-        Source("atorch_llama2", others.atorch),
-        Source("xtuner_h800", others.xtuner),
-        Source("threads_and_readmes", others.threads),
-        Source("peft_method_comparison", one_host.peft),
-        Source("torchtune_memory", one_host.torchtune),
-        Source("lohan_rtx4090", one_host.lohan),
-    )
-}
-
+SETS = (
+    "bloom_a100_topologies",
+    "vtrain_multi",
+    "megatron_scaling",
+    "zero_bubble_table4",
+    "vocab_stage_times",
+    "llm_foundry_fsdp",
+    "internevo",
+    "torchtitan",
+    "simumax_b200",
+    "megatron_bridge",
+    "megatron_ci_golden",
+    "nemo_automodel",
+    "primus_projection",
+    "dgxc_benchmarking",
+    "mlperf_training",
+    "atorch_llama2",
+    "xtuner_h800",
+    "threads_and_readmes",
+    "peft_method_comparison",
+    "torchtune_memory",
+    "lohan_rtx4090",
+)
 BRIDGE_EXPERTS = tuple(
     f"megatron_bridge_{each}"
     for each in ("moe", "moe_grace", "moe_h100", "early", "early_grace", "early_h100", "graphs", "drops")
@@ -136,17 +132,7 @@ PROBLEMS = (
         "bridge_dense",
         ("megatron_bridge",),
         ("megatron_bridge", "megatron_bridge_h100"),
-        shared=(
-            "matmul",
-            "attention",
-            "elementwise",
-            "loss",
-            "tokens",
-            "intra",
-            "inter",
-            "microbatch_s",
-            "step_s",
-        ),
+        shared=("matmul", "attention", "elementwise", "loss", "tokens", "intra", "inter", "microbatch_s", "step_s"),
         own=("matmul_low",),
         sds={"step_s": 0.5, "attention": 0.15},
         heirs=("megatron_core",),
@@ -241,12 +227,12 @@ PROBLEMS = (
 
 def given(names: tuple[str, ...]) -> list[Case]:
     """All cases of these sets whose answers are given."""
-    return [case for name in names for row in rows_of("measured", name) for case in SOURCES[name].read(row)]
+    return [case for name in names for row in rows_of("measured", name) for case in cases_of_row(row)]
 
 
 def asked(name: str) -> list[Case]:
     """The cases of a set whose answers are withheld."""
-    return [case for row in rows_of("challenge", name) for case in SOURCES[name].read(row)]
+    return [case for row in rows_of("challenge", name) for case in cases_of_row(row)]
 
 
 def cases_of(problem: Problem) -> list[Case]:
