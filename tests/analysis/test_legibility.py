@@ -10,7 +10,7 @@ from analysis.exhibits import style
 from analysis.exhibits.catalogue import exhibits
 from analysis.exhibits.figures import convergence, thousand_devices
 from analysis.exhibits.figures.labels import name_points
-from analysis.exhibits.figures.legibility import defects
+from tests.analysis.legibility import defects
 from analysis.records.experiments import Experiments
 from baselines.bidirectional.dualpipe import dualpipe
 from rpbench.cost.constant import unit_times

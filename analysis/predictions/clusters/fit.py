@@ -41,6 +41,8 @@ class Problem:
         prior_from: a problem's software whose fitted constants are the priors here.
         shrink: of the priors' deviations where they come from another fit.
         heirs: frameworks without rows, which get the shared constants.
+        sds: deviations of the logarithms of constants, where they are not those of `PRIORS`.
+        axes: of `holdout.AXES`, along which groups of rows are left out.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Problem:
     shrink: float = 0.5
     heirs: tuple[str, ...] = ()
     sds: Mapping[str, float] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -40,33 +40,14 @@ def length(case: Case) -> str:
     return f"{case.job.seq_len} tokens"
 
 
-WIDTH = Axis("width", _of_job(lambda job: job.architecture.hidden))
-MODEL = Axis("model", _of_job(lambda job: f"{job.architecture.name} {job.architecture.hidden}"))
-TENSOR = Axis("mesh", _of_job(lambda job: f"tensor {job.mesh.tensor}"))
-DEVICE = Axis("device", _of_job(lambda job: job.machine.device.name))
-SIZE = Axis("machine", _of_job(lambda job: f"{job.machine.size} x {job.machine.device.name}"))
-RELEASE = Axis("release", _of_job(lambda job: job.software.name))
-LENGTH = Axis("length", length)
-# What is left out of each problem, chosen like what is asked of its set: other models, meshes, machines, lengths.
 AXES = {
-    "deepspeed_2022": (WIDTH, TENSOR),
-    "vocab_parallel": (LENGTH,),
-    "zero_bubble": (MODEL,),
-    "foundry_a100": (WIDTH,),
-    "foundry_h100": (SIZE,),
-    "internevo": (SIZE, TENSOR),
-    "torchtitan": (MODEL, LENGTH),
-    "simumax": (LENGTH,),
-    "bridge_dense": (MODEL, DEVICE),
-    "bridge_experts": (MODEL, DEVICE, RELEASE),
-    "nemo": (MODEL, SIZE, RELEASE),
-    "nemo_tuned": (MODEL,),
-    "nemo_experts": (SIZE,),
-    "xla": (MODEL, SIZE),
-    "mlperf": (DEVICE, SIZE),
-    "atorch": (SIZE,),
-    "xtuner": (TENSOR,),
-    "automodel": (MODEL,),
+    "width": Axis("width", _of_job(lambda job: job.architecture.hidden)),
+    "model": Axis("model", _of_job(lambda job: f"{job.architecture.name} {job.architecture.hidden}")),
+    "tensor": Axis("mesh", _of_job(lambda job: f"tensor {job.mesh.tensor}")),
+    "device": Axis("device", _of_job(lambda job: job.machine.device.name)),
+    "size": Axis("machine", _of_job(lambda job: f"{job.machine.size} x {job.machine.device.name}")),
+    "release": Axis("release", _of_job(lambda job: job.software.name)),
+    "length": Axis("length", length),
 }
 
 
@@ -76,7 +57,7 @@ def rows() -> Iterator[dict[str, str]]:
     for problem in PROBLEMS:
         cases = cases_of(problem)
         whole = fit(problem, cases, known)
-        for axis in AXES.get(problem.name, ()):
+        for axis in map(AXES.__getitem__, problem.axes):
             for group in sorted({axis.group(case) for case in cases if case.step_time_s and case.fits}):
                 seen = [case for case in cases if axis.group(case) != group]
                 if not any(case.step_time_s and case.fits for case in seen):
