@@ -21,17 +21,7 @@ NOT_TESTABLE = "not testable here"
 NOT_IN_QUICK = "not in this scope"
 MISSING = "missing"
 FAILED = "failed"
-KINDS = (
-    REPRODUCED,
-    WITHIN_TOLERANCE,
-    PREDICTED,
-    CONTRADICTED,
-    MISSED,
-    NOT_TESTABLE,
-    NOT_IN_QUICK,
-    MISSING,
-    FAILED,
-)
+KINDS = (REPRODUCED, WITHIN_TOLERANCE, PREDICTED, CONTRADICTED, MISSED, NOT_TESTABLE, NOT_IN_QUICK, MISSING, FAILED)
 EVALUATED = (REPRODUCED, WITHIN_TOLERANCE, PREDICTED, CONTRADICTED, MISSED)
 
 Whose = Literal["the paper's", "another public source's", "ours", "ours against ours"]

@@ -183,9 +183,7 @@ def _hops(row: Row, model: str) -> _Evidence:
     """Hops that carry a tensor, from their total time."""
     published = next(rows("layer_timings", model=row["model"]))
     return _Evidence(
-        "simulated",
-        lambda run: 1e3 * run["comm_data_s"] / float(published["comm_ms"]),
-        (figure17("roundpipe", model),),
+        "simulated", lambda run: 1e3 * run["comm_data_s"] / float(published["comm_ms"]), (figure17("roundpipe", model),)
     )
 
 

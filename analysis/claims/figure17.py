@@ -118,10 +118,7 @@ def _label_as_steady_state(model: str, num_microbatches: int, which: str, why: s
 
 def _bar(model: str) -> Printed | None:
     return printed(
-        "async_bubble",
-        "bubble_percent",
-        model=PUBLISHED_MODELS[model],
-        num_microbatches_per_call="artifact label",
+        "async_bubble", "bubble_percent", model=PUBLISHED_MODELS[model], num_microbatches_per_call="artifact label"
     )
 
 

@@ -196,22 +196,10 @@ def _prediction(model: str) -> Iterator[Claim]:
 
 # Where the simulation is known to be far from the measurement, and what it leaves out there.
 _FAR = {
-    (
-        "qwen3_235b_lora",
-        "asynchronous",
-    ): "streaming the weights, the host's bandwidth and Python are not simulated",
-    (
-        "qwen3_235b_lora",
-        "synchronous",
-    ): "streaming the weights, the host's bandwidth and Python are not simulated",
-    (
-        "gpt_oss_20b",
-        "synchronous",
-    ): "the optimizer on the host, exposed in a synchronous step, is not simulated",
-    (
-        "qwen3_32b",
-        "synchronous",
-    ): "the optimizer on the host, exposed in a synchronous step, is not simulated",
+    ("qwen3_235b_lora", "asynchronous"): "streaming the weights, the host's bandwidth and Python are not simulated",
+    ("qwen3_235b_lora", "synchronous"): "streaming the weights, the host's bandwidth and Python are not simulated",
+    ("gpt_oss_20b", "synchronous"): "the optimizer on the host, exposed in a synchronous step, is not simulated",
+    ("qwen3_32b", "synchronous"): "the optimizer on the host, exposed in a synchronous step, is not simulated",
 }
 
 

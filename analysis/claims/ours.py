@@ -16,13 +16,7 @@ _SOURCE = f"analysis/claims/{FOLDER.name}/{STATEMENTS}.csv"
 
 
 def stated(
-    name: str,
-    section: str,
-    words: str,
-    unit: str,
-    needs: tuple[Need, ...],
-    value: Callable[..., Value],
-    **more: Any,
+    name: str, section: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Value], **more: Any
 ) -> Claim:
     """A statement of ours.
 

@@ -112,11 +112,7 @@ def _counts_of_the_artifact(model: str) -> Iterator[Claim]:
             metric=metric,
             unit="stages",
             published=printed(
-                "partitions",
-                "num_stages",
-                scheduler="roundpipe",
-                model=PUBLISHED_MODELS[model],
-                direction=direction,
+                "partitions", "num_stages", scheduler="roundpipe", model=PUBLISHED_MODELS[model], direction=direction
             ),
             tolerance=0.0,
             evidence="derived",

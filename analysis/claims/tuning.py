@@ -140,10 +140,7 @@ def _never_worse(schedule: str, model: str) -> Claim:
         relation="<=",
         tolerance=0.0,
         evidence="simulated",
-        needs=(
-            *(partitions(cut, schedule, model) for cut in ("search", "even", "greedy")),
-            figure17(schedule, model),
-        ),
+        needs=(*(partitions(cut, schedule, model) for cut in ("search", "even", "greedy")), figure17(schedule, model)),
         value=_excess_ms,
     )
 

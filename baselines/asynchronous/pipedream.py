@@ -34,11 +34,7 @@ from rpbench.registry import schedule
 
 @schedule("pipedream", source="Narayanan et al., SOSP'19", steps_each_microbatch=True)
 def pipedream(
-    shape: Shape,
-    *,
-    weight_stashing: bool = True,
-    vertical_sync: bool = False,
-    replicas: Sequence[int] | None = None,
+    shape: Shape, *, weight_stashing: bool = True, vertical_sync: bool = False, replicas: Sequence[int] | None = None
 ) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, and as many versions of its weights.
 

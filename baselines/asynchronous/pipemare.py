@@ -29,11 +29,7 @@ from rpbench.registry import schedule
 
 @schedule("pipemare", source="Yang et al., MLSys'21", steps_each_microbatch=True, compensation=dict)
 def pipemare(
-    shape: Shape,
-    *,
-    rescheduling_steps: int = 100,
-    correction_decay: float | None = 0.135,
-    num_sync_steps: int = 0,
+    shape: Shape, *, rescheduling_steps: int = 100, correction_decay: float | None = 0.135, num_sync_steps: int = 0
 ) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, and one version.
 

@@ -1,6 +1,5 @@
 """Every synchronous schedule on one page: what it leaves idle against what it keeps in memory."""
 
-from functools import partial
 from itertools import product
 
 import pandas as pd
@@ -10,37 +9,12 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.exhibits.figures.labels import name_points
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.config.configuration import swept
 
 EXPERIMENT = "tradeoff"
-
-
-@exhibited("tradeoff", place=110, question="How much memory buys how small a bubble?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="Bubble against memory, every synchronous schedule",
-        caption=(
-            "Eight devices; forward, input gradient and weight gradient of a device's share take one unit each, "
-            "hops take no time. Down and to the left is better. The bubble is that of the longest device-local span, "
-            "as the zero-bubble papers count it; the table has the whole makespan's as well. Memory is the peak of "
-            "the device that holds most, in activations of one microbatch on an eighth of the model. RoundPipe keeps "
-            "its activations on the host and must recompute; its devices hold one backward stage at a time. "
-            f"{answer(data)}"
-        ),
-        evidence=("simulated",),
-        command=f"python -m rpbench -m experiment={EXPERIMENT}",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -146,3 +120,6 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, *, legend: bool) -> None:
     axes.set_ylabel("bubble of the longest span (%)")
     axes.margins(x=0.14, y=0.08)
     axes.autoscale_view()
+
+
+exhibit = exhibit_of("tradeoff", numbers, tabulate, draw, answer=answer)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.records.experiments import NOT_APPLICABLE, Experiments, MissingRuns, index
 from analysis.records.runs import MODELS
 from rpbench.config.configuration import swept
@@ -65,26 +65,14 @@ def options(row: dict) -> Sequence[Cell]:
     )
 
 
-@exhibited("figure10_options", place=220, question="Which settings do the fastest systems take?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The leaders of every model with all that the search chose for them.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+@exhibited("figure10_options")
+def exhibit(experiments: Experiments) -> Shown:
+    """The leaders of every model with all that the search chose for them."""
     ranked = distinct(numbers(experiments))
     columns = ("model", "system", "tokens/s", "steps late", *OPTIONS, "prefetch", "cut", "settings tried", "timelines")
-    return Exhibit(
-        title="What the search chose for the leaders",
-        caption=(
-            f"The {LEADERS} fastest distinct orders of each model and the fastest that is never late, at equal tuning: "
-            "every option that was searched, and what the search looked at. All settings that were tried, with what "
-            "became of them, are in `tried.csv` beside each record. "
-            f"{answer(ranked)}"
-        ),
-        evidence=("simulated", "derived"),
-        command=f"python -m rpbench -m experiment={EXPERIMENT}",
+    return Shown(
         table=table(columns, (_chosen(row) for model in MODELS for row in leaders(ranked, model))),
+        words={"leaders": LEADERS, "answer": answer(ranked)},
     )
 
 
