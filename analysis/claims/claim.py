@@ -1,7 +1,7 @@
 """Claim: one number or statement as an object, and whose it is; Verdict: what became of it here."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from analysis.claims.evidence import Need, Record
@@ -32,12 +32,20 @@ Section = Callable[[], Iterable["Claim"]]
 SECTIONS: list[tuple[int, Section]] = []
 
 
-def section(place: int) -> Callable[[Section], Section]:
-    """Put the claims that a function gives into the report, at a place among the other sections."""
+def section(place: int, heading: str = "", source: str = "") -> Callable[[Section], Section]:
+    """Put the claims that a function gives into the report, at a place among the other sections.
+
+    Args:
+        heading, source: those of its claims that have none of their own.
+    """
 
     def listing(claims: Section) -> Section:
-        SECTIONS.append((place, claims))
-        return claims
+        def headed() -> Iterator[Claim]:
+            for claim in claims():
+                yield replace(claim, section=claim.section or heading, source=claim.source or source)
+
+        SECTIONS.append((place, headed))
+        return headed
 
     return listing
 
@@ -48,8 +56,9 @@ class Claim:
 
     Args:
         id: unique, `section/subject/metric`.
-        section: the heading it belongs to.
-        source: paper, section or figure; where the number was transcribed from stands in `published`.
+        section: the heading it belongs to; that of `section` if left out.
+        source: paper, section or figure, in the same way; where the number was transcribed from stands in `published`.
+        metric: the statement if left out.
         published: the value with its printed digits; None for a claim whose number is not public.
         relation: `=`, or `<=` if our value may also be smaller.
         tolerance: largest absolute difference that counts as reproduced; None means half a unit of the last printed
@@ -69,12 +78,12 @@ class Claim:
     """
 
     id: str
-    section: str
-    source: str
     statement: str
-    metric: str
-    unit: str
-    evidence: str
+    section: str = ""
+    source: str = ""
+    metric: str = ""
+    unit: str = ""
+    evidence: str = "simulated"
     published: Printed | None = None
     relation: Literal["=", "<="] = "="
     tolerance: float | None = None
@@ -89,6 +98,7 @@ class Claim:
     statement_id: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "metric", self.metric or self.statement)
         if (self.value is None) != bool(self.not_testable):
             raise ValueError(f"claim {self.id}: either a value or what a test needs (not_testable), not both")
         if self.value is not None and self.published is None:

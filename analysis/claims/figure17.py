@@ -9,11 +9,10 @@ from analysis.exhibits.style import method_name, model_name
 from analysis.records.paper import PUBLISHED_MODELS
 from analysis.records.runs import SCHEDULES
 
-SECTION = "Figure 17: the simulated bubbles"
 SOURCE = "RoundPipe, figure 17 (section 5.8.1)"
 
 
-@section(place=10)
+@section(10, "Figure 17: the simulated bubbles", SOURCE)
 def claims() -> Iterator[Claim]:
     """Fifteen numbers a cell, and five bars."""
     for schedule in SCHEDULES:
@@ -60,14 +59,11 @@ def _cell(schedule: str, model: str) -> Iterator[Claim]:
         yield Claim(
             id=f"figure17/{schedule}/{model}/{column}",
             statement_id=f"figure17/{schedule}/{model}",
-            section=SECTION,
-            source=SOURCE,
             statement=f"{subject}: {metric} of one call of 16 microbatches on 8 GPUs",
             metric=metric,
             unit=unit,
             published=printed("bubble", column, scheduler=schedule.replace("_", "-"), model=PUBLISHED_MODELS[model]),
             tolerance=0.0 if unit == "events" else None,
-            evidence="simulated",
             needs=(figure17(schedule, model),),
             value=value,
         )
@@ -82,13 +78,11 @@ _ROUND = 8
 def _label(model: str) -> Claim:
     return Claim(
         id=f"figure17/asynchronous/{model}/label",
-        section=SECTION,
         source=f"{SOURCE}, bar RoundPipe",
         statement=f"RoundPipe on {model_name(model)}: the bar for asynchronous steps is switch plus intra of one call",
         metric="asynchronous bubble, as labelled",
         unit="%",
         published=_bar(model),
-        evidence="simulated",
         needs=(figure17("roundpipe", model),),
         value=lambda run: _share("switch_s")(run) + _share("intra_s")(run),
     )
@@ -97,7 +91,6 @@ def _label(model: str) -> Claim:
 def _label_as_steady_state(model: str, num_microbatches: int, which: str, why: str) -> Claim:
     return Claim(
         id=f"figure17/asynchronous/{model}/steady_state_{which}",
-        section=SECTION,
         source=f"{SOURCE}, bar RoundPipe",
         statement=(
             f"RoundPipe on {model_name(model)}: the bar is the bubble of asynchronous steps; calls of "
@@ -106,7 +99,6 @@ def _label_as_steady_state(model: str, num_microbatches: int, which: str, why: s
         metric="bubble of calls back to back",
         unit="%",
         published=_bar(model),
-        evidence="simulated",
         needs=(steady_state(model, num_microbatches),),
         value=lambda run: 100 * run["bubble_steady"],
         contradiction=(

@@ -8,9 +8,6 @@ from analysis.claims.printed import printed
 from analysis.exhibits.style import model_name
 from analysis.records.paper import PUBLISHED_MODELS
 
-SECTION = "Figure 2: recompute or reload"
-SOURCE = "RoundPipe, figure 2 (section 2.1.1)"
-
 _FIELDS: dict[str, tuple[str, str, Callable[[Record], float]]] = {
     "recompute_ms": ("time to recompute a layer", "ms", lambda run: 1e3 * run["recompute_s"]),
     "reload_ms": ("time to reload a layer's activations", "ms", lambda run: 1e3 * run["reload_s"]),
@@ -21,7 +18,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[Record], float]]] = {
 _CORRECTED = ("gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora")
 
 
-@section(place=60)
+@section(60, "Figure 2: recompute or reload", "RoundPipe, figure 2 (section 2.1.1)")
 def claims() -> Iterator[Claim]:
     """Both times and their ratio as published, then with the true width of the heads."""
     for model in PUBLISHED_MODELS:
@@ -35,8 +32,6 @@ def claims() -> Iterator[Claim]:
 def _claim(model: str, column: str, metric: str, unit: str, convention: str, value: Callable[[Record], float]) -> Claim:
     return Claim(
         id=f"figure2/{model}/{column}",
-        section=SECTION,
-        source=SOURCE,
         statement=f"{model_name(model)}: {metric} on an RTX 4090, 4 sequences of 2,048 tokens",
         metric=metric,
         unit=unit,
@@ -55,8 +50,6 @@ def _corrected_recompute(model: str) -> Claim:
 def _ratio_with_both_corrected(model: str) -> Claim:
     return Claim(
         id=f"figure2/{model}/ratio_true_heads",
-        section=SECTION,
-        source=SOURCE,
         statement=f"{model_name(model)}: the ratio holds for the heads the model has",
         metric="reload over recompute, both with the true width of the heads",
         unit="x",

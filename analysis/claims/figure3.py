@@ -8,19 +8,15 @@ from analysis.claims.printed import Printed, printed
 from analysis.exhibits.style import method_name, model_name
 from analysis.records.paper import PUBLISHED_MODELS
 
-SECTION = "Figure 3: ideal and simulated bubbles"
-SOURCE = "RoundPipe, figure 3 (section 2.3)"
 _ABOVE = Printed("above", "RoundPipe, section 2.3: real interleaved schedules stay above the ideal bubble")
 
 
-@section(place=70)
+@section(70, "Figure 3: ideal and simulated bubbles", "RoundPipe, figure 3 (section 2.3)")
 def claims() -> Iterator[Claim]:
     """The ideal of each model, and both looped schedules above it."""
     for model, name in PUBLISHED_MODELS.items():
         yield Claim(
             id=f"figure3/{model}/ideal",
-            section=SECTION,
-            source=SOURCE,
             statement=f"{model_name(model)}: bubble of an interleaved pipeline of equal layers, 16 microbatches",
             metric="ideal bubble",
             unit="%",
@@ -33,13 +29,9 @@ def claims() -> Iterator[Claim]:
         for schedule in ("interleaved_1f1b", "looped_bfs"):
             yield Claim(
                 id=f"figure3/{model}/{schedule}_above_ideal",
-                section=SECTION,
-                source=SOURCE,
                 statement=f"{method_name(schedule)} on {model_name(model)} simulates above the ideal bubble",
                 metric="simulated against ideal bubble",
-                unit="",
                 published=_ABOVE,
-                evidence="simulated",
                 needs=(figure17(schedule, model), roofline("artifact", "8x_rtx4090", model)),
                 value=_against_ideal,
             )

@@ -9,14 +9,13 @@ from analysis.claims.printed import Printed, printed, rows, where
 from analysis.exhibits.style import model_name
 from analysis.records.paper import PUBLISHED_MODELS
 
-SECTION = "Figure 5: operational intensity"
 SOURCE = "RoundPipe, figure 5 (section 3.3)"
 
 # Machine -> its GPU in figure5.csv and hardware.csv.
 _GPUS = {"8x_rtx4090": "rtx4090", "8x_a800": "a800", "8x_rtx5090": "rtx5090", "8x_h100": "h100"}
 
 
-@section(place=80)
+@section(80, "Figure 5: operational intensity", SOURCE)
 def claims() -> Iterator[Claim]:
     """Intensities, thresholds, smallest batches, and whether the batches that were run are large enough."""
     for model in PUBLISHED_MODELS:
@@ -35,8 +34,6 @@ def claims() -> Iterator[Claim]:
 def _intensity(model: str) -> Claim:
     return Claim(
         id=f"figure5/{model}/intensity",
-        section=SECTION,
-        source=SOURCE,
         statement=f"{model_name(model)}: FLOPs of a layer per byte uploaded for one sequence of 2,048 tokens",
         metric="operational intensity",
         unit="FLOP/byte",
@@ -51,8 +48,6 @@ def _threshold(cluster: str) -> Claim:
     gpu = _GPUS[cluster]
     return Claim(
         id=f"figure5/threshold/{gpu}",
-        section=SECTION,
-        source=SOURCE,
         statement=f"{gpu}: FLOP/byte from which compute is the limit, peak over link",
         metric="roofline threshold",
         unit="FLOP/byte",
@@ -70,8 +65,6 @@ def _smallest_batch(model: str, cluster: str) -> Claim:
     gpu = _GPUS[cluster]
     return Claim(
         id=f"figure5/{model}/smallest_batch_{gpu}",
-        section=SECTION,
-        source=SOURCE,
         statement=f"{model_name(model)}: fewest sequences per upload that make {gpu} compute-bound",
         metric="smallest compute-bound batch",
         unit="sequences",
@@ -97,7 +90,6 @@ def _smallest_batch_true_heads(model: str) -> Claim:
 def _large_enough(model: str) -> Claim:
     return Claim(
         id=f"figure5/{model}/batch_of_the_run",
-        section=SECTION,
         source=f"{SOURCE}, against the settings of figure 10",
         statement=f"{model_name(model)}: the sequences per upload of the throughput run make RTX 4090 compute-bound",
         metric="smallest compute-bound batch, at most that of the run",

@@ -67,7 +67,7 @@ _FIGURES = (
 )  # fmt: skip
 
 
-@section(place=110)
+@section(110)
 def claims() -> Iterator[Claim]:
     """Every bar and point of the figures; what did not run is a claim as well."""
     for figure in _FIGURES:
@@ -146,7 +146,6 @@ def _convergence() -> Claim:
         source="RoundPipe, artifact, library documentation",
         statement="Weights one step old do not hurt convergence in practice",
         metric="loss",
-        unit="",
         evidence="measured",
         not_testable="training runs to convergence, synchronous and asynchronous; the artifact holds no loss curve",
     )

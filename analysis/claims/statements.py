@@ -14,10 +14,8 @@ from analysis.predictions.score import NUM_BARS, Bar, bars
 from analysis.records.paper import PUBLISHED_MODELS
 from analysis.records.runs import BASELINES, ONE_ROUND, SCHEDULES
 
-SECTION = "What we say of our own experiments"
 
-
-@section(place=190)
+@section(190, "What we say of our own experiments")
 def claims() -> Iterator[Claim]:
     """Every statement, by its experiment."""
     yield from _leads()
@@ -35,7 +33,7 @@ def claims() -> Iterator[Claim]:
 
 
 def _say(name: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Any], **more: Any) -> Claim:
-    return stated(f"ours/{name}", SECTION, words, unit, needs, value, **more)
+    return stated(f"ours/{name}", words, unit, needs, value, **more)
 
 
 # --- leads of RoundPipe over the best classic schedule ---------------------------------------------------------
