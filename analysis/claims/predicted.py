@@ -91,7 +91,7 @@ def _claim(figure: _Figure, row: Row, prediction: dict[str, Any] | None) -> Clai
     if published is None:
         published = Printed(row["status"], where(figure.published, "status", of, row["source"]))
     system, model = row["system"], _NAMES[row["model"]]
-    name = "/".join((figure.published, system, model, *_further(row, figure.keys)))
+    name = "/".join((figure.published, system, model, *[row[key] for key in figure.keys if key not in _KEYS]))
     return Claim(
         id=name,
         statement_id=f"figure{figure.number}/{system}",
@@ -126,11 +126,6 @@ def _beside(name: str, published: Printed, prediction: dict[str, Any], column: s
     value, low, high = (float(prediction[f"{column}{end}"]) for end in ("", "_low", "_high"))
     reach = high - value if measured > value else value - low
     return given | {"value": lambda: value, "wide_tolerance": reach}
-
-
-def _further(row: Row, keys: Sequence[str]) -> list[str]:
-    """What identifies a row beside system and model."""
-    return [row[key] for key in keys if key not in _KEYS]
 
 
 def _words(row: Row, keys: Sequence[str]) -> str:

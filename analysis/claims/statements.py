@@ -91,7 +91,9 @@ def _uneven_head() -> Iterator[Claim]:
     dealt = ("roundpipe", ONE_ROUND)
     for schedule, words, heads in (("zb_v", "ZB-V", ("0.0", "1.0")), ("vocab_parallel", "a cut head", ("2.0",))):
         for head in heads:
-            needs = tuple(_at_head(name, head) for name in (schedule, *dealt))
+            needs = tuple(
+                Need("uneven_head", {"schedule": name, "cost.head_share": head}) for name in (schedule, *dealt)
+            )
             yield _say(
                 f"uneven_head/{schedule}/{head}",
                 f"Step of {words} over RoundPipe's, with a head of {head} devices' work",
@@ -99,10 +101,6 @@ def _uneven_head() -> Iterator[Claim]:
                 needs,
                 lambda own, *rivals: own["makespan_s"] / min(run["makespan_s"] for run in rivals),
             )
-
-
-def _at_head(schedule: str, head: str) -> Need:
-    return Need("uneven_head", {"schedule": schedule, "cost.head_share": head})
 
 
 def _dispatch() -> Iterator[Claim]:

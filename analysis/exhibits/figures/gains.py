@@ -116,7 +116,10 @@ def draw(data: pd.DataFrame) -> Figure:
         panels[0].set_ylim(max(heights.values()) + 0.6, -0.6)
         _limit(panels[0], data)
         panels[len(panels) // 2].set_xlabel("time of a step / RoundPipe's (logarithmic)")
-        figure.suptitle(_title(data))
+        figure.suptitle(
+            f"At equal tuning, RoundPipe is faster than {(data['slower'] > 1).sum()} and slower than "
+            f"{(data['slower'] < 1).sum()} of {len(data)} distinct rivals that fit"
+        )
         figure.legend(handles=_legend(), loc="outside lower center", ncols=3)
         return figure
 
@@ -132,13 +135,6 @@ def _limit(axes: Axes, data: pd.DataFrame) -> None:
     ticks = [apart**power for power in range(-4, 8) if 1 / near <= apart**power <= far]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-
-
-def _title(data: pd.DataFrame) -> str:
-    return (
-        f"At equal tuning, RoundPipe is faster than {(data['slower'] > 1).sum()} and slower than "
-        f"{(data['slower'] < 1).sum()} of {len(data)} distinct rivals that fit"
-    )
 
 
 def _draw_model(axes: Axes, rows: pd.DataFrame, heights: Mapping[tuple[str, bool], float]) -> None:

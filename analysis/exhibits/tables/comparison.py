@@ -51,7 +51,7 @@ def simulated(experiments: Experiments) -> Shown:
             label(style.model_name(row["model"])),
             *_system(row, "bubble_steady", multiples, behind),
             *contest.options(row),
-            _why(row),
+            (NOTHING if row["status"] == "ok" else label(f"{row['status']}: {row['reason'].split(';')[0]}")),
         )
         for row in rows.to_dict("records")
     )
@@ -60,21 +60,12 @@ def simulated(experiments: Experiments) -> Shown:
         table=table(columns, cells),
         words={
             "steps": _steps(rows),
-            "budget": _budget(rows),
+            "budget": " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique())),
             "late": _LATE,
-            "others": _others(),
+            "others": (f"Not compared yet: {', '.join(names)}. " if (names := contest.not_compared()) else ""),
             "answer": answer(rows),
         },
     )
-
-
-def _others() -> str:
-    """The schedules that came after the comparison was last made."""
-    return f"Not compared yet: {', '.join(names)}. " if (names := contest.not_compared()) else ""
-
-
-def _budget(rows: pd.DataFrame) -> str:
-    return " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique()))
 
 
 def _steps(rows: pd.DataFrame) -> str:
@@ -186,10 +177,6 @@ def _moved(row: dict, link: str) -> float:
 
 def _gigabytes(number: float) -> float:
     return number / 1e9
-
-
-def _why(row: dict) -> Cell:
-    return NOTHING if row["status"] == "ok" else label(f"{row['status']}: {row['reason'].split(';')[0]}")
 
 
 def _training(row: dict) -> Sequence[Cell]:
