@@ -6,8 +6,6 @@ from typing import Any
 
 Record = dict[str, Any]
 
-CLUSTERS = ("8x_rtx4090", "8x_a800", "8x_rtx5090", "8x_h100")
-
 
 @dataclass(frozen=True)
 class Need:
