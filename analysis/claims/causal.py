@@ -1,4 +1,4 @@
-"""What figure 17 would show if the fused stage's forward waited for its input, as it must on a machine: ours to say."""
+"""Figure 17 with a fused stage whose forward waits for its input, as it must on a machine: our own statements."""
 
 from collections.abc import Iterator
 

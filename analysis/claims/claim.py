@@ -52,7 +52,7 @@ def section(place: int, heading: str = "", source: str = "") -> Callable[[Sectio
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What somebody says, and how it is checked.
+    """A published or own statement, and how it is checked.
 
     Args:
         id: unique, `section/subject/metric`.
@@ -106,7 +106,7 @@ class Claim:
 
     @property
     def largest_difference(self) -> float:
-        """What still counts as reproduced."""
+        """The largest difference that counts as reproduced."""
         if self.tolerance is not None or self.published is None:
             return self.tolerance or 0.0
         return self.published.half_unit
@@ -124,7 +124,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim: one of `KINDS`, our value, the runs it came from, and why where that needs saying."""
+    """The outcome of a claim: one of `KINDS`, our value, the runs it came from, and why where that needs saying."""
 
     claim: Claim
     kind: str

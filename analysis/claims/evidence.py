@@ -21,7 +21,7 @@ class Need:
 
     @property
     def command(self) -> str:
-        """What makes the run, and the rest of its experiment."""
+        """The command that makes the run, and the rest of its experiment."""
         return f"python -m rpbench -m experiment={self.experiment}"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What follows from the published throughput: speed-ups, the gain of asynchronous steps, FLOP rates, predictions."""
+"""Claims that follow from the published throughput: speed-ups, gain of asynchronous steps, FLOP rates, predictions."""
 
 from collections.abc import Iterator
 

@@ -86,7 +86,7 @@ def _capped(row: Row) -> Iterator[Claim]:
 
 
 def capped_plan(run: Record) -> Partition:
-    """What the released planner makes of a run's model when a stage and the next one share a 24 GB card."""
+    """The released planner's cut of a run's model when a stage and the next one share a 24 GB card."""
     model = Architecture(**run["config"]["model"])
     tokens = published_tokens_per_microbatch(model.published_name or "")
     times = published_times(model.published_name or "")

@@ -110,7 +110,7 @@ def _untestable() -> dict[str, Any]:
 
 
 def _beside(name: str, published: Printed, prediction: dict[str, Any], column: str) -> dict[str, Any]:
-    """What a claim says of its prediction: the value, and how far a measurement may be from it."""
+    """A claim's fields that follow from its prediction: the value, and how far a measurement may be from it."""
     known = expected(name)
     given: dict[str, Any] = {
         "evidence": "predicted",

@@ -157,7 +157,7 @@ def _tolerance_of(name: str, run: Record) -> float:
 
 
 def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
-    """What an expected table says of a record."""
+    """The row of an expected table for a record."""
     cell = {f"{_CELL}{key}": value for key, value in choices.items()}
     kept = {name: written(run[name]) for name in fields_of(run) if _is_there(run[name])}
     return {**cell, CONTENDER: run.get(CONTENDER) or "", **kept}

@@ -1,4 +1,4 @@
-"""What README and docs say of our own experiments, number by number; each follows from records."""
+"""Statements of README and docs on our own experiments, number by number; each follows from records."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -177,7 +177,7 @@ def _contest_as_a_whole() -> Iterator[Claim]:
 
 
 def _gains(runs: tuple[Record, ...]) -> list[float]:
-    """What restarts found, of the plans that fit."""
+    """The gains that restarts found, of the plans that fit."""
     return [run["restart_gain"] for run in runs if run["status"] == "ok"]
 
 

@@ -22,7 +22,7 @@ AGREE = "as its runs say"
 
 @section(130, "Our tables on torch's runtime", _SOURCE)
 def claims() -> Iterator[Claim]:
-    """What a table costs, what its replay explains, parity, and that the figures follow from the runs."""
+    """The cost of a table, the share its replay explains, parity, and that the figures follow from the runs."""
     for schedule in SCHEDULES:
         needs = tuple(Need(EXPERIMENT, contender=f"{schedule}/{role}") for role in ENGINES)
         yield _claim(

@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Study:
-    """What is asked for; the defaults are the study's."""
+    """The size of a study; the defaults are those of the kept one."""
 
     budget: int = 12
     num_seeds: int = 5

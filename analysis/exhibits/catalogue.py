@@ -13,7 +13,7 @@ for _folder in (figures, tables):
 
 
 def exhibits(experiments: Experiments) -> tuple[list[Exhibit], list[tuple[str, str]]]:
-    """What can be made of the records, and (identity, what is missing) of the rest."""
+    """The exhibits that can be made of the records, and (identity, missing runs) of the others."""
     made, missing = [], []
     for name in DECLARED:
         try:

@@ -34,7 +34,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Contender:
-    """What a sweep compares: one choice at one size.
+    """Contender: one choice of a sweep at one size.
 
     Args:
         names: what it chose, of what differs.
@@ -109,7 +109,7 @@ def _repeated(rows: Sequence[Row]) -> str:
 
 
 def work_of(row: Row) -> Work:
-    """What a run had to do."""
+    """The work of a run."""
     cost = (row.get("config") or {}).get("cost") or row.get("cost")
     tokens = row.get("tokens_per_step")
     amount = ("tokens a step", tokens) if tokens else ("microbatches", row.get("num_microbatches"))

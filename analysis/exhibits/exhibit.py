@@ -37,7 +37,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """What the report shows under one heading.
+    """A figure or a table of the report, under one heading.
 
     Args:
         title, caption: for people; the caption says what is to be seen and how it is known.
@@ -73,7 +73,7 @@ LISTED: dict[str, Maker] = {}
 
 
 class Shown(NamedTuple):
-    """What an exhibit takes from the records, as in `Exhibit`; the rest stands in `exhibits.yaml`.
+    """The part of an exhibit that comes from the records, as in `Exhibit`; the rest stands in `exhibits.yaml`.
 
     Args:
         words: what stands between braces in its title and its caption, besides the names of `style.BUBBLES`.

@@ -73,7 +73,7 @@ def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:
 
 
 def _title(manifest: Manifest, keys: Sequence[str]) -> str:
-    """What was swept: `gpipe, 1f1b and 2 more; num_microbatches 6, 12`."""
+    """The swept choices: `gpipe, 1f1b and 2 more; num_microbatches 6, 12`."""
     told = []
     for key in keys:
         values = list(dict.fromkeys(cell.overrides[key] for cell in manifest.cells if key in cell.overrides))

@@ -69,7 +69,7 @@ def side_of(word: str) -> Side:
 
 
 def job_of(word: str) -> Job | None:
-    """What ran in a row under a mesh; None for rows of systems."""
+    """The job of a row under a mesh; None for rows of systems."""
     name, _, row = word.partition(":")
     return case_of_row(name, row).job if name in SETS else None
 

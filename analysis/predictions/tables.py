@@ -121,8 +121,8 @@ def _length_interval(case: Case, tokens: int) -> tuple[int, int]:
     plain = longest_sequence(case, look_above=False)
     for name in sorted(case.basis.read.intersection(_MEMORY_CONSTANTS)):
         varied = longest_sequence(replace(case, basis=case.basis.scaled(name, STEP)), look_above=False)
-        slope = log(max(varied, 1) / max(plain, 1)) / log(STEP)
-        variance += (slope * case.basis.declared[name].within) ** 2
+        effect = log(max(varied, 1) / max(plain, 1)) / log(STEP)
+        variance += (effect * case.basis.declared[name].within) ** 2
     factor = exp(NORMAL * sqrt(variance))
     steps = tokens // STEP_TOKENS
     return min(steps - 1, int(steps / factor)), max(steps + 1, round(steps * factor))

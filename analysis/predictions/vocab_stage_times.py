@@ -120,7 +120,7 @@ def _works(times: Any) -> tuple[Work, ...]:
 
 @cache
 def overhead_ms() -> float:
-    """What a step of plain 1F1B takes beyond its simulated one: the median of the known runs."""
+    """Milliseconds that a step of plain 1F1B takes beyond its simulated one: the median of the known runs."""
     return median(measured - simulated_ms(run) for run, measured, _ in known().values())
 
 

@@ -28,7 +28,7 @@ WIDENING = 8  # fused kernels want heads of a multiple of 8 values; a sink needs
 
 
 class KeysValues(NamedTuple):
-    """What a segment of a sequence leaves for those after it; keys are rotated already. (B, K, S, D) each."""
+    """Keys and values that a segment of a sequence leaves for those after it; keys are rotated. (B, K, S, D) each."""
 
     keys: torch.Tensor
     values: torch.Tensor

@@ -48,7 +48,7 @@ _ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix 
 
 
 class Adding(Protocol):
-    """What brings shares together; tensors are given and returned by share."""
+    """Collectives over shares; tensors are given and returned by share."""
 
     def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
         """One tensor for each share; in backward, their gradients are added up."""

@@ -15,7 +15,7 @@ from rpbench.models.sharded_loss import Share
 
 
 class FinalNorm(nn.Module):
-    """What is left of a head without its matrix: x (B, S, H) -> normed x."""
+    """A head without its matrix: x (B, S, H) -> normed x."""
 
     def __init__(self, head: Head) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ def expected(claim_id: str) -> Expected | None:
 
 
 def statement(claim_id: str) -> Expected:
-    """What one of our own statements says, with the digits it says it in.
+    """The value of one of our own statements, with its printed digits.
 
     A statement without a declared value says `undeclared`, which no number is.
     """

@@ -1,4 +1,4 @@
-"""What late gradients cost: loss over tokens and over simulated time, synchronous and asynchronous pipelines."""
+"""The cost of late gradients: loss over tokens and over simulated time, synchronous and asynchronous pipelines."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -54,7 +54,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the pool gains, in a sentence."""
+    """The gain of the pool, in a sentence."""
     bubbles = data.pivot(index="model", columns="round_size", values="bubble")
     spans = "; ".join(f"rounds of {size}: {bubbles[size].min():.2f} to {bubbles[size].max():.2f} %" for size in ROUNDS)
     return f"Bubble with rotation {bubbles[0].min():.2f} to {bubbles[0].max():.2f} %; dynamic, {spans}."

@@ -87,7 +87,7 @@ def _bar(row: dict, bar: str, total: float, published: Published, parts: dict[st
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the bars say, in a sentence or two."""
+    """The bars in a sentence or two."""
     totals = data.pivot(index="model", columns="bar", values="total")
     best = totals[list(runs.BASELINES)].min(axis=1)
     sync, relabelled = totals["roundpipe-sync"], totals["relabelled"]

@@ -38,7 +38,7 @@ def numbers(experiments: Experiments, cluster: str = CLUSTER) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the bars say, in a sentence."""
+    """The bars in a sentence."""
     artifact, corrected = data["ratio_artifact"], data["ratio_corrected"]
     always = artifact.min() > 1 and corrected.min() > 1
     return (
@@ -93,7 +93,7 @@ def _row(row: dict) -> tuple[Cell, ...]:
 
 
 def _published(row: dict, column: str) -> Published:
-    """What is printed of a model; of another GPU than the figure's, nothing."""
+    """The printed values of a model; none of another GPU than the figure's."""
     if row["cluster"] != CLUSTER:
         return Published(None, "")
     return look_up("figure2", column, model=PUBLISHED_MODELS[row["model"]])

@@ -50,7 +50,7 @@ def _published(bar: str, model: str) -> Published:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the bars say, in a sentence."""
+    """The bars in a sentence."""
     bubbles = data.pivot(index="model", columns="bar", values="bubble")
     ratio = bubbles[list(SCHEDULES)].min(axis=1) / bubbles["ideal"]
     nearest, farthest = ratio.idxmin(), ratio.idxmax()

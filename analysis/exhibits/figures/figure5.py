@@ -47,7 +47,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the curves say, in a sentence."""
+    """The curves in a sentence."""
     here = data[data["cluster"] == "8x_rtx4090"].pivot(
         index="model", columns="convention", values="smallest_compute_bound_batch"
     )

@@ -1,4 +1,4 @@
-"""What failures leave of a run: goodput over the mean time between failures, for five policies, beside their papers."""
+"""Goodput over the mean time between failures, for five policies, beside their papers."""
 
 from itertools import product
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the latency of a hop costs each schedule: the bubble against hop time over forward time."""
+"""The cost of a hop's latency for each schedule: the bubble against hop time over forward time."""
 
 from itertools import product
 

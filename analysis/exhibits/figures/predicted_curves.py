@@ -149,7 +149,7 @@ def scaling(_: Experiments) -> Shown:
 
 
 def scaling_answer(data: pd.DataFrame) -> str:
-    """What eight devices gain over one on the 4090, in a sentence."""
+    """The gain of eight RTX 4090 over one, in a sentence."""
     parts = []
     for model, name in models_in(data).items():
         rows = data[(data["model"] == name) & (data["platform"] == RTX4090)].set_index("num_gpus")["tokens_per_s"]

@@ -1,4 +1,4 @@
-"""What asynchronous steps really leave idle: RoundPipe's calls back to back, beside the published label."""
+"""Idle time of asynchronous steps: RoundPipe's calls back to back, beside the published label."""
 
 import pandas as pd
 from matplotlib.axes import Axes

@@ -53,7 +53,7 @@ def cost(_: Experiments) -> Shown:
 
 
 def price_of(platform: str) -> Published:
-    """What a published server costs an hour, in US dollars."""
+    """The price of a published server, in US dollars an hour."""
     return look_up("hardware", "value", item="server_price", applies_to=platform)
 
 
@@ -126,7 +126,7 @@ def length_answer(data: pd.DataFrame) -> str:
 
 
 def cost_answer(data: pd.DataFrame) -> str:
-    """What a billion tokens costs with RoundPipe and with the cheapest other system, in a sentence."""
+    """The cost of a billion tokens with RoundPipe and with the cheapest other system, in a sentence."""
     parts = []
     for model, name in models_in(data).items():
         best = best_baseline(data, name, pd.Series.idxmin)

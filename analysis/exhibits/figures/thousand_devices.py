@@ -60,7 +60,7 @@ def _of(experiments: Experiments, experiment: str) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the largest pipeline leaves idle under the best and the worst schedule, in two sentences."""
+    """Idle time of the largest pipeline under the best and the worst schedule, in two sentences."""
     most = data["num_devices"].max()
     rows = data[data["num_devices"] == most].sort_values("bubble")
     best, worst = rows.iloc[0], rows.iloc[-1]

@@ -1,4 +1,4 @@
-"""What tuning the cuts does: every schedule with four kinds of stages, and RoundPipe's lead."""
+"""The effect of tuned cuts: every schedule with four kinds of stages, and RoundPipe's lead."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -90,7 +90,7 @@ def leads(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What becomes of the lead, in a sentence."""
+    """The lead under each tuning, in a sentence."""
     lead = leads(data).pivot(index="model", columns="cut", values="lead")
     spans = [f"{lead[cut].min():.3f} to {lead[cut].max():.3f} ({look.name})" for cut, look in _LEADS.items()]
     single = lead.drop(columns=BACK_TO_BACK).min(axis=1)

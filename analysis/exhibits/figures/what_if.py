@@ -1,4 +1,4 @@
-"""What if: the system that is predicted to train fastest, over link and head, and over devices and microbatches."""
+"""The system that is predicted to train fastest, over link and head, and over devices and microbatches."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""What it costs that the head waits for its input, which the artifact's simulator does not ask for."""
+"""The cost of a head that waits for its input, which the artifact's simulator does not ask for."""
 
 import pandas as pd
 
@@ -41,7 +41,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What waiting costs, in a sentence."""
+    """The cost of waiting, in a sentence."""
     worst = data.loc[data["longer"].idxmax()]
     return (
         f"Waiting makes it {data['longer'].min():.2f} to {data['longer'].max():.2f} % longer, most for "

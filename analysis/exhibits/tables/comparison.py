@@ -119,7 +119,7 @@ def _name(row: Mapping) -> str:
 
 
 def _multiples(experiments: Experiments) -> tuple[Multiples, list[str]]:
-    """What late weights cost in tokens, by method, and the runs behind it; nothing before these are there."""
+    """Tokens that late weights cost, by method, and the runs behind it; nothing before these are there."""
     try:
         data = convergence.numbers(experiments)
     except MissingRuns:

@@ -39,7 +39,7 @@ def not_compared() -> list[str]:
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:
-    """What fits, each order once: the fastest of those that compute the same in the same order, with all `names`.
+    """Each order that fits, once: the fastest of those that compute the same in the same order, with all `names`.
 
     Ranked within its model, the fastest first.
     """
@@ -52,7 +52,7 @@ def distinct(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def options(row: dict) -> Sequence[Cell]:
-    """What was chosen, in the columns of `OPTIONS`."""
+    """The chosen settings, in the columns of `OPTIONS`."""
     run, chunks, keeping = row["run_id"], row["chunks_per_device"], row["keeping_stages"]
     own = ", ".join(f"{name}={value}" for name, value in row["schedule_options"].items() if value is not None)
     kept = "all" if len(keeping) == row["num_stages"] else str(len(keeping))

@@ -61,7 +61,7 @@ def found_rows(cells: pd.DataFrame) -> list[Row]:
 
 
 def answer(rows: list[Row]) -> str:
-    """What a table costs on torch's runtime and what a replay explains, in a sentence."""
+    """The cost of a table on torch's runtime and the share that a replay explains, in a sentence."""
     return "; ".join(_answer(row) for row in rows if row["role"] == TABLE) + "."
 
 

@@ -17,7 +17,7 @@ Row = dict[str, str]
 
 
 class Said(NamedTuple):
-    """What another model than that of meshes says of a run: seconds of a step and its tokens, bytes, devices."""
+    """The prediction of another model than that of meshes: seconds of a step and its tokens, bytes, devices."""
 
     step_time_s: float | None = None
     tokens: int = 0

@@ -29,7 +29,7 @@ Key = tuple[Job | None, bool, int]
 
 @dataclass(frozen=True)
 class Problem:
-    """What is fitted together.
+    """Constants that are fitted together.
 
     Args:
         name: of the problem.
@@ -70,7 +70,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit found.
+    """The result of a fit.
 
     Args:
         values: by framework and constant.

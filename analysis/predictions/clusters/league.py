@@ -87,7 +87,7 @@ def _bubble(case: Case) -> float:
 
 
 def simumax_printed(cases: Sequence[Case]) -> Predicted:
-    """What SimuMax prints for the given rows of its own table."""
+    """The seconds that SimuMax prints for the given rows of its own table."""
     ids = {case.id for case in cases}
     printed = {row["id"]: number(row["simumax_ms"]) for row in rows_of("measured", "simumax_b200")}
     return {name: value / 1e3 for name, value in printed.items() if name in ids and value}

@@ -19,7 +19,7 @@ class Spread(NamedTuple):
 
 
 class Unseen(NamedTuple):
-    """What adds to a set's own deviation.
+    """A deviation that adds to a set's own.
 
     Args:
         name: as a note says it.
@@ -153,7 +153,7 @@ UNSEEN = (
 
 
 def unseen(case: Case) -> list[Unseen]:
-    """What no given row has of a row's kind."""
+    """The properties of a row that no given row has."""
     return [each for each in UNSEEN if each.applies(case)]
 
 
