@@ -11,7 +11,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records.experiments import Experiments, index, succeeded
-from analysis.records.published import published
+from analysis.records.paper import published
 from rpbench.config.configuration import swept
 
 EXPERIMENT = "goodput"

@@ -16,8 +16,7 @@ from analysis.exhibits.exhibit import Shown, Table, exhibited
 from analysis.exhibits.figures.predicted import A800, RTX4090
 from analysis.predictions.tables import read
 from analysis.records.experiments import Experiments
-from analysis.records.paper import models_in
-from analysis.records.published import PUBLISHED, published
+from analysis.records.paper import PUBLISHED, models_in, published
 
 _RATES = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 _PLATFORMS = {RTX4090: "8 RTX 4090", A800: "8 A800"}

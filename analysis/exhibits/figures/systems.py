@@ -11,8 +11,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table, theirs
 from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, Published, look_up, models_in
-from analysis.records.published import published
+from analysis.records.paper import PUBLISHED_MODELS, Published, look_up, models_in, published
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 
 PLATFORM = "8x-rtx4090-24gb"
