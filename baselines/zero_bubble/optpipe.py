@@ -27,8 +27,7 @@ from importlib.util import find_spec
 from baselines.zero_bubble.zb_auto import read_limit, zb_auto
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape, check_one_stage
-from rpbench.ordering.exact import Optimum, best_order
-from rpbench.ordering.exact_lanes import shifted
+from rpbench.ordering.exact import Optimum, best_order, shifted
 from rpbench.registry import schedule
 
 LARGEST = 48  # forwards of a step that are searched: ranks times microbatches

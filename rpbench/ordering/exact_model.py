@@ -6,7 +6,7 @@
 
 Memory of a device, at any moment: a forward takes its activations when it starts, a LOAD when it starts; a STORE gives
 them back when it ends. I and W let go of their parts when they end; on a stage that moves any, W lets go of all,
-because a LOAD can wait for a W and not for an I (`rpbench.ordering.exact_lanes`).
+because a LOAD can wait for a W and not for an I (`rpbench.ordering.exact`).
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24, section 3.1, for F, I and W; "OptPipe" (arXiv
 2510.05186), its abstract, for what moves. The constraints on transfers are derived from the machine simulated here.

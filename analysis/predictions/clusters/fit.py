@@ -122,17 +122,25 @@ def fit(
     normal = np.diag(precision)
     for _ in range(iterations):
         jacobian = _jacobian(chosen, parameters, theta, base, current)
-        scale = weights * np.sqrt(np.minimum(1.0, HUBER * NOISE / np.maximum(np.abs(current), 1e-9))) / NOISE
-        scaled = jacobian * scale[:, None]
-        normal = scaled.T @ scaled + np.diag(precision)
-        gradient = scaled.T @ (current * scale) + precision * theta
-        step = np.clip(np.linalg.solve(normal + DAMPING * np.diag(np.diag(normal)), -gradient), -LONGEST, LONGEST)
+        step, normal = next_step(jacobian, current, weights, precision, theta)
         theta = theta + step
         current = _residuals(chosen, parameters, theta, base)
         if np.max(np.abs(step)) < ENOUGH:
             break
     deviations = np.sqrt(np.diag(np.linalg.inv(normal)))
     return Fitted(_values(parameters, theta, base), tuple(float(each) for each in deviations), parameters)
+
+
+def next_step(
+    jacobian: Floats, residuals: Floats, weights: Floats, precision: Floats, theta: Floats
+) -> tuple[Floats, Floats]:
+    """The damped step of the constants' logarithms, and the matrix of the normal equations."""
+    scale = weights * np.sqrt(np.minimum(1.0, HUBER * NOISE / np.maximum(np.abs(residuals), 1e-9))) / NOISE
+    scaled = jacobian * scale[:, None]
+    normal = scaled.T @ scaled + np.diag(precision)
+    gradient = scaled.T @ (residuals * scale) + precision * theta
+    damped = normal + DAMPING * np.diag(np.diag(normal))
+    return np.clip(np.linalg.solve(damped, -gradient), -LONGEST, LONGEST), normal
 
 
 def _jacobian(

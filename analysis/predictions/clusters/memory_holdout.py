@@ -19,7 +19,7 @@ import numpy as np
 
 from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Model
-from analysis.predictions.clusters.fit import DAMPING, ENOUGH, HUBER, LONGEST, NOISE, STEP, Floats
+from analysis.predictions.clusters.fit import ENOUGH, STEP, Floats, next_step
 from analysis.predictions.clusters.holdout import Axis, length
 from analysis.predictions.clusters.problems import given
 from analysis.predictions.clusters.writing import out_of_memory
@@ -63,11 +63,7 @@ def fit_traits(names: Sequence[str], cases: Sequence[Case]) -> Traits:
     for _ in range(ITERATIONS):
         current = _residuals(names, theta, chosen)
         columns = [(_residuals(names, theta + STEP * unit, chosen) - current) / STEP for unit in np.eye(len(names))]
-        scale = weights * np.sqrt(np.minimum(1.0, HUBER * NOISE / np.maximum(np.abs(current), 1e-9))) / NOISE
-        scaled = np.column_stack(columns) * scale[:, None]
-        normal = scaled.T @ scaled + np.diag(precision)
-        gradient = scaled.T @ (current * scale) + precision * theta
-        step = np.clip(np.linalg.solve(normal + DAMPING * np.diag(np.diag(normal)), -gradient), -LONGEST, LONGEST)
+        step, _ = next_step(np.column_stack(columns), current, weights, precision, theta)
         theta = theta + step
         if np.max(np.abs(step)) < ENOUGH:
             break
