@@ -38,7 +38,7 @@ def looks(name: str) -> dict[str, Look]:
 
 
 def _look(name: str, colour: str, marker: str) -> Look:
-    return Look(name, globals()[colour.upper()], marker)
+    return Look(name, globals().get(colour.upper(), colour), marker)
 
 
 METHODS, MODELS, PARTITIONS = map(looks, ("methods", "models", "partitions"))

@@ -13,22 +13,7 @@ from analysis.exhibits.cells import label, ours, ranged, table
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
-# By their name under `schedule=`; flushed ones black and grey, asynchronous ones coloured.
-METHODS = {
-    "gpipe": style.Look("GPipe, flushed", style.BLACK, "s"),
-    "roundpipe": style.Look("RoundPipe, flushed", "#7A2E00", "X"),
-    "roundpipe_async": style.Look("RoundPipe, one step late", style.VERMILION, "o"),
-    "pipedream_2bw": style.Look("PipeDream-2BW", style.ORANGE, "P"),
-    "xpipe": style.Look("XPipe", "#8C6D1F", "p"),
-    "one_by_one": style.Look("a flush after every microbatch", style.GREY, "X"),
-    "pipedream": style.Look("PipeDream", style.BLUE, "^"),
-    "pipedream_unstashed": style.Look("PipeDream without stash", style.SKY, "v"),
-    "pipemare_t1": style.Look("PipeMare T1", style.GREEN, "D"),
-    "pipemare_t2": style.Look("PipeMare T2", style.PURPLE, "d"),
-    "pipemare_t1_t2_t3": style.Look("PipeMare T1, T2, T3", "#004D38", "*"),
-    "pipeoptim": style.Look("PipeOptim", "#7B3F61", "h"),
-    "spectrain": style.Look("SpecTrain", "#003A5C", "H"),
-}
+METHODS = style.looks("convergence")  # by their name under `schedule=`
 # One optimizer step for every batch; the others step after every microbatch.
 BY_BATCH = ("gpipe", "roundpipe", "roundpipe_async", "pipedream_2bw", "xpipe")
 SEEDS = (0, 1, 2)

@@ -16,13 +16,7 @@ from rpbench.config.configuration import swept
 
 EXPERIMENT = "goodput"
 HOUR_S = 3600.0
-POLICIES = {
-    "checkpoint": style.Look("checkpoints", style.BLACK, "o"),
-    "gemini": style.Look("copies in memory (GEMINI)", style.BLUE, "s"),
-    "recycle": style.Look("detours (ReCycle)", style.GREEN, "^"),
-    "bamboo": style.Look("shadows (Bamboo)", style.ORANGE, "D"),
-    "varuna": style.Look("morphing (Varuna)", style.VERMILION, "v"),
-}
+POLICIES = style.looks("policies")
 NO_FIGURE = "none of this kind in what we have read"
 OVER_BAMBOO = "throughput over Bamboo under failures (at most)"
 

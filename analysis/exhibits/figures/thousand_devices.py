@@ -17,18 +17,7 @@ from rpbench.config.configuration import swept
 # Schedules in V placement go less far than the others.
 EXPERIMENTS = ("thousand_devices", "thousand_devices_v")
 
-_LOOKS = {
-    "gpipe": style.METHODS["gpipe"],
-    "1f1b": style.METHODS["1f1b"],
-    "dapple": style.Look("DAPPLE", "#003A5C", "D"),
-    "interleaved_1f1b": style.METHODS["interleaved_1f1b"],
-    "zb_h1": style.Look("ZB-H1", style.PURPLE, "<"),
-    "zb_h2": style.Look("ZB-H2", "#7B3F61", ">"),
-    "zb_v": style.Look("ZB-V", style.BLACK, "X"),
-    "dualpipe_v": style.Look("DualPipeV", style.ORANGE, "P"),
-    "roundpipe": style.METHODS["roundpipe"],
-    "roundpipe_call": style.METHODS["roundpipe_call"],
-}
+_LOOKS = style.looks("thousand_devices")
 _DASHED = ("dapple", "zb_h2", "roundpipe_call")  # by colour alone they would be another curve
 _TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
