@@ -45,6 +45,7 @@ class Exhibit:
         command: the command line that makes its records again.
         draw: makes the figure; None for a table.
         drawings: further figures that are files of their own, by file stem.
+        drawn_from: the run of each of them that is the timeline of one.
         table: the numbers, of a figure as well.
         run_ids: records behind it; those of the table if left out.
         id: file stem and anchor, such as `figure17`; with `question`, what it asks.
@@ -56,6 +57,7 @@ class Exhibit:
     command: str
     draw: Callable[[], Figure] | None = None
     drawings: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
+    drawn_from: Mapping[str, str] = field(default_factory=dict)
     table: Table | None = None
     run_ids: Sequence[str] = field(default=())
     id: str = ""
@@ -83,6 +85,7 @@ class Shown(NamedTuple):
     table: Table | None = None
     draw: Callable[[], Figure] | None = None
     drawings: Mapping[str, Callable[[], Figure]] = {}
+    drawn_from: Mapping[str, str] = {}
     words: Mapping[str, Any] = {}
     evidence: tuple[str, ...] = ()
 
@@ -116,6 +119,7 @@ def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker
                 command=command,
                 draw=shown.draw,
                 drawings=shown.drawings,
+                drawn_from=shown.drawn_from,
                 table=shown.table,
                 id=identity,
                 question=declared["question"],

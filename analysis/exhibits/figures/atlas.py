@@ -26,6 +26,7 @@ def exhibit(experiments: Experiments) -> Shown:
     return Shown(
         draw=partial(draw, rows, results),
         drawings={f"atlas_{row['schedule']}": partial(draw_one, row, results) for row in rows.to_dict("records")},
+        drawn_from={f"atlas_{row['schedule']}": row["run_id"] for row in rows.to_dict("records")},
         table=tabulate(rows),
     )
 

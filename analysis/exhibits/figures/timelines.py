@@ -34,6 +34,7 @@ def exhibit(experiments: Experiments) -> Shown:
             f"timeline_{row['schedule']}_{row['model']}": partial(draw_one, row, results)
             for row in rows.to_dict("records")
         },
+        drawn_from={f"timeline_{row['schedule']}_{row['model']}": row["run_id"] for row in rows.to_dict("records")},
         table=tabulate(rows),
     )
 
