@@ -85,23 +85,24 @@ hydra:
     "analysis/exhibits/tables/short_study.py": '''"""Two orders on one size."""
 
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Exhibit, exhibited
+from analysis.exhibits.exhibit import Shown, exhibited
 from analysis.records.experiments import Experiments
 
 
-@exhibited("short_study", place=105, question="Which of two orders is shorter?")
-def exhibit(experiments: Experiments) -> Exhibit:
+@exhibited("short_study")
+def exhibit(experiments: Experiments) -> Shown:
     """Makespans of both."""
     rows = experiments.cells("short_study").to_dict("records")
     cells = ((label(row["schedule"]), ours(row["makespan_s"], ".3f", row["run_id"])) for row in rows)
-    return Exhibit(
-        title="Two orders",
-        caption="Both take as long.",
-        evidence=("simulated",),
-        command="python -m rpbench -m experiment=short_study",
-        table=table(("schedule", "makespan (s)"), cells),
-    )
+    return Shown(table(("schedule", "makespan (s)"), cells))
 ''',
+    "analysis/exhibits/exhibits.yaml": """short_study:
+  question: Which of two orders is shorter?
+  title: Two orders
+  caption: Both take as long.
+  evidence: [simulated]
+  experiments: [short_study]
+""",
     "analysis/claims/short_study.py": '''"""What two orders have in common."""
 
 from collections.abc import Iterator
@@ -146,8 +147,9 @@ assert verdict.kind == "reproduced", verdict
 def _clone(folder: Path, files: dict[str, str]) -> Path:
     subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(folder)], check=True)
     for name, text in files.items():
-        assert not (folder / name).exists()
-        (folder / name).write_text(text, encoding="utf-8")
+        assert not (folder / name).exists() or name == "analysis/exhibits/exhibits.yaml"
+        with (folder / name).open("a", encoding="utf-8") as file:
+            file.write(text)
     return folder
 
 

@@ -159,7 +159,7 @@ def cut(num_layers: int, num_stages: int) -> Partition:
 
 
 def find(group: Group, row: dict[str, str]) -> Found:
-    """What a row of a group does."""
+    """The prediction of a row of a group."""
     name, num_ranks, num_microbatches = group.orders.get(
         row["schedule"], (ORDERS.get(row["schedule"], row["schedule"]), group.num_ranks, group.num_microbatches)
     )

@@ -44,7 +44,7 @@ class Case:
 
     @property
     def device(self) -> str:
-        """What its ranks compute on."""
+        """The devices that its ranks compute on."""
         return "cpu"
 
     def workload(self) -> Workload:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
 from rpbench.ordering.list_order import Pass, time_rows
 from rpbench.registry import schedule
 
@@ -58,11 +58,7 @@ def zb_auto(shape: Shape, costs: StageCosts, *, memory_limit: str = "2p") -> Sch
     Raises:
         ValueError: for more or fewer stages than ranks, or a limit that is none or lets nothing run.
     """
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"zb_auto puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1 or try schedule=interleaved_zb"
-        )
+    check_one_stage("zb_auto", shape, "interleaved_zb")
     limit = read_limit(memory_limit, shape.num_ranks) * max(costs.activations)
     rows = tuple(
         tuple(chain.from_iterable(_actions(shape, rank, step, order) for step in range(shape.num_steps)))

@@ -23,15 +23,30 @@ from torch.nn import functional
 from rpbench.models.constants import constant, noted
 from rpbench.models.family import TRAITS
 from rpbench.models.linear import Linear
-from rpbench.models.norm import Norm
 from rpbench.models.rotary import rotary_table, rotate
 from rpbench.workload.architecture import Architecture
+
+
+class Norm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * scale over the last dimension.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS'19, equation 4.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.scale = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, self.scale.shape, self.scale, self.eps)
+
 
 WIDENING = 8  # fused kernels want heads of a multiple of 8 values; a sink needs one more value
 
 
 class KeysValues(NamedTuple):
-    """What a segment of a sequence leaves for those after it; keys are rotated already. (B, K, S, D) each."""
+    """Keys and values that a segment of a sequence leaves for those after it; keys are rotated. (B, K, S, D) each."""
 
     keys: torch.Tensor
     values: torch.Tensor

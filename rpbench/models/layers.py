@@ -7,11 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rpbench.models.attention import Attention, KeysValues
+from rpbench.models.attention import Attention, KeysValues, Norm
 from rpbench.models.linear import linear
 from rpbench.models.loss import CHUNK_TOKENS, linear_cross_entropy
 from rpbench.models.mlp import Experts, Mlp
-from rpbench.models.norm import Norm
 from rpbench.workload.architecture import Architecture
 
 

@@ -48,7 +48,7 @@ _ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix 
 
 
 class Adding(Protocol):
-    """What brings shares together; tensors are given and returned by share."""
+    """Collectives over shares; tensors are given and returned by share."""
 
     def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
         """One tensor for each share; in backward, their gradients are added up."""
@@ -169,12 +169,10 @@ def cut_layer(layer: DecoderLayer, num_shares: int, *, along_sequence: bool = Fa
         whole = getattr(layer, block)
         setattr(found, block, kind({n: _share(whole, n, num_shares) for n in range(num_shares)}, InOnePlace()))
     if along_sequence:
-        found.attention_norm, found.mlp_norm = (norm_shares(norm, num_shares) for norm in _norms(layer))
+        found.attention_norm, found.mlp_norm = (
+            norm_shares(norm, num_shares) for norm in (layer.attention_norm, layer.mlp_norm)
+        )
     return found
-
-
-def _norms(layer: DecoderLayer) -> tuple[nn.Module, nn.Module]:
-    return layer.attention_norm, layer.mlp_norm
 
 
 def one_share(layer: M, number: int, adding: Adding) -> M:

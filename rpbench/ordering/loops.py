@@ -23,7 +23,7 @@ CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 @dataclass(frozen=True)
 class Means:
-    """What loops run on.
+    """The way in which loops run: by Python itself, or compiled.
 
     Args:
         compiled: the loop as it runs.
@@ -43,7 +43,7 @@ _in_use = [PLAIN]
 
 
 def means() -> Means:
-    """What loops run on now."""
+    """The way in which loops run now."""
     return _in_use[-1]
 
 

@@ -3,7 +3,9 @@
 These runs are no jobs of a mesh; what is said of them follows from a few counts, and constants that name their rows.
 """
 
-from analysis.predictions.clusters.case import Case, Row, Said, number, refused, whole
+from collections.abc import Callable
+
+from analysis.predictions.clusters.case import Case, Row, Said, number
 from rpbench.workload.architecture import architecture
 
 GIB = 2.0**30
@@ -70,7 +72,8 @@ def torchtune(row: Row) -> list[Case]:
     """Peak bytes of a recipe on a device; the optimizer of a full one runs in the backward, its states on the host."""
     names = {"Llama 3.1 8B": "llama3_8b", "Llama 3.1 70B": "llama3_70b", "Llama 3.1 405B": "llama31_405b"}
     if row["model"] not in names:
-        return refused(row, "model and method are not printed with the row", ("memory",))
+        why = "model and method are not printed with the row"
+        return [Case(row["id"], None, fits=False, asks=("memory",), note=why)]
     own, gpus = architecture(names[row["model"]]), int(row["gpus"])
     matrices = own.embedding_parameters + own.head_parameters
     bits = FOUR_BITS if row["method"] == "QLoRA" else 2.0
@@ -106,8 +109,15 @@ def lohan(row: Row) -> list[Case]:
     """A job whose weights and states pass through host and SSDs once a step, beside the devices' work."""
     gpus, batch, size = int(row["gpus"]), int(row["global_batch"]), float(row["params"])
     computes = SEQUENCE_S * size * batch / gpus
-    moves = size * (HOST_S + SSD_S / whole(row["ssds"]))
+    moves = size * (HOST_S + SSD_S / int(row["ssds"]))
     step = (computes**SHARPNESS + moves**SHARPNESS) ** (1.0 / SHARPNESS)
     tokens, rate = batch * LENGTH, number(row.get("tflops_total"))
     measured = rate and 6.0 * size * tokens / (rate * 1e12)  # how the source counts is not said: up to one factor
     return [Case(row["id"], None, measured, said=Said(step, tokens, None, gpus), configuration=row["id"])]
+
+
+ONE_HOST: dict[str, Callable[[Row], list[Case]]] = {
+    "peft_method_comparison": peft,
+    "torchtune_memory": torchtune,
+    "lohan_rtx4090": lohan,
+}
