@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rpbench.advice.causes import causes_of
 from rpbench.cost.machine import Machine
 from rpbench.cost.published import published_partition
-from rpbench.cost.traffic import OptimizerTraffic
+from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.plan.contest.contender import Contender, contender

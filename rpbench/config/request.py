@@ -11,6 +11,7 @@ from yaml import YAMLError
 
 from rpbench import registry
 from rpbench.config.changed_model import told_apart
+from rpbench.config.charging import charged_as
 from rpbench.config.choices import (
     MODES,
     BackendConfig,
@@ -37,7 +38,6 @@ from rpbench.config.files.source_file import SourceFile, read_source, source_of
 from rpbench.config.halved_microbatches import check_pieces, cut_sequences
 from rpbench.config.schedule_options import check_options
 from rpbench.config.size_checks import check_sizes
-from rpbench.config.usual_charge import charged_as
 from rpbench.config.without_effect import without_effect
 from rpbench.cost.machine import Machine, machine_of
 from rpbench.cost.measured import has_engine

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+from rpbench.config.charging import CONSTANTS
 from rpbench.config.choices import Mode, Predict, Roofline, Simulate
-from rpbench.config.usual_charge import CONSTANTS
 
 OF_TENSORS = ("dtype", "optimizer")
 # What the published runs of mode=predict have of their own.

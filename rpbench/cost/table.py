@@ -1,7 +1,7 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
@@ -58,6 +58,7 @@ class CostTable:
         speeds: of the devices; times are those of speed 1. Empty where all are equal.
         transfer_time: time of what goes over a link, in a schedule that has LOADs and the like; None where `work` says
             it, which is nothing for transfers.
+        carry: what actions of a kind and stage end with, whose time comes on top of their work.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -68,6 +69,7 @@ class CostTable:
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
     transfer_time: Callable[[Cargo], Number | None] | None = None
+    carry: Mapping[tuple[Kind, int], tuple[Cargo, ...]] = field(default_factory=dict)
 
     def of(self, kind: Kind, stage: int) -> Work:
         """The work of an action; communication and bookkeeping take no time of their own.
@@ -78,7 +80,10 @@ class CostTable:
         if kind is Kind.STEP_REST:
             kind = Kind.STEP  # of a part, which the schedule knows
         if kind in self.work:
-            return self.work[kind][stage]
+            own = self.work[kind][stage]
+            for carried in map(self.of_cargo, self.carry.get((kind, stage), ())):
+                own = own if carried is None else own._replace(main=own.main + carried.main)
+            return own
         if kind in (Kind.I, Kind.W):
             raise ScheduleError(
                 f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "

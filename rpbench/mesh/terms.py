@@ -8,7 +8,7 @@ from rpbench.cost.basis import Basis
 from rpbench.cost.machine import Machine
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.table import LayerTimes
-from rpbench.cost.traffic import OptimizerTraffic
+from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.mesh.layer_bytes import mean_layer_bytes
 from rpbench.mesh.layer_seconds import Setting
 from rpbench.mesh.layer_times import pipeline_setting, setting_of, times_of, with_halves

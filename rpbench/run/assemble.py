@@ -7,20 +7,21 @@ from functools import partial
 import numpy as np
 
 from rpbench import registry
+from rpbench.config.charging import check_charge, traffic_of
 from rpbench.config.choices import ConfigError, CostConfig
 from rpbench.config.files.source_file import SourceFile
 from rpbench.config.request import Request
 from rpbench.cost.activations import UNKNOWN, layer_activations
+from rpbench.cost.charges import with_charges
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
 from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
-from rpbench.cost.traffic import Traffic
-from rpbench.cost.transfers import TransferTimes
+from rpbench.cost.transfers import Traffic, TransferTimes
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.schedule import Schedule, from_text
+from rpbench.ir.schedule import Schedule, ScheduleError, from_text
 from rpbench.ir.versions import Versions
 from rpbench.mesh.layer_bytes import mean_layer_bytes
 from rpbench.passes.lower import add_steps
@@ -29,7 +30,6 @@ from rpbench.plan import Choice, choose
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
-from rpbench.run.charging import check_charge, traffic_of, with_charges
 from rpbench.run.layer_times import layer_times, setting_of
 from rpbench.run.offloading import check_sizes, with_offload
 from rpbench.sim.checked import checked_graph
@@ -202,7 +202,12 @@ def _finished(request: Request, order: Schedule) -> Schedule:
     else:
         schedule = add_steps(order) if order.shape.num_steps > 1 or charged else order
     schedule = with_offload(request.offload, request.prefetch, schedule)
-    return with_charges(schedule, request.cluster) if charged else schedule
+    if not charged:
+        return schedule
+    try:
+        return with_charges(schedule, request.cluster)
+    except ScheduleError as error:
+        raise ConfigError(f"charge=bytes: {error}; use charge=hops, which leaves the optimizer out") from None
 
 
 def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:

@@ -8,7 +8,7 @@ from rpbench.cost.activations import LayerActivations, layer_activations
 from rpbench.cost.machine import Machine
 from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.table import LayerTimes
-from rpbench.cost.traffic import OptimizerTraffic
+from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.workload.architecture import Architecture
 
 Source = Literal["published", "analytic"]
