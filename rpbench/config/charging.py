@@ -1,4 +1,4 @@
-"""Charging: what a request pays for, `charge=hops` or `bytes` (`rpbench.cost.charges`); without a word bytes, if known."""
+"""Charging: what a request pays for, `charge=hops` or `bytes` (`rpbench.cost.charges`); or what can be."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
