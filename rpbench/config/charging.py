@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from rpbench.config.choices import ConfigError, CostConfig, Mode, Simulate
 from rpbench.config.configuration import RunConfig
-from rpbench.config.files.keys import MOVES, check_figures
+from rpbench.config.files.keys import MOVES
 from rpbench.cost.machine import Machine
-from rpbench.cost.sizes import ModelBytes
-from rpbench.cost.transfers import OptimizerTraffic, Traffic
 from rpbench.registry import Entry
 
 if TYPE_CHECKING:
@@ -63,27 +61,3 @@ def check_charge(request: "Request") -> None:
         raise ConfigError(
             f"charge=bytes: the sums of {entry.name} over shares of the head have no bytes; use charge=hops"
         )
-
-
-def traffic_of(request: "Request", sizes: ModelBytes, *, boundaries: bool) -> Traffic:
-    """What is charged for the transfers of a run.
-
-    Args:
-        boundaries: whether boundary tensors are among the transfers of a run that charges hops.
-
-    Raises:
-        ConfigError: if the costs or the cluster lack a figure.
-    """
-    cost, cluster = request.cost, request.cluster
-    if request.charge == "hops":
-        return Traffic(sizes, cluster, boundaries)
-    check_figures(cluster, MOVES, "charge=bytes")
-    for name in CONSTANTS:
-        if name not in cost.constants:
-            raise ConfigError(
-                f"charge=bytes: cost={cost.name} has no constants.{name}, the optimizer's traffic for one parameter; "
-                f"use cost=published or analytic, or add +cost.constants.{name}=NUMBER"
-            )
-    pace = (cluster.memory_bytes_per_s or 0) * (cluster.memory_efficiency or 0)
-    optimizer = OptimizerTraffic(cost.constants["optimizer_bytes"], cost.constants["adam_bytes"], pace)
-    return Traffic(sizes, cluster, optimizer=optimizer)

@@ -146,11 +146,13 @@ class OptimizerTraffic:
         on_host: where the host's optimizer works.
         on_device: where a device updates what it holds.
         device_bytes_per_s: what element-wise kernels get of a device's memory.
+        beside_s: seconds of a device's steps that do not follow from its parameters: norm, logging, data.
     """
 
     on_host: float
     on_device: float
     device_bytes_per_s: float
+    beside_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class Traffic:
         """Steps on devices, by stage. Of shards one STEP stands for all, and the devices take turns with them."""
         assert self.optimizer is not None
         pace = self.optimizer.device_bytes_per_s * OPTIMIZER_BYTES / self.optimizer.on_device
-        numbers = range(schedule.shape.num_backward_stages)
-        return tuple(
-            Work(stages.stage(number, backward=True).optimizer / pace * units_per_second) for number in numbers
-        )
+        num_stages = schedule.shape.num_backward_stages
+        beside = self.optimizer.beside_s * schedule.shape.num_ranks / num_stages  # a device steps several, or its part
+        seconds = (stages.stage(number, backward=True).optimizer / pace for number in range(num_stages))
+        return tuple(Work((each + beside) * units_per_second) for each in seconds)

@@ -7,8 +7,9 @@ from functools import partial
 import numpy as np
 
 from rpbench import registry
-from rpbench.config.charging import check_charge, traffic_of
+from rpbench.config.charging import CONSTANTS, check_charge
 from rpbench.config.choices import ConfigError, CostConfig
+from rpbench.config.files.keys import MOVES, check_figures
 from rpbench.config.files.source_file import SourceFile
 from rpbench.config.request import Request
 from rpbench.cost.activations import UNKNOWN, layer_activations
@@ -18,12 +19,13 @@ from rpbench.cost.memory import Footprint
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
 from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
-from rpbench.cost.transfers import Traffic, TransferTimes
+from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, from_text
 from rpbench.ir.versions import Versions
 from rpbench.mesh.layer_bytes import mean_layer_bytes
+from rpbench.mesh.layer_times import optimizer_traffic
 from rpbench.passes.lower import add_steps
 from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
 from rpbench.plan import Choice, choose
@@ -188,7 +190,33 @@ def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
         raise ConfigError("charge=bytes: bytes follow from the model; take one with a shape, such as model=qwen3_1p7b")
     if sizes is None or (request.charge == "hops" and request.offload == "none" and not lowers):
         return None
-    return traffic_of(request, sizes, boundaries=request.offload in ("all", "auto") or lowers)
+    return _charged(request, sizes, boundaries=request.offload in ("all", "auto") or lowers)
+
+
+def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
+    """What is charged for the transfers of a run.
+
+    Args:
+        boundaries: whether boundary tensors are among the transfers of a run that charges hops.
+
+    Raises:
+        ConfigError: if the costs or the cluster lack a figure.
+    """
+    cost, cluster = request.cost, request.cluster
+    if request.charge == "hops":
+        return Traffic(sizes, cluster, boundaries)
+    check_figures(cluster, MOVES, "charge=bytes")
+    for name in CONSTANTS:
+        if name not in cost.constants:
+            raise ConfigError(
+                f"charge=bytes: cost={cost.name} has no constants.{name}, the optimizer's traffic for one parameter; "
+                f"use cost=published or analytic, or add +cost.constants.{name}=NUMBER"
+            )
+    if cost.name == "analytic":
+        return Traffic(sizes, cluster, optimizer=optimizer_traffic(setting_of(request)))
+    pace = (cluster.memory_bytes_per_s or 0) * (cluster.memory_efficiency or 0)
+    optimizer = OptimizerTraffic(cost.constants["optimizer_bytes"], cost.constants["adam_bytes"], pace)
+    return Traffic(sizes, cluster, optimizer=optimizer)
 
 
 def _finished(request: Request, order: Schedule) -> Schedule:
