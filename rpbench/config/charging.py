@@ -34,7 +34,8 @@ def charged_as(config: RunConfig, mode: Mode, entry: Entry, cluster: Machine, co
 def _known(model: Mapping[str, Any], cluster: Machine, cost: CostConfig) -> bool:
     """Whether bytes and paces are known: of the model, the machine and the optimizer."""
     machine = all(getattr(cluster, name) is not None for name in MOVES)
-    return machine and "hidden" in model and all(name in cost.constants for name in CONSTANTS)
+    known = cost.name == "analytic" or all(name in cost.constants for name in CONSTANTS)
+    return machine and "hidden" in model and known
 
 
 def check_charge(request: "Request") -> None:

@@ -206,14 +206,14 @@ def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffi
     if request.charge == "hops":
         return Traffic(sizes, cluster, boundaries)
     check_figures(cluster, MOVES, "charge=bytes")
+    if cost.name == "analytic":
+        return Traffic(sizes, cluster, optimizer=optimizer_traffic(setting_of(request)))
     for name in CONSTANTS:
         if name not in cost.constants:
             raise ConfigError(
                 f"charge=bytes: cost={cost.name} has no constants.{name}, the optimizer's traffic for one parameter; "
                 f"use cost=published or analytic, or add +cost.constants.{name}=NUMBER"
             )
-    if cost.name == "analytic":
-        return Traffic(sizes, cluster, optimizer=optimizer_traffic(setting_of(request)))
     pace = (cluster.memory_bytes_per_s or 0) * (cluster.memory_efficiency or 0)
     optimizer = OptimizerTraffic(cost.constants["optimizer_bytes"], cost.constants["adam_bytes"], pace)
     return Traffic(sizes, cluster, optimizer=optimizer)

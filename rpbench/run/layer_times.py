@@ -101,7 +101,7 @@ def setting_of(request: Request) -> Setting:
     known = request.software or usual_software(cluster.measured)
     if known.kernels in ("eager", "fused") or (cluster.gpu is None and known.kernels == "tiled"):
         check_figures(cluster, LAYERS, "cost=analytic")
-    numbers = make_basis(cluster, cost.constants, cost.declared)
+    numbers = make_basis(cluster, {**known.numbers, **cost.constants}, {**known.declared, **cost.declared})
     tokens = request.tokens_per_microbatch or 0
     return pipeline_setting(model, cluster, request.num_devices, known, tokens, numbers)
 

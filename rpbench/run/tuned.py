@@ -12,8 +12,6 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from rpbench.advice.causes import causes_of
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import RunConfig
@@ -21,7 +19,6 @@ from rpbench.config.request import Request
 from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.machine import Machine
 from rpbench.mesh.terms import terms_of
-from rpbench.places import CONF
 from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender, why_not_charged
 from rpbench.plan.contest.frame import Frame
@@ -160,12 +157,9 @@ def _check(request: Request) -> None:
 
 def _basis(request: Request) -> Basis:
     """The numbers behind `cost=analytic` on the machine; published times need them for microbatches of other sizes."""
-    cost: Any = request.cost
-    if cost.name == "published":
-        cost = OmegaConf.load(CONF / "cost" / "analytic.yaml")
-        constants: Any = OmegaConf.to_container(cost.constants)
-        return make_basis(request.cluster, constants | request.cost.constants, OmegaConf.to_container(cost.declared))  # type: ignore[arg-type]
-    return make_basis(request.cluster, cost.constants, cost.declared)
+    cost, known = request.cost, request.software
+    own = ({}, {}) if known is None else (known.numbers, known.declared)
+    return make_basis(request.cluster, {**own[0], **cost.constants}, {**own[1], **cost.declared})
 
 
 # --- what a record says --------------------------------------------------------------------------------------
