@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rpbench.cost.activations import UNKNOWN, LayerActivations
-from rpbench.cost.sizes import DeviceMemory
+from rpbench.cost.sizes import UNKNOWN, DeviceMemory, LayerActivations
 from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.cost.transfers import Traffic
 from rpbench.ir.action import Kind

@@ -12,12 +12,11 @@ from rpbench.config.choices import ConfigError, CostConfig
 from rpbench.config.files.keys import MOVES, check_figures
 from rpbench.config.files.source_file import SourceFile
 from rpbench.config.request import Request
-from rpbench.cost.activations import UNKNOWN, layer_activations
 from rpbench.cost.charges import with_charges
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
-from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
+from rpbench.cost.sizes import UNKNOWN, DeviceMemory, ModelBytes, layer_activations, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes
 from rpbench.ir.moves import has_transfers

@@ -16,7 +16,6 @@ from rpbench.advice.causes import causes_of
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import RunConfig
 from rpbench.config.request import Request
-from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.machine import Machine
 from rpbench.mesh.terms import terms_of
 from rpbench.plan import Choice
@@ -29,7 +28,7 @@ from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Source, Terms
 from rpbench.run.assemble import Assembled, transfers_of
-from rpbench.run.layer_times import check_published
+from rpbench.run.layer_times import check_published, numbers_on
 from rpbench.run.recording import Fields
 from rpbench.sim.checked import check_graph
 
@@ -118,7 +117,7 @@ def terms_of_request(request: Request) -> Terms:
     found = terms_of(
         request.model,
         request.cluster,
-        _basis(request),
+        numbers_on(request.cluster, request.cost, request.software),
         num_devices=request.num_devices,
         sequences_per_step=request.num_microbatches * request.workload.microbatch_sequences,
         source=source,
@@ -153,13 +152,6 @@ def _check(request: Request) -> None:
         if (value := getattr(request, key)) != usual:
             why = "the search chooses it" if key in CHOSEN else "everything that moves is charged by its bytes"
             raise ConfigError(f"{key}={value} with {name}: {why}; leave it out")
-
-
-def _basis(request: Request) -> Basis:
-    """The numbers behind `cost=analytic` on the machine; published times need them for microbatches of other sizes."""
-    cost, known = request.cost, request.software
-    own = ({}, {}) if known is None else (known.numbers, known.declared)
-    return make_basis(request.cluster, {**own[0], **cost.constants}, {**own[1], **cost.declared})
 
 
 # --- what a record says --------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Any
 from rpbench.config.choices import ConfigError, CostConfig, Predict
 from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
-from rpbench.cost.basis import Basis, make_basis
+from rpbench.cost.basis import Basis
 from rpbench.cost.machine import Machine, machine
 from rpbench.mesh.software import Software
 from rpbench.predict import SYSTEMS, Prediction, predict
@@ -14,6 +14,7 @@ from rpbench.predict.settings import Settings, given_settings, published_setting
 from rpbench.predict.systems import system
 from rpbench.records.record import Record
 from rpbench.run.collection import collection_paused
+from rpbench.run.layer_times import numbers_on
 from rpbench.run.published_run import published_run_fields
 from rpbench.run.recording import Outcome, Work, recorded
 from rpbench.workload.architecture import Architecture
@@ -53,8 +54,7 @@ def basis_of(cluster: Machine, cost: CostConfig, known: Software | None = None) 
     """
     if cost.name != "analytic":
         raise ConfigError(f"mode=predict rests on a model of the machine; set cost=analytic, not {cost.name}")
-    own = ({}, {}) if known is None else (known.numbers, known.declared)
-    return make_basis(cluster, {**own[0], **cost.constants}, {**own[1], **cost.declared})
+    return numbers_on(cluster, cost, known)
 
 
 def case_of(request: Request) -> Case:
