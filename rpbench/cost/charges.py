@@ -15,9 +15,8 @@ charge=bytes   all rows take what their bytes take
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rpbench.cost.machine import Machine
 from rpbench.cost.sizes import LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import Kind
 from rpbench.ir.moved_objects import Cargo
@@ -27,6 +26,9 @@ from rpbench.passes.boundary_lanes import send_over_links
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard, stream
 from rpbench.registry import Entry
+
+if TYPE_CHECKING:  # read from YAML, which a browser has not
+    from rpbench.cost.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Charge:
     name: str
     bytes_of: Callable[[LayerSize | StageSizes, ModelBytes], Any]
     exchanged: bool = True
-    place: Callable[[Schedule, Machine], Schedule] | None = None
+    place: Callable[[Schedule, "Machine"], Schedule] | None = None
     ends: frozenset[Kind] = frozenset()
     lane: str = "net"
 
@@ -56,13 +58,13 @@ class Charge:
         return Cargo(self.name, stage, kind not in (Kind.F, Kind.R), Fraction(1), self.lane)
 
 
-def _sum_copies(schedule: Schedule, cluster: Machine) -> Schedule:
+def _sum_copies(schedule: Schedule, cluster: "Machine") -> Schedule:
     """Copies of a stage sum their gradients once a step."""
     copies = schedule.placement and any(len(holders) > 1 for holders in schedule.placement)
     return shard(schedule, parameters=None, gradients="step") if copies else schedule
 
 
-def _send_boundaries(schedule: Schedule, cluster: Machine) -> Schedule:
+def _send_boundaries(schedule: Schedule, cluster: "Machine") -> Schedule:
     return send_over_links(schedule, direct=cluster.intra_bytes_per_s is not None)
 
 
@@ -111,7 +113,7 @@ def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tup
 
 
 def with_everything(
-    order: Schedule, entry: Entry, cluster: Machine, options: Mapping[str, Any], prefetch: int
+    order: Schedule, entry: Entry, cluster: "Machine", options: Mapping[str, Any], prefetch: int
 ) -> Schedule:
     """The order with steps and with all that it moves.
 
@@ -133,7 +135,7 @@ def with_everything(
     return with_charges(stepped, cluster)
 
 
-def with_charges(schedule: Schedule, cluster: Machine) -> Schedule:
+def with_charges(schedule: Schedule, cluster: "Machine") -> Schedule:
     """The schedule with what every row of the table puts into lanes.
 
     Streamed schedules, and methods that move weights or gradients themselves, have everything already.

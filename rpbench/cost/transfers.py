@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from rpbench.cost.charges import cause_of, charge_of, computations_that_carry, is_collective
-from rpbench.cost.machine import Machine
 from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes
 from rpbench.cost.table import CostTable, Number, Work, members_of
 from rpbench.ir.action import RECV, SEND, Kind
@@ -19,6 +19,9 @@ from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moved_objects import LINKS, Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Weights
+
+if TYPE_CHECKING:
+    from rpbench.cost.machine import Machine
 
 
 class StageBytes:
@@ -100,7 +103,7 @@ class TransferTimes:
     """
 
     stages: StageBytes
-    cluster: Machine
+    cluster: "Machine"
     units_per_second: int = 1
     optimizer_bytes: float | None = None
     free: frozenset[str] = frozenset()
@@ -166,7 +169,7 @@ class Traffic:
     """
 
     sizes: ModelBytes
-    cluster: Machine
+    cluster: "Machine"
     boundaries: bool | None = None
     optimizer: OptimizerTraffic | None = None
 
