@@ -1,16 +1,13 @@
 """Charging: what a request pays for, `charge=hops` or `bytes` (`rpbench.cost.charges`); or what can be."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rpbench.config.choices import ConfigError, CostConfig, Mode, Simulate
 from rpbench.config.configuration import RunConfig
 from rpbench.config.files.keys import MOVES
 from rpbench.cost.machine import Machine
 from rpbench.registry import Entry
-
-if TYPE_CHECKING:
-    from rpbench.config.request import Request
 
 CONSTANTS = ("optimizer_bytes", "adam_bytes")  # of the costs: traffic of the optimizer for one parameter
 WORDS = ("hops", "bytes")
@@ -38,21 +35,18 @@ def _known(model: Mapping[str, Any], cluster: Machine, cost: CostConfig) -> bool
     return machine and "hidden" in model and known
 
 
-def check_charge(request: "Request") -> None:
+def check_charge(charge: str, offload: str, entry: Entry, mode: Mode) -> None:
     """Refuse what cannot be charged.
 
     Raises:
         ConfigError: for an unknown word, or a request whose transfers nobody has named.
     """
-    charge, offload, entry = request.charge, request.offload, request.entry
     if charge not in WORDS:
         raise ConfigError(f"charge={charge}: one of {', '.join(WORDS)}")
     if charge == "hops":
         return
-    if not isinstance(request.mode, Simulate):
-        raise ConfigError(
-            f"charge=bytes with mode={request.mode.name}: bytes are charged in simulation; use mode=simulate"
-        )
+    if not isinstance(mode, Simulate):
+        raise ConfigError(f"charge=bytes with mode={mode.name}: bytes are charged in simulation; use mode=simulate")
     if entry.separate_cuts and offload not in ("all", "auto"):
         raise ConfigError(
             f"charge=bytes with offload={offload}: the weights of {entry.name} follow its work, and their way counts; "

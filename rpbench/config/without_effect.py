@@ -1,13 +1,9 @@
-"""Without effect: choices that a mode has no use for: refused, or told where they change nothing."""
+"""Without effect: choices of a command line that change nothing in a mode, and what else there is to tell of some."""
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
 from rpbench.config.charging import CONSTANTS
-from rpbench.config.choices import ConfigError, Duel, Mode, Predict, Roofline, Simulate, TorchDuel, Train
-
-if TYPE_CHECKING:
-    from rpbench.config.request import Request
+from rpbench.config.choices import CostConfig, Mode, Predict, Roofline, Simulate
 
 OF_TENSORS = ("dtype", "optimizer")
 # What the published runs of mode=predict have of their own.
@@ -66,76 +62,17 @@ def _of_groups(overrides: Sequence[str], groups: Collection[str]) -> str:
     return " ".join(item for item, key in zip(overrides, keys, strict=True) if key in groups)
 
 
-# --- refused -------------------------------------------------------------------------------------------------
-
-
-def check_mode(request: "Request") -> None:
-    """Refuse what a mode has no use for.
-
-    Raises:
-        ConfigError: naming what to write instead.
-    """
-    mode, backend = request.mode, request.backend
-    if request.software is not None:
-        _check_software(request, request.software.name)
-    if request.mesh is not None and not isinstance(mode, Simulate):
-        raise ConfigError(
-            f"mesh with mode={mode.name}: meshes are simulated; use mode=simulate, search one with rpbench plan "
-            "mesh=search, or train replicas and tensor shards with backend=torch backend.data_parallel=2 "
-            "backend.tensor_parallel=2"
-        )
-    if isinstance(mode, Train) and backend is None:
-        raise ConfigError("mode=train: choose what executes it, as in backend=virtual, backend=cpu or backend=emulated")
-    if not isinstance(mode, Train) and backend is not None:
-        raise ConfigError(f"mode={mode.name} has no backend: leave backend={backend.name} out, or take mode=train")
-    has_tensors = backend is not None and backend.name != "emulated"
-    if request.verify and not has_tensors and not isinstance(mode, Duel):
-        where = f"backend={backend.name}" if backend else f"mode={mode.name}"
-        raise ConfigError(f"verify=true: {where} has no tensors to compare; use backend=virtual or backend=cpu")
-    asked = request.checkpoint.save_to or request.checkpoint.resume_from
-    if asked and (backend is None or backend.name not in ("virtual", "cpu")):
-        where = f"backend={backend.name}" if backend else f"mode={mode.name}"
-        raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual or backend=cpu")
-    if isinstance(mode, Predict | Roofline | Duel | TorchDuel) and request.model is None:
-        raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
-    if request.tuning_budget is not None and not isinstance(mode, Simulate):
-        raise ConfigError(
-            f"tuning_budget={request.tuning_budget} with mode={mode.name}: plans are searched in simulation; use "
-            "mode=simulate"
-        )
-    _check_frozen(request)
-    if request.recompute == "fitting" and not isinstance(mode, Simulate):
-        raise ConfigError(
-            f"recompute=fitting with mode={mode.name}: stage by stage is simulated; use mode=simulate, or "
-            "recompute=all, except_last or none"
-        )
-    if request.recompute == "fitting" and (request.model is None or request.schedule.file is not None):
-        raise ConfigError(
-            "recompute=fitting: what fits follows from a model's bytes and a schedule of the registry; "
-            "choose both, or use recompute=all"
-        )
-    if isinstance(mode, Duel) and request.recompute != "all":
-        raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")
-
-
-def _check_software(request: "Request", name: str) -> None:
-    if request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None):
-        raise ConfigError(
-            f"software={name} with cost={request.cost.name}, which has its own seconds: software says what "
-            "cost=analytic counts; leave one of both out"
-        )
-
-
-def _check_frozen(request: "Request") -> None:
-    ratio = request.cost.max_freeze_ratio
-    if not ratio or (isinstance(request.mode, Simulate) and request.mesh is None and request.tuning_budget is None):
-        return
-    what = f"mode={request.mode.name}"
-    if request.mesh is not None:
-        what = "a mesh"
-    elif request.tuning_budget is not None:
-        what = f"tuning_budget={request.tuning_budget}"
-    raise ConfigError(
-        f"cost.max_freeze_ratio={ratio} with {what}: backwards that make a part of the weight gradients are simulated "
-        "for one schedule on one host; use mode=simulate alone, or leave it at 0"
+def frozen(cost: CostConfig) -> tuple[str, ...]:
+    """What there is to tell of weight gradients that are not made."""
+    if not cost.max_freeze_ratio:
+        return ()
+    return (
+        f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is "
+        "other training than without; only its times are simulated",
     )
+
+
+def renamed(choices: Mapping[str, str | None]) -> tuple[str, ...]:
+    """What there is to tell of an old name."""
+    is_old = choices.get("backend") == "cuda"
+    return ("backend=cuda is now called backend=device, and serves every accelerator of torch",) if is_old else ()

@@ -142,7 +142,7 @@ def pose(request: Request) -> Problem:
             "mesh: only runs and rpbench plan mesh=search take one; for the schedule alone leave it out and set "
             f"num_devices={request.mesh.mesh.pipeline}"
         )
-    check_charge(request)
+    check_charge(request.charge, request.offload, entry, request.mode)
     if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
         raise ConfigError(
             f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; "
