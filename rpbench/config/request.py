@@ -1,9 +1,9 @@
 """Request: what one run is asked for, typed and checked once. Nothing behind it reads a dictionary of choices again."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -11,6 +11,7 @@ from yaml import YAMLError
 
 from rpbench import registry
 from rpbench.config.changed_model import told_apart
+from rpbench.config.charging import charged_as
 from rpbench.config.choices import (
     MODES,
     BackendConfig,
@@ -32,20 +33,19 @@ from rpbench.config.choices import (
 )
 from rpbench.config.composing import recalling
 from rpbench.config.configuration import BESIDES, Composed, ConfigError, RunConfig, as_plain
-from rpbench.config.files.keys import missing_text
+from rpbench.config.files.keys import built, check_name
 from rpbench.config.files.source_file import SourceFile, read_source, source_of
 from rpbench.config.halved_microbatches import check_pieces, cut_sequences
 from rpbench.config.lengths import check_lengths, read_lengths
 from rpbench.config.schedule_options import check_options
 from rpbench.config.size_checks import check_sizes
-from rpbench.config.usual_charge import charged_as
-from rpbench.config.without_effect import without_effect
+from rpbench.config.without_effect import frozen, renamed, without_effect
 from rpbench.cost.machine import Machine, machine_of
 from rpbench.cost.measured import has_engine
 from rpbench.finite import not_finite
 from rpbench.places import file_of
 from rpbench.registry import Entry, sources, unknown_name
-from rpbench.workload.architecture import Architecture, unknown_key
+from rpbench.workload.architecture import Architecture
 from rpbench.yaml_file import keys_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the proje
 
 MOST_LAYERS_TO_CUT = 10**6  # of the model without a shape, which has as many layers as a schedule has stages
 DEVICES = 8  # of a run whose cluster does not say how many it has
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def cluster_file(path: Path) -> Machine:
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(f"cluster={path}: {first_line(error)}") from None
     keys = {"name": path.stem, **{str(key): value for key, value in values.items()}}
-    _check_name("cluster", keys)
+    check_name("cluster", keys)
     return machine_of(keys)
 
 
@@ -210,7 +209,7 @@ def request_of(found: Composed) -> Request:
     config = found.node if isinstance(found.node, RunConfig) else typed(RunConfig, found.node)
     _check_names(found.choices)
     shape, notes = told_apart(config.model, found.choices.get("model"), found.overrides)
-    _check_name("cluster", config.cluster)
+    check_name("cluster", config.cluster)
     cluster, model = machine_of(config.cluster), _model(shape)
     software = _software(config)
     config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model, software)
@@ -254,7 +253,7 @@ def request_of(found: Composed) -> Request:
             "cluster": as_plain(cluster),
             **({"framework": as_plain(mesh.software)} if mesh else {}),
         },
-        notes=(*notes, *_renamed(found.choices), *_frozen(cost), *without_effect(mode, found.overrides, eager=eager)),
+        notes=(*notes, *renamed(found.choices), *frozen(cost), *without_effect(mode, found.overrides, eager=eager)),
         software=software,
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
@@ -322,22 +321,6 @@ def _subject(
     return subject
 
 
-def _frozen(cost: CostConfig) -> tuple[str, ...]:
-    """What there is to tell of weight gradients that are not made."""
-    if not cost.max_freeze_ratio:
-        return ()
-    return (
-        f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is "
-        "other training than without; only its times are simulated",
-    )
-
-
-def _renamed(choices: Mapping[str, str | None]) -> tuple[str, ...]:
-    """What there is to tell of an old name."""
-    is_old = choices.get("backend") == "cuda"
-    return ("backend=cuda is now called backend=device, and serves every accelerator of torch",) if is_old else ()
-
-
 def _mode(config: RunConfig) -> Mode:
     """The chosen mode; without one, `train` where a backend is chosen, and else `simulate`."""
     given = config.mode or {"name": "train" if config.backend else "simulate"}
@@ -374,7 +357,7 @@ def _check_names(choices: Mapping[str, str | None]) -> None:
 
 def _model(shape: Mapping[str, Any]) -> Architecture | None:
     """The model; None for the one without a shape."""
-    return None if shape.get("name") == ABSTRACT else _built(Architecture, "model", shape)
+    return None if shape.get("name") == ABSTRACT else built(Architecture, "model", shape)
 
 
 def _software(config: RunConfig) -> "Software | None":
@@ -433,45 +416,9 @@ def _num_layers(config: RunConfig) -> int | None:
     return given
 
 
-def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
-    """A dataclass made of a group's keys.
-
-    Raises:
-        ConfigError: for a key it does not have.
-    """
-    each = fields(kind)  # type: ignore[arg-type]  # a dataclass
-    known = {f.name for f in each}
-    for key in values:
-        if key not in known:
-            raise ConfigError(unknown_key(str(key), sorted(known), f"key of {group}"))
-    _check_name(group, values)
-    if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
-        raise ConfigError(missing_text(group, str(values["name"]), missing))
-    return kind(**values)
-
-
-def _check_name(group: str, values: Mapping[str, Any]) -> None:
-    """Refuse a group's keys without a name that can be one."""
-    if "name" not in values:
-        raise ConfigError(f"{group}=null: choose one, as in {group}={'qwen3_1p7b' if group == 'model' else 'local'}")
-    if not isinstance(values["name"], str):
-        raise ConfigError(f"{group}.name={values['name']!r:.80}: a name is text; put it in quotes")
-    name = values["name"]
-    if not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\"):
-        raise ConfigError(f"{group}.name={name!r:.80}: a name is no path, and has at most 100 characters")
-
-
 def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
     path = None if workload.text is None else _TEXTS / f"{workload.text}.txt"
     return read_source("workload.text", None if path is None else str(path))
-
-
-def _check_software(request: Request, name: str) -> None:
-    if request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None):
-        raise ConfigError(
-            f"software={name} with cost={request.cost.name}, which has its own seconds: software says what "
-            "cost=analytic counts; leave one of both out"
-        )
 
 
 def _check_mode(request: Request) -> None:
@@ -534,6 +481,14 @@ def _check_mode(request: Request) -> None:
         )
     if isinstance(mode, Duel) and request.recompute != "all":
         raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")
+
+
+def _check_software(request: Request, name: str) -> None:
+    if request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None):
+        raise ConfigError(
+            f"software={name} with cost={request.cost.name}, which has its own seconds: software says what "
+            "cost=analytic counts; leave one of both out"
+        )
 
 
 def _check_frozen(request: Request) -> None:

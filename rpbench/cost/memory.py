@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost import replicas
+from rpbench.cost.charges import CHARGES
 from rpbench.cost.fitting import fitting_stages
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind
@@ -182,12 +183,9 @@ class Footprint:
 
     def between_halves(self) -> list[Ints]:
         """The same of microbatches between the two halves of their backward; empty where it is in one piece."""
-        if self._between_halves is None:
-            return []
+        devices = range(0 if self._between_halves is None else len(self._holds[0]))
         schedule = self._analysis.schedule
-        return [
-            _waiting_halves(schedule.compute(each), schedule.shape.num_stages) for each in range(len(self._holds[0]))
-        ]
+        return [_waiting_halves(schedule.compute(each), schedule.shape.num_stages) for each in devices]
 
     def _staying(self, sizes: Floats, versions: Floats) -> Floats:
         """Bytes of layers that stay on the device of a stage, (layers, stages)."""
@@ -224,9 +222,13 @@ class Footprint:
             keeps = np.full((1, backward.shape[1]), self._sizes.keeps_activations)
             if self._keeps is not None:
                 keeps = np.array([[stage in self._keeps for stage in range(backward.shape[1])]])
-        if self._streamed or not keeps.any():
-            return self._recomputing(forward, below)
-        return self._with_activations(below, keeps)
+        recomputes = self._streamed or not keeps.any()
+        found = self._recomputing(forward, below) if recomputes else self._with_activations(below, keeps)
+        for charge in CHARGES:
+            if not charge.ends.isdisjoint(self._analysis.schedule.kinds):
+                each = charge.bytes_of(below, self._sizes) + 0 * below.weights  # (plans, stages)
+                found[f"{charge.name} buffers"] = (each[:, :, None] * self._holds[: each.shape[1]]).max(axis=1)
+        return found
 
     def _recomputing(self, forward: Ints, below: StageSizes) -> dict[str, Ints]:
         if self._replicas is not None:
@@ -471,8 +473,6 @@ _WAYS_OUT = {
     "activations": "take smaller microbatches, recompute=all, or a schedule with fewer in flight such as 1f1b",
     "recomputed activations": "take smaller microbatches, or more stages",
     "activations between halves": "take smaller microbatches, or a schedule whose backward is in one piece",
-    "boundary tensors": "take smaller microbatches",
-    "logits": "take smaller microbatches",
 }
 _STREAMED_WAYS_OUT = {
     "weights": "take more stages, or let partition=search find smaller ones",
@@ -492,8 +492,9 @@ def why_infeasible(schedule: Schedule, memory: DeviceMemory, in_flight: Sequence
     if needed[worst] <= memory.limit_bytes:
         return ""
     largest = max(classes[worst], key=lambda name: classes[worst][name])
-    ways_out = _WAYS_OUT | (_STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {})
+    streamed = _STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {}
+    way_out = (_WAYS_OUT | streamed).get(largest, "take smaller microbatches")
     return (
         f"device {worst} needs {needed[worst] / 1e9:.1f} GB and has {memory.limit_bytes / 1e9:.1f} GB; "
-        f"{classes[worst][largest] / 1e9:.1f} GB of it are {largest}: {ways_out[largest]}"
+        f"{classes[worst][largest] / 1e9:.1f} GB of it are {largest}: {way_out}"
     )

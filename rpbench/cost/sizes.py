@@ -132,3 +132,36 @@ def _size(parameters: int, trainable: int, state: float = OPTIMIZER_BYTES) -> La
 def saved_state(size: LayerSize) -> int:
     """Bytes by which optimizer state is smaller than with moments in 32 bits."""
     return OPTIMIZER_BYTES // BYTES_PER_VALUE * size.gradients - size.optimizer
+
+
+# --- what a forward leaves for the halves of its backward, without recomputation ---------------------------------
+
+
+class LayerActivations(NamedTuple):
+    """Bytes of one microbatch in one layer.
+
+    Args:
+        whole: from F on.
+        for_weights: the part that only W lets go; the rest goes at I.
+    """
+
+    whole: int
+    for_weights: int
+
+
+# Nothing is known of the layers: then nothing goes before W.
+UNKNOWN = LayerActivations(1, 1)
+
+
+def layer_activations(model: Architecture, num_tokens: int) -> LayerActivations:
+    """Bytes a decoder layer of that hidden size, number of heads and sequence length keeps.
+
+    34 B S H + 5 A B S^2 in all, 32 B S H of them for the weight gradients (B sequences of S tokens, H hidden, A heads).
+
+    Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24, section 2.1 (M_B and M_W), after Korthikanti et
+    al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, equation 1: 16 bits, attention
+    scores kept, no tensor parallelism.
+    """
+    return LayerActivations(
+        num_tokens * (34 * model.hidden + 5 * model.heads * model.seq_len), num_tokens * 32 * model.hidden
+    )

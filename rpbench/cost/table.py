@@ -1,7 +1,7 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
@@ -60,6 +60,7 @@ class CostTable:
             it, which is nothing for transfers.
         each: the costs of every microbatch of a step, where they differ; what belongs to no microbatch, or to several,
             takes what the table itself says: that of their mean. Empty where all are alike.
+        carry: what actions of a kind and stage end with, whose time comes on top of their work.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -71,6 +72,7 @@ class CostTable:
     speeds: tuple[Number, ...] = ()
     transfer_time: Callable[[Cargo], Number | None] | None = None
     each: tuple["CostTable", ...] = ()
+    carry: Mapping[tuple[Kind, int], tuple[Cargo, ...]] = field(default_factory=dict)
 
     def at(self, microbatch: int | None) -> "CostTable":
         """The costs of a microbatch, counted through over all steps."""
@@ -90,7 +92,10 @@ class CostTable:
         if kind is Kind.STEP_REST:
             kind = Kind.STEP  # of a part, which the schedule knows
         if kind in self.work:
-            return self.work[kind][stage]
+            own = self.work[kind][stage]
+            for carried in map(self.of_cargo, self.carry.get((kind, stage), ())):
+                own = own if carried is None else own._replace(main=own.main + carried.main)
+            return own
         if kind in (Kind.I, Kind.W):
             raise ScheduleError(
                 f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "

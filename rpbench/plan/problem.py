@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rpbench.cost.activations import UNKNOWN, LayerActivations
-from rpbench.cost.sizes import DeviceMemory
+from rpbench.cost.sizes import UNKNOWN, DeviceMemory, LayerActivations
 from rpbench.cost.table import CostTable, LayerTimes, Number
-from rpbench.cost.traffic import Traffic
+from rpbench.cost.transfers import Traffic
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.moves import has_transfers

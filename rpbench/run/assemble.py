@@ -7,29 +7,30 @@ from functools import partial
 import numpy as np
 
 from rpbench import registry
+from rpbench.config.charging import CONSTANTS, check_charge
 from rpbench.config.choices import ConfigError, CostConfig
+from rpbench.config.files.keys import MOVES, check_figures
 from rpbench.config.files.source_file import SourceFile
 from rpbench.config.request import Request
-from rpbench.cost.activations import UNKNOWN, layer_activations
+from rpbench.cost.charges import with_charges
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
-from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
+from rpbench.cost.sizes import UNKNOWN, DeviceMemory, ModelBytes, layer_activations, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
-from rpbench.cost.traffic import Traffic
-from rpbench.cost.transfers import TransferTimes
+from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.schedule import Schedule, from_text
+from rpbench.ir.schedule import Schedule, ScheduleError, from_text
 from rpbench.ir.versions import Versions
 from rpbench.mesh.layer_bytes import mean_layer_bytes
+from rpbench.mesh.layer_times import optimizer_traffic
 from rpbench.passes.lower import add_steps
 from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
 from rpbench.plan import Choice, choose
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
-from rpbench.run.charging import check_charge, traffic_of, with_charges
 from rpbench.run.layer_times import layer_times, microbatch_times, setting_of
 from rpbench.run.offloading import check_sizes, with_offload
 from rpbench.sim.checked import checked_graph
@@ -145,7 +146,7 @@ def pose(request: Request) -> Problem:
             "mesh: only runs and rpbench plan mesh=search take one; for the schedule alone leave it out and set "
             f"num_devices={request.mesh.mesh.pipeline}"
         )
-    check_charge(request)
+    check_charge(request.charge, request.offload, entry, request.mode)
     if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
         raise ConfigError(
             f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; "
@@ -196,7 +197,33 @@ def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
         raise ConfigError("charge=bytes: bytes follow from the model; take one with a shape, such as model=qwen3_1p7b")
     if sizes is None or (request.charge == "hops" and request.offload == "none" and not lowers):
         return None
-    return traffic_of(request, sizes, boundaries=request.offload in ("all", "auto") or lowers)
+    return _charged(request, sizes, boundaries=request.offload in ("all", "auto") or lowers)
+
+
+def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
+    """What is charged for the transfers of a run.
+
+    Args:
+        boundaries: whether boundary tensors are among the transfers of a run that charges hops.
+
+    Raises:
+        ConfigError: if the costs or the cluster lack a figure.
+    """
+    cost, cluster = request.cost, request.cluster
+    if request.charge == "hops":
+        return Traffic(sizes, cluster, boundaries)
+    check_figures(cluster, MOVES, "charge=bytes")
+    if cost.name == "analytic":
+        return Traffic(sizes, cluster, optimizer=optimizer_traffic(setting_of(request)))
+    for name in CONSTANTS:
+        if name not in cost.constants:
+            raise ConfigError(
+                f"charge=bytes: cost={cost.name} has no constants.{name}, the optimizer's traffic for one parameter; "
+                f"use cost=published or analytic, or add +cost.constants.{name}=NUMBER"
+            )
+    pace = (cluster.memory_bytes_per_s or 0) * (cluster.memory_efficiency or 0)
+    optimizer = OptimizerTraffic(cost.constants["optimizer_bytes"], cost.constants["adam_bytes"], pace)
+    return Traffic(sizes, cluster, optimizer=optimizer)
 
 
 def _finished(request: Request, order: Schedule) -> Schedule:
@@ -210,7 +237,12 @@ def _finished(request: Request, order: Schedule) -> Schedule:
     else:
         schedule = add_steps(order) if order.shape.num_steps > 1 or charged else order
     schedule = with_offload(request.offload, request.prefetch, schedule)
-    return with_charges(schedule, request.cluster) if charged else schedule
+    if not charged:
+        return schedule
+    try:
+        return with_charges(schedule, request.cluster)
+    except ScheduleError as error:
+        raise ConfigError(f"charge=bytes: {error}; use charge=hops, which leaves the optimizer out") from None
 
 
 def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:

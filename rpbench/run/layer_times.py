@@ -6,18 +6,19 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from rpbench.config.choices import ConfigError
+from rpbench.config.choices import ConfigError, CostConfig
 from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
-from rpbench.cost.basis import make_basis
+from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.constant import constant_times, unit_times
+from rpbench.cost.machine import Machine
 from rpbench.cost.pieces import between, mean_times, of_lengths, of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layer_seconds import Setting
 from rpbench.mesh.layer_times import penalised, pipeline_setting, times_of, with_halves
-from rpbench.mesh.software import usual_software
+from rpbench.mesh.software import Software, usual_software
 from rpbench.workload.architecture import Architecture
 
 
@@ -145,12 +146,19 @@ def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
     known = request.software or usual_software(cluster.measured)
     if known.kernels in ("eager", "fused") or (cluster.gpu is None and known.kernels == "tiled"):
         check_figures(cluster, LAYERS, "cost=analytic")
-    numbers = make_basis(cluster, cost.constants, cost.declared)
+    numbers = numbers_on(cluster, cost, known)
     tokens = request.tokens_per_microbatch or 0
     if lengths:
         tokens = sum(lengths)
         model = replace(model, seq_len=round(sum(length * length for length in lengths) / tokens))
     return pipeline_setting(model, cluster, request.num_devices, known, tokens, numbers)
+
+
+def numbers_on(cluster: Machine, cost: CostConfig, known: Software | None) -> Basis:
+    """The numbers behind `cost=analytic` on a cluster: those of `cost.constants` first, then a named software's."""
+    if known is None:
+        return make_basis(cluster, cost.constants, cost.declared)
+    return make_basis(cluster, {**known.numbers, **cost.constants}, {**known.declared, **cost.declared})
 
 
 def _profiled(request: Request, num_layers: int) -> LayerTimes:

@@ -12,7 +12,7 @@ from rpbench.commands.advise import advise_on
 from rpbench.cost.constant import unit_times
 from rpbench.cost.machine import Machine
 from rpbench.cost.sizes import model_bytes
-from rpbench.cost.traffic import OptimizerTraffic, Traffic
+from rpbench.cost.transfers import OptimizerTraffic, Traffic
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
