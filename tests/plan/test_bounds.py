@@ -31,10 +31,10 @@ def cuts(num_layers, num_stages):
         yield symmetric(tuple(np.diff((0, *ends, num_layers)).tolist()))
 
 
-def every_plan(name, case):
+def every_plan(frames):
     """Every setting with every cut, timed with all steps."""
-    who = contender(name)
-    space, frames = space_of(who, case), Frames(who, case)
+    case = frames.terms
+    space = space_of(frames.contender, case)
     for values in product(*space.dimensions.values()):
         setting = space.first
         for dimension, value in zip(space.dimensions, values, strict=True):
@@ -87,13 +87,12 @@ def test_the_same_of_many_more(drawn):
 def check(name, case, share):
     """Every plan against the bounds, and the found one against every plan."""
     who = contender(name)
-    if share is not None:
-        peaks = [outcome.peak_bytes for outcome in every_plan(name, case)]
-        if not peaks:
-            return
-        limit = int(share * float(np.median(peaks)))
+    frames = Frames(who, case)
+    known = list(every_plan(frames))
+    if known and share is not None:
+        limit = int(share * float(np.median([outcome.peak_bytes for outcome in known])))
         case = replace(case, limits=replace(case.limits, device_memory_bytes=limit))
-    known = list(every_plan(name, case))
+        known = list(every_plan(frames.under(case)))
     if not known:
         return
     best = max(known, key=rank)

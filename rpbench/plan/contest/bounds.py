@@ -75,6 +75,12 @@ class Bounds:
                 setting = setting.changed(name, value)
             yield setting
 
+    def by_pace(self, best: Setting) -> list[Setting]:
+        """The same by their bounds, the highest first: with the usual recomputation, or as one setting recomputes."""
+        found = [each.changed("prefetch", best.prefetch) for each in self.settings()]
+        again = [each.changed("recompute", best.recompute) for each in found]
+        return sorted(dict.fromkeys(found + again), key=self.pace, reverse=True)
+
     def best_pace(self, is_over: Callable[[], bool]) -> float:
         """Tokens per second that no plan at all exceeds; once time is over, as all devices together compute."""
         return max(self.pace(each) if not is_over() else self.loose_pace(each) for each in self.settings())
