@@ -368,7 +368,7 @@ def _running(layers: Sequence[LayerSize]) -> Ints:
 
 
 def _levels(analysis: Analysis) -> list[Ints]:
-    """For each device, microbatches of each stage that it holds, each combination once, (moments, stages)."""
+    """For each device, microbatches of each stage that it holds, when most are, (moments, stages)."""
     schedule = analysis.schedule
     if moves_activations(schedule):
         return [np.array(sorted(levels), np.int64) for levels in resident_levels(analysis)]
@@ -376,22 +376,19 @@ def _levels(analysis: Analysis) -> list[Ints]:
 
 
 def _moments(row: Sequence[Action], num_stages: int) -> Ints:
-    """Microbatches in flight of each stage as its forwards begin, each combination once, (moments, stages)."""
+    """Microbatches in flight of each stage as its forwards begin, when most are, (moments, stages)."""
     kind, stage = _columns_of(row)
     taken = _changes(kind == Kind.F, stage, num_stages)
     levels = np.cumsum(taken - _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages), axis=0)
     before = np.concatenate([np.zeros((1, num_stages), np.int64), levels[:-1]]) if len(row) else levels
-    return _distinct((before + taken)[kind == Kind.F])  # no moment between forwards holds more
+    return _undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
 
 
 def _waiting_halves(row: Sequence[Action], num_stages: int) -> Ints:
-    """Microbatches of each stage between I and W, each combination once, (moments, stages)."""
+    """Microbatches of each stage between I and W, when most are, (moments, stages)."""
     kind, stage = _columns_of(row)
-    begun = kind == Kind.I
-    levels = np.cumsum(
-        _changes(begun, stage, num_stages) - _changes(kind == Kind.W, stage, num_stages), axis=0, dtype=np.int64
-    )
-    return _distinct(levels[begun])
+    changes = _changes(kind == Kind.I, stage, num_stages) - _changes(kind == Kind.W, stage, num_stages)
+    return _undominated(np.cumsum(changes, axis=0, dtype=np.int64)[kind == Kind.I])
 
 
 def _columns_of(row: Sequence[Action]) -> tuple[Ints, Ints]:
@@ -407,9 +404,13 @@ def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int) -> Int
     return found
 
 
-def _distinct(levels: Ints) -> Ints:
-    """Every row once, and the row of nothing."""
-    return np.unique(np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels]), axis=0)
+def _undominated(levels: Ints) -> Ints:
+    """The rows that have more of some stage than every other one, once; the row of nothing where there is none."""
+    kept, others = [], np.unique(np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels]), axis=0)[::-1]
+    while len(others):  # those of which a row has as much of everything stand behind it
+        kept.append(others[0])
+        others = others[(others > others[0]).any(axis=1)]
+    return np.array(kept)
 
 
 def _kept_versions(schedule: Schedule) -> Sequence[int]:
