@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost import replicas
-from rpbench.cost.fitting import fitting_stages
+from rpbench.cost.fitting import Moments, fitting_stages, undominated
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -330,25 +330,6 @@ class Footprint:
         return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
 
 
-class Moments:
-    """What each device holds at its moments; asked for thousands of cuts, so that all devices are looked up together.
-
-    Args:
-        of_devices: for each device, microbatches of each stage, (moments, stages); every device has a moment.
-    """
-
-    def __init__(self, of_devices: Sequence[Ints]) -> None:
-        self._levels = np.concatenate(of_devices).T.astype(np.float64)  # (stages, moments of all devices)
-        self._first = np.cumsum([0, *map(len, of_devices[:-1])])
-        self.hold_anything = bool(self._levels.any())
-
-    def peaks(self, each: Ints) -> Ints:
-        """The most bytes on each device, (plans, devices), at so many a microbatch of a stage, (plans, stages)."""
-        held = each.astype(np.float64) @ self._levels  # exact below 2^53 bytes, and many times as fast as of integers
-        found: Ints = np.maximum.reduceat(held, self._first, axis=1).astype(np.int64)
-        return found
-
-
 def _holds(schedule: Schedule) -> Ints:
     """1 where a stage runs on a device, (stages, devices)."""
     shape = schedule.shape
@@ -381,14 +362,14 @@ def _moments(row: Sequence[Action], num_stages: int) -> Ints:
     taken = _changes(kind == Kind.F, stage, num_stages)
     levels = np.cumsum(taken - _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages), axis=0)
     before = np.concatenate([np.zeros((1, num_stages), np.int64), levels[:-1]]) if len(row) else levels
-    return _undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
+    return undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
 
 
 def _waiting_halves(row: Sequence[Action], num_stages: int) -> Ints:
     """Microbatches of each stage between I and W, when most are, (moments, stages)."""
     kind, stage = _columns_of(row)
     changes = _changes(kind == Kind.I, stage, num_stages) - _changes(kind == Kind.W, stage, num_stages)
-    return _undominated(np.cumsum(changes, axis=0, dtype=np.int64)[kind == Kind.I])
+    return undominated(np.cumsum(changes, axis=0, dtype=np.int64)[kind == Kind.I])
 
 
 def _columns_of(row: Sequence[Action]) -> tuple[Ints, Ints]:
@@ -402,15 +383,6 @@ def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int) -> Int
     found = np.zeros((len(stage), num_stages), np.int64)
     found[np.flatnonzero(chosen), stage[chosen]] = 1
     return found
-
-
-def _undominated(levels: Ints) -> Ints:
-    """The rows that have more of some stage than every other one, once; the row of nothing where there is none."""
-    kept, others = [], np.unique(np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels]), axis=0)[::-1]
-    while len(others):  # those of which a row has as much of everything stand behind it
-        kept.append(others[0])
-        others = others[(others > others[0]).any(axis=1)]
-    return np.array(kept)
 
 
 def _kept_versions(schedule: Schedule) -> Sequence[int]:
