@@ -8,7 +8,7 @@ finalists run as many steps as the terms say. The same budget of timelines is gi
 kept with the plan.
 
 A search may also end when somebody's time is over. It then begins with what is recomputed, which takes no frame of its
-own, and its plan says whether it came to an end. Where no single change leads is looked at last, the best bound first.
+own, and its plan says whether it came to an end. Where no single change leads is looked at last.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -467,7 +467,7 @@ class Search:
     def _further(self) -> Setting | None:
         """Down from a setting that beats the best, of those that no single change led to and no bound rules out."""
         best = self.best().setting
-        for each in () if self.is_spent() or self._is_beaten(best) else self.bounds.by_pace(best):
+        for each in () if self.is_spent() or self._is_beaten(best) else self.bounds.nearest_first(best):
             if self.is_spent():
                 break
             if self._is_worth(each, best) and self._beats(self._look_at(each), self.tried[best]):
