@@ -176,7 +176,7 @@ class Footprint:
         return self._staying(np.array(self._sizes.layers, np.float64), versions).min(axis=0), (ends[0, 0], ends[1, -1])
 
     def moments(self) -> list[Ints]:
-        """For each device, microbatches in flight of each stage, each combination once, (moments, stages)."""
+        """For each device, microbatches in flight of each stage, when most are, (moments, stages)."""
         return _levels(self._analysis)
 
     def between_halves(self) -> list[Ints]:

@@ -17,6 +17,7 @@ from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import rank
 from rpbench.plan.contest.search import tune
+from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import space_of
 from rpbench.plan.linear import prices
 
@@ -80,6 +81,23 @@ def test_the_best_of_every_setting_and_cut_is_met_within_the_printed_gap(drawn):
 @given(cases())
 def test_the_same_of_many_more(drawn):
     check(*drawn)
+
+
+def test_a_plan_two_changes_away_is_found():
+    """Larger microbatches fit with one stage a device alone, and one stage a device is slower with small ones."""
+    case = small(num_devices=3, sequences_per_step=12, num_steps=3)
+    check("gis", small_of(case, 4, {"hidden": 2048, "vocab": 32_000}), 0.8)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "looped_bfs"])
+def test_a_sketch_promises_no_less_than_timelines_give(name):
+    """It has the same order and the same hops, links that nobody shares, and no optimizer."""
+    who, case = contender(name), small()
+    for size in case.microbatches:
+        at = space_of(who, case).first.changed("microbatch_sequences", size).changed("recompute", "none")
+        sketch = Sketcher(who, case, 100_000).of(at)
+        timed = [Frames(who, case).of(at, cut, case.num_steps).outcome(cut, "none") for cut in sketch.cuts]
+        assert sketch.tokens_per_s >= max(each.tokens_per_s for each in timed) * (1 - 1e-6)
 
 
 def check(name, case, share):
