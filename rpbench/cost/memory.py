@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from rpbench.cost import replicas
 from rpbench.cost.charges import CHARGES
-from rpbench.cost.fitting import fitting_stages
+from rpbench.cost.fitting import Moments, fitting_stages, undominated
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -178,7 +178,7 @@ class Footprint:
         return self._staying(np.array(self._sizes.layers, np.float64), versions).min(axis=0), (ends[0, 0], ends[1, -1])
 
     def moments(self) -> list[Ints]:
-        """For each device, microbatches in flight of each stage, each combination once, (moments, stages)."""
+        """For each device, microbatches in flight of each stage, when most are, (moments, stages)."""
         return _levels(self._analysis)
 
     def between_halves(self) -> list[Ints]:
@@ -333,25 +333,6 @@ class Footprint:
         return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
 
 
-class Moments:
-    """What each device holds at its moments; asked for thousands of cuts, so that all devices are looked up together.
-
-    Args:
-        of_devices: for each device, microbatches of each stage, (moments, stages); every device has a moment.
-    """
-
-    def __init__(self, of_devices: Sequence[Ints]) -> None:
-        self._levels = np.concatenate(of_devices).T.astype(np.float64)  # (stages, moments of all devices)
-        self._first = np.cumsum([0, *map(len, of_devices[:-1])])
-        self.hold_anything = bool(self._levels.any())
-
-    def peaks(self, each: Ints) -> Ints:
-        """The most bytes on each device, (plans, devices), at so many a microbatch of a stage, (plans, stages)."""
-        held = each.astype(np.float64) @ self._levels  # exact below 2^53 bytes, and many times as fast as of integers
-        found: Ints = np.maximum.reduceat(held, self._first, axis=1).astype(np.int64)
-        return found
-
-
 def _holds(schedule: Schedule) -> Ints:
     """1 where a stage runs on a device, (stages, devices)."""
     shape = schedule.shape
@@ -365,7 +346,7 @@ def _holds(schedule: Schedule) -> Ints:
 
 
 def _levels(analysis: Analysis, each: Sequence[float] = ()) -> list[Ints]:
-    """For each device, microbatches of each stage that it holds, each combination once, (moments, stages).
+    """For each device, microbatches of each stage that it holds, when most are, (moments, stages).
 
     A microbatch counts what `each` says of it (1 where that is empty), or 1 where some move.
     """
@@ -377,21 +358,21 @@ def _levels(analysis: Analysis, each: Sequence[float] = ()) -> list[Ints]:
 
 
 def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float]) -> Ints:
-    """Microbatches in flight of each stage as its forwards begin, each combination once, (moments, stages)."""
+    """Microbatches in flight of each stage as its forwards begin, when most are, (moments, stages)."""
     kind, stage, counts = _columns_of(row, each)
     taken = _changes(kind == Kind.F, stage, num_stages, counts)
     levels = np.cumsum(taken - _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages, counts), axis=0)
     before = np.concatenate([np.zeros((1, num_stages), np.int64), levels[:-1]]) if len(row) else levels
-    return _distinct((before + taken)[kind == Kind.F])  # no moment between forwards holds more
+    return undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
 
 
 def _waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
-    """Microbatches of each stage between I and W, each combination once, (moments, stages)."""
+    """Microbatches of each stage between I and W, when most are, (moments, stages)."""
     kind, stage, counts = _columns_of(row, each)
     begun = kind == Kind.I
     changes = _changes(begun, stage, num_stages, counts) - _changes(kind == Kind.W, stage, num_stages, counts)
     levels = np.cumsum(changes, axis=0)
-    return _distinct(levels[begun])
+    return undominated(levels[begun])
 
 
 def _columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
@@ -407,11 +388,6 @@ def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int, counts
     found = np.zeros((len(stage), num_stages), counts.dtype)
     found[np.flatnonzero(chosen), stage[chosen]] = counts[chosen]
     return found
-
-
-def _distinct(levels: Ints) -> Ints:
-    """Every row once, and the row of nothing."""
-    return np.unique(np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels]), axis=0)
 
 
 def _kept_versions(schedule: Schedule) -> Sequence[int]:
