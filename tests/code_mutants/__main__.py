@@ -1,8 +1,13 @@
-"""`python -m tests.code_mutants reach`, then `try`, then `table`: what the default suite notices of 301 faults.
+"""What the default suite notices of faults in the code.
 
-`reach` runs the suite once in a marked copy of the tree and notes which tests run which block. `try` draws the mutants,
-runs for each the tests that reach it, nearest and fastest first, in another copy, and can be stopped and taken up again.
-`table` writes `kept.csv` and the table of the page.
+    python -m tests.code_mutants reach --work DIR    run the suite once in a marked copy: which tests run which block
+    python -m tests.code_mutants try --work DIR      draw the mutants; for each, run the tests that reach it
+    python -m tests.code_mutants table --work DIR    write `kept.csv` and the page's table
+    python -m tests.code_mutants sample --work DIR   forty of them by the tests that are known to notice, and the faults
+                                                     that engine and reference would share; exit 1 if one lives
+
+`reach` takes the suite's time once. `try` can be stopped and taken up again, and works in several processes with
+`--part 0/2` and `--part 1/2`.
 """
 
 import argparse
@@ -10,141 +15,124 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from . import kept
+from . import kept, shared
+from .choice import Reach
 from .mutants import Mutant, drawn
 from .reach import ROOT, mark, named_blocks
 from .trial import Trials
 
-SEED, EACH = 20261124, 43
+SEED, EACH, SAMPLE = 20261124, 43, 40
 CAP_S = 60.0  # of processor time, as the tests took without a fault
-TRIED_S = "tried.jsonl"
+_PLAIN = ("-n", "0", "-q", "-p", "no:cacheprovider")
+Asked = list[tuple[Mutant, dict[str, float]]]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.code_mutants", description=__doc__)
-    parser.add_argument("verb", choices=("reach", "try", "table"))
-    parser.add_argument("--work", type=Path, required=True, help="a folder for copies and what was found")
-    parser.add_argument("--part", default="0/1", help="try: one of several processes, as 0/2 and 1/2")
-    parser.add_argument("--only", default="", help="try: mutants of files whose path has this in it, also again")
-    parser.add_argument("--cap", type=float, default=CAP_S, help="try: seconds of tests for a mutant")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.code_mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("verb", choices=("reach", "try", "table", "sample"))
+    parser.add_argument("--work", type=Path, required=True, help="a folder for copies of the tree and what was found")
+    parser.add_argument("--part", default="0/1", help="try: which of how many processes")
+    parser.add_argument("--only", help="try: mutants of files whose path has this in it, also again")
+    parser.add_argument("--again", action="store_true", help="try: those that survived, with all their tests")
     parser.add_argument("tests", nargs="*", help="reach: these instead of all")
     given = parser.parse_args()
+    given.work = given.work.resolve()
     given.work.mkdir(parents=True, exist_ok=True)
-    return {"reach": _reach, "try": _try, "table": _table}[given.verb](given)
+    if given.verb == "reach":
+        return _reach(given)
+    if given.verb == "table":
+        kept.keep(given.work, drawn(SEED, EACH), SEED)
+        return 0
+    part, parts = map(int, given.part.split("/"))
+    copy = given.work / f"copy-{given.verb}-{part}"
+    if Path.cwd() == copy:
+        return _sample(given) if given.verb == "sample" else _try(given, part, parts)
+    _copied(copy)
+    begun = [sys.executable, "-m", "tests.code_mutants", *sys.argv[1:]]
+    begun[begun.index("--work") + 1] = str(given.work)
+    return subprocess.run(begun, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, check=False).returncode
 
 
-def copied(to: Path) -> Path:
-    """A copy of the working tree, as git would see it."""
-    to.mkdir(parents=True)
-    names = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
-    there = [name for name in names.stdout.decode().split("\0") if name and os.path.lexists(ROOT / name)]
-    packed = subprocess.Popen(["tar", "--null", "-T", "-", "-cf", "-"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    unpacked = subprocess.Popen(["tar", "-xf", "-", "-C", str(to)], stdin=packed.stdout)
-    packed.stdin.write("\0".join(there).encode())
-    packed.stdin.close()
-    if packed.wait() or unpacked.wait():
-        raise OSError(f"the tree could not be copied to {to}")
-    return to
+def _copied(to: Path) -> None:
+    """A copy of the working tree as git sees it; what is there already is brought up to date."""
+    to.mkdir(parents=True, exist_ok=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-zco", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    names = b"\0".join(name for name in listed.stdout.split(b"\0") if name and os.path.lexists(ROOT / name.decode()))
+    packed = subprocess.run(
+        ["tar", "--null", "-T", "-", "-cf", "-"], cwd=ROOT, input=names, capture_output=True, check=True
+    )
+    subprocess.run(["tar", "-xf", "-", "-C", str(to)], input=packed.stdout, check=True)
 
 
 def _reach(given: argparse.Namespace) -> int:
-    root = (given.work / "marked").resolve()
+    root, folder = given.work / "marked", given.work / "reach"
     if not root.exists():
-        mark(copied(root))
-    folder = (given.work / "reach").resolve()
+        _copied(root)
+        mark(root)
     folder.mkdir(exist_ok=True)
     lent = {"REACH_FOLDER": str(folder), "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "pytest", "-p", "tests.code_mutants.reach", "-p", "no:cacheprovider", "-n", "0", "-q"]
-    return subprocess.run([*command, *given.tests], cwd=root, env=os.environ | lent, check=False).returncode
+    command = [sys.executable, "-m", "pytest", "-p", "tests.code_mutants.reach", *_PLAIN, *given.tests]
+    return subprocess.run(command, cwd=root, env=os.environ | lent, check=False).returncode
 
 
-# --- which tests -------------------------------------------------------------------------------------------------
-
-
-class Reach:
-    """What each test reached, how long it took; tests that fail without a fault are left out."""
-
-    def __init__(self, folder: Path, names: list[str]) -> None:
-        self.seconds: dict[str, float] = {}
-        self._of_block: dict[str, set[str]] = defaultdict(set)
-        for path in folder.glob("*.json"):
-            for test, (seconds, passed, blocks) in json.loads(path.read_text()).items():
-                if passed:
-                    self.seconds[test] = seconds
-                    for number in blocks:
-                        self._of_block[names[number]].add(test)
-        children = folder / "children.jsonl"
-        for test, blocks in map(json.loads, children.read_text().splitlines() if children.exists() else ()):
-            if test in self.seconds:
-                for number in blocks:
-                    self._of_block[names[number]].add(test)
-
-    def tests(self, mutant: Mutant, cap: float) -> dict[str, float]:
-        """Tests for a mutant in the order to run them: of its folder first, then those that others' files have too.
-
-        A test that shares what an earlier one of its file made reaches nothing by itself, so that the whole files of
-        those that reach the block come last.
-        """
-        found = self._of_block.get(f"{mutant.file}:{mutant.block}", set())
-        if not found:  # not marked: those that reach anything of the file, or the package's own
-            of_file = (tests for name, tests in self._of_block.items() if name.startswith(f"{mutant.file}:"))
-            near = f"tests/{mutant.package}/"
-            found = set().union(*of_file) or {test for test in self.seconds if test.startswith(near)}
-        by_file: dict[str, list[str]] = defaultdict(list)
-        for test in sorted(found, key=self.seconds.__getitem__):
-            by_file[test.partition("::")[0]].append(test)
-        near = lambda file: (not file.startswith(f"tests/{mutant.package}/"), file.startswith("tests/analysis/"))  # noqa: E731
-        files = sorted(by_file, key=lambda file: (near(file), self.seconds[by_file[file][0]]))
-        rounds = [test for first, last in ((0, 12), (12, None)) for file in files for test in by_file[file][first:last]]
-        rounds.sort(key=lambda test: near(test)[1])
-        rounds += [test for test in self.seconds if test.partition("::")[0] in by_file and test not in found]
-        chosen, spent = {}, 0.0
-        for test in rounds:
-            if spent + self.seconds[test] <= cap:
-                chosen[test] = self.seconds[test]
-                spent += self.seconds[test]
-        return chosen
-
-
-def _try(given: argparse.Namespace) -> int:
-    part, parts = map(int, given.part.split("/"))
-    root = (given.work / f"copy{part}").resolve()
-    if not root.exists():
-        copied(root)
-    if Path.cwd() != root:  # again, in the copy, whose modules are then imported
-        command = [sys.executable, "-m", "tests.code_mutants", *sys.argv[1:]]
-        command[command.index("--work") + 1] = str(given.work.resolve())
-        return subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=False).returncode
+def _try(given: argparse.Namespace, part: int, parts: int) -> int:
     reach = Reach(given.work / "reach", named_blocks())
-    out = given.work / f"tried{part}.jsonl"
-    done = {tuple(each["key"]) for each in kept.read(given.work)}
-    mutants = [mutant for number, mutant in enumerate(drawn(SEED, EACH)) if number % parts == part]
-    chosen = [each for each in mutants if (given.only in each.file if given.only else each.key not in done)]
-    files: set[str] = set()
+    done = {tuple(row["key"]): row["status"] for row in kept.tried(given.work)}
+    mine = [mutant for number, mutant in enumerate(drawn(SEED, EACH)) if number % parts == part]
+    if given.only:
+        chosen = [mutant for mutant in mine if given.only in mutant.file]
+    else:
+        chosen = [
+            mutant for mutant in mine if mutant.key not in done or (given.again and done[mutant.key] == "survived")
+        ]
+    asked = [(mutant, reach.tests(mutant, 10 * CAP_S if given.again else CAP_S)) for mutant in chosen]
+    return _run(asked, given.work / f"tried-{part}.jsonl")
 
-    def asked():
-        for mutant in chosen:
-            yield mutant, reach.tests(mutant, given.cap)
+
+def _run(asked: Asked, out: Path, files: Iterable[str] = ()) -> int:
+    """Try mutants, and write down what became of each."""
 
     def told(mutant: Mutant, status: str, by: str, number: int, seconds: float) -> None:
-        row = {"key": mutant.key, "line": mutant.line, "kind": mutant.kind, "status": status, "by": by}
+        row = {"key": mutant.key, "status": status, "by": by, "tests": number}
         with out.open("a") as file:
-            file.write(json.dumps(row | {"tests": number, "seconds": round(seconds, 1)}) + "\n")
+            file.write(json.dumps(row | {"seconds": round(seconds, 1), "at": time.time()}) + "\n")
 
-    for mutant in chosen:
-        files |= {test.partition("::")[0] for test in reach.tests(mutant, given.cap)}
-    print(f"{len(chosen)} mutants, tests of {len(files)} files", flush=True)
-    options = ["-n", "0", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
-    return pytest.main([*options, *sorted(files)], plugins=[Trials(root, asked(), told)])
+    named = sorted({test.partition("::")[0] for _, tests in asked for test in tests} | set(files))
+    print(f"{len(asked)} mutants, tests of {len(named)} files", flush=True)
+    return pytest.main([*_PLAIN, *named], plugins=[Trials(ROOT, asked, told)])
 
 
-def _table(given: argparse.Namespace) -> int:
-    return kept.write(given.work, SEED)
+def _sample(given: argparse.Namespace) -> int:
+    """Each mutant by the test that noticed it before; one that lived lives on, and one whose text is gone is named."""
+    out = given.work / "sample.jsonl"
+    out.unlink(missing_ok=True)
+    pairs = kept.found_again(kept.sample(SAMPLE, SEED))
+    gone = [row for row, mutant in pairs if mutant is None]
+    asked = [(mutant, {row.by: 30.0}) for row, mutant in pairs if mutant is not None and row.status in kept.DEAD]
+    asked += [(mutant, dict.fromkeys(tests, 30.0)) for mutant, tests in shared.faults()]
+    unchanged = shared.nothing()
+    asked.append((unchanged, {test: 30.0 for _, tests in asked for test in tests}))
+    _run(asked, out)
+    found = {tuple(row["key"]): row["status"] for row in map(json.loads, out.read_text().splitlines())}
+    living = [mutant for mutant, _ in asked if found.get(mutant.key) not in kept.DEAD and mutant != unchanged]
+    for row in gone:
+        print(f"gone: {row.file} {row.function}: {row.old}")
+    for mutant in living:
+        print(f"lives: {mutant.file}:{mutant.line} {mutant.old} -> {mutant.new}: {found.get(mutant.key)}")
+    dead = sum(found.get(mutant.key) in kept.DEAD for _, mutant in pairs if mutant is not None)
+    print(f"{dead} of {SAMPLE - len(gone)} mutants of the sample are noticed; without a fault: {found[unchanged.key]}")
+    enough = dead >= kept.BAR * (SAMPLE - len(gone)) and len(gone) <= SAMPLE // 10
+    return 0 if enough and not living and found[unchanged.key] == "survived" else 1
 
 
 if __name__ == "__main__":

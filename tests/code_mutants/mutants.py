@@ -141,7 +141,9 @@ def _returns(function: ast.FunctionDef) -> list[ast.expr]:
         if isinstance(node, ast.Return) and node.value is not None:
             found.append(node.value)
         if not isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
-            waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)]
+            waiting += [
+                child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)
+            ]
     return found
 
 

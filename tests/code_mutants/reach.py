@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 COMPILED = ("rpbench/sim/kernels.py", "rpbench/sim/fair_shares.py")  # by numba, which may use no list of ours
 PACKAGES = ("ir", "sim", "cost", "plan", "mesh", "engine", "torch_runtime")
 
-_BEGIN = '''
+_BEGIN = """
 def _note_what_is_reached():
     import atexit, builtins, json, multiprocessing.util, os
     builtins.__reached__ = reached = bytearray({count})
@@ -31,7 +31,7 @@ def _note_what_is_reached():
         atexit.register(leave)
         multiprocessing.util.Finalize(None, leave, exitpriority=1)
 _note_what_is_reached()
-'''
+"""
 
 
 def sources(root: Path = ROOT) -> list[Path]:
@@ -45,9 +45,9 @@ def blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
     def inside(node: ast.AST, in_function: bool) -> Iterator[list[ast.stmt]]:
         in_function = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for _, value in ast.iter_fields(node):
-            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                if in_function and not isinstance(node, ast.ClassDef):
-                    yield value
+            statements = isinstance(value, list) and value and isinstance(value[0], ast.stmt)
+            if statements and in_function and not isinstance(node, ast.ClassDef):
+                yield value
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from inside(child, in_function)

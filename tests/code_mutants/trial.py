@@ -1,8 +1,8 @@
 """Tries mutants in a copy of the tree: one process holds all tests collected, and a fork of it has the fault.
 
-A plugin of pytest. The fork's functions get the mutant's code; what its child processes import lies mutated on the disk. A
-mutant in what a module does when it is imported is tried by a fresh process. A fork ends with its first failed test, with
-a test that takes twenty times its processor time, or with one that says nothing for minutes.
+A plugin of pytest. The fork's functions get the mutant's code; what its child processes import lies mutated on the
+disk. A mutant in what a module does when it is imported is tried by a fresh process. A fork ends with its first failed
+test, with a test that takes twenty times its processor time, or with one that says nothing for minutes.
 """
 
 import gc
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import _lru_cache_wrapper
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -205,10 +206,8 @@ def _watched(child: int, reads: int) -> tuple[str, str]:
 
 
 def _kill(child: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _fresh(root: Path, tests: list[str]) -> tuple[str, str]:
