@@ -114,10 +114,10 @@ def _ours(root: Path) -> tuple[dict[Name, list[FunctionType]], list[_lru_cache_w
     caches = []
     inside = str(root / "rpbench")
     for each in gc.get_objects():
-        if isinstance(each, FunctionType) and each.__code__.co_filename.startswith(inside):
+        if type(each) is FunctionType and each.__code__.co_filename.startswith(inside):
             code = each.__code__
             functions.setdefault((code.co_filename, code.co_qualname, code.co_firstlineno), []).append(each)
-        elif isinstance(each, _lru_cache_wrapper) and (each.__module__ or "").startswith("rpbench"):
+        elif type(each) is _lru_cache_wrapper and (each.__module__ or "").startswith("rpbench"):
             caches.append(each)
     return functions, caches
 
