@@ -154,6 +154,15 @@ def test_the_least_is_met_by_the_best_split_and_by_no_cut_undercut(name, ranks, 
     assert (footprint.peaks(cuts, cuts).max(axis=1) >= footprint.least_bytes).all()
 
 
+@pytest.mark.parametrize("logits", [0, 3000])
+def test_every_replica_makes_logits_and_the_least_counts_them(logits):
+    sizes = ModelBytes((LayerSize(10, 10, 60),) * 4, LayerSize(0, 0, 0), LayerSize(0, 0, 0), 0, logits, 0)
+    order = entry("data_parallel").build(Shape(2, 1, 2)).with_partition(symmetric((4,)))
+    footprint = Footprint(entry("data_parallel").lower(order, prefetch=1), sizes, [1, 1])
+    assert footprint.least_bytes == 4 * 80 + logits
+    assert footprint.peaks(np.array([[4]]), np.array([[4]])).max() >= footprint.least_bytes
+
+
 # --- sizes of a model ---------------------------------------------------------------------------------------
 
 
