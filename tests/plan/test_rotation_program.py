@@ -84,6 +84,14 @@ def test_the_slowest_way_of_tensors_paces_a_visit():
     assert step_of(slow, 1) == 9 + 16
 
 
+def test_a_visit_brings_one_tensor_and_backward_one_more_where_there_are_stages_on_both_sides():
+    """4 microbatches; a tensor takes 1, 2 and 3 to the three places."""
+    rotation = equal(6, 3, 4)
+    rotation = replace(rotation, links=replace(rotation.links, boundary=(1.0, 2.0, 3.0)))
+    assert [rotation.arriving(stage, 6, backward=False) for stage in range(6)] == [0, 8, 12, 4, 8, 12]
+    assert [rotation.arriving(stage, 6, backward=True) for stage in range(6)] == [4, 16, 24, 8, 16, 12]
+
+
 def test_the_optimizer_takes_stages_one_after_the_other():
     """Backward ends at 9 and 15 on one device (M = 1, 2 stages of 1 and 3 layers): updates of 12 and 4 follow."""
     rotation = equal(4, 1, 1, optimizer=1.0)
