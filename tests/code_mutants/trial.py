@@ -45,9 +45,9 @@ class Trials:
             chosen = {items[name]: seconds for name, seconds in tests.items() if name in items}
             began = time.monotonic()
             with _written(self._root, mutant) as codes:
-                if mutant.block and mutant.function:
-                    targets = [function for name, code in codes for function in functions.get(name, ())]
-                    status, by = self._forked(session, chosen, functions, codes, caches) if targets else ("lost", "")
+                known = any(name in functions for name, _ in codes) or not _is_imported(self._root / mutant.file)
+                if mutant.block and known:
+                    status, by = self._forked(session, chosen, functions, codes, caches)
                 else:
                     status, by = _fresh(self._root, [item.nodeid for item in chosen])
             self._told(mutant, status, by, len(chosen), time.monotonic() - began)
@@ -120,6 +120,10 @@ def _ours(root: Path) -> tuple[dict[Name, list[FunctionType]], list[_lru_cache_w
         elif type(each) is _lru_cache_wrapper and (each.__module__ or "").startswith("rpbench"):
             caches.append(each)
     return functions, caches
+
+
+def _is_imported(path: Path) -> bool:
+    return any(getattr(module, "__file__", None) == str(path) for module in list(sys.modules.values()))
 
 
 def _be_mutated(functions, codes, caches) -> None:

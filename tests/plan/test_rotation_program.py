@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rpbench.cost.sizes import LayerSize, ModelBytes
 from rpbench.plan.rotation import Links, Rotation
+from rpbench.plan.rotation_bound import _whole
 from rpbench.plan.rotation_links import overlap_of_visits
 from rpbench.plan.rotation_program import solve
 
@@ -178,6 +179,10 @@ def test_more_memory_and_faster_links_never_make_the_best_step_longer(rotation, 
     if rotation.limit_bytes is not None:
         wider = replace(rotation, limit_bytes=int(rotation.limit_bytes * factor))
         assert solve(wider, numbers).step <= step * (1 + 1e-8)
+
+
+def test_as_many_layers_as_you_like_fit_where_they_take_nothing():
+    assert list(_whole(np.array([0.0, 1.0, 7.0, -1.0]), np.array([0.0, 0.0, 2.0, 2.0]))) == [np.inf, np.inf, 3, 0]
 
 
 def test_a_search_that_is_cut_short_says_so():
