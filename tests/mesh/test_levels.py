@@ -1,9 +1,11 @@
 """Levels: what a ranking charges at each, and that leaving memory out is what lets hungry schedules win."""
 
+from itertools import pairwise
+
 import pytest
 
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.levels import LEVELS, level_times, rankings
+from rpbench.mesh.levels import LEVELS, _time, level_times, rankings
 from rpbench.workload.architecture import architecture
 from tests.mesh.jobs import job
 
@@ -27,6 +29,12 @@ def test_each_level_charges_more():
     assert all_of_it.weight_grad == split.weight_grad
 
 
+def test_what_replicas_exchange_is_charged_from_the_level_of_transfers_on():
+    found = job(Mesh(data=2, pipeline=4))
+    before, at, behind = (_time(found, LEVELS[LEVELS.index("transfers") + place]) for place in (-1, 0, 1))
+    assert before < at == behind
+
+
 def test_schedules_that_do_not_fit_are_out_from_the_level_of_memory_on():
     found = rankings(
         job(Mesh(data=2, pipeline=8, tensor=4, sequence_parallel=True), **DEEP), [("1f1b", 1), ("gpipe", 1)]
@@ -42,3 +50,9 @@ def test_a_ranking_starts_at_one_and_rises():
         ratios = [ratio for _, ratio in each.ranking]
         assert ratios[0] == 1.0
         assert ratios == sorted(ratios)
+
+
+def test_a_ranking_has_turned_where_another_one_is_first():
+    found = rankings(job(Mesh(pipeline=4, tensor=2)), [("1f1b", 1), ("zb_h1", 1), ("interleaved_1f1b", 2)])
+    first = [each.ranking[0][0] for each in found]
+    assert [each.turned for each in found] == [False, *(one != other for one, other in pairwise(first))]
