@@ -7,10 +7,10 @@ import pytest
 
 from rpbench.cost.machine import machine
 from rpbench.ir.action import Kind
+from rpbench.mesh import memory
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh import memory
 from rpbench.mesh.memory import _moments, fits, order, rank_bytes, verdict
 from rpbench.mesh.software import declared_software
 from rpbench.workload.architecture import Architecture, architecture

@@ -54,7 +54,7 @@ def test_whoever_deals_counts_with_the_times_that_come_about(cell):
     floor, dealt = _Floor(schedule, costs), deal(schedule, costs, "dynamic")
     of_row = [iter(dealt.compute(device)) for device in range(schedule.shape.num_ranks)]
     timeline = simulate(dealt, costs)
-    ends = {action: end for action, end in zip((a for row in of_row for a in row), timeline.end, strict=True)}
+    ends = dict(zip((a for row in of_row for a in row), timeline.end, strict=True))
     for action in sorted(ends, key=lambda action: (ends[action], action.kind.name)):
         device = next(rank for rank in range(schedule.shape.num_ranks) if action in dealt.compute(rank))
         assert floor.run((action,), device) == pytest.approx(ends[action], rel=1e-9), action

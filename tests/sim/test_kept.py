@@ -40,11 +40,11 @@ def test_both_find_the_same(ranks, chunks, rounds, share, least_gap, as_text):
 
 
 def test_readers_of_several_kinds_are_found_though_some_kinds_end_early():
-    """The first microbatch has a whole backward, the second one its halves: no B stands as late as what is kept of it."""
+    """The first microbatch has a whole backward, the second one its halves: no B stands as late as its activations."""
     lanes = {
-        "compute": [parse(token) for token in "0F0 0F1 0B0 0I1 0W1".split()],
-        "d2h": [parse(token) for token in "0STORE:A0 0FREE:A0 0STORE:A1 0FREE:A1".split()],
-        "h2d": [parse(token) for token in "0LOAD:A0 0FREE:A0 0LOAD:A1 0FREE:A1".split()],
+        "compute": [parse(token) for token in ["0F0", "0F1", "0B0", "0I1", "0W1"]],
+        "d2h": [parse(token) for token in ["0STORE:A0", "0FREE:A0", "0STORE:A1", "0FREE:A1"]],
+        "h2d": [parse(token) for token in ["0LOAD:A0", "0FREE:A0", "0LOAD:A1", "0FREE:A1"]],
     }
     schedule = Schedule(Shape(1, 1, 2), (lanes,))
     found = kept_edges(schedule, read_columns(schedule))

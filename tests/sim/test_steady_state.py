@@ -15,10 +15,10 @@ from rpbench.ir.action import Action, Kind, parse
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entries, entry
+from rpbench.sim.columns import read_columns
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
-from rpbench.sim.columns import read_columns
 from rpbench.sim.steady import _steps, bubble_between_ends, rotation_of, steady_bubble, step_ends, step_time
 
 ROWS = [
