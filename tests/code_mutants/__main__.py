@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -92,24 +91,31 @@ def _try(given: argparse.Namespace, part: int, parts: int) -> int:
     if given.only:
         chosen = [mutant for mutant in mine if given.only in mutant.file]
     else:
-        chosen = [
-            mutant for mutant in mine if mutant.key not in done or (given.again and done[mutant.key] == "survived")
-        ]
-    asked = [(mutant, reach.tests(mutant, 12 * CAP_S if given.again else CAP_S)) for mutant in chosen]
-    return _run(asked, given.work / f"tried-{part}.jsonl")
+        chosen = [mutant for mutant in mine if mutant.key not in done or (given.again and mutant.key in _alive(done))]
+    asked = [(mutant, reach.tests(mutant, 4 * CAP_S if given.again else CAP_S)) for mutant in chosen]
+    if given.again:  # the first of them did not see it
+        asked = [(mutant, dict(list(tests.items())[len(reach.tests(mutant, CAP_S)) :])) for mutant, tests in asked]
+    return _run(asked, given.work / f"tried-{part}.jsonl", reach.known)
 
 
-def _run(asked: Asked, out: Path, files: Iterable[str] = ()) -> int:
-    """Try mutants, and write down what became of each."""
+def _alive(done: dict) -> set:
+    """Those that no test has failed for yet, but for what is known to change nothing."""
+    equal = {row.key for row in kept.rows() if row.status == kept.EQUAL}
+    return {key for key, status in done.items() if status not in kept.DEAD} - equal
+
+
+def _run(asked: Asked, out: Path, known: set[str] | None = None) -> int:
+    """Try mutants, and write down what became of each; tests that are not known are new, and run first."""
 
     def told(mutant: Mutant, status: str, by: str, number: int, seconds: float) -> None:
         row = {"key": mutant.key, "status": status, "by": by, "tests": number}
         with out.open("a") as file:
             file.write(json.dumps(row | {"seconds": round(seconds, 1), "at": time.time()}) + "\n")
 
-    named = sorted({test.partition("::")[0] for _, tests in asked for test in tests} | set(files))
+    own = {str(path) for mutant, _ in asked if known for path in Path(f"tests/{mutant.package}").rglob("test_*.py")}
+    named = sorted({test.partition("::")[0] for _, tests in asked for test in tests} | own)
     print(f"{len(asked)} mutants, tests of {len(named)} files", flush=True)
-    return pytest.main([*_PLAIN, *named], plugins=[Trials(ROOT, asked, told)])
+    return pytest.main([*_PLAIN, *named], plugins=[Trials(ROOT, asked, told, known)])
 
 
 def _sample(given: argparse.Namespace) -> int:

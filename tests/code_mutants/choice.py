@@ -17,9 +17,11 @@ class Reach:
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         self.seconds: dict[str, float] = {}
+        self.known: set[str] = set()  # also those that fail without a fault, or are left out here
         self._of_block: dict[str, set[str]] = defaultdict(set)
         for path in sorted(folder.glob("*.json")):
             for test, (seconds, passed, blocks) in json.loads(path.read_text()).items():
+                self.known.add(test)
                 if passed:
                     self.seconds[test] = seconds
                     for number in blocks:

@@ -30,10 +30,14 @@ SIGNS = {signal.SIGPROF: "hung", signal.SIGKILL: "hung", signal.SIGXCPU: "hung"}
 
 
 class Trials:
-    """Mutants with the tests that may see each; `told` gets a result as soon as there is one."""
+    """Mutants with the tests that may see each; `told` gets a result as soon as there is one.
 
-    def __init__(self, root: Path, asked: Iterable[tuple[Mutant, dict[str, float]]], told) -> None:
-        self._root, self._asked, self._told = root, asked, told
+    Args:
+        known: tests that were there when it was noted what they reach; a mutant's own package's others come first.
+    """
+
+    def __init__(self, root: Path, asked: Iterable[tuple[Mutant, dict[str, float]]], told, known=None) -> None:
+        self._root, self._asked, self._told, self._known = root, asked, told, known
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -42,6 +46,9 @@ class Trials:
         gc.collect()
         gc.freeze()  # forks share what is there
         for mutant, tests in self._asked:
+            own = f"tests/{mutant.package}/"
+            new = [name for name in items if self._known and name.startswith(own) and name not in self._known]
+            tests = dict.fromkeys(new, 1.0) | tests
             chosen = {items[name]: seconds for name, seconds in tests.items() if name in items}
             began = time.monotonic()
             with _written(self._root, mutant) as codes:
