@@ -27,7 +27,7 @@ from .reach import ROOT, mark, named_blocks
 from .trial import Trials
 
 SEED, EACH, SAMPLE = 20261124, 43, 40
-CAP_S = 5.0  # of processor time, as the tests took without a fault; those that live are tried `--again` with more
+CAP_S = 5.0  # of processor time, as tests took without a fault
 _PLAIN = ("-n", "0", "-q", "-p", "no:cacheprovider")
 Asked = list[tuple[Mutant, dict[str, float]]]
 
@@ -40,7 +40,8 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="a folder for copies of the tree and what was found")
     parser.add_argument("--part", default="0/1", help="try: which of how many processes")
     parser.add_argument("--only", help="try: mutants of files whose path has this in it, also again")
-    parser.add_argument("--again", action="store_true", help="try: those that survived, with all their tests")
+    parser.add_argument("--again", action="store_true", help="try: those that survived, new tests first")
+    parser.add_argument("--cap", type=float, default=CAP_S, help="try: seconds of tests for a mutant")
     parser.add_argument("tests", nargs="*", help="reach: these instead of all")
     given = parser.parse_args()
     given.work = given.work.resolve()
@@ -92,9 +93,7 @@ def _try(given: argparse.Namespace, part: int, parts: int) -> int:
         chosen = [mutant for mutant in mine if given.only in mutant.file]
     else:
         chosen = [mutant for mutant in mine if mutant.key not in done or (given.again and mutant.key in _alive(done))]
-    asked = [(mutant, reach.tests(mutant, 4 * CAP_S if given.again else CAP_S)) for mutant in chosen]
-    if given.again:  # the first of them did not see it
-        asked = [(mutant, dict(list(tests.items())[len(reach.tests(mutant, CAP_S)) :])) for mutant, tests in asked]
+    asked = [(mutant, reach.tests(mutant, given.cap)) for mutant in chosen]
     return _run(asked, given.work / f"tried-{part}.jsonl", reach.known)
 
 

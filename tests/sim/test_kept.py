@@ -39,6 +39,20 @@ def test_both_find_the_same(ranks, chunks, rounds, share, least_gap, as_text):
     assert all(analysis.index.actions[number].kind is kind for number, (kind, _) in cargo.items())
 
 
+@pytest.mark.parametrize("stage, microbatch, part", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, -1, 0)])
+def test_what_is_out_of_the_shape_in_one_number_is_left_to_those_who_say_so(stage, microbatch, part):
+    def moved(kind):
+        return Action(kind, stage, microbatch, part=part, object="A")
+
+    lanes = {
+        "compute": [Action(kind, stage, microbatch, part=part) for kind in (Kind.F, Kind.B)],
+        "d2h": [moved(Kind.STORE), moved(Kind.FREE)],
+        "h2d": [moved(Kind.LOAD), moved(Kind.FREE)],
+    }
+    schedule = Schedule(Shape(1, 1, 1), (lanes,))
+    assert kept_edges(schedule, read_columns(schedule)) is None
+
+
 def test_readers_of_several_kinds_are_found_though_some_kinds_end_early():
     """The first microbatch has a whole backward, the second one its halves: no B stands as late as its activations."""
     lanes = {
