@@ -68,8 +68,7 @@ def keep(work: Path, mutants: Iterable[Mutant], seed: int) -> None:
     for mutant in mutants:
         status, by = results[mutant.key]["status"], results[mutant.key]["by"]
         before, why = reasons.get(mutant.key, ("", ""))
-        if status == "survived" and before == EQUAL:
-            status = EQUAL
+        status = EQUAL if status == "survived" and before == EQUAL else status
         line = (mutant.file, mutant.function, mutant.kind, mutant.old, mutant.new, mutant.place, mutant.line)
         found.append(Row(*line, status, by, why if status in (EQUAL, "survived") else ""))
     with KEPT.open("w", newline="") as file:
