@@ -123,10 +123,14 @@ def _sample(given: argparse.Namespace) -> int:
     out.unlink(missing_ok=True)
     pairs = kept.found_again(kept.sample(SAMPLE, SEED))
     gone = [row for row, mutant in pairs if mutant is None]
-    asked = [(mutant, {row.by: 30.0}) for row, mutant in pairs if mutant is not None and row.status in kept.DEAD]
+    asked = [
+        (mutant, {row.by: 30.0, row.by.partition("::")[0]: 1.0})  # random cases may differ: then the rest of its file
+        for row, mutant in pairs
+        if mutant is not None and row.status in kept.DEAD
+    ]
     asked += [(mutant, dict.fromkeys(tests, 30.0)) for mutant, tests in shared.faults()]
     unchanged = shared.nothing()
-    asked.append((unchanged, {test: 30.0 for _, tests in asked for test in tests}))
+    asked.append((unchanged, {test: 30.0 for _, tests in asked for test in tests if "::" in test}))
     _run(asked, out)
     found = {tuple(row["key"]): row["status"] for row in map(json.loads, out.read_text().splitlines())}
     living = [mutant for mutant, _ in asked if found.get(mutant.key) not in kept.DEAD and mutant != unchanged]

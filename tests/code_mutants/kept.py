@@ -55,9 +55,11 @@ def rows() -> list[Row]:
 
 
 def tried(work: Path) -> list[dict]:
-    """Results of all processes, the last one of each mutant."""
+    """Results of all processes, of each mutant the last one: that of a test which failed, if one has."""
     found = [json.loads(line) for path in sorted(work.glob("tried*.jsonl")) for line in path.read_text().splitlines()]
-    return list({tuple(row["key"]): row for row in sorted(found, key=lambda row: row.get("at", 0))}.values())
+    return list(
+        {tuple(row["key"]): row for row in sorted(found, key=lambda row: (row["status"] in DEAD, row["at"]))}.values()
+    )
 
 
 def keep(work: Path, mutants: Iterable[Mutant], seed: int) -> None:

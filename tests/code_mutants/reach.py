@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMPILED = ("rpbench/sim/kernels.py", "rpbench/sim/fair_shares.py")  # by numba, which may use no list of ours
+# Compiled by numba, which may use no list of ours.
+COMPILED = ("rpbench/sim/bandwidth_shares.py", "rpbench/sim/fair_shares.py", "rpbench/sim/kernels.py")
 PACKAGES = ("ir", "sim", "cost", "plan", "mesh", "engine", "torch_runtime")
 
 _BEGIN = """

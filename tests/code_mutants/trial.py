@@ -49,7 +49,7 @@ class Trials:
             own = f"tests/{mutant.package}/"
             new = [name for name in items if self._known and name.startswith(own) and name not in self._known]
             tests = dict.fromkeys(new, 1.0) | tests
-            chosen = {items[name]: seconds for name, seconds in tests.items() if name in items}
+            chosen = {items[each]: s for name, s in tests.items() for each in _named(items, name)}
             began = time.monotonic()
             with _written(self._root, mutant) as codes:
                 known = any(name in functions for name, _ in codes) or not _is_imported(self._root / mutant.file)
@@ -74,6 +74,11 @@ class Trials:
         finally:
             os.close(reads)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _named(items: dict[str, pytest.Item], name: str) -> list[str]:
+    """A test, or those of a file."""
+    return [name] if name in items else [each for each in items if each.startswith(f"{name}::")]
 
 
 # --- the fault ---------------------------------------------------------------------------------------------------
