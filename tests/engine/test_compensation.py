@@ -79,6 +79,14 @@ def check_reference(name, options, data):
     assert run.training.passes.num_left == 0
 
 
+def test_weights_are_predicted_at_the_learning_rate_of_the_step_that_made_them():
+    """While it warms up, every step has another one."""
+    schedule = build("spectrain", 3, 1, num_steps=4, steps=True)
+    compensation = compensation_of("spectrain")
+    run = train(schedule, workload_of(schedule), compensation=compensation, learning_rate=RATE, num_warmup_steps=3)
+    assert_same(run, reference_of(run))
+
+
 @pytest.mark.parametrize("method", ["T1, T2, T3", slow("pipeoptim"), slow("spectrain")])
 def test_threads_compensate_alike(method):
     name, options = METHODS[method]

@@ -13,7 +13,7 @@ from rpbench.ir.schedule import Shape, from_text, to_text
 from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.exact import exact_terms, makespan_s, mesh_times, problem_of
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.ordered_step import simulate_step
+from rpbench.mesh.ordered_step import _copies, simulate_step
 from rpbench.mesh.parameters import held_by_stage
 from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.mesh.wrapping import under_mesh
@@ -136,3 +136,18 @@ def test_every_schedule_takes_replicas_outside(name):
 def test_exact_terms_keep_what_is_not_the_pipeline():
     found = job(Mesh(data=2, pipeline=4), own=replace(architecture("llama3_8b"), num_layers=8))
     assert {"pipeline", "data", "optimizer"} <= set(exact_terms(found))
+
+
+@pytest.mark.parametrize(
+    "name, ranks, stages, copies",
+    [
+        ("1f1b", 4, 4, 1),
+        ("interleaved_1f1b", 2, 4, 1),
+        ("chimera", 4, 4, 2),
+        ("data_parallel", 4, 1, 4),
+        ("mobius", 2, 4, 1),
+    ],
+)
+def test_ranks_that_hold_a_stage_are_counted_where_weights_stay(name, ranks, stages, copies):
+    """Chimera's two pipelines hold every stage twice; Mobius streams its weights, and nobody holds them."""
+    assert _copies(entries()[name].build(Shape(ranks, stages, 2 * ranks))) == copies
