@@ -338,7 +338,7 @@ def opened(folder: Path, subject: Mapping[str, Any]) -> Manifest:
 # What reading files raises whose bytes are not those that were written.
 _TORN = (
     *(zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, struct.error),
-    *(AttributeError, TypeError, AssertionError, ImportError),
+    *(AttributeError, TypeError, AssertionError, ImportError, MemoryError),
 )
 
 
@@ -380,7 +380,10 @@ def read(data: Path, tensors: dict[str, torch.Tensor], *, alone: bool) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        dcp.load(tensors, storage_reader=Reader(data), no_dist=alone)
+        try:
+            dcp.load(tensors, storage_reader=Reader(data), no_dist=alone)
+        except dcp.CheckpointException as error:  # which is no Exception
+            raise RuntimeError(str(error)) from error
 
 
 _METADATA = "torch.distributed.checkpoint.metadata"

@@ -435,7 +435,7 @@ def _subject(request: Request, assembled: Assembled) -> Fields:
 def _start(request: Request, assembled: Assembled) -> State | None:
     """What to go on from, if anything."""
     found = found_checkpoint(request, _subject(request, assembled))
-    return found and found.state()
+    return None if found is None else found.state()
 
 
 def _check_checkpoint(request: Request, assembled: Assembled) -> None:
