@@ -29,7 +29,7 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
     """
     assembled = assemble(request)
     schedule = assembled.schedule
-    out.write(to_text(schedule) if form == "text" else _exported(assembled, form))
+    out.write(to_text(schedule) if form == "text" else _exported(request, assembled, form))
     out.flush()
     source = f" ({assembled.entry.source})" if assembled.entry else ""
     shape = schedule.shape
@@ -42,7 +42,7 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
     return assembled
 
 
-def _exported(assembled: Assembled, form: str) -> str:
+def _exported(request: Request, assembled: Assembled, form: str) -> str:
     from rpbench.sim.longest_path import simulate
     from rpbench.torch_runtime.export import Given, export  # torch's forms; text needs none of them
 
@@ -50,6 +50,7 @@ def _exported(assembled: Assembled, form: str) -> str:
         lambda: simulate(assembled.schedule, assembled.costs),
         model=assembled.model,
         host_memory_bytes=assembled.cluster.host_memory_bytes,
+        microbatch_sequences=request.workload.microbatch_sequences,
     )
     return export(assembled.schedule, form, given)
 

@@ -30,12 +30,14 @@ class Given(NamedTuple):
         csv_path: the name that a framework's options give the table.
         model: what is trained; None where there are no shapes.
         host_memory_bytes: of a host, where it is known.
+        microbatch_sequences: of a microbatch.
     """
 
     times: Times
     csv_path: str = "schedule.csv"
     model: Architecture | None = None
     host_memory_bytes: int | None = None
+    microbatch_sequences: int = 1
 
 
 def export(schedule: Schedule, form: str, given: Given) -> str:
@@ -57,9 +59,10 @@ def chrome_trace(timeline: Timeline) -> str:
 def _framework_lines(schedule: Schedule, given: Given) -> str:
     """Options of torchtitan and, as comments, of AutoModel."""
     first, *others = FRAMEWORKS
-    text = table_lines(schedule, given.csv_path, first).to_toml() + "\n"
+    text = table_lines(schedule, given.csv_path, first, sequences=given.microbatch_sequences).to_toml() + "\n"
     for other in others:
-        lines = table_lines(schedule, given.csv_path, other).to_toml().splitlines()
+        found = table_lines(schedule, given.csv_path, other, sequences=given.microbatch_sequences)
+        lines = found.to_toml().splitlines()
         text += "\n".join([f"# --- {other}", *(f"# {line}" for line in lines)]) + "\n"
     return text
 

@@ -35,16 +35,20 @@ class ModuleNames:
         embedding: before the layers; all of them go to the first stage.
         layer: of decoder layer `{layer}`, counted from 0.
         head: behind the layers; all of them go to the last stage.
+        everywhere: what every stage has.
     """
 
     embedding: tuple[str, ...] = ("tok_embeddings",)
     layer: str = "layers.{layer}"
     head: tuple[str, ...] = ("norm", "lm_head")
+    everywhere: tuple[str, ...] = ()
 
 
 NAMES = {
     "torchtitan": ModuleNames(),
-    "automodel": ModuleNames(("model.embed_tokens",), "model.layers.{layer}", ("model.norm", "lm_head")),
+    "automodel": ModuleNames(
+        ("model.embed_tokens",), "model.layers.{layer}", ("model.norm", "lm_head"), ("model.rotary_emb",)
+    ),
 }
 
 
@@ -81,14 +85,21 @@ def module_names_per_stage(partition: Partition, names: ModuleNames) -> list[lis
         own += names.head if stage == last else ()
         if not own:
             raise ValueError(f"partition {partition}: stage {stage} holds no module; give it a layer at least")
-        found.append(own)
+        found.append([*own, *names.everywhere])
     return found
 
 
 def table_lines(
-    schedule: Schedule, csv_path: str, framework: Framework = "torchtitan", names: ModuleNames | None = None
+    schedule: Schedule,
+    csv_path: str,
+    framework: Framework = "torchtitan",
+    names: ModuleNames | None = None,
+    sequences: int = 1,
 ) -> Lines:
     """The options that make a framework run a table.
+
+    Args:
+        sequences: of a microbatch.
 
     Raises:
         ScheduleError: if the framework would place its stages elsewhere than the table does.
@@ -102,11 +113,11 @@ def table_lines(
     options: dict[str, object] = {"pipeline_parallel_degree": table.shape.num_ranks}
     if framework == "torchtitan":
         options |= {"pipeline_parallel_schedule": name, "pipeline_parallel_schedule_csv": csv_path}
-        options |= {"pipeline_parallel_microbatch_size": 1}
-        notes = [f"local_batch_size / pipeline_parallel_microbatch_size must be the table's {m} microbatches"]
+        options |= {"pipeline_parallel_microbatch_size": sequences}
+        notes = [f"local_batch_size must be {m * sequences}: the table's {m} microbatches"]
     else:
         options = {"pp_size": table.shape.num_ranks, "pp_schedule": name, "pp_schedule_csv": csv_path}
-        options |= {"pp_microbatch_size": 1, "pp_batch_size": m}
+        options |= {"pp_microbatch_size": sequences, "pp_batch_size": m * sequences}
         notes = [f"pp_batch_size / pp_microbatch_size must stay the table's {m} microbatches"]
     if table.partition is not None:
         parts = module_names_per_stage(table.partition, names or NAMES[framework])
