@@ -26,7 +26,15 @@ from tests.torch_versions import PAGE, ROOT, make_environment, write_table
 
 BEGIN, END = "<!-- trainers -->", "<!-- end of trainers -->"
 RANKS, RUN_S = 2, 900
-SIZES = {"num_layers": 6, "hidden": 64, "heads": 4, "inner": 128, "vocab": 256, "seq_len": 32}
+SIZES = {
+    "num_layers": 6,
+    "hidden": 256,
+    "heads": 16,
+    "inner": 768,
+    "vocab": 2048,
+    "seq_len": 32,
+}  # torchtitan's debug model
+STEP = ("num_microbatches=8", "workload.microbatch_sequences=1")  # advice takes two large ones for so small a model
 Options = dict[str, Any] | list[int] | str
 
 
@@ -39,14 +47,12 @@ class Trainer:
         schedules: that it can run, of which advice takes one.
         form: of our export.
         read: the text of an export, and the table's path -> its options.
-        sizes: of its model, where they are not ours.
     """
 
     packages: tuple[str, ...]
     schedules: str
     form: str
     read: Callable[[str, str], Options]
-    sizes: tuple[tuple[str, int], ...] = ()
 
 
 def _titan(text: str, table: str) -> Options:
@@ -59,13 +65,7 @@ def _automodel(text: str, table: str) -> Options:
 
 
 TRAINERS = {
-    "torchtitan": Trainer(
-        ("torchtitan", "triton"),
-        "zb_v,v_half",
-        "torchtitan",
-        _titan,
-        (("hidden", 256), ("heads", 16), ("inner", 768), ("vocab", 2048)),  # of its debug model
-    ),
+    "torchtitan": Trainer(("torchtitan", "triton"), "zb_v,v_half", "torchtitan", _titan),
     "automodel": Trainer(("nemo-automodel",), "zb_v,v_half", "torchtitan", _automodel),
     "deepspeed": Trainer(
         ("deepspeed", "transformers"), "1f1b", "deepspeed_parts", lambda text, table: list(json.loads(text))
@@ -81,11 +81,11 @@ TRAINERS = {
 
 def plan_of(trainer: Trainer, folder: Path) -> dict[str, Any]:
     """What advice comes to for a trainer's model, as its program is told."""
-    sizes = SIZES | dict(trainer.sizes)
-    words = [f"{key}={value}" for key, value in sizes.items()]
-    where = ("gpu=l40s", f"num_devices={RANKS}", "sequences_per_step=32", f"schedules={trainer.schedules}", "seconds=3")
+    words = [f"{key}={value}" for key, value in SIZES.items()]
+    where = ("gpu=l40s", f"num_devices={RANKS}", "sequences_per_step=8", f"schedules={trainer.schedules}", "seconds=3")
     row = json.loads(_rpbench("advise", *words, *where))["ranking"][0]
-    asked = [word for word in shlex.split(row["export"])[3:] if not word.startswith("format=")]
+    known = [word.partition("=")[0] for word in ("format=", *STEP)]
+    asked = [word for word in shlex.split(row["export"])[3:] if word.partition("=")[0] not in known] + [*STEP]
     chosen = dict(word.lstrip("+").split("=", 1) for word in asked if "=" in word)
     table = folder / "schedule.csv"
     if trainer.form == "torchtitan":
@@ -94,9 +94,9 @@ def plan_of(trainer: Trainer, folder: Path) -> dict[str, Any]:
         "schedule": row["schedule"],
         "partition": chosen["partition"].strip("\"'"),
         "num_microbatches": int(chosen["num_microbatches"]),
-        "microbatch_sequences": int(chosen.get("workload.microbatch_sequences", 1)),
+        "microbatch_sequences": int(chosen["workload.microbatch_sequences"]),
         "options": trainer.read(_rpbench(*asked, f"format={trainer.form}"), str(table)),
-        **sizes,
+        **SIZES,
     }
 
 
@@ -119,7 +119,7 @@ def tried(name: str) -> dict[str, Any]:
         ).stdout.strip()
         ran = subprocess.run(
             [
-                *(str(python), "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)),
+                *(str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
                 *("-m", f"tests.trainers.with_{name}", json.dumps(plan)),
             ],
             cwd=ROOT,
@@ -140,9 +140,9 @@ def as_table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows as the page has them."""
     torch = ", ".join(sorted({row["torch"] for row in rows if "torch" in row}))
     lines = [
-        f"{datetime.now(UTC):%-d %B %Y}, torch {torch}, two processes over gloo on CPUs, float32. The largest difference",
-        "from plain training of the trainer's own model: of the losses of ten clipped steps, of any gradient of the first, of",
-        "the norm as the trainer takes it, and of that from one norm of all gradients.",
+        f"{datetime.now(UTC):%-d %B %Y}, torch {torch}, two processes over gloo on CPUs, float32. The largest",
+        "difference from plain training of the trainer's own model: of the losses of ten clipped steps, of any",
+        "gradient of the first, of the norm as the trainer takes it, and of that from one norm of all gradients.",
         "",
         "| trainer | plan | loss | gradient | norm | one norm |",
         "| --- | --- | --- | --- | --- | --- |",
