@@ -126,6 +126,12 @@ def test_modules_of_each_stage_by_hand():
         ["tok_embeddings", "layers.0"],
         ["layers.1", "layers.2", "norm", "lm_head"],
     ]
+    assert module_names_per_stage(
+        symmetric((1, 1)), NAMES["automodel"]
+    ) == [  # rotary tables are made once, for all layers
+        ["model.embed_tokens", "model.layers.0", "model.rotary_emb"],
+        ["model.layers.1", "model.norm", "lm_head", "model.rotary_emb"],
+    ]
     with pytest.raises(ValueError, match="stage 1 holds no module"):
         module_names_per_stage(symmetric((1, 0, 2)), NAMES["torchtitan"])
 
@@ -169,6 +175,14 @@ def test_automodels_options_fit_together():
     assert options["pp_schedule"] == "Interleaved1F1B"
     assert options["pp_batch_size"] // options["pp_microbatch_size"] == schedule.shape.num_microbatches
     assert len(options["module_fqns_per_model_part"]) == schedule.shape.num_stages
+
+
+def test_microbatches_of_several_sequences():
+    schedule = entries()["zb_v"].build(Shape(2, 4, 4)).with_partition(symmetric((1, 1, 1, 1)))
+    text = export(schedule, "torchtitan", Given(lambda: None, microbatch_sequences=3))
+    assert tomllib.loads(text)["pipeline_parallel_microbatch_size"] == 3
+    options = of_automodel(text)
+    assert (options["pp_microbatch_size"], options["pp_batch_size"]) == (3, 12)
 
 
 def test_automodels_own_config_takes_the_options():
