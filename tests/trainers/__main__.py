@@ -159,7 +159,7 @@ FIGURES = ("loss_diff", "grad_diff", "norm_diff", "norm_diff_one_norm")
 
 
 def _said(row: dict[str, Any]) -> str:
-    placed = f"its ranks build layers {row['layers']}; a step says " if "layers" in row else "says "
+    placed = f"its ranks build layers `{row['layers']}`; a step says " if "layers" in row else "says "
     return f"{placed}`{row['said'].strip().splitlines()[-1]}`"
 
 
