@@ -207,7 +207,7 @@ class TrackerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """Files: where to leave the state after the last step, and what to go on from."""
+    """Folders: where to leave the state after the last step, and what to go on from."""
 
     save_to: str | None = None
     resume_from: str | None = None

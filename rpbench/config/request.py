@@ -43,7 +43,7 @@ from rpbench.config.without_effect import frozen, renamed, without_effect
 from rpbench.cost.machine import Machine, machine_of
 from rpbench.cost.measured import has_engine
 from rpbench.finite import not_finite
-from rpbench.places import file_of
+from rpbench.places import CHECKPOINT, file_of
 from rpbench.registry import Entry, sources, unknown_name
 from rpbench.workload.architecture import Architecture
 from rpbench.yaml_file import keys_of
@@ -231,7 +231,7 @@ def request_of(found: Composed) -> Request:
         ("workload", "text"): _shipped_text(workload),
         ("mode", "plans"): read_source("mode.plans", mode.plans) if isinstance(mode, Duel) else None,
         ("checkpoint", "resume_from"): read_source(
-            "checkpoint.resume_from", config.checkpoint.resume_from, whole=False
+            "checkpoint.resume_from", config.checkpoint.resume_from, within=CHECKPOINT
         ),
     }
     request = Request(
@@ -451,9 +451,9 @@ def _check_mode(request: Request) -> None:
         where = f"backend={backend.name}" if backend else f"mode={mode.name}"
         raise ConfigError(f"verify=true: {where} has no tensors to compare; use backend=virtual or backend=cpu")
     asked = request.checkpoint.save_to or request.checkpoint.resume_from
-    if asked and (backend is None or backend.name not in ("virtual", "cpu")):
+    if asked and (backend is None or backend.name not in ("virtual", "cpu", "torch")):
         where = f"backend={backend.name}" if backend else f"mode={mode.name}"
-        raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual or backend=cpu")
+        raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual, cpu or torch")
     if isinstance(mode, Predict | Roofline | Duel | TorchDuel) and request.model is None:
         raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
     if request.tuning_budget is not None and not isinstance(mode, Simulate):

@@ -38,16 +38,20 @@ class ModuleNames:
         embedding: before the layers; all of them go to the first stage.
         layer: of decoder layer `{layer}`, counted from 0.
         head: behind the layers; all of them go to the last stage.
+        everywhere: what every stage has.
     """
 
     embedding: tuple[str, ...] = ("tok_embeddings",)
     layer: str = "layers.{layer}"
     head: tuple[str, ...] = ("norm", "lm_head")
+    everywhere: tuple[str, ...] = ()
 
 
 NAMES = {
     "torchtitan": ModuleNames(),
-    "automodel": ModuleNames(("model.embed_tokens",), "model.layers.{layer}", ("model.norm", "lm_head")),
+    "automodel": ModuleNames(
+        ("model.embed_tokens",), "model.layers.{layer}", ("model.norm", "lm_head"), ("model.rotary_emb",)
+    ),
 }
 
 
@@ -159,7 +163,7 @@ def module_names_per_stage(partition: Partition, names: ModuleNames) -> list[lis
         own += names.head if stage == last else ()
         if not own:
             raise ValueError(f"partition {partition}: stage {stage} holds no module; give it a layer at least")
-        found.append(own)
+        found.append([*own, *names.everywhere])
     return found
 
 

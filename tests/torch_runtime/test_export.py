@@ -132,6 +132,12 @@ def test_modules_of_each_stage_by_hand():
         ["tok_embeddings", "layers.0"],
         ["layers.1", "layers.2", "norm", "lm_head"],
     ]
+    assert module_names_per_stage(
+        symmetric((1, 1)), NAMES["automodel"]
+    ) == [  # rotary tables are made once, for all layers
+        ["model.embed_tokens", "model.layers.0", "model.rotary_emb"],
+        ["model.layers.1", "model.norm", "lm_head", "model.rotary_emb"],
+    ]
     with pytest.raises(ValueError, match="stage 1 holds no module"):
         module_names_per_stage(symmetric((1, 0, 2)), NAMES["torchtitan"])
 
