@@ -1,1 +1,1 @@
-"""What RoundPipe is compared with: one method per file; README.md lists paper and ours side by side."""
+"""Methods that RoundPipe is compared with, one per file; README.md lists paper and ours side by side."""

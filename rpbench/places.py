@@ -21,6 +21,7 @@ VARIABLE = "RPBENCH_PATH"
 FILE = "rpbench.yaml"
 FLAG = "--config-dir"
 GROUP = "rpbench.conf"
+CHECKPOINT = "checkpoint.json"  # in the folder of a checkpoint; names all its other files by their digests
 MOST_FILES = 20_000  # beneath a folder; more are none of ours
 
 _HERE = Path(__file__).resolve().parent

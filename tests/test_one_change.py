@@ -85,23 +85,24 @@ hydra:
     "analysis/exhibits/tables/short_study.py": '''"""Two orders on one size."""
 
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Exhibit, exhibited
+from analysis.exhibits.exhibit import Shown, exhibited
 from analysis.records.experiments import Experiments
 
 
-@exhibited("short_study", place=105, question="Which of two orders is shorter?")
-def exhibit(experiments: Experiments) -> Exhibit:
+@exhibited("short_study")
+def exhibit(experiments: Experiments) -> Shown:
     """Makespans of both."""
     rows = experiments.cells("short_study").to_dict("records")
     cells = ((label(row["schedule"]), ours(row["makespan_s"], ".3f", row["run_id"])) for row in rows)
-    return Exhibit(
-        title="Two orders",
-        caption="Both take as long.",
-        evidence=("simulated",),
-        command="python -m rpbench -m experiment=short_study",
-        table=table(("schedule", "makespan (s)"), cells),
-    )
+    return Shown(table(("schedule", "makespan (s)"), cells))
 ''',
+    "analysis/exhibits/exhibits.yaml": """short_study:
+  question: Which of two orders is shorter?
+  title: Two orders
+  caption: Both take as long.
+  evidence: [simulated]
+  experiments: [short_study]
+""",
     "analysis/claims/short_study.py": '''"""What two orders have in common."""
 
 from collections.abc import Iterator
@@ -129,6 +130,54 @@ def claims() -> Iterator[Claim]:
     )
 ''',
 }
+_LAST_ROW = '    Charge("sum", lambda stage, sizes: sizes.boundary),\n'
+_ROW = """    # The tokens of every expert, which all devices tell each other behind every forward and backward.
+    Charge("loads", lambda stage, sizes: sizes.boundary // 4, ends=frozenset({Kind.F, Kind.B})),
+"""
+_CHARGE = {
+    "tests/cost/test_loads.py": '''"""Loads of experts, as everybody who reads the table of charges sees them."""
+
+import pytest
+from contest_terms import small
+
+from rpbench.advice.causes import causes_of
+from rpbench.commands.explained_record import step_causes
+from rpbench.config.request import load
+from rpbench.ir.partition import symmetric
+from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.frame import Frame
+from rpbench.plan.contest.space import space_of
+from rpbench.run.request_to_records import run
+
+WORDS = ("schedule=gpipe", "num_devices=2", "num_microbatches=4", "num_steps=2", "model=llama32_1b", "cost=analytic")
+ENDS = 2 * 4  # forwards and backwards of a device in a step
+
+
+def test_simulation_memory_and_why(tmp_path):
+    bytes_, hops = (load([*WORDS, "cluster=8x_a800", f"charge={word}", f"results_dir={tmp_path}"]) for word in WAYS)
+    [charged], [without] = run(bytes_), run(hops)
+    each = 2 * bytes_.tokens_per_microbatch * bytes_.model.hidden // 4
+    boundaries = 4 * 4 * each  # a device sends one of every microbatch, forth or back
+    assert charged["net_bytes"] == [2 * (ENDS * each + boundaries)] * 2
+    seconds = ENDS * each / (bytes_.cluster.collective_bytes_per_s or bytes_.cluster.link_bytes_per_s("net"))
+    assert step_causes(bytes_)["collectives"] >= seconds
+    assert step_causes(hops)["collectives"] == 0
+    assert charged["step_time_s"] >= without["step_time_s"] + seconds
+
+
+WAYS = ("bytes", "hops")
+
+
+def test_search_and_advice():
+    case, cut = small(microbatches=(1,)), symmetric((3, 3))
+    who = contender("gpipe")
+    frame = Frame(who, space_of(who, case).first, case, cut, case.num_steps)
+    why = causes_of(frame, cut, ())
+    assert why["collectives"] > 0
+    assert sum(why.values()) == pytest.approx(frame.outcome(cut, "all").step_time_s)
+    assert frame.memory(cut, ())["loads buffers"] == case.sizes(1).boundary // 4
+''',
+}
 _RUN_AND_SHOW = """
 import subprocess, sys
 from pathlib import Path
@@ -143,11 +192,17 @@ assert verdict.kind == "reproduced", verdict
 """
 
 
-def _clone(folder: Path, files: dict[str, str]) -> Path:
+def _clone(folder: Path, files: dict[str, str], changed: dict[str, tuple[str, str]] | None = None) -> Path:
+    """A clone with new files, and with files in which one text stands in place of another."""
     subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(folder)], check=True)
     for name, text in files.items():
-        assert not (folder / name).exists()
-        (folder / name).write_text(text, encoding="utf-8")
+        assert not (folder / name).exists() or name == "analysis/exhibits/exhibits.yaml"
+        with (folder / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+    for name, (old, new) in (changed or {}).items():
+        whole = (folder / name).read_text(encoding="utf-8")
+        assert whole.count(old) == 1
+        (folder / name).write_text(whole.replace(old, new), encoding="utf-8")
     return folder
 
 
@@ -198,3 +253,20 @@ def test_a_device_or_a_model_takes_one_file(name, source, changed, chosen, tmp_p
     _tests(clone, *chosen)
     model, device = ("my_model", "l40s") if "model" in name else ("llama31_8b", "my_card")
     _python(clone, "-m", "rpbench", "advise", f"model={model}", f"gpu={device}", "num_devices=4", "seconds=2")
+
+
+@pytest.mark.slow
+def test_a_communication_charge_takes_at_most_four_files(tmp_path):
+    changed = {"rpbench/cost/charges.py": (_LAST_ROW, _LAST_ROW + _ROW)}
+    assert len(_CHARGE) + len(changed) <= 4
+    clone = _clone(tmp_path / "clone", _CHARGE, changed)
+    status = ["git", "status", "--porcelain", "--untracked-files=all"]
+    touched = subprocess.run(status, cwd=clone, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert len(touched) <= 4, touched
+    _tests(
+        clone,
+        "tests/cost/test_loads.py",
+        "tests/cost/test_transfers.py",
+        "tests/sim/test_links.py",
+        "tests/plan/test_plan.py",
+    )

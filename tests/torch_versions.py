@@ -125,8 +125,11 @@ def _text(number: tuple[int, int]) -> str:
 # --- one environment ------------------------------------------------------------------------------------------
 
 
-def make_environment(folder: Path, version: str) -> Path:
-    """An environment with a torch of its own, and else what this one has; its interpreter.
+def make_environment(folder: Path, packages: Sequence[str], *, torch_of_here: bool = False) -> Path:
+    """An environment with packages of its own, and else what this one has; its interpreter.
+
+    Args:
+        torch_of_here: what is installed here counts as installed there, torch above all.
 
     Raises:
         CalledProcessError: if it cannot be made.
@@ -134,7 +137,8 @@ def make_environment(folder: Path, version: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     install = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"]
-    subprocess.run([*install, f"torch=={version}"], check=True, stdout=sys.stderr)
+    if not torch_of_here:
+        subprocess.run([*install, *packages], check=True, stdout=sys.stderr)
     own = subprocess.run(
         [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True,
@@ -142,6 +146,8 @@ def make_environment(folder: Path, version: str) -> Path:
         check=True,
     )
     Path(own.stdout.strip(), "rpbench_beside.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    if torch_of_here:
+        subprocess.run([*install, *packages], check=True, stdout=sys.stderr)
     return python
 
 
@@ -182,7 +188,7 @@ def matrix(versions: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]
     for version in versions:
         with tempfile.TemporaryDirectory(prefix=f"rpbench-torch-{version}-") as folder:
             print(f"torch {version}: making an environment", file=sys.stderr, flush=True)
-            python = make_environment(Path(folder), version)
+            python = make_environment(Path(folder), (f"torch=={version}",))
             inside = [str(python), "-m", "tests.torch_versions", "--inside", "--schedules", ",".join(names)]
             with subprocess.Popen(inside, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
                 assert running.stdout is not None
@@ -224,11 +230,11 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{most:.1e}" if most else "0"
 
 
-def write_table(table: str, page: Path = PAGE) -> None:
+def write_table(table: str, page: Path = PAGE, begin: str = BEGIN, end: str = END) -> None:
     """Put the table between its marks."""
     text = page.read_text()
-    head, rest = text.split(BEGIN)
-    page.write_text(f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+    head, rest = text.split(begin)
+    page.write_text(f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}")
 
 
 def main() -> int:

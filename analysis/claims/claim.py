@@ -1,7 +1,7 @@
 """Claim: one number or statement as an object, and whose it is; Verdict: what became of it here."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from analysis.claims.evidence import Need, Record
@@ -21,17 +21,7 @@ NOT_TESTABLE = "not testable here"
 NOT_IN_QUICK = "not in this scope"
 MISSING = "missing"
 FAILED = "failed"
-KINDS = (
-    REPRODUCED,
-    WITHIN_TOLERANCE,
-    PREDICTED,
-    CONTRADICTED,
-    MISSED,
-    NOT_TESTABLE,
-    NOT_IN_QUICK,
-    MISSING,
-    FAILED,
-)
+KINDS = (REPRODUCED, WITHIN_TOLERANCE, PREDICTED, CONTRADICTED, MISSED, NOT_TESTABLE, NOT_IN_QUICK, MISSING, FAILED)
 EVALUATED = (REPRODUCED, WITHIN_TOLERANCE, PREDICTED, CONTRADICTED, MISSED)
 
 Whose = Literal["the paper's", "another public source's", "ours", "ours against ours"]
@@ -42,24 +32,33 @@ Section = Callable[[], Iterable["Claim"]]
 SECTIONS: list[tuple[int, Section]] = []
 
 
-def section(place: int) -> Callable[[Section], Section]:
-    """Put the claims that a function gives into the report, at a place among the other sections."""
+def section(place: int, heading: str = "", source: str = "") -> Callable[[Section], Section]:
+    """Put the claims that a function gives into the report, at a place among the other sections.
+
+    Args:
+        heading, source: those of its claims that have none of their own.
+    """
 
     def listing(claims: Section) -> Section:
-        SECTIONS.append((place, claims))
-        return claims
+        def headed() -> Iterator[Claim]:
+            for claim in claims():
+                yield replace(claim, section=claim.section or heading, source=claim.source or source)
+
+        SECTIONS.append((place, headed))
+        return headed
 
     return listing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What somebody says, and how it is checked.
+    """A published or own statement, and how it is checked.
 
     Args:
         id: unique, `section/subject/metric`.
-        section: the heading it belongs to.
-        source: paper, section or figure; where the number was transcribed from stands in `published`.
+        section: the heading it belongs to; that of `section` if left out.
+        source: paper, section or figure, in the same way; where the number was transcribed from stands in `published`.
+        metric: the statement if left out.
         published: the value with its printed digits; None for a claim whose number is not public.
         relation: `=`, or `<=` if our value may also be smaller.
         tolerance: largest absolute difference that counts as reproduced; None means half a unit of the last printed
@@ -79,12 +78,12 @@ class Claim:
     """
 
     id: str
-    section: str
-    source: str
     statement: str
-    metric: str
-    unit: str
-    evidence: str
+    section: str = ""
+    source: str = ""
+    metric: str = ""
+    unit: str = ""
+    evidence: str = "simulated"
     published: Printed | None = None
     relation: Literal["=", "<="] = "="
     tolerance: float | None = None
@@ -99,6 +98,7 @@ class Claim:
     statement_id: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "metric", self.metric or self.statement)
         if (self.value is None) != bool(self.not_testable):
             raise ValueError(f"claim {self.id}: either a value or what a test needs (not_testable), not both")
         if self.value is not None and self.published is None:
@@ -106,7 +106,7 @@ class Claim:
 
     @property
     def largest_difference(self) -> float:
-        """What still counts as reproduced."""
+        """The largest difference that counts as reproduced."""
         if self.tolerance is not None or self.published is None:
             return self.tolerance or 0.0
         return self.published.half_unit
@@ -124,7 +124,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim: one of `KINDS`, our value, the runs it came from, and why where that needs saying."""
+    """The outcome of a claim: one of `KINDS`, our value, the runs it came from, and why where that needs saying."""
 
     claim: Claim
     kind: str

@@ -14,7 +14,6 @@ from analysis.claims.expected import held_experiments, read_table
 from analysis.claims.printed import Printed
 from analysis.claims.regression import need_of
 
-SECTION = "What follows within a record"
 HOLDS = "holds"
 _PARTS = ("fill", "switch", "drain")
 _A_DEVICE = ("busy_s", "peak_in_flight", "peak_memory_bytes", "h2d_bytes", "d2h_bytes", "net_bytes", "replay_busy_s")
@@ -25,7 +24,7 @@ _HAIR = 1 + 1e-9
 Identity = tuple[str, Any, Any]
 
 
-@section(place=170)
+@section(170, "What follows within a record")
 def claims() -> Iterator[Claim]:
     """A claim for each record of each experiment that is held to accepted values."""
     for experiment in held_experiments():
@@ -35,11 +34,9 @@ def claims() -> Iterator[Claim]:
                 id=f"consistency/{need}",
                 statement_id=f"consistency/{experiment}",
                 whose="ours against ours",
-                section=SECTION,
                 source="analysis/claims/consistency.py",
                 statement=f"{need}: every number that follows from others of its record does",
                 metric="identities that do not hold",
-                unit="",
                 published=Printed(HOLDS, "arithmetic"),
                 evidence=row.get("evidence") or "simulated",
                 needs=(need,),

@@ -32,7 +32,7 @@ class _Evidence:
     at_most: bool = False
 
 
-@section(place=100)
+@section(100, SECTION)
 def claims() -> Iterator[Claim]:
     """Two claims a row: what was published, and what it ought to be."""
     for row in table("discrepancies"):
@@ -47,7 +47,6 @@ def claims() -> Iterator[Claim]:
 def _published(row: Row, evidence: _Evidence) -> Claim:
     return Claim(
         id=f"discrepancies/{row['id']}/published",
-        section=SECTION,
         source=row["source"],
         statement=f"{row['model'] or 'RTX 4090'}: the published value holds",
         metric=_metric(row),
@@ -65,7 +64,6 @@ def _published(row: Row, evidence: _Evidence) -> Claim:
 def _corrected(row: Row, evidence: _Evidence) -> Claim:
     return Claim(
         id=f"discrepancies/{row['id']}/other",
-        section=SECTION,
         source=row["source"],
         statement=f"{row['model'] or 'RTX 4090'}: the value it ought to be{' at most' if evidence.at_most else ''}",
         metric=_metric(row),
@@ -83,7 +81,6 @@ def _stated(row: Row) -> Claim:
     """Two published values that differ, and nothing here to tell which is right."""
     return Claim(
         id=f"discrepancies/{row['id']}/published",
-        section=SECTION,
         source=row["source"],
         statement=f"{row['model'] or 'Environment'}: one value is stated throughout",
         metric=_metric(row),
@@ -183,9 +180,7 @@ def _hops(row: Row, model: str) -> _Evidence:
     """Hops that carry a tensor, from their total time."""
     published = next(rows("layer_timings", model=row["model"]))
     return _Evidence(
-        "simulated",
-        lambda run: 1e3 * run["comm_data_s"] / float(published["comm_ms"]),
-        (figure17("roundpipe", model),),
+        "simulated", lambda run: 1e3 * run["comm_data_s"] / float(published["comm_ms"]), (figure17("roundpipe", model),)
     )
 
 

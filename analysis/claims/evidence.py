@@ -6,8 +6,6 @@ from typing import Any
 
 Record = dict[str, Any]
 
-CLUSTERS = ("8x_rtx4090", "8x_a800", "8x_rtx5090", "8x_h100")
-
 
 @dataclass(frozen=True)
 class Need:
@@ -23,7 +21,7 @@ class Need:
 
     @property
     def command(self) -> str:
-        """What makes the run, and the rest of its experiment."""
+        """The command that makes the run, and the rest of its experiment."""
         return f"python -m rpbench -m experiment={self.experiment}"
 
     def __str__(self) -> str:

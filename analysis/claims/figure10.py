@@ -41,7 +41,7 @@ MISSES = {
 }
 
 
-@section(place=120)
+@section(120, "Figure 10: throughput on 8 RTX 4090, action by action", "RoundPipe, figure 10 (section 5.2)")
 def claims() -> Iterator[Claim]:
     """Every bar of a system that one of our schedules stands for."""
     for row in table("throughput"):
@@ -60,8 +60,6 @@ def _claim(row: Row) -> Claim:
     return Claim(
         id=f"by_action/{system}/{model}",
         statement_id=f"by_action/{system}",
-        section="Figure 10: throughput on 8 RTX 4090, action by action",
-        source="RoundPipe, figure 10 (section 5.2)",
         statement=f"{method_name(system)} on {model_name(model)}: throughput",
         metric="throughput",
         unit="tokens/s" if row["status"] == "ok" else "",

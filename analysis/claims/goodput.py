@@ -9,20 +9,18 @@ from analysis.claims.evidence import Need
 from analysis.claims.ours import stated
 from rpbench.config.configuration import swept
 
-SECTION = "Goodput under failures"
 EXPERIMENT = "goodput"
 _TIMES = swept(EXPERIMENT, "mode.mean_between_s")
 _SEEDS = swept(EXPERIMENT, "seed")
 
 
-@section(place=145)
+@section(145, "Goodput under failures")
 def claims() -> Iterator[Claim]:
     """Each policy at the ends of the sweep, copies that outlive two failures, and detours over shadows."""
     for policy in swept(EXPERIMENT, "mode.policy"):
         for words, seconds in (("often", _TIMES[0]), ("seldom", _TIMES[-1])):
             yield stated(
                 f"goodput/{policy}/{words}",
-                SECTION,
                 f"Goodput of mode.policy={policy}, a rank of sixteen lives {float(seconds) / 3600:g} hours on average",
                 "%",
                 tuple(_need(policy, seconds, seed) for seed in _SEEDS),
@@ -31,7 +29,6 @@ def claims() -> Iterator[Claim]:
             )
     yield stated(
         "goodput/gemini/two_at_once",
-        SECTION,
         "How likely two failures at once leave a copy of every state, 16 ranks and two copies; 1 - 1 / (N - 1)",
         "",
         (_need("gemini", _TIMES[0], _SEEDS[0]),),
@@ -40,7 +37,6 @@ def claims() -> Iterator[Claim]:
     )
     yield stated(
         "goodput/recycle/over_bamboo",
-        SECTION,
         "Largest ratio of goodputs of mode.policy=recycle over bamboo; ReCycle's abstract says up to 1.64",
         "",
         tuple(_need(*each) for each in product(("recycle", "bamboo"), _TIMES, _SEEDS)),

@@ -1,4 +1,4 @@
-"""What follows from the published throughput: speed-ups, the gain of asynchronous steps, FLOP rates, predictions."""
+"""Claims that follow from the published throughput: speed-ups, gain of asynchronous steps, FLOP rates, predictions."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,6 @@ from analysis.claims.printed import Printed, cell, printed, rows, table
 from analysis.exhibits.style import model_name
 from analysis.records.paper import PUBLISHED_MODELS
 
-SECTION = "Headline numbers"
 PLATFORM = "8x-rtx4090-24gb"
 _ABSTRACT = "RoundPipe, abstract"
 _FIGURE10 = "RoundPipe, figure 10 (section 5.2)"
@@ -19,7 +18,7 @@ _THROUGHPUT = "analysis/published/throughput.csv"
 _NEAR = 0.15
 
 
-@section(place=90)
+@section(90, "Headline numbers", _FIGURE10)
 def claims() -> Iterator[Claim]:
     """Numbers that the published tables and our records must give again."""
     yield from _range_of_the_abstract()
@@ -61,7 +60,6 @@ def _range_of_the_abstract() -> Iterator[Claim]:
         )
         yield Claim(
             id=f"headline/abstract/{which}_speedup",
-            section=SECTION,
             source=_ABSTRACT,
             statement=f"The {which} speed-up over the best baseline on 8 RTX 4090",
             metric="speed-up",
@@ -76,11 +74,8 @@ def _range_of_the_abstract() -> Iterator[Claim]:
 def _only_system_for_235b() -> Claim:
     return Claim(
         id="headline/abstract/only_system_for_235b",
-        section=SECTION,
-        source=_FIGURE10,
         statement="RoundPipe is the only system that trains Qwen3-235B with LoRA on 8 RTX 4090",
         metric="systems that finish",
-        unit="",
         published=Printed("roundpipe, roundpipe-sync", _FIGURE10),
         evidence="published",
         made_from=_THROUGHPUT,
@@ -97,8 +92,6 @@ def _speedup(model: str) -> Iterator[Claim]:
         if published is not None:
             yield Claim(
                 id=f"headline/{model}/{column}",
-                section=SECTION,
-                source=_FIGURE10,
                 statement=f"RoundPipe on {model_name(model)}, 8 RTX 4090: {metric}",
                 metric=metric,
                 unit=unit,
@@ -112,8 +105,6 @@ def _speedup(model: str) -> Iterator[Claim]:
 def _async_gain(model: str) -> Claim:
     return Claim(
         id=f"headline/{model}/async_gain",
-        section=SECTION,
-        source=_FIGURE10,
         statement=f"RoundPipe on {model_name(model)}: asynchronous over synchronous steps",
         metric="gain of asynchronous steps",
         unit="x",
@@ -142,7 +133,6 @@ def _flop_rate(model: str) -> Iterator[Claim]:
     ):
         yield Claim(
             id=f"headline/{model}/{column}",
-            section=SECTION,
             source=f"{_FIGURE10}, by the artifact's FLOP formula",
             statement=f"RoundPipe on {model_name(model)}: {metric} of one RTX 4090",
             metric=metric,
@@ -182,13 +172,11 @@ def _prediction(model: str) -> Iterator[Claim]:
         if published is not None:
             yield Claim(
                 id=f"headline/{model}/{column}",
-                section=SECTION,
                 source="derived from RoundPipe, figure 17",
                 statement=f"RoundPipe on {model_name(model)}: {kind} throughput that the simulated bubble predicts",
                 metric=f"predicted throughput, {kind}",
                 unit="ktokens/s",
                 published=published,
-                evidence="simulated",
                 needs=(figure17("roundpipe", model),),
                 value=value,
             )
@@ -196,22 +184,10 @@ def _prediction(model: str) -> Iterator[Claim]:
 
 # Where the simulation is known to be far from the measurement, and what it leaves out there.
 _FAR = {
-    (
-        "qwen3_235b_lora",
-        "asynchronous",
-    ): "streaming the weights, the host's bandwidth and Python are not simulated",
-    (
-        "qwen3_235b_lora",
-        "synchronous",
-    ): "streaming the weights, the host's bandwidth and Python are not simulated",
-    (
-        "gpt_oss_20b",
-        "synchronous",
-    ): "the optimizer on the host, exposed in a synchronous step, is not simulated",
-    (
-        "qwen3_32b",
-        "synchronous",
-    ): "the optimizer on the host, exposed in a synchronous step, is not simulated",
+    ("qwen3_235b_lora", "asynchronous"): "streaming the weights, the host's bandwidth and Python are not simulated",
+    ("qwen3_235b_lora", "synchronous"): "streaming the weights, the host's bandwidth and Python are not simulated",
+    ("gpt_oss_20b", "synchronous"): "the optimizer on the host, exposed in a synchronous step, is not simulated",
+    ("qwen3_32b", "synchronous"): "the optimizer on the host, exposed in a synchronous step, is not simulated",
 }
 
 
@@ -225,7 +201,6 @@ def _prediction_against_measurement(model: str) -> Iterator[Claim]:
         why = _FAR.get((model, kind), "")
         yield Claim(
             id=f"headline/{model}/simulated_against_measured_{kind}",
-            section=SECTION,
             source=f"{_FIGURE10} against figure 17",
             statement=f"RoundPipe on {model_name(model)}: the simulation predicts the measured {kind} throughput",
             metric=f"throughput, {kind}",

@@ -16,13 +16,7 @@ _SOURCE = f"analysis/claims/{FOLDER.name}/{STATEMENTS}.csv"
 
 
 def stated(
-    name: str,
-    section: str,
-    words: str,
-    unit: str,
-    needs: tuple[Need, ...],
-    value: Callable[..., Value],
-    **more: Any,
+    name: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Value], **more: Any
 ) -> Claim:
     """A statement of ours.
 
@@ -32,15 +26,13 @@ def stated(
         needs, value: the runs it follows from, and how.
     """
     declared = statement(name)
-    plain: dict[str, Any] = {"evidence": "simulated", "source": "this project", "metric": words, "whose": "ours"}
     return Claim(
         id=name,
-        section=section,
         statement=words,
         unit=unit,
         published=Printed(declared.text, f"{_SOURCE}, {name}"),
         tolerance=declared.tolerance,
         needs=needs,
         value=value,
-        **(plain | more),
+        **({"source": "this project", "whose": "ours"} | more),
     )

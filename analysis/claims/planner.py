@@ -13,8 +13,6 @@ from rpbench.ir.partition import Partition
 from rpbench.plan.greedy import LIMIT_24GB_CARD_BYTES, plan_released
 from rpbench.workload.architecture import Architecture
 
-SECTION = "The released planner"
-_RERUN = "independent re-run of the released planner on the artifact's timings"
 _NAMES = {name: model for model, name in PUBLISHED_MODELS.items()}
 
 CAPPED_PLANNER = "rpbench.plan.greedy for the model of the record, under LIMIT_24GB_CARD_BYTES"
@@ -23,7 +21,7 @@ CAPPED_PLANNER = "rpbench.plan.greedy for the model of the record, under LIMIT_2
 _OTHER_COUNTS = ("gpt_oss_20b", "qwen3_32b")
 
 
-@section(place=50)
+@section(50, "The released planner", "independent re-run of the released planner on the artifact's timings")
 def claims() -> Iterator[Claim]:
     """Counts with and without the memory cap of a 24 GB card, bubbles of the plans, counts of the artifact."""
     for row in table("planner"):
@@ -58,8 +56,6 @@ def _uncapped(row: Row) -> Iterator[Claim]:
             yield Claim(
                 id=f"planner/{model}/{column}",
                 whose="another public source's",
-                section=SECTION,
-                source=_RERUN,
                 statement=f"{model_name(model)}: {metric} of the released planner's cut, no memory cap",
                 metric=metric,
                 unit="stages" if counts else "%",
@@ -77,8 +73,6 @@ def _capped(row: Row) -> Iterator[Claim]:
         yield Claim(
             id=f"planner/{model}/{column}_24gb",
             whose="another public source's",
-            section=SECTION,
-            source=_RERUN,
             statement=f"{model_name(model)}: {direction} stages of the released planner's cut, cap of a 24 GB card",
             metric=f"{direction} stages, capped",
             unit="stages",
@@ -92,7 +86,7 @@ def _capped(row: Row) -> Iterator[Claim]:
 
 
 def capped_plan(run: Record) -> Partition:
-    """What the released planner makes of a run's model when a stage and the next one share a 24 GB card."""
+    """The released planner's cut of a run's model when a stage and the next one share a 24 GB card."""
     model = Architecture(**run["config"]["model"])
     tokens = published_tokens_per_microbatch(model.published_name or "")
     times = published_times(model.published_name or "")
@@ -106,17 +100,12 @@ def _counts_of_the_artifact(model: str) -> Iterator[Claim]:
         differs = model in _OTHER_COUNTS and direction == "forward"
         yield Claim(
             id=f"planner/{model}/artifact_{direction}_stages",
-            section=SECTION,
             source="RoundPipe, artifact, partitions behind figure 17",
             statement=f"{model_name(model)}: the simulated cut has as many {direction} stages as the planner makes",
             metric=metric,
             unit="stages",
             published=printed(
-                "partitions",
-                "num_stages",
-                scheduler="roundpipe",
-                model=PUBLISHED_MODELS[model],
-                direction=direction,
+                "partitions", "num_stages", scheduler="roundpipe", model=PUBLISHED_MODELS[model], direction=direction
             ),
             tolerance=0.0,
             evidence="derived",

@@ -67,7 +67,7 @@ _FIGURES = (
 )  # fmt: skip
 
 
-@section(place=110)
+@section(110)
 def claims() -> Iterator[Claim]:
     """Every bar and point of the figures; what did not run is a claim as well."""
     for figure in _FIGURES:
@@ -91,7 +91,7 @@ def _claim(figure: _Figure, row: Row, prediction: dict[str, Any] | None) -> Clai
     if published is None:
         published = Printed(row["status"], where(figure.published, "status", of, row["source"]))
     system, model = row["system"], _NAMES[row["model"]]
-    name = "/".join((figure.published, system, model, *_further(row, figure.keys)))
+    name = "/".join((figure.published, system, model, *[row[key] for key in figure.keys if key not in _KEYS]))
     return Claim(
         id=name,
         statement_id=f"figure{figure.number}/{system}",
@@ -110,7 +110,7 @@ def _untestable() -> dict[str, Any]:
 
 
 def _beside(name: str, published: Printed, prediction: dict[str, Any], column: str) -> dict[str, Any]:
-    """What a claim says of its prediction: the value, and how far a measurement may be from it."""
+    """A claim's fields that follow from its prediction: the value, and how far a measurement may be from it."""
     known = expected(name)
     given: dict[str, Any] = {
         "evidence": "predicted",
@@ -128,11 +128,6 @@ def _beside(name: str, published: Printed, prediction: dict[str, Any], column: s
     return given | {"value": lambda: value, "wide_tolerance": reach}
 
 
-def _further(row: Row, keys: Sequence[str]) -> list[str]:
-    """What identifies a row beside system and model."""
-    return [row[key] for key in keys if key not in _KEYS]
-
-
 def _words(row: Row, keys: Sequence[str]) -> str:
     found = {"num_gpus": "{} devices", "seq_len_tokens": "sequences of {} tokens"}
     words = [found[key].format(row[key]) for key in keys if key in found]
@@ -146,7 +141,6 @@ def _convergence() -> Claim:
         source="RoundPipe, artifact, library documentation",
         statement="Weights one step old do not hurt convergence in practice",
         metric="loss",
-        unit="",
         evidence="measured",
         not_testable="training runs to convergence, synchronous and asynchronous; the artifact holds no loss curve",
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from analysis.records.published import PUBLISHED
+from analysis.records.paper import PUBLISHED
 
 Row = dict[str, str]
 

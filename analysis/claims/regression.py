@@ -14,7 +14,6 @@ from analysis.claims.evidence import Need
 from analysis.claims.expected import held_experiments, read_table
 from analysis.claims.printed import Printed
 
-SECTION = "Every cell as it was accepted"
 AS_ACCEPTED = "as accepted"
 # Of a loss: another torch adds in another order, another processor in vectors of another width, and updates carry that
 # on. After 96 updates instruction sets of one machine differ by up to 6 %; `analysis/claims/trained.py` has what holds.
@@ -108,7 +107,7 @@ _OF_A_PLAN = (
 )
 
 
-@section(place=180)
+@section(180, "Every cell as it was accepted")
 def claims() -> Iterator[Claim]:
     """A claim for each row of each expected table."""
     for experiment in held_experiments():
@@ -131,11 +130,9 @@ def claim_of(experiment: str, row: Mapping[str, str]) -> Claim:
         id=f"regression/{experiment}/{words}",
         statement_id=f"regression/{experiment}",
         whose="ours",
-        section=SECTION,
         source=f"analysis/claims/expected/{experiment}.csv",
         statement=f"experiment={experiment}, {words}: every field as it was accepted",
         metric="fields that differ",
-        unit="",
         published=Printed(AS_ACCEPTED, f"analysis/claims/expected/{experiment}.csv"),
         evidence=declared.get("evidence") or "simulated",
         needs=(need,),
@@ -160,7 +157,7 @@ def _tolerance_of(name: str, run: Record) -> float:
 
 
 def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
-    """What an expected table says of a record."""
+    """The row of an expected table for a record."""
     cell = {f"{_CELL}{key}": value for key, value in choices.items()}
     kept = {name: written(run[name]) for name in fields_of(run) if _is_there(run[name])}
     return {**cell, CONTENDER: run.get(CONTENDER) or "", **kept}

@@ -1,4 +1,4 @@
-"""What README and docs say of our own experiments, number by number; each follows from records."""
+"""Statements of README and docs on our own experiments, number by number; each follows from records."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -14,10 +14,8 @@ from analysis.predictions.score import NUM_BARS, Bar, bars
 from analysis.records.paper import PUBLISHED_MODELS
 from analysis.records.runs import BASELINES, ONE_ROUND, SCHEDULES
 
-SECTION = "What we say of our own experiments"
 
-
-@section(place=190)
+@section(190, "What we say of our own experiments")
 def claims() -> Iterator[Claim]:
     """Every statement, by its experiment."""
     yield from _leads()
@@ -35,7 +33,7 @@ def claims() -> Iterator[Claim]:
 
 
 def _say(name: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Any], **more: Any) -> Claim:
-    return stated(f"ours/{name}", SECTION, words, unit, needs, value, **more)
+    return stated(f"ours/{name}", words, unit, needs, value, **more)
 
 
 # --- leads of RoundPipe over the best classic schedule ---------------------------------------------------------
@@ -93,7 +91,9 @@ def _uneven_head() -> Iterator[Claim]:
     dealt = ("roundpipe", ONE_ROUND)
     for schedule, words, heads in (("zb_v", "ZB-V", ("0.0", "1.0")), ("vocab_parallel", "a cut head", ("2.0",))):
         for head in heads:
-            needs = tuple(_at_head(name, head) for name in (schedule, *dealt))
+            needs = tuple(
+                Need("uneven_head", {"schedule": name, "cost.head_share": head}) for name in (schedule, *dealt)
+            )
             yield _say(
                 f"uneven_head/{schedule}/{head}",
                 f"Step of {words} over RoundPipe's, with a head of {head} devices' work",
@@ -101,10 +101,6 @@ def _uneven_head() -> Iterator[Claim]:
                 needs,
                 lambda own, *rivals: own["makespan_s"] / min(run["makespan_s"] for run in rivals),
             )
-
-
-def _at_head(schedule: str, head: str) -> Need:
-    return Need("uneven_head", {"schedule": schedule, "cost.head_share": head})
 
 
 def _dispatch() -> Iterator[Claim]:
@@ -181,7 +177,7 @@ def _contest_as_a_whole() -> Iterator[Claim]:
 
 
 def _gains(runs: tuple[Record, ...]) -> list[float]:
-    """What restarts found, of the plans that fit."""
+    """The gains that restarts found, of the plans that fit."""
     return [run["restart_gain"] for run in runs if run["status"] == "ok"]
 
 

@@ -12,7 +12,6 @@ from analysis.claims.printed import Printed
 from rpbench.run.modes.duel.contenders import ENGINES, TABLE, torch_contenders
 from rpbench.run.modes.duel.findings import derived_fields
 
-SECTION = "Our tables on torch's runtime"
 SCHEDULES = ("1f1b", "zb_v")
 EXPERIMENT = "torch_duel"
 MOST_OVER_OWN = 1.02
@@ -21,9 +20,9 @@ _SOURCE = "docs/torch_runtime.md"
 AGREE = "as its runs say"
 
 
-@section(place=130)
+@section(130, "Our tables on torch's runtime", _SOURCE)
 def claims() -> Iterator[Claim]:
-    """What a table costs, what its replay explains, parity, and that the figures follow from the runs."""
+    """The cost of a table, the share its replay explains, parity, and that the figures follow from the runs."""
     for schedule in SCHEDULES:
         needs = tuple(Need(EXPERIMENT, contender=f"{schedule}/{role}") for role in ENGINES)
         yield _claim(
@@ -79,11 +78,8 @@ def _claim(
     return Claim(
         id=f"torch_duel/{schedule}/{what}",
         statement_id=f"torch_duel/{what}",
-        section=SECTION,
-        source=_SOURCE,
         statement=f"{schedule} on torch's runtime: {statement}",
         metric=metric,
-        unit="",
         published=bound,
         tolerance=0.0,
         evidence="measured",

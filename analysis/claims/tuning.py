@@ -10,7 +10,6 @@ from analysis.exhibits.style import method_name, model_name
 from analysis.records.paper import PUBLISHED_MODELS
 from analysis.records.runs import BASELINES, SCHEDULES
 
-SECTION = "Tuned partitions, for everybody"
 _PAPER = "RoundPipe, figure 17 (section 5.8.1)"
 # Models whose published cuts leave nothing to find.
 _WELL_TUNED = ("qwen3_235b_lora",)
@@ -44,7 +43,7 @@ _SEARCHED = _Field("searched", "every schedule on its searched cut", _with_searc
 _AHEAD = _Field("ahead", "searched cuts, the baselines recomputing ahead as RoundPipe does", _recomputing_ahead)
 
 
-@section(place=40)
+@section(40, "Tuned partitions, for everybody", _PAPER)
 def claims() -> Iterator[Claim]:
     """RoundPipe leads with published and with tuned cuts; by how much; and the search keeps its promise."""
     for model in PUBLISHED_MODELS:
@@ -64,13 +63,9 @@ def claims() -> Iterator[Claim]:
 def _smallest_bubble(model: str, field: _Field) -> Claim:
     return Claim(
         id=f"tuning/{model}/smallest_bubble_{field.name}",
-        section=SECTION,
-        source=_PAPER,
         statement=f"{model_name(model)}: RoundPipe has the smallest bubble of the five schedules, {field.words}",
         metric="schedule with the smallest bubble",
-        unit="",
         published=Printed("roundpipe", _PAPER),
-        evidence="simulated",
         needs=field.needs(model),
         value=lambda *runs: min(runs, key=lambda run: run["bubble_makespan"])["schedule"],
     )
@@ -84,13 +79,10 @@ def _best_classic(model: str) -> Claim:
     )
     return Claim(
         id=f"tuning/{model}/best_classic",
-        section=SECTION,
-        source=_PAPER,
         statement=f"{model_name(model)}: smallest bubble of a classic schedule, on the published cuts",
         metric="bubble ratio of the best classic schedule",
         unit="%",
         published=cell("bubble", "bubble_ratio_percent", best, f"{best['scheduler']}, {name}"),
-        evidence="simulated",
         needs=_with_published_cuts(model)[:-1],
         value=lambda *runs: 100 * min(run["bubble_makespan"] for run in runs),
     )
@@ -105,13 +97,10 @@ def _lead(model: str, field: _Field) -> Claim:
     holds = field is _PUBLISHED or (field is _SEARCHED and model in _WELL_TUNED)
     return Claim(
         id=f"tuning/{model}/lead_{field.name}",
-        section=SECTION,
-        source=_PAPER,
         statement=f"{model_name(model)}: time of the best classic schedule over RoundPipe's, one call, {field.words}",
         metric="lead of RoundPipe",
         unit="x",
         published=Printed(f"{min(makespans.values()) / ours:.3f}", source),
-        evidence="simulated",
         needs=field.needs(model),
         value=lambda *runs: min(run["makespan_s"] for run in runs[:-1]) / runs[-1]["makespan_s"],
         contradiction="" if holds else f"the published cuts of the baselines are not tuned; {field.words}: {{value}}",
@@ -128,7 +117,6 @@ def _never_worse(schedule: str, model: str) -> Claim:
         id=f"tuning/{model}/{schedule}/search_never_worse",
         whose="ours against ours",
         statement_id="tuning/search_never_worse",
-        section=SECTION,
         source=_OURS,
         statement=(
             f"{method_name(schedule)} on {model_name(model)}: the searched cut is no slower than the published, the "
@@ -139,11 +127,7 @@ def _never_worse(schedule: str, model: str) -> Claim:
         published=Printed("0", _OURS),
         relation="<=",
         tolerance=0.0,
-        evidence="simulated",
-        needs=(
-            *(partitions(cut, schedule, model) for cut in ("search", "even", "greedy")),
-            figure17(schedule, model),
-        ),
+        needs=(*(partitions(cut, schedule, model) for cut in ("search", "even", "greedy")), figure17(schedule, model)),
         value=_excess_ms,
     )
 

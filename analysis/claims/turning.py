@@ -11,7 +11,6 @@ from analysis.claims.ours import stated
 from analysis.records.turns import LEVELS, Turn, counted, lead, step_time_s, turns
 from rpbench.config.configuration import swept
 
-SECTION = "Rankings that turn"
 _KEYS = ("schedule", "model", "cluster")
 _FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same
 # A lead that a level turns, and the same pair a level before: (level, ahead, behind, model, machine).
@@ -25,7 +24,7 @@ _LEADS = (
 )
 
 
-@section(place=140)
+@section(140, "Rankings that turn")
 def claims() -> Iterator[Claim]:
     """How many pairs each level turns, and leads before and after a turn."""
     needs = tuple(_every_run())
@@ -44,7 +43,7 @@ def claims() -> Iterator[Claim]:
 
 
 def _say(name: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Any]) -> Claim:
-    return stated(f"turning/{name}", SECTION, words, unit, needs, value, evidence="predicted")
+    return stated(f"turning/{name}", words, unit, needs, value, evidence="predicted")
 
 
 def _every_run() -> Iterator[Need]:

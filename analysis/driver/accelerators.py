@@ -1,4 +1,4 @@
-"""What a machine with accelerators can give in half an hour: gradients, memory, pace, a duel with other systems, rates.
+"""Half an hour on a machine with accelerators: gradients, memory, pace, a duel with other systems, rates.
 
 Each part is a command of its own, run one after the other; what has ended is kept when a later one fails, when the time
 is over, or when the driver is killed, and the same command goes on from there. Dry, on made-up accelerators and at

@@ -80,7 +80,7 @@ def _was_run(found: Experiments, need: Need) -> bool:
 
 
 def _blocking(found: Experiments, verdicts: Iterable[Verdict]) -> str:
-    """What is red and stays red whatever is accepted, a line each; empty if there is nothing."""
+    """Verdicts that stay red whatever is accepted, a line each; empty if there are none."""
     red = [each for each in verdicts if each.red and not _is_of_a_table(each)]
     return "\n".join(filter(None, (*(f"  {line}" for line in found.refusals()), red_text(red))))
 
@@ -119,7 +119,7 @@ def changed(name: str, rows: Rows) -> Iterator[str]:
 
 
 def _key(row: Mapping[str, str]) -> tuple[str, ...]:
-    """What names a row: its claim, or the choices of its cell and its contender."""
+    """The key of a row: its claim, or the choices of its cell and its contender."""
     named = {name: text for name, text in row.items() if name in ("claim", CONTENDER) or name.startswith("cell.")}
     return tuple(named[name] or "" for name in sorted(named) if named[name])
 

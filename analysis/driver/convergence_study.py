@@ -45,7 +45,7 @@ OWN: Mapping[str, Mapping[str, tuple[float, float, bool]]] = {
         "rescheduling_steps": (0.0, 0.3, True),
         "correction_decay": (0.02, 0.9, False),
         "num_sync_steps": (0.01, 0.2, True),
-    },
+    }
 }
 UPDATES_PER_BATCH = dict.fromkeys(
     ("pipedream", "pipedream_unstashed", "pipemare_t1_t2_t3", "pipeoptim", "spectrain"), 4
@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Study:
-    """What is asked for; the defaults are the study's."""
+    """The size of a study; the defaults are those of the kept one."""
 
     budget: int = 12
     num_seeds: int = 5

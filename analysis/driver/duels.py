@@ -47,7 +47,7 @@ Key = tuple[str, str]  # model, contender
 
 @dataclass(frozen=True)
 class Kept:
-    """What one duel says of a contender: its speed over 1F1B by the clock, with its 95 % interval.
+    """A contender's speed over 1F1B by the clock in one duel, with its 95 % interval.
 
     Every duel measures its layers and searches anew, so that plans which are nearly as good may change places; a ratio
     depends on the plan of 1F1B too.
@@ -103,7 +103,7 @@ def records_of(results: Path, experiment: str) -> list[Record]:
 
 
 def kept_of(rows: Iterable[Record]) -> list[Kept]:
-    """What the records of a duel say; all its verdicts are given together."""
+    """The rows of a duel's records; all its verdicts are given together."""
     duels = _by_model(rows)
     together = sum(len(timed(duel)) for duel in duels.values())
     return [

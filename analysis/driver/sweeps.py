@@ -28,7 +28,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Scope:
-    """What is run under a name; the longest sweep stands first, so that it does not run alone at the end."""
+    """The sweeps of a name; the longest stands first, so that it does not run alone at the end."""
 
     name: str
     sweeps: tuple[Sweep, ...]

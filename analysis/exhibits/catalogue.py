@@ -4,7 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from analysis.exhibits import figures, tables
-from analysis.exhibits.exhibit import LISTED, Exhibit
+from analysis.exhibits.exhibit import DECLARED, LISTED, Exhibit
 from analysis.records.experiments import Experiments, MissingRuns
 
 for _folder in (figures, tables):
@@ -13,11 +13,11 @@ for _folder in (figures, tables):
 
 
 def exhibits(experiments: Experiments) -> tuple[list[Exhibit], list[tuple[str, str]]]:
-    """What can be made of the records, and (identity, what is missing) of the rest."""
+    """The exhibits that can be made of the records, and (identity, missing runs) of the others."""
     made, missing = [], []
-    for _, name, make in sorted(LISTED):
+    for name in DECLARED:
         try:
-            made.append(make(experiments))
+            made.append(LISTED[name](experiments))
         except MissingRuns as lack:
             missing.append((name, str(lack)))
     return made, missing

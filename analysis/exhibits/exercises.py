@@ -20,7 +20,7 @@ _NEAR = 0.02  # of what is right, where an answer is a real number
 
 
 def simulated(*overrides: str) -> dict[str, Any]:
-    """What `python -m rpbench` with these words would record of a timeline; nothing is written.
+    """The fields that `python -m rpbench` with these words would record of a timeline; nothing is written.
 
     Raises:
         ValueError: for a request that is wrong.

@@ -1,4 +1,4 @@
-"""What a notebook shows and asks: chosen rows of a frame, figures, tables, an answer, a verdict on one's own."""
+"""Displays of notebooks: chosen rows of a frame, figures, tables, an answer, a verdict on one's own."""
 
 from collections.abc import Collection
 from typing import Any

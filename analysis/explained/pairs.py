@@ -5,7 +5,6 @@ what came out, misses included; `all_pairs.csv` the same for every pair of a tab
 `APART` or more, so that nobody chose them.
 """
 
-import csv
 from collections.abc import Iterator
 from itertools import combinations
 from math import log
@@ -14,6 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from analysis.explained.rows import PLATFORMS, SYSTEM_TABLES, row_names, side_of
+from analysis.predictions import tables
 from analysis.predictions.cases import declared_basis
 from rpbench.config.choices import ConfigError
 from rpbench.cost.published import published_rows
@@ -21,11 +21,8 @@ from rpbench.explain.side import Side
 from rpbench.explain.split import Explanation, explain
 
 FOLDER = Path(__file__).parent
-HELD_OUT = FOLDER.parent / "predictions" / "clusters_holdout.csv"
 BAR = 0.10  # of a difference, that may be left unexplained
 APART = 1.5
-COLUMNS = ("a", "b", "why", "log_ratio", "unexplained_log", "unexplained", "besides_shape", "held_out", "fitted_on")
-SUMMARY = ("table", "pairs", "explained", "median_unexplained", "p90_unexplained")
 Row = dict[str, str]
 
 
@@ -39,8 +36,7 @@ class Pair(NamedTuple):
 
 def pairs() -> list[Pair]:
     """The pairs of `pairs.csv`."""
-    with (FOLDER / "pairs.csv").open(newline="") as file:
-        return [Pair(**row) for row in csv.DictReader(file)]
+    return [Pair(**row) for row in tables.read("pairs", FOLDER)]
 
 
 def explained(pair: Pair) -> Explanation:
@@ -104,8 +100,7 @@ def _share(found: Explanation) -> float:
 
 def _held_out() -> dict[str, float]:
     """ln(number / prediction) of given rows whose group no constant has seen, by `NAME:ROW`."""
-    with HELD_OUT.open(newline="") as file:
-        found = {row["id"].replace("/", ":"): row for row in csv.DictReader(file)}
+    found = {row["id"].replace("/", ":"): row for row in tables.read("clusters_holdout")}
     return {name: log(float(row["step_time_s"]) / float(row["predicted_s"])) for name, row in found.items()}
 
 
@@ -130,10 +125,5 @@ def _cell(row: Row) -> str:
 
 def write() -> dict[str, int]:
     """Write both files; returns their numbers of rows."""
-    made = {"explained": (COLUMNS, list(rows())), "all_pairs": (SUMMARY, list(summary()))}
-    for name, (columns, lines) in made.items():
-        with (FOLDER / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(lines)
-    return {name: len(lines) for name, (_, lines) in made.items()}
+    made = {"explained": rows(), "all_pairs": summary()}
+    return {name: tables.write(FOLDER / f"{name}.csv", list(lines)) for name, lines in made.items()}

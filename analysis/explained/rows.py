@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from analysis.predictions.cases import PLATFORMS, case_of
 from analysis.predictions.clusters.case import Case, Row, rows_of
-from analysis.predictions.clusters.problems import SOURCES
+from analysis.predictions.clusters.jobs import cases_of_row
+from analysis.predictions.clusters.problems import SETS
 from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.config.choices import ConfigError
 from rpbench.cost.published import published_rows
@@ -40,14 +41,14 @@ RATES = {
 
 def names() -> list[str]:
     """The tables that have sides."""
-    return [*SYSTEM_TABLES, *SOURCES]
+    return [*SYSTEM_TABLES, *SETS]
 
 
 def row_names(name: str) -> list[str]:
     """The rows of a table, as `side_of` takes them."""
     if name in SYSTEM_TABLES:
         return ["/".join(_key(name, row)) for row in published_rows(f"{name}.csv")]
-    return [case.id.split("/")[1] for row in rows_of("measured", name) for case in SOURCES[name].read(row)]
+    return [case.id.split("/")[1] for row in rows_of("measured", name) for case in cases_of_row(row)]
 
 
 def side_of(word: str) -> Side:
@@ -68,9 +69,9 @@ def side_of(word: str) -> Side:
 
 
 def job_of(word: str) -> Job | None:
-    """What ran in a row under a mesh; None for rows of systems."""
+    """The job of a row under a mesh; None for rows of systems."""
     name, _, row = word.partition(":")
-    return case_of_row(name, row).job if name in SOURCES else None
+    return case_of_row(name, row).job if name in SETS else None
 
 
 def case_of_row(name: str, row: str) -> Case:
@@ -83,7 +84,7 @@ def case_of_row(name: str, row: str) -> Case:
     number = row.rstrip("b")  # of a row with two configurations, the one in brackets
     if number not in found:
         raise ConfigError(f"table={name}:{row}: {unknown_name('row', row, list(found))}")
-    cases = {case.id.split("/")[1]: case for case in SOURCES[name].read(found[number])}
+    cases = {case.id.split("/")[1]: case for case in cases_of_row(found[number])}
     case = cases.get(row)
     if case is None:
         raise ConfigError(f"table={name}:{row}: the row has one configuration; write table={name}:{number}")
@@ -147,10 +148,8 @@ def side_of_number(word: str, number: Number, settings: Mapping[str, str]) -> Si
     name, _, row = word.partition(":")
     words = " ".join(f"{key}={value}" for key, value in settings.items())
     if name in SYSTEM_TABLES:
-        raise ConfigError(
-            f"{words or number.unit}: settings stand beside rows of {', '.join(SOURCES)}, or beside a run"
-        )
-    if name not in SOURCES:
+        raise ConfigError(f"{words or number.unit}: settings stand beside rows of {', '.join(SETS)}, or beside a run")
+    if name not in SETS:
         side_of(word)  # says what is wrong
     like = case_of_row(name, row).job
     assert like is not None

@@ -21,7 +21,7 @@ LEAST_SEEN = {ASKED: 0.99, FOUND: 0.8, GONE: 1.0, MANIFEST: 1.0, TABLE: 0.95}
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a mutant.
+    """The fate of a mutant.
 
     Args:
         seen: by anything.
@@ -35,7 +35,7 @@ class Fate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of all of them."""
+    """The fates of all mutants."""
 
     fates: tuple[Fate, ...]
 

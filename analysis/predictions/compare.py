@@ -108,16 +108,6 @@ def throughput_cells(*clusters: str) -> list[Cell]:
     ]
 
 
-def length_cells() -> list[Cell]:
-    """Every cell of figure 11, in its order."""
-    return [
-        Cell("max_seq_len", system, model)
-        for system in SYSTEMS
-        if system != "roundpipe-sync"
-        for model in PUBLISHED_MODELS
-    ]
-
-
 def declared() -> Basis:
     """The declared constants on the known machine."""
     return declared_basis(KNOWN)

@@ -258,7 +258,7 @@ def text(cells: Sequence[Cell]) -> str:
 
 
 def _label(row: Mapping[str, str]) -> str:
-    """What tells a row from its neighbours."""
+    """The words that tell a row from its neighbours."""
     named = {"model": "system", "system": "model"}.get(row["held_out"])
     short = "A800" if row["platform"] == PLATFORMS[A800] else "4090"
     return f"{row[named]} {short}" if named else f"{row['system']} {row['model']}"

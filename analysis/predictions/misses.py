@@ -1,4 +1,4 @@
-"""What would explain a miss: how far each constant would have to move, alone, for a prediction to be right."""
+"""Explanations of misses: how far each constant would have to move, alone, for a prediction to be right."""
 
 from math import exp, log
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from analysis.predictions.cases import PLATFORMS
 from analysis.predictions.compare import Cell, predicted, published_value
 
 # A miss is worth a word from here on; a constant that hardly matters is no explanation.
-LIMIT, LEAST_SLOPE = 0.15, 0.05
+LIMIT, LEAST_EFFECT = 0.15, 0.05
 
 
 class Lever(NamedTuple):
@@ -38,9 +38,9 @@ def explain(cell: Cell) -> Miss | None:
     assert found.terms is not None
     gap = log(known / found.tokens_per_s)
     levers = []
-    for name, slope in found.sensitivity.items():
-        if abs(slope) >= LEAST_SLOPE:
-            move = gap / slope
+    for name, effect in found.sensitivity.items():
+        if abs(effect) >= LEAST_EFFECT:
+            move = gap / effect
             levers.append(Lever(name, exp(min(50, move)), abs(move) / found.case.basis.declared[name].within))
     levers.sort(key=lambda lever: lever.deviations)
     lacking = found.case.tokens_per_step / known - sum(found.terms.values())

@@ -1,4 +1,4 @@
-"""What was predicted without a sight of the measurement, and what came out: figures 12, 13, 15 and 16.
+"""Predictions made without a sight of the measurement, and their outcomes: figures 12, 13, 15 and 16.
 
     python -m analysis.predictions outcomes            the sealed tables, and the present ones
     python -m analysis.predictions outcomes --sealed   the sealed tables alone, every cell

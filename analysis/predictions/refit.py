@@ -18,19 +18,9 @@ from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.workload.architecture import Architecture
 
 # In the order of their fits: a later one may rest on an earlier.
-FITTED = (
-    "host_bytes_per_s",
-    "expert_pass_s",
-    "collective_bytes_per_s",
-    "tensor_logit_bytes",
-)
+FITTED = ("host_bytes_per_s", "expert_pass_s", "collective_bytes_per_s", "tensor_logit_bytes")
 # On the A800: its own figures, and constants of both machines that its cells tell.
-FITTED_THERE = (
-    "matmul_efficiency",
-    "host_bytes_per_s",
-    "deepspeed_gradient_bytes",
-    "kept_dispatch_bytes",
-)
+FITTED_THERE = ("matmul_efficiency", "host_bytes_per_s", "deepspeed_gradient_bytes", "kept_dispatch_bytes")
 _RANGE, _HALVINGS = 4.0, 12
 
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from analysis.predictions.cases import model_of
 from analysis.predictions.tables import FOLDER, Row, as_csv
-from rpbench.cost.activations import LayerActivations
 from rpbench.cost.published import published_rows
+from rpbench.cost.sizes import LayerActivations
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.plan.problem import Problem
@@ -159,7 +159,7 @@ def cut(num_layers: int, num_stages: int) -> Partition:
 
 
 def find(group: Group, row: dict[str, str]) -> Found:
-    """What a row of a group does."""
+    """The prediction of a row of a group."""
     name, num_ranks, num_microbatches = group.orders.get(
         row["schedule"], (ORDERS.get(row["schedule"], row["schedule"]), group.num_ranks, group.num_microbatches)
     )

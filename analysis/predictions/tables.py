@@ -18,6 +18,7 @@ from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
 from rpbench.predict.prediction import NORMAL
 from rpbench.predict.sensitivities import STEP
 from rpbench.predict.settings import Settings
+from rpbench.records.record import write_atomically
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
@@ -120,8 +121,8 @@ def _length_interval(case: Case, tokens: int) -> tuple[int, int]:
     plain = longest_sequence(case, look_above=False)
     for name in sorted(case.basis.read.intersection(_MEMORY_CONSTANTS)):
         varied = longest_sequence(replace(case, basis=case.basis.scaled(name, STEP)), look_above=False)
-        slope = log(max(varied, 1) / max(plain, 1)) / log(STEP)
-        variance += (slope * case.basis.declared[name].within) ** 2
+        effect = log(max(varied, 1) / max(plain, 1)) / log(STEP)
+        variance += (effect * case.basis.declared[name].within) ** 2
     factor = exp(NORMAL * sqrt(variance))
     steps = tokens // STEP_TOKENS
     return min(steps - 1, int(steps / factor)), max(steps + 1, round(steps * factor))
@@ -182,6 +183,18 @@ def as_csv(rows: list[Row]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def write(path: Path, rows: list[Row]) -> int:
+    """Write rows as a file; returns their number."""
+    write_atomically(path, as_csv(rows))
+    return len(rows)
+
+
+def put(page: Path, begin: str, text: str, end: str) -> None:
+    """Put a text between two marks of a page."""
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    write_atomically(page, before + begin + text + end + rest.split(end)[1])
 
 
 def read(name: str, folder: Path = FOLDER) -> list[Row]:

@@ -57,12 +57,12 @@ class Sweep:
         return manifest_name(self.experiment, self.overrides)
 
     def arguments(self, results: Path) -> list[str]:
-        """What follows `python -m rpbench`."""
+        """The words behind `python -m rpbench`."""
         return ["-m", f"experiment={self.experiment}", *self.overrides, f"results_dir={results}"]
 
     @property
     def command(self) -> str:
-        """What runs it, into the usual folder."""
+        """The command that runs it, into the usual folder."""
         return " ".join(("python -m rpbench -m", f"experiment={self.experiment}", *self.overrides))
 
 
@@ -107,7 +107,7 @@ class Experiments:
         return self._checked[experiment]
 
     def _once(self, experiment: str, find: Callable[[str], _Found]) -> _Found:
-        """What is found of an experiment; why there is none is found out once."""
+        """An experiment's manifest or records; why there are none is found out once."""
         if experiment in self._lacking:
             raise self._lacking[experiment]
         try:

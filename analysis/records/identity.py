@@ -28,7 +28,7 @@ _FREE = ("overrides", "choices.tracker")
 
 
 def problem(row: Record, experiment: str | None, cell: Cell, digests: Collection[str]) -> str | None:
-    """What keeps a record from being the answer to a cell: the first field that differs; None where nothing does.
+    """The first field by which a record is not the answer to a cell; None where there is none.
 
     Args:
         digests: those that the manifests which name the record keep of it; sweeps that share one may each make it anew.
@@ -77,7 +77,7 @@ def _composer() -> Composer:
 
 
 def _stated_by(request: Request, row: Record) -> Record:
-    """What a record of a request states, as it is read back; of a duel, what the record of its contender does."""
+    """The fields that a record of a request states, as read back; of a duel, those of its contender's record."""
     said = names(request) | {"config": dict(request.subject), "code_version": provenance.code_version()}
     if isinstance(request.mode, AnyDuel):
         said |= _stated_of(request, request.mode, row.get("contender"))
@@ -85,7 +85,7 @@ def _stated_by(request: Request, row: Record) -> Record:
 
 
 def _stated_of(request: Request, mode: AnyDuel, contender: str | None) -> Record:
-    """What is a contender's own."""
+    """The fields that are a contender's own."""
     if isinstance(mode, Duel):
         known = {
             each.name: {"schedule": each.schedule, "dispatch": each.dispatch} for each in contenders(mode.contenders)
@@ -133,7 +133,7 @@ def _asked_otherwise(row: Record, request: Request) -> str | None:
 
 
 def _made_elsewhere(row: Record) -> str | None:
-    """What a record says of versions and machine twice; its run_id, which is verified, follows from one of them."""
+    """Versions and machine, which a record states twice; its run_id, which is verified, follows from one of them."""
     around = row.get("surroundings")
     if around is None:
         return None if row.get("contender") else "it has no surroundings, which its run_id follows from"

@@ -1,11 +1,21 @@
 """Published numbers by the names this project uses, each with the words that say where it comes from."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.records.published import published
+PUBLISHED = Path(__file__).parents[1] / "published"
+
+
+@cache
+def published(name: str) -> pd.DataFrame:
+    """A table of `analysis/published/`, by its file name without the ending; do not write to it."""
+    # Only an empty cell means "not stated": N/A is a word of the tables.
+    options = {"dtype": {"layers_per_stage": str}, "keep_default_na": False, "na_values": [""]}
+    return pd.read_csv(PUBLISHED / f"{name}.csv", **options)
+
 
 # The paper's names of models, from its own tables, in their order.
 PUBLISHED_MODELS = {

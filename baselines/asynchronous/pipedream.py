@@ -28,17 +28,13 @@ from itertools import accumulate
 
 from baselines.synchronous.one_f_one_b import alternate
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
 
 @schedule("pipedream", source="Narayanan et al., SOSP'19", steps_each_microbatch=True)
 def pipedream(
-    shape: Shape,
-    *,
-    weight_stashing: bool = True,
-    vertical_sync: bool = False,
-    replicas: Sequence[int] | None = None,
+    shape: Shape, *, weight_stashing: bool = True, vertical_sync: bool = False, replicas: Sequence[int] | None = None
 ) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, and as many versions of its weights.
 
@@ -72,11 +68,7 @@ def never_flushed(shape: Shape, name: str, policy: Policy) -> Schedule:
     Raises:
         ValueError: unless there is one stage for each rank.
     """
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"{name} puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1 or try schedule=interleaved_1f1b"
-        )
+    check_one_stage(name, shape, "interleaved_1f1b")
     microbatches = range(shape.total_microbatches)
     rows = tuple(alternate(rank, microbatches, shape.num_ranks - 1 - rank) for rank in range(shape.num_ranks))
     return Schedule(shape, rows, name=name, policy=policy, placement=looped_placement(shape))

@@ -18,22 +18,17 @@ i = 1..P. A rank of 1F1B does one of them at a time and is late by (p - 1 - s) /
 Source: Yang et al., "PipeMare: Asynchronous Pipeline Parallel DNN Training", MLSys'21 (arXiv 1910.05124).
 """
 
-from fractions import Fraction
 from itertools import chain
 
 from baselines.synchronous.one_f_one_b import alternate
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
 
 @schedule("pipemare", source="Yang et al., MLSys'21", steps_each_microbatch=True, compensation=dict)
 def pipemare(
-    shape: Shape,
-    *,
-    rescheduling_steps: int = 100,
-    correction_decay: float | None = 0.135,
-    num_sync_steps: int = 0,
+    shape: Shape, *, rescheduling_steps: int = 100, correction_decay: float | None = 0.135, num_sync_steps: int = 0
 ) -> Schedule:
     """Rank r keeps at most p - r microbatches in flight, and one version.
 
@@ -45,11 +40,7 @@ def pipemare(
     Raises:
         ValueError: unless there is one stage for each rank.
     """
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"pipemare puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1 or try schedule=interleaved_1f1b"
-        )
+    check_one_stage("pipemare", shape, "interleaved_1f1b")
     if num_sync_steps < 0:
         raise ValueError(f"schedule.num_sync_steps={num_sync_steps}: a number of steps, 0 for none")
     flushed = shape.batches[:num_sync_steps]
@@ -59,23 +50,3 @@ def pipemare(
         for rank in range(shape.num_ranks)
     )
     return Schedule(shape, rows, name="pipemare", policy=Policy.LATEST, placement=looped_placement(shape))
-
-
-def throughput_over_flushed(num_stages: int, num_microbatches: int) -> Fraction:
-    """How many times as many microbatches leave a pipeline that is never flushed: (N + P - 1) / N.
-
-    Both are of equal stages, and one that flushes is busy N / (N + P - 1) of the time. The paper's "up to 4.3 times
-    the utilisation" is this at (P - 1) / N = 3.3.
-    """
-    return Fraction(num_microbatches + num_stages - 1, num_microbatches)
-
-
-def weights_over_one_copy(num_stages: int, *, corrected: bool = True) -> Fraction:
-    """Memory of weights, gradients and optimizer state where old versions are kept, over PipeMare's.
-
-    In copies of the weights: a weight, a gradient and Adam's two moments; on p equal stages of 1F1B a stash holds
-    (p - 1) / 2 old versions more on average, T2 holds one mean move. The paper's "up to 2.7 times less" is this for
-    about 20 stages.
-    """
-    stashed = 4 + Fraction(num_stages - 1, 2)
-    return stashed / (5 if corrected else 4)

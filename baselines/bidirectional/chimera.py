@@ -100,7 +100,9 @@ def chimera(
             action
             for first in range(0, shape.total_microbatches, m)
             for what in row
-            for action in (_paired(what, first) if in_pairs else _plain(what, first))
+            for action in (
+                _paired(what, first) if in_pairs else [Action(what.kind, what.stage, first + what.microbatch)]
+            )
         )
         for row in step
     ]
@@ -134,10 +136,6 @@ def _check_options(p: int, pipelines: int, *, forward_doubling: bool, backward_h
             f"schedule.pipelines={pipelines} with schedule.{option}=true: pairs of {members} are for two "
             "pipelines; take one of the two"
         )
-
-
-def _plain(what: Pass, first: int) -> list[Action]:
-    return [Action(what.kind, what.stage, first + what.microbatch)]
 
 
 def _paired(what: Pass, first: int) -> list[Action]:

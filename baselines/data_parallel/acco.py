@@ -76,6 +76,6 @@ def _net(order: Schedule, device: int) -> Iterator[Action]:
 
 
 def _gathers(order: Schedule, number: int) -> Iterator[Action]:
-    """What a round reads of every stage, in the order in which it is used."""
+    """The weights that a round reads of every stage, in the order in which they are used."""
     version = version_read(order.policy, order.shape, number * order.shape.num_microbatches)
     yield from (Action(Kind.UNSHARD, stage, version=version) for stage in range(order.shape.num_stages))

@@ -51,11 +51,7 @@ def _after_backward(steps: Row) -> Row:
 
 
 @schedule(
-    "megatrain",
-    source="arXiv 2604.05091",
-    looped=True,
-    lower=_lower,
-    searched={"checkpoint_interval": (4, 2, 8)},
+    "megatrain", source="arXiv 2604.05091", looped=True, lower=_lower, searched={"checkpoint_interval": (4, 2, 8)}
 )
 def megatrain(shape: Shape, *, checkpoint_interval: int = 4) -> Schedule:
     """A microbatch after another, forth and back by blocks.

@@ -31,10 +31,7 @@ BUFFERS = 2
 
 
 @schedule(
-    "pipe_offload",
-    source="arXiv 2503.01328",
-    looped=True,
-    searched={"share": (1.0, 0.5, 0.0), "least_gap": (4, 2, 8)},
+    "pipe_offload", source="arXiv 2503.01328", looped=True, searched={"share": (1.0, 0.5, 0.0), "least_gap": (4, 2, 8)}
 )
 def pipe_offload(shape: Shape, *, share: float = 1.0, least_gap: int = 4, group_size: int | None = None) -> Schedule:
     """Interleaved 1F1B, or an order of groups, with activations on the host.

@@ -134,7 +134,7 @@ def _host(rule: LateRest, shape: Shape, device: int) -> Row:
 
 
 def _loads(rule: LateRest, shape: Shape) -> Row:
-    """What comes to a device at the end of a window."""
+    """The transfers to a device at the end of a window."""
     return tuple(
         Action(Kind.LOAD, stage, version=end.version, object="P")
         for end in boundaries(rule, shape.num_steps)

@@ -23,7 +23,7 @@ from itertools import accumulate, chain
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
 # Depths are tried on all microbatches, or where stages are many on so many actions and at least three a stage.
@@ -35,11 +35,7 @@ TOLERANCE = 1e-9
 @schedule("adaptive_1f1b", source="rule ours; idea: HARP, arXiv 2509.24859", needs_costs=True)
 def adaptive_1f1b(shape: Shape, costs: StageCosts) -> Schedule:
     """1F1B with a depth for every stage."""
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"adaptive_1f1b puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1"
-        )
+    check_one_stage("adaptive_1f1b", shape)
     p = shape.num_ranks
     depths = _least_depths(costs, min(shape.num_microbatches, max(3 * p, TRIED_ACTIONS // p)))
     rows = tuple(

@@ -23,18 +23,14 @@ from collections.abc import Sequence
 from baselines.synchronous.one_f_one_b import one_f_one_b
 from rpbench.ir.action import Kind
 from rpbench.ir.plain_row import PlainRow, in_turn, joined, plain, plain_of
-from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage
 from rpbench.registry import schedule
 
 
 @schedule("bpipe", source="Kim et al., ICML'23")
 def bpipe(shape: Shape) -> Schedule:
     """1F1B; activations move between rank x and rank p - 1 - x."""
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"bpipe puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1"
-        )
+    check_one_stage("bpipe", shape)
     base = one_f_one_b(shape)
     p = shape.num_ranks
     rows = tuple(

@@ -18,7 +18,7 @@ Source: Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Lar
 from itertools import chain
 
 from baselines.synchronous.one_f_one_b import alternate
-from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
 
@@ -29,11 +29,7 @@ def dapple(shape: Shape, *, early_warmup: bool = True) -> Schedule:
     Args:
         early_warmup: policy B, which hides hops and holds nearly twice as many activations; otherwise policy A.
     """
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"dapple puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1 or try schedule=interleaved_1f1b"
-        )
+    check_one_stage("dapple", shape, "interleaved_1f1b")
     pace = 2 if early_warmup else 1  # forwards ahead of the first backward for each rank downstream
     rows = tuple(
         tuple(

@@ -12,18 +12,14 @@ Backward runs in ascending order here, as in torch and in the RoundPipe artifact
 
 from rpbench.ir.action import Kind
 from rpbench.ir.plain_row import PlainRow, joined, plain
-from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
 
 @schedule("gpipe", source="Huang et al., NeurIPS'19")
 def gpipe(shape: Shape) -> Schedule:
     """Every rank holds the activations of all microbatches at its peak."""
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"gpipe puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1 or try schedule=looped_bfs"
-        )
+    check_one_stage("gpipe", shape, "looped_bfs")
     rows = tuple(_rank_order(shape, rank) for rank in range(shape.num_ranks))
     return Schedule(shape, rows, name="gpipe", placement=looped_placement(shape))
 

@@ -26,7 +26,7 @@ from itertools import zip_longest
 
 from rpbench.ir.action import Kind, actions
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
 from rpbench.ordering.list_order import ROUNDING, Pass, time_rows
 from rpbench.registry import schedule
 
@@ -43,10 +43,7 @@ def kfkb(shape: Shape, costs: StageCosts, *, group_size: int = 2, in_flight: int
         ValueError: for several stages on a rank, or an option out of range.
     """
     p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != p:
-        raise ValueError(
-            f"kfkb puts one stage on each rank, got {shape.num_stages} stages on {p} ranks; set chunks_per_device=1"
-        )
+    check_one_stage("kfkb", shape)
     if type(group_size) is not int or group_size < 0:
         raise ValueError(f"schedule.group_size={group_size}: a group holds at least 1 microbatch; 0 lets times choose")
     if in_flight is not None and (group_size or in_flight < min(p, m)):

@@ -15,18 +15,14 @@ from collections.abc import Sequence
 
 from rpbench.ir.action import Kind
 from rpbench.ir.plain_row import PlainRow, in_turn, joined, plain
-from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
 
 @schedule("1f1b", source="Narayanan et al., SC'21, section 2.2.1")
 def one_f_one_b(shape: Shape) -> Schedule:
     """Rank r keeps at most min(num_ranks - r, num_microbatches) microbatches in flight."""
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"1f1b puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1 or try schedule=interleaved_1f1b"
-        )
+    check_one_stage("1f1b", shape, "interleaved_1f1b")
     rows = tuple(
         # One forward per rank downstream: that is how long the first gradient takes to return.
         joined([alternate(rank, batch, shape.num_ranks - rank - 1) for batch in shape.batches])

@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import chain
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
 
@@ -33,11 +33,7 @@ def seq1f1b(shape: Shape, *, num_segments: int = 2) -> Schedule:
         shape: with one stage on every rank.
         num_segments: parts that every sequence is cut into (k in the paper).
     """
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"seq1f1b puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1"
-        )
+    check_one_stage("seq1f1b", shape)
     if num_segments < 1:
         raise ValueError(f"schedule.num_segments={num_segments}: a sequence has at least 1 segment; try 2")
     shape = replace(shape, num_parts=num_segments)

@@ -21,7 +21,7 @@ its released code. Morphing, its choice of depth and width for the devices that 
 from collections import deque
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
 SLOTS = {Kind.F: 1, Kind.R: 1, Kind.B: 2}
@@ -30,11 +30,7 @@ SLOTS = {Kind.F: 1, Kind.R: 1, Kind.B: 2}
 @schedule("varuna", source="Athlur et al., EuroSys'22", recompute_ahead=True)
 def varuna(shape: Shape) -> Schedule:
     """Backwards first, then recomputations, then forwards."""
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"varuna puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1"
-        )
+    check_one_stage("varuna", shape)
     step = _by_rule(shape.num_ranks, shape.num_microbatches)
     rows = tuple(
         tuple(Action(kind, rank, first + microbatch) for first in _firsts(shape) for kind, microbatch in step[rank])

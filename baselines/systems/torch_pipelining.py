@@ -25,15 +25,7 @@ from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.workload import Workload
 from rpbench.ir.partition import symmetric
 
-SCHEDULES = (
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "LoopedBFS",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV",
-)
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 RECOMPUTES = ("all", "except_last", "none")
 _ONE_STAGE = ("GPipe", "1F1B")  # a rank
 _V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # two stages a rank, the second in reverse order

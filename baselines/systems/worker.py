@@ -52,7 +52,7 @@ class System(Protocol):
     ours: Method | None  # of ours, what does the same
 
     def prepare(self) -> None:
-        """What is not timed."""
+        """The part of a run that is not timed."""
 
     def train(self) -> None:
         """All steps of the case."""
@@ -93,7 +93,7 @@ class Cases:
         self._system: System | None = None
 
     def run(self, case: Case) -> dict[str, Any]:
-        """What this rank says of a case.
+        """This rank's results of a case.
 
         Raises:
             ValueError: as of `make`; every rank raises it alike.

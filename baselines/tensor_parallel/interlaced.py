@@ -26,18 +26,14 @@ from dataclasses import replace
 from itertools import chain
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
 
 @schedule("interlaced", source="Lin et al., OSDI'24; Yeung et al., MLSys'25", shards_head=True)
 def interlaced(shape: Shape) -> Schedule:
     """1F1B with room for heads; rank r runs min(3p div 2 - r, m) forwards before anything else."""
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"interlaced puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1"
-        )
+    check_one_stage("interlaced", shape)
     shape = replace(shape, num_head_shards=shape.num_ranks)
     rows = tuple(
         tuple(chain.from_iterable(_step(shape.num_ranks, rank, batch) for batch in shape.batches))

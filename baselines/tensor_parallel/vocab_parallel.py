@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
 from rpbench.ordering.list_order import Pass, Rows, Timed, shortest, time_rows
 from rpbench.registry import schedule
 
@@ -61,11 +61,7 @@ def vocab_parallel(shape: Shape, costs: StageCosts, *, slack: int | None = None)
         slack: microbatches in flight more than 1F1B has, for the waits between a last forward and its backward. The
             paper's two barriers take 2; if not given, times choose.
     """
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"vocab_parallel puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1"
-        )
+    check_one_stage("vocab_parallel", shape)
     if slack is not None and slack < 1:
         raise ValueError(f"schedule.slack={slack}: at least 1 microbatch more must be in flight; try 2")
     shape = replace(shape, num_head_shards=shape.num_ranks)

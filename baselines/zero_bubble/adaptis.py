@@ -11,7 +11,8 @@ cut. With 3 ranks, 4 microbatches and F = I = W that is as long as `zb_h1`:
     rank 2   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
 
 Memory: no rank holds more chunk activations than with 1F1B, interleaved where a rank has several stages, or than
-`in_flight` microbatches' worth.
+`in_flight` microbatches' worth. Where microbatches differ in length, times are those of each, and the best order for
+equal ones is one more candidate.
 
 Source: "AdaPtis: Reducing Pipeline Bubbles with Adaptive Pipeline Parallelism on Heterogeneous Models", after its
 abstract: a loop over partition, placement and order, guided by a model of their times. Which orders are tried and how
@@ -69,6 +70,9 @@ def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None) ->
 def _best(shape: Shape, costs: StageCosts, limit: int) -> tuple[Rows, Placement]:
     """Rows and placement of the candidate that ends first; of equal ones the first."""
     found = [(timed, placement) for timed, placement in _candidates(shape, costs, limit) if timed.peak <= limit]
+    if costs.each:  # the best of equal microbatches is one more candidate
+        rows, placement = _best(shape, costs.mean, limit)
+        found.append((time_rows(rows, lambda stage, _: placement[stage][0], costs), placement))
     if not found:  # too few microbatches for a group: what holds least
         found = [min(_candidates(shape, costs, limit), key=lambda candidate: candidate[0].peak)]
     first = min(timed.makespan for timed, _ in found)

@@ -26,9 +26,8 @@ from importlib.util import find_spec
 
 from baselines.zero_bubble.zb_auto import read_limit, zb_auto
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.exact import Optimum, best_order
-from rpbench.ordering.exact_lanes import shifted
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage
+from rpbench.ordering.exact import Optimum, best_order, shifted
 from rpbench.registry import schedule
 
 LARGEST = 48  # forwards of a step that are searched: ranks times microbatches
@@ -79,10 +78,7 @@ def optpipe(
 
 def _check(shape: Shape, transfer: float | None, time_limit_s: float) -> None:
     p, m = shape.num_ranks, shape.num_microbatches
-    if shape.num_stages != p:
-        raise ValueError(
-            f"optpipe puts one stage on each rank, got {shape.num_stages} stages on {p} ranks; set chunks_per_device=1"
-        )
+    check_one_stage("optpipe", shape)
     if p * m > LARGEST:
         raise ValueError(
             f"optpipe: {p} ranks with {m} microbatches have {p * m} forwards; for a search of all orders it must be at "

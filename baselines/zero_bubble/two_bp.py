@@ -19,7 +19,7 @@ from itertools import chain
 from baselines.synchronous.gpipe import gpipe
 from baselines.synchronous.one_f_one_b import one_f_one_b
 from rpbench.ir.action import Kind
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule, unknown_name
 
 _BASES = {"gpipe": gpipe, "1f1b": one_f_one_b}
@@ -34,11 +34,7 @@ def two_bp(shape: Shape, *, base: str = "gpipe") -> Schedule:
     """
     if base not in _BASES:
         raise ValueError(unknown_name("base", base, list(_BASES)))
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"two_bp puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1 or try schedule=interleaved_zb"
-        )
+    check_one_stage("two_bp", shape, "interleaved_zb")
     whole = _BASES[base](shape)
     rows = tuple(_delayed(shape, whole.compute(rank)) for rank in range(shape.num_ranks))
     return Schedule(shape, rows, name="two_bp", placement=looped_placement(shape))

@@ -187,7 +187,7 @@ def _rows(shape: Shape, costs: StageCosts, blocks: tuple[Block, ...], by_priorit
 
 
 def _tuned(orders: Rows, shape: Shape, costs: StageCosts, limit: int) -> Timed:
-    """What these times lead to from orders without W, into which W come as they would for F = I = W."""
+    """The order that these times lead to from orders without W, into which W come as they would for F = I = W."""
     rank_of, equal = v_rank_of(shape.num_stages), unit_costs(shape)
     squeezed = time_rows(orders, rank_of, equal, fill=Fill.ANY, limit=limit)
     made = squeezed if costs == equal else time_rows(squeezed.rows, rank_of, costs)

@@ -9,8 +9,9 @@ I is the input gradient, W the weight gradient. Four phases, placing every actio
 
 W is placed only to make room, or where a stage would wait anyway: always if it ends before the input arrives,
 otherwise if the stage would idle more than the busiest can spare. Three switches (more warmup, I before F, fill
-every gap) give eight orders; the one with the shortest longest device-local span wins. With F = I = W, 3 ranks, 4
-microbatches and room for 3 activations (memory_limit=1p):
+every gap) give eight orders; the one with the shortest longest device-local span wins. Where microbatches differ in
+length, every rule takes the times of its microbatch, and of these orders and the one for equal microbatches that wins
+which ends first. With F = I = W, 3 ranks, 4 microbatches and room for 3 activations (memory_limit=1p):
 
     rank 0   0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
     rank 1   1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
@@ -21,13 +22,15 @@ here. Its integer program is `schedule=optpipe` without offloading; its optimize
 """
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain, product
 from typing import NamedTuple
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
+from rpbench.ordering.list_order import Pass, time_rows
 from rpbench.registry import schedule
 
 # Rounding of times that are sums: what lies closer together is the same moment.
@@ -55,11 +58,7 @@ def zb_auto(shape: Shape, costs: StageCosts, *, memory_limit: str = "2p") -> Sch
     Raises:
         ValueError: for more or fewer stages than ranks, or a limit that is none or lets nothing run.
     """
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"zb_auto puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1 or try schedule=interleaved_zb"
-        )
+    check_one_stage("zb_auto", shape, "interleaved_zb")
     limit = read_limit(memory_limit, shape.num_ranks) * max(costs.activations)
     rows = tuple(
         tuple(chain.from_iterable(_actions(shape, rank, step, order) for step in range(shape.num_steps)))
@@ -89,18 +88,30 @@ def read_limit(text: str, num_ranks: int) -> float:
 
 @lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
 def _best_order(num_microbatches: int, costs: StageCosts, limit: float) -> list[list[Kind]]:
-    trials = (_Heuristic(num_microbatches, costs, limit, Switches(*on)) for on in product((False, True), repeat=3))
-    return min((trial.run() for trial in trials), key=lambda trial: trial.span).rows
+    tried = (_Heuristic(num_microbatches, costs, limit, Switches(*on)) for on in product((False, True), repeat=3))
+    trials = [trial.run() for trial in tried]
+    if not costs.each:
+        return min(trials, key=lambda trial: trial.span).rows
+    # A rule may lead astray where microbatches differ: the order of equal ones is one more to choose from.
+    orders = [*(trial.rows for trial in trials), _best_order(num_microbatches, costs.mean, limit)]
+    return min(orders, key=lambda rows: _makespan(rows, costs))
+
+
+def _makespan(rows: list[list[Kind]], costs: StageCosts) -> float:
+    passes = [[Pass(*each) for each in _numbered(order, rank, 0)] for rank, order in enumerate(rows)]
+    return time_rows(passes, lambda stage, microbatch: stage, costs).makespan
 
 
 def _actions(shape: Shape, rank: int, step: int, order: list[Kind]) -> Row:
-    """Kinds as actions: each kind goes through the microbatches in order."""
-    following = dict.fromkeys(order, step * shape.num_microbatches)
-    actions = []
+    return tuple(Action(*each) for each in _numbered(order, rank, step * shape.num_microbatches))
+
+
+def _numbered(order: list[Kind], rank: int, first: int) -> Iterator[tuple[Kind, int, int]]:
+    """Kind, stage and microbatch: each kind goes through the microbatches in order."""
+    following = dict.fromkeys(order, first)
     for kind in order:
-        actions.append(Action(kind, rank, following[kind]))
+        yield kind, rank, following[kind]
         following[kind] += 1
-    return tuple(actions)
 
 
 class _Heuristic:
@@ -108,6 +119,10 @@ class _Heuristic:
 
     def __init__(self, num_microbatches: int, costs: StageCosts, limit: float, switches: Switches) -> None:
         self.costs, self.limit, self.switches = costs, limit * (1 + ROUNDING), switches
+        self.of = [
+            costs.at(microbatch) for microbatch in range(num_microbatches)
+        ]  # one more than there is: as the last
+        self.of.append(self.of[-1])
         self.num_stages, self.num_microbatches = costs.num_stages, num_microbatches
         stages = range(self.num_stages)
         self.rows: list[list[Kind]] = [[] for _ in stages]
@@ -154,14 +169,15 @@ class _Heuristic:
             # next forward would wait for theirs in every round.
             room = int(self.limit / max(costs.activations)) - stage
             while counts[stage] < min(room, self.num_microbatches):
-                latest = ends[stage] if self.switches.more_warmup else ends[stage] + costs.forward[stage]
+                takes = self.of[counts[stage]].forward[stage]
+                latest = ends[stage] if self.switches.more_warmup else ends[stage] + takes
                 if latest > arrives + ROUNDING or (self.switches.more_warmup and latest >= arrives - ROUNDING):
                     break
                 for other in range(stage + 1):
                     if counts[other] <= counts[stage] or other == stage:
+                        ends[other] += self.of[counts[other]].forward[other]
                         counts[other] += 1
-                        ends[other] += costs.forward[other]
-            arrives = max(arrives, ends[stage]) + costs.input_grad[stage] + costs.hop
+            arrives = max(arrives, ends[stage]) + self.of[0].input_grad[stage] + costs.hop
         return counts
 
     def _forwards(self, wanted: list[bool]) -> None:
@@ -170,7 +186,7 @@ class _Heuristic:
             if not wanted[stage] or len(self.forward_ends[stage]) == sent:
                 continue
             self._make_room(stage)
-            if self.held[stage] + self.costs.activations[stage] > self.limit:
+            if self.held[stage] + self._next(stage).activations[stage] > self.limit:
                 return  # the stages after this one go without, too
             self._fill(stage, self._forward_arrives(stage))
             self._forward(stage)
@@ -179,19 +195,20 @@ class _Heuristic:
         """Stages that take a forward in this round: only where the next stage takes one, or needs no more."""
         wanted = [False] * self.num_stages
         most_idle = max(self.idle)
-        follows, arrives = True, 0.0
+        follows, arrives, hop = True, 0.0, self.costs.hop
         for stage in reversed(range(self.num_stages)):
-            left = len(self.forward_ends[stage]) < self.num_microbatches
+            sent, back = len(self.forward_ends[stage]), len(self.input_ends[stage])
+            left = sent < self.num_microbatches
             takes = left and follows
-            free = self.now[stage]
-            if takes and put_off and len(self.input_ends[stage]) < len(self.forward_ends[stage]):
-                held_up = free + self.costs.forward[stage] > arrives
+            free, forward = self.now[stage], self.of[sent].forward[stage]
+            if takes and put_off and back < sent:
+                held_up = free + forward > arrives
                 spared = self.idle[stage] + max(0.0, arrives - free) < most_idle
                 takes = not (held_up and spared and stage < self.num_stages - 1)
             wanted[stage] = takes
             follows = takes or not left
-            free += self.costs.forward[stage] * takes
-            arrives = max(arrives, free) + self.costs.input_grad[stage] + self.costs.hop
+            free += forward * takes
+            arrives = max(arrives, free) + self.of[back].input_grad[stage] + hop
         return wanted
 
     def _input_grads(self) -> None:
@@ -203,6 +220,10 @@ class _Heuristic:
             self._drain(0)
 
     # --- single actions ---
+
+    def _next(self, stage: int) -> StageCosts:
+        """The costs of the microbatch whose forward comes next."""
+        return self.of[len(self.forward_ends[stage])]
 
     def _forward_arrives(self, stage: int) -> float:
         if not stage:
@@ -216,19 +237,22 @@ class _Heuristic:
         return self.input_ends[stage + 1][number] + self.costs.hop
 
     def _forward(self, stage: int) -> None:
-        self._take(stage, Kind.F, self._forward_arrives(stage), self.costs.forward[stage])
+        own = self._next(stage)
+        self._take(stage, Kind.F, self._forward_arrives(stage), own.forward[stage])
         self.forward_ends[stage].append(self.now[stage])
-        self.held[stage] += self.costs.activations[stage]
+        self.held[stage] += own.activations[stage]
 
     def _input_grad(self, stage: int) -> None:
-        self._take(stage, Kind.I, self._gradient_arrives(stage), self.costs.input_grad[stage])
+        own = self.of[len(self.input_ends[stage])]
+        self._take(stage, Kind.I, self._gradient_arrives(stage), own.input_grad[stage])
         self.input_ends[stage].append(self.now[stage])
-        self.held[stage] -= self.costs.activations[stage] - self.costs.kept_for_weights[stage]
+        self.held[stage] -= own.activations[stage] - own.kept_for_weights[stage]
         self.num_pending[stage] += 1
 
     def _weight_grad(self, stage: int) -> None:
-        self._take(stage, Kind.W, 0.0, self.costs.weight_grad[stage])
-        self.held[stage] -= self.costs.kept_for_weights[stage]
+        own = self._pending(stage)
+        self._take(stage, Kind.W, 0.0, own.weight_grad[stage])
+        self.held[stage] -= own.kept_for_weights[stage]
         self.num_pending[stage] -= 1
 
     def _take(self, stage: int, kind: Kind, arrives: float, time: float) -> None:
@@ -239,15 +263,20 @@ class _Heuristic:
 
     # --- weight gradients ---
 
+    def _pending(self, stage: int) -> StageCosts:
+        """The costs of the microbatch whose W comes next."""
+        return self.of[len(self.input_ends[stage]) - self.num_pending[stage]]
+
     def _make_room(self, stage: int) -> None:
         """W until one more forward fits."""
-        while self.num_pending[stage] and self.held[stage] + self.costs.activations[stage] > self.limit:
+        while self.num_pending[stage] and self.held[stage] + self._next(stage).activations[stage] > self.limit:
             self._weight_grad(stage)
 
     def _fill(self, stage: int, until: float) -> None:
         """W in the time a stage would wait for its next input."""
-        weight_grad = self.costs.weight_grad[stage]
-        while self.num_pending[stage] and self.now[stage] + weight_grad <= until:
+        if self.now[stage] > until:
+            return
+        while self.num_pending[stage] and self.now[stage] + self._pending(stage).weight_grad[stage] <= until:
             self._weight_grad(stage)
         gap = until - self.now[stage]
         if self.num_pending[stage] and gap > 0:

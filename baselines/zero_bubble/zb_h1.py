@@ -17,7 +17,7 @@ here.
 from itertools import chain
 
 from rpbench.ir.action import Kind, actions
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
 
@@ -35,11 +35,7 @@ def split_schedule(name: str, shape: Shape, counts: list[tuple[int, int]]) -> Sc
     Raises:
         ValueError: for more or fewer stages than ranks.
     """
-    if shape.num_stages != shape.num_ranks:
-        raise ValueError(
-            f"{name} puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
-            "set chunks_per_device=1 or try schedule=interleaved_zb"
-        )
+    check_one_stage(name, shape, "interleaved_zb")
     rows = tuple(
         tuple(chain.from_iterable(_step(shape, rank, step, *counts[rank]) for step in range(shape.num_steps)))
         for rank in range(shape.num_ranks)

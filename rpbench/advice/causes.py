@@ -7,43 +7,25 @@
     transfers       what weights, gradients and boundary tensors on their way hold up
     bubble          what devices still wait where nothing that moves takes time
 
-Work is read off the costs. What moves counts with the time that it holds up: the same actions are timed again with one
-class after another free, collectives first, then the host's steps, then all transfers. The causes add up to the step.
+Work is read off the costs. What moves counts with the time that it holds up, for the cause that `rpbench.cost.charges`
+names: the same actions are timed again with one after another free, collectives first, then the host's steps, then all
+transfers. The causes add up to the step.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.action import Kind
-from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.frame import Frame
 from rpbench.sim.graph import Graph
 from rpbench.sim.longest_path import works_by_action
 
 CAUSES = ("computation", "recomputation", "optimizer", "collectives", "transfers", "bubble")
-
-
-@dataclass(frozen=True)
-class FreeTransfers(TransferTimes):
-    """Times of transfers of which some classes take none."""
-
-    free: frozenset[str] = frozenset()
-
-    def bytes_of(self, cargo: Cargo) -> float:
-        """As `TransferTimes`, nothing of what is free."""
-        return 0.0 if class_of(cargo) in self.free else super().bytes_of(cargo)
-
-
-def class_of(cargo: Cargo) -> str:
-    """Which cause the time of something that moves belongs to."""
-    if cargo.lane == "host":
-        return "optimizer"
-    return "collectives" if cargo.lane == "net" and cargo.object != "boundary" else "transfers"
 
 
 def causes_of(frame: Frame, partition: Partition, keeps: tuple[int, ...]) -> Mapping[str, float]:
@@ -72,14 +54,14 @@ def causes_at(graph: Graph, costs: CostTable, paced: Callable[[CostTable], float
 def _freed(costs: CostTable, free: frozenset[str], *, hops: bool) -> CostTable:
     times = costs.transfer_time
     if isinstance(times, TransferTimes):
-        times = FreeTransfers(times.stages, times.cluster, times.units_per_second, times.optimizer_bytes, free)
+        times = replace(times, free=free)
     return replace(costs, transfer_time=times, hop=costs.hop if hops else 0)
 
 
 def _work(graph: Graph, costs: CostTable) -> dict[str, float]:
     """Seconds of a step that a device computes, recomputes and updates, as a mean over devices and steps."""
     schedule, shape = graph.schedule, graph.schedule.shape
-    works = works_by_action(graph, costs)
+    works = works_by_action(graph, replace(costs, carry={}))
     kind = graph.columns.kind
     lanes = np.repeat([lane == "compute" for _, lane, _ in schedule.items()], np.diff(graph.columns.lane_start))
     main = np.array([float(work.main) for work in works]) * lanes

@@ -23,7 +23,7 @@ SIZES = (
 )
 REQUIRED = ("num_layers", "hidden", "heads", "vocab")
 # How a model is trained, which its config.json leaves open; `finetune` is how one asks for the first.
-TRAINING = ("training_mode", "lora_rank", "lora_targets")
+TRAINING = ("training_mode", "lora_rank", "lora_targets", "frozen_layers", "optimizer_bits")
 USUAL_RANK = 16  # of adapters, where none is given; as in PEFT's own examples
 EXAMPLE = "num_layers=28 hidden=3072 heads=24 key_value_heads=8 inner=8192 vocab=128256"
 

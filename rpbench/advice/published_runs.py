@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rpbench.advice.causes import causes_of
 from rpbench.cost.machine import Machine
 from rpbench.cost.published import published_partition
-from rpbench.cost.traffic import OptimizerTraffic
+from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.plan.contest.contender import Contender, contender
@@ -21,7 +21,7 @@ from rpbench.plan.contest.frame import Frame, Outcome
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Limits, Terms
 from rpbench.predict import roundpipe
-from rpbench.predict.case import EAGER, FUSED, Case
+from rpbench.predict.case import Case
 from rpbench.predict.cuts import bound_cut
 
 # Optimizer steps in a row, and micro-steps of replicas that are simulated of a step.
@@ -33,14 +33,12 @@ class System(NamedTuple):
 
     Args:
         schedule: registered name; `late` with updates one step late.
-        software: whose kernels the predictor takes.
         replicated: whether every device trains microbatches of its own.
         lacks: terms of the system that the schedule does not hold.
     """
 
     schedule: str
     options: Mapping[str, Any]
-    software: str
     late: bool = False
     replicated: bool = False
     lacks: tuple[str, ...] = ()
@@ -49,26 +47,24 @@ class System(NamedTuple):
 _EXPERTS = "the interpreter's loop over experts"
 _WHOLE_STEP, _EACH_CALL = {"reduce_each_microbatch": False}, {"reduce_each_microbatch": True}
 SYSTEMS: Mapping[str, System] = {
-    "roundpipe": System("roundpipe", {}, EAGER, late=True, lacks=(_EXPERTS,)),
-    "roundpipe-sync": System("roundpipe", {}, EAGER, lacks=(_EXPERTS, "a pass that refreshes the weights on the host")),
-    "mobius": System("mobius", {}, EAGER, lacks=("its batch and settings, which are not public", _EXPERTS)),
-    "megatron-pp": System("1f1b", {}, FUSED, lacks=("the sum of a tied embedding's gradients",)),
-    "megatron-tp": System("megatron_tp", {}, FUSED),
+    "roundpipe": System("roundpipe", {}, late=True, lacks=(_EXPERTS,)),
+    "roundpipe-sync": System("roundpipe", {}, lacks=(_EXPERTS, "a pass that refreshes the weights on the host")),
+    "mobius": System("mobius", {}, lacks=("its batch and settings, which are not public", _EXPERTS)),
+    "megatron-pp": System("1f1b", {}, lacks=("the sum of a tied embedding's gradients",)),
+    "megatron-tp": System("megatron_tp", {}),
     "zero-2": System(
         "zero_2",
         _EACH_CALL,
-        EAGER,
         replicated=True,
         lacks=("sums of all gradients, twice the bytes of a scatter, behind the computation", _EXPERTS),
     ),
     "zero-infinity": System(
         "zero_infinity",
         _EACH_CALL,
-        EAGER,
         replicated=True,
         lacks=("gathers, scatters and copies behind the computation", "adding gradients on the host", _EXPERTS),
     ),
-    "fsdp": System("zero_3", _WHOLE_STEP, EAGER, replicated=True, lacks=("weights kept in fp32",)),
+    "fsdp": System("zero_3", _WHOLE_STEP, replicated=True, lacks=("weights kept in fp32",)),
 }
 
 
@@ -164,7 +160,7 @@ def terms_of_run(case: Case, cluster: Machine, system: System, size: float, sequ
     return Terms(
         case.model,
         cluster,
-        lambda count: times_of(setting_of(case.model, count * case.model.seq_len, basis, system.software)),
+        lambda count: times_of(setting_of(case.model, count * case.model.seq_len, basis, case.software)),
         OptimizerTraffic(basis["optimizer_bytes"], basis["adam_bytes"], pace),
         case.num_devices,
         sequences,

@@ -2,13 +2,20 @@
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import rpbench
+from rpbench.cost.machine import Machine
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
+from rpbench.mesh.job import Job
+from rpbench.mesh.layout import AXES, Sharded
+from rpbench.mesh.memory import fullest, needed_bytes
+from rpbench.mesh.plans import Space
+from rpbench.mesh.prediction import Prediction
+from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.workload.architecture import Architecture
@@ -38,7 +45,23 @@ RUNS_IN: Mapping[str, tuple[str, ...]] = {
 }
 FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
 # Frameworks whose files `show` writes of a plan -> their format.
-EXPORTS = {"torchtitan": "torchtitan", "Megatron": "megatron_layout"}
+EXPORTS = {
+    "torchtitan": "torchtitan",
+    "Megatron": "megatron_layout",
+    "DeepSpeed": "deepspeed",
+    "FSDP2": "fsdp2",
+    "RoundPipe's library": "roundpipe",
+}
+# What replicas share, as frameworks have it: torchtitan's FSDP2 shards parameters and gathers them for a visit or a
+# step, Megatron and DeepSpeed have every level of ZeRO. And who cuts layers over devices as well.
+SHARES: Mapping[str, tuple[Sharded, ...]] = {
+    "torchtitan": ("none", "gradients", "parameters"),
+    "Megatron": ("none", "optimizer", "gradients", "parameters"),
+    "DeepSpeed": ("none", "optimizer", "gradients", "parameters"),
+    "FSDP2": ("gradients", "parameters"),
+}
+CUTS_LAYERS = ("torchtitan", "Megatron")
+RECOMPUTE_WORD = {"full": "all", "none": "none"}  # of meshes, in the words of a run
 # A contender -> the method of our convergence study that updates as it does.
 _STUDIED = {
     "roundpipe(asynchronous=True)": "roundpipe_async",
@@ -99,7 +122,7 @@ def runs_in(name: str) -> tuple[str, ...]:
 
 def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
     """A plan that fits."""
-    plan, price = row.plan, terms.cluster.price_usd_per_hour
+    plan, name = row.plan, row.plan.contender.entry.name
     pace = plan.outcome.tokens_per_s
     command = command_of(plan, terms)
     return {
@@ -113,17 +136,143 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
         "peak_memory_bytes": plan.outcome.peak_bytes,
         "memory": dict(row.memory),
         "host_memory_bytes": plan.outcome.host_bytes,
-        "mfu": mfu(terms, pace),
-        "tokens_per_day": pace * SECONDS_A_DAY,
-        "usd_per_1e9_tokens": None if price is None else cost_usd_per_billion_tokens(price, pace),
+        **_worth(terms.model, terms.cluster, terms.num_devices, pace),
         "bubble": row.bubble,
         "staleness_steps": row.staleness_steps,
         "convergence": _convergence(plan.contender.name) if row.staleness_steps else None,
         "why": dict(row.why),
-        "runs_in": list(runs_in(plan.contender.entry.name)),
+        "runs_in": list(runs_in(name)),
         "command": command,
         "export": _export(plan, command),
     }
+
+
+def _worth(model: Architecture, cluster: Machine, num_devices: int, pace: float) -> dict[str, Any]:
+    """What a pace is worth."""
+    price = cluster.price_usd_per_hour
+    return {
+        "mfu": mfu(model, cluster, num_devices, pace),
+        "tokens_per_day": pace * SECONDS_A_DAY,
+        "usd_per_1e9_tokens": None if price is None else cost_usd_per_billion_tokens(price, pace),
+    }
+
+
+# --- meshes --------------------------------------------------------------------------------------------------
+
+
+def mesh_row(found: Prediction, reach: float) -> dict[str, Any]:
+    """A mesh that fits, as `plain_row` tells a plan of one host.
+
+    A search over meshes times every plan, most by closed forms: how far the best is ahead has no bound (`gap`).
+
+    Args:
+        reach: the factor above and below its pace that nine of ten errors stay within.
+    """
+    job, memory = found.job, {name: round(size) for name, size in found.memory.items()}
+    pace = found.tokens_per_s_per_device * job.machine.size
+    why = dict(found.terms)
+    if "pipeline" in why:
+        whole = why.pop("pipeline")
+        work = min(whole, pipeline_terms(job, stages_of_step(job))["work"])
+        why = {"work": work, "bubble": whole - work, **why}
+    command, names = command_of_mesh(job), mesh_runs_in(job)
+    export = None
+    if names != (HERE,):
+        export = command.replace("rpbench ", "rpbench show ", 1) + f" format={EXPORTS[names[0]]}"
+    return {
+        "schedule": job.schedule,
+        "options": mesh_options(job),
+        "tokens_per_s": pace,
+        "tokens_per_s_low": pace / reach,
+        "tokens_per_s_high": pace * reach,
+        "gap": None,
+        "searched_to_the_end": False,
+        "peak_memory_bytes": sum(memory.values()),
+        "memory": memory,
+        "host_memory_bytes": 0,
+        **_worth(replace(job.architecture, seq_len=job.seq_len), job.machine, job.machine.size, pace),
+        "bubble": why.get("bubble", 0.0) / sum(why.values()),
+        "staleness_steps": 0,
+        "convergence": None,
+        "why": why,
+        "runs_in": list(names),
+        "command": command,
+        "export": export,
+    }
+
+
+def mesh_misfit(job: Job) -> dict[str, Any]:
+    """A mesh that does not fit, as `plain_misfit` tells a contender of one host."""
+    _, classes = fullest(job)
+    needs = needed_bytes(job, classes)
+    return {
+        "schedule": job.schedule,
+        "options": mesh_options(job),
+        "least_memory_bytes": 0,
+        "peak_memory_bytes": round(sum(classes.values())),
+        "device_lacks_bytes": round(max(0.0, needs - job.machine.device.memory_bytes)),
+        "host_lacks_bytes": 0,
+        "searched_to_the_end": False,
+    }
+
+
+def mesh_options(job: Job) -> dict[str, Any]:
+    """Sizes of a mesh and what is chosen with it, in the words of one host where there are some."""
+    return {
+        **{name: getattr(job.mesh, name) for name in (*AXES, "expert")},
+        "shares": job.mesh.sharing.what,
+        "microbatch_sequences": job.sequences,
+        "num_microbatches": job.num_microbatches,
+        "chunks_per_device": job.chunks,
+        "recompute": RECOMPUTE_WORD.get(job.recompute, job.recompute),
+        "partition": "-".join(map(str, job.cut)),
+    }
+
+
+def mesh_runs_in(job: Job) -> tuple[str, ...]:
+    """Who runs a mesh today, this project aside: its order, what its replicas share, and its shards of a layer."""
+    mesh, alone = job.mesh, {"gradients": "zero_2", "parameters": "zero_3"}
+    name = job.schedule if mesh.pipeline > 1 else alone.get(mesh.sharing.what, "data_parallel")
+    names = [*RUNS_IN.get(name, ()), *(["Megatron"] if name in alone.values() else [])]
+    inside = mesh.tensor * mesh.context * mesh.expert
+    found = [each for each in names if mesh.sharing.what in SHARES[each] and (inside == 1 or each in CUTS_LAYERS)]
+    return tuple(found) or (HERE,)
+
+
+def space_of_framework(name: str | None, schedules: tuple[str, ...]) -> Space:
+    """What a search over meshes may choose from where a framework is to run it; None: any.
+
+    Raises:
+        ValueError: if it runs none of the schedules.
+    """
+    if name is None:
+        return Space(schedules=schedules)
+    alone = name == "FSDP2"  # no pipeline: an order of one rank
+    chosen = tuple(each for each in schedules if name in RUNS_IN.get(each, ()) or (alone and each == "1f1b"))
+    if name not in SHARES or not chosen:
+        raise ValueError(f"runs_in={name}: none of the schedules that are asked for runs there; leave one out")
+    return Space(schedules=chosen, shared=SHARES[name], max_tensor=8 if name in CUTS_LAYERS else 1)
+
+
+def command_of_mesh(job: Job) -> str:
+    """The command line that simulates a mesh."""
+    mesh = job.mesh
+    words = [
+        f"schedule={job.schedule}",
+        f"model={job.architecture.name}",
+        f"cluster={job.machine.name}",
+        f"++model.seq_len={job.seq_len}",
+        f"num_devices={mesh.num_devices}",
+        f"num_microbatches={job.num_microbatches}",
+        *(f"mesh.{name}={getattr(mesh, name)}" for name in (*AXES, "expert") if getattr(mesh, name) > 1),
+        *(["mesh.sequence_parallel=true"] if mesh.sequence_parallel else []),
+        f"mesh.shard={mesh.sharing.what}",
+        f"chunks_per_device={job.chunks}",
+        f"'partition=\"{'-'.join(map(str, job.cut))}\"'",
+        f"recompute={RECOMPUTE_WORD[job.recompute]}",
+        f"workload.microbatch_sequences={job.sequences}",
+    ]
+    return "python -m rpbench " + " ".join(words)
 
 
 def plain_misfit(row: Misfit) -> dict[str, Any]:
@@ -147,19 +296,22 @@ def parameters(model: Architecture) -> dict[str, int]:
     return {"all": every, "active": every - round(idle) * model.num_layers, "trained": model.trainable_parameters}
 
 
-def mfu(terms: Terms, tokens_per_s: float) -> float | None:
+def mfu(model: Architecture, cluster: Machine, num_devices: int, tokens_per_s: float) -> float | None:
     """Model FLOPs of a pace, over the devices' 16-bit peak; None where nobody knows that.
 
-    A backward takes twice a forward, and once where adapters alone are trained. What runs again counts for nothing.
+    A backward takes twice a forward, once where adapters alone are trained, and nothing through frozen layers. What
+    runs again counts for nothing.
 
     Source: Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B.
     """
-    peak = terms.cluster.matmul_flops_per_s
+    peak = cluster.matmul_flops_per_s
     if peak is None:
         return None
-    passes = 3 if terms.model.lora_rank is None else 2
-    each = passes * terms.model.forward_flops(terms.model.seq_len) / terms.model.seq_len
-    return each * tokens_per_s / (terms.num_devices * peak)
+    passes = 3 if model.lora_rank is None else 2
+    flops = passes * model.forward_flops(model.seq_len)
+    flops -= 2 * model.frozen_layers * model.layer_forward_flops(model.seq_len)  # no backward goes there
+    each = flops / model.seq_len
+    return each * tokens_per_s / (num_devices * peak)
 
 
 def command_of(plan: Tuned, terms: Terms) -> str:
@@ -196,12 +348,16 @@ def _options(plan: Tuned) -> dict[str, Any]:
 
 def _export(plan: Tuned, command: str) -> str | None:
     """The command that writes the plan for a framework; None where `show` writes for none that runs it."""
-    for framework in runs_in(plan.contender.entry.name):
-        if framework in EXPORTS and not plan.partition.fused:
-            shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
-            left_out = ("num_steps=", "charge=", "offload=")
-            words = [word for word in shown.split(" ") if not word.startswith(left_out)]
-            return " ".join([*words, f"format={EXPORTS[framework]}"])
+    entry, counts = plan.contender.entry, plan.partition.forward
+    for framework in runs_in(entry.name):
+        staged = entry.lower is None and not entry.tensor_parallel
+        if framework not in EXPORTS or (framework == "torchtitan" and staged and 0 in counts[1:-1]):
+            continue  # a stage of torchtitan's has a module at least
+        shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
+        # What is at home where its sharing is not charged, and so what fits, is another matter.
+        left_out = ("num_steps=",) if entry.lower else ("num_steps=", "charge=", "offload=")
+        words = [word for word in shown.split(" ") if not word.startswith(left_out)]
+        return " ".join([*words, f"format={EXPORTS[framework]}"])
     return None
 
 

@@ -120,17 +120,19 @@ class Share:
             to_beat: as of `rpbench.plan.contest.search.tune`.
         """
         end, found, waiting = self.clock.spent + seconds, dict[int, Any](), list(numbers)
-        for is_last in (False, True):  # everybody for a while, then who is not done, the fastest first
+        # Everybody for a while; then who is not done, the fastest first; then everybody from elsewhere.
+        for part_of_last, everywhere in ((0.0, False), (ONE_SEARCH, False), (0.0, True)):
             for place, number in enumerate(waiting):
                 left, search = end - self.clock.spent, self.searches[number]
-                part = ONE_SEARCH if is_last else min(ONE_SEARCH, FAIR / (len(waiting) - place))
+                part = part_of_last or min(ONE_SEARCH, FAIR / (len(waiting) - place))
                 self.clock.allow(self.clock.spent + part * left)
-                if left > 0 and not search.has_ended:
+                if left > 0:
                     try:
-                        search.finish(to_beat)
+                        search.finish(to_beat, everywhere=everywhere)
                     except ValueError as error:
                         found[number] = str(error)
-            waiting = [each for each in waiting if each not in found and not self.searches[each].has_ended]
+            ended = {number for number in numbers if self.searches[number].has_ended}
+            waiting = [each for each in numbers if each not in found and (part_of_last or each not in ended)]
             waiting.sort(key=self._promise)
         self.clock.allow(inf)
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
@@ -219,7 +221,7 @@ def compile_kernels(terms: Terms, basis: Basis) -> None:
 
     The first start on a machine takes some ten seconds for it. As time of a search they would leave nothing searched.
     """
-    model = replace(terms.model, num_layers=2, num_dense_layers=min(1, terms.model.num_dense_layers))
+    model = replace(terms.model, num_layers=2, num_dense_layers=min(1, terms.model.num_dense_layers), frozen_layers=0)
     cluster = replace(terms.cluster, num_devices=None, device_speeds=None)
     small = terms_of(model, cluster, basis, num_devices=2, sequences_per_step=4, microbatches=(1,), num_steps=3)
     for contender in contenders(CALLING):

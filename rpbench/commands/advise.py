@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
+from rpbench.advice.limits import least_more
 from rpbench.advice.machine_figures import FIGURES, Described, described
 from rpbench.advice.model_source import (
     SIZES,
@@ -22,22 +23,39 @@ from rpbench.advice.model_source import (
     model_of_sizes,
     trained,
 )
-from rpbench.advice.ranking import Advice, Misfit, advise
-from rpbench.advice.rows import FRAMEWORKS
+from rpbench.advice.ranking import Misfit, advise
+from rpbench.advice.rows import FRAMEWORKS, space_of_framework
 from rpbench.commands.advise_nodes import advise_nodes
+from rpbench.commands.advise_questions import (
+    BESIDES,
+    QUESTIONS,
+    compared,
+    comparison,
+    fewest_devices,
+    host_limits,
+    limit_lines,
+    limit_row,
+    mesh_spaces,
+    node_limits,
+    question_lines,
+    question_of,
+    rents,
+)
 from rpbench.commands.advise_table import gigabytes, table
 from rpbench.commands.advise_usage import USAGE
+from rpbench.commands.explain import print_explanation
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.files.keys import LAYERS, MOVES, check_figures
 from rpbench.config.mesh.choice import refuse_lora
 from rpbench.config.request import Request, cluster_file, load
-from rpbench.cost.basis import make_basis
+from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.machine import Machine, devices_named, machine, machine_of
 from rpbench.mesh.plans import SCHEDULES, Space
 from rpbench.mesh.terms import terms_of
 from rpbench.places import file_of
 from rpbench.plan.contest.plans import Budget
+from rpbench.plan.contest.terms import Terms
 from rpbench.registry import unknown_name
 from rpbench.workload.architecture import Architecture, model_keys, unknown_key
 
@@ -47,7 +65,11 @@ NUM_STEPS = 3
 BUDGET = Budget(work=1_000_000, climb_work=100_000, restarts=8)  # time ends a search, never work
 SECONDS = 7.0  # of each of two processors, for the searches; to start, and what they lead to, takes the rest of ten
 
-OWN = ("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "seconds")
+OWN = (
+    *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "seconds"),
+    *QUESTIONS,
+    *BESIDES,
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +79,12 @@ class Asked:
     own: Mapping[str, str]
     figures: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self) -> dict[str, str]:
+        """The words again by key, without questions and what a search over meshes does not read."""
+        left_out = (*QUESTIONS, *BESIDES, "seconds")
+        found = {**self.own, **self.figures, **self.sizes}
+        return {name: value for name, value in found.items() if name not in left_out}
 
     @cached_property
     def request(self) -> Request:
@@ -85,18 +113,62 @@ def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
         ValueError: for whatever in the request cannot be.
     """
     asked = _asked(arguments)
+    question = question_of(asked.own)
     found = _machine(asked)
-    if found.machine.num_nodes > 1:
-        answer = plan_meshes([item for item in arguments if item.partition("=")[0] != "seconds"])
+    model, machine = _model(asked), found.machine
+    sequences = _count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * machine.size)
+    if question in ("max_seq_len", "max_batch"):
+        answer = _limits(model, machine, asked, question, sequences)
+    elif question == "fewest_devices":
+        answer = fewest_devices(machine, lambda part: _on(model, part, asked, sequences))
+    elif question == "deadline_days":
+        answer = rents(machine, asked.own, lambda part: _on(model, part, asked, sequences))
     else:
-        answer = _on_one_host(_model(asked), found.machine, asked)
+        answer = _on(model, machine, asked, sequences)
     answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused), "notes": _notes(asked)}
     width = shutil.get_terminal_size((120, 24)).columns  # COLUMNS, the terminal's, or that of a pipe
-    for line in table(answer, width, _schedules(asked) or ()):
+    if "limits" in answer:
+        lines = limit_lines(answer["limits"], str(question), machine.size)
+    else:
+        lines = [*question_lines(answer), *table(answer, width, _schedules(asked) or ())]
+    for line in lines:
         print(line, file=people)
+    if answer.get("comparison"):
+        print_explanation(answer["comparison"], people)
     for note in answer["notes"]:
         print(f"note: {note}", file=people)
     return answer
+
+
+def _on(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
+    """Advice on a machine, or on a part of it."""
+    on_nodes = cluster.num_nodes > 1
+    answer = (_on_nodes if on_nodes else _on_one_host)(model, cluster, asked, sequences)
+    if "compare" in asked.own:
+        answer["comparison"] = comparison(answer, compared(asked.own), model, cluster)
+    return answer
+
+
+def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, sequences: int) -> dict[str, Any]:
+    """The longest sequence, or the largest microbatch, of every contender."""
+    path = config_path(asked.own["model"]) if "model" in asked.own else None
+    longest = (context_in(path) if path else None) or model.context
+
+    def terms_at(value: int) -> Terms:
+        if question == "max_seq_len":
+            return _terms(replace(model, seq_len=value), cluster, asked, sequences, (1,))[0]
+        return _terms(model, cluster, asked, value * cluster.size, (value,))[0]
+
+    if cluster.num_nodes > 1:
+        limits = node_limits(model, cluster, question, _space(asked, cluster, model), sequences, longest)
+    else:
+        _check_host(cluster)
+        limits = host_limits(terms_at, question, _schedules(asked), longest)
+    rows = [limit_row(limit, question, terms_at) for limit in limits]
+    key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
+    rows.sort(key=lambda row: (-row[key], -(row["tokens_per_s"] or 0.0)))
+    about = {"model": model.name, "cluster": cluster.name, "num_devices": cluster.size, "question": question}
+    return _runnable(about | {"limits": rows}, model, cluster, asked)
 
 
 def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
@@ -107,6 +179,35 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
     """
     asked = _asked(arguments)
     found = _machine(asked).machine
+    sequences = _count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size)
+    return _on_nodes(_model(asked), found, asked, sequences)
+
+
+def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
+    """The fastest meshes of a model on nodes."""
+    space, words = _space(asked, found, model), [f"{name}={value}" for name, value in asked.words().items()]
+    answers = [
+        advise_nodes(model, found, seq_len=model.seq_len, space=each, global_batch=sequences, words=words)
+        for each in ([space] if "compare" not in asked.own else mesh_spaces(compared(asked.own), space))
+    ]
+    answer = answers[0]
+    if len(answers) > 1:  # each has its own search: the best of one would leave no place for the other
+        rows = [
+            row | {"schedule": name}
+            for each, name in zip(answers, compared(asked.own), strict=True)
+            for row in each["ranking"][:1]
+        ]
+        answer["ranking"] = sorted(rows, key=lambda row: -row["tokens_per_s"])
+        answer["does_not_fit"] = [row for each in answers for row in each["does_not_fit"]]
+    return _runnable(answer, model, found, asked)
+
+
+def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
+    """What a search over meshes may choose from.
+
+    Raises:
+        ConfigError: for a machine, schedules or a training that it does not know.
+    """
     if found.gpu is None and not found.rates:
         raise ConfigError(
             f"mesh=search: nobody knows the collectives of cluster={found.name}: take a machine whose devices are "
@@ -116,16 +217,8 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
     for name in chosen:
         if name not in SCHEDULES:
             raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(SCHEDULES)}; name some of these")
-    model = _model(asked)
     refuse_lora(model)
-    return advise_nodes(
-        model,
-        found,
-        seq_len=model.seq_len,
-        space=Space(schedules=chosen),
-        global_batch=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size),
-        words=arguments,
-    )
+    return space_of_framework(_framework(asked), chosen)
 
 
 def _asked(arguments: Sequence[str]) -> Asked:
@@ -288,47 +381,59 @@ def _no_model(name: str) -> str:
 # --- one host ------------------------------------------------------------------------------------------------
 
 
-def _on_one_host(model: Architecture, cluster: Machine, asked: Asked) -> dict[str, Any]:
+def _check_host(cluster: Machine) -> None:
     check_figures(cluster, (*LAYERS, *MOVES), "advise")
+
+
+def _terms(
+    model: Architecture, cluster: Machine, asked: Asked, sequences: int, microbatches: Sequence[float] | None = None
+) -> tuple[Terms, Basis]:
+    """What all contenders on one host share, and the figures behind it."""
     cost = asked.request.cost
     basis = make_basis(cluster, cost.constants, cost.declared)
-    num_devices = cluster.num_devices or 1
     terms = terms_of(
         model,
         cluster,
         basis,
-        num_devices=num_devices,
-        sequences_per_step=_count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * num_devices),
+        num_devices=cluster.num_devices or 1,
+        sequences_per_step=sequences,
+        microbatches=microbatches,
         num_steps=NUM_STEPS,
     )
+    return terms, basis
+
+
+def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
+    _check_host(cluster)
+    terms, basis = _terms(model, cluster, asked, sequences)
     found = advise(
         terms,
         basis,
-        names=_schedules(asked),
+        names=compared(asked.own) if "compare" in asked.own else _schedules(asked),
         budget=BUDGET,
         processes=os.cpu_count() or 1,
         seconds=float(_count(asked, "seconds", 0)) or SECONDS,
-        late=_yes(asked, "late"),
+        late=_yes(asked, "late") or "compare" in asked.own,
         framework=_framework(asked),
     )
-    return _runnable(found, asked)
+    answer = found.plain() | {"seq_len": model.seq_len}
+    if not found.ranking and not found.ranking_late:
+        answer |= _smallest_change(found.does_not_fit, terms)
+    return _runnable(answer, model, cluster, asked)
 
 
-def _runnable(found: Advice, asked: Asked) -> dict[str, Any]:
-    """The advice with commands that run where neither model nor cluster is one of ours."""
-    answer, model, cluster = found.plain(), found.terms.model, found.terms.cluster
+def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, asked: Asked) -> dict[str, Any]:
+    """The answer with commands that run where neither model nor cluster is one of ours."""
     own, words = asked.own, {}
     if model.name != own.get("model"):
         words[f"model={model.name}"] = _spelled("model", "transformer", asdict(model))
     if own.get("cluster") not in options_of("cluster"):
         words[f"cluster={cluster.name}"] = _spelled_machine(cluster)
-    for row in (*answer["ranking"], *answer["ranking_late"]):
+    for row in (*answer.get("ranking", ()), *answer.get("ranking_late", ()), *answer.get("limits", ())):
         for short, long in words.items():
-            for key in ("command", "export"):
+            for key in row.keys() & {"command", "export"}:
                 row[key] = row[key] and row[key].replace(f" {short} ", f" {long} ")
-    if not answer["ranking"] and not answer["ranking_late"]:
-        answer["smallest_change"] = _smallest_change(found.does_not_fit)
-    return answer | {"seq_len": model.seq_len}
+    return answer
 
 
 def _values(given: Machine) -> dict[str, Any]:
@@ -362,11 +467,12 @@ def _words(key: str, value: Any) -> list[str]:
     return [] if value is None else [shlex.quote(f"++{key}={value}")]
 
 
-def _smallest_change(misfits: Sequence[Misfit]) -> str:
-    """Memory that is enough for the least of the misfits; a search aims at seconds, so less may be enough as well."""
-    least = min(misfits, key=lambda row: row.device_lacks_bytes + row.host_lacks_bytes)
-    parts = []
-    for what, lacks in (("each device", least.device_lacks_bytes), ("the host", least.host_lacks_bytes)):
-        if lacks:
-            parts.append(f"{gigabytes(lacks)} more memory of {what}")
-    return f"no schedule fits with any of the options tried; {' and '.join(parts)} let {least.plan.contender.name} fit"
+def _smallest_change(misfits: Sequence[Misfit], terms: Terms) -> dict[str, Any]:
+    """The least memory that makes something fit, as a sentence and as data."""
+    found = least_more(misfits, terms)
+    where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
+    told = "; ".join(
+        f"{gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} let {more.schedule} fit" for more in found
+    )
+    told = f"no schedule fits with any of the options tried; {told or 'none is known to with more of one memory'}"
+    return {"smallest_change": told, "change": [more._asdict() for more in found]}

@@ -8,7 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rpbench.commands.advise_table import label, lacks, meanings, notes
+from rpbench.commands.advise_questions import limit_lines, question_lines
+from rpbench.commands.advise_table import gap, label, lacks, meanings, notes
 from rpbench.records.record import write_atomically
 
 PAGE = Path("advice.html")
@@ -45,12 +46,16 @@ def show_page(path: Path) -> bool:
 def page(answer: Mapping[str, Any]) -> str:
     """The page as text; everything that a user named is escaped."""
     title = escape(f"{answer['model']} on {answer['num_devices']} devices of {answer['cluster']}")
-    told = "".join(f"<li>{escape(line)}</li>" for line in notes(answer))
-    return (
+    head = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
-        f"<p>Predicted. {answer['seq_len']:,} tokens a sequence, {answer['tokens_per_step']:,} a step. Nine of ten "
-        f"outcomes should lie between low and high.</p>{_ranking(answer['ranking'])}{_late(answer)}"
+    )
+    if "limits" in answer:
+        return head + _limits(answer) + "</html>\n"
+    told = "".join(f"<li>{escape(line)}</li>" for line in (*question_lines(answer), *notes(answer)))
+    return (
+        f"{head}<p>Predicted. {answer['seq_len']:,} tokens a sequence, {answer['tokens_per_step']:,} a step. Nine of "
+        f"ten outcomes should lie between low and high.</p>{_ranking(answer['ranking'])}{_late(answer)}"
         f"{_causes(answer['ranking'])}{_misfits(answer)}"
         f"<h2>What would change it, and what was assumed</h2><ul>{told}</ul>{_commands(answer['ranking'])}</html>\n"
     )
@@ -62,6 +67,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>{cells}</tbody></table></div>'
 
 
+def _limits(answer: Mapping[str, Any]) -> str:
+    """What each schedule holds, the largest first."""
+    lines = limit_lines(answer["limits"], answer["question"], answer["num_devices"])
+    return "<h2>Predicted limits</h2><pre>" + escape("\n".join(lines)) + "</pre>"
+
+
 def _ranking(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "<p>Nothing fits.</p>"
@@ -69,8 +80,8 @@ def _ranking(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _ranking_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = ("schedule", "tokens/s", "low", "high", "memory, GB", "bubble, %", "steps late")
-    return _table(head, [_cells(row) for row in rows])
+    head = ("schedule", "tokens/s", "low", "high", "gap", "memory, GB", "MFU, %", "bubble, %", "steps late")
+    return _table([*head, "sequences", "recomputed", "runs in"], [_cells(row) for row in rows])
 
 
 def _late(answer: Mapping[str, Any]) -> str:
@@ -80,8 +91,11 @@ def _late(answer: Mapping[str, Any]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     paces = [f"{row[key]:,.0f}" for key in ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")]
-    bubble = "-" if row.get("bubble") is None else f"{100 * max(0.0, row['bubble']):.1f}"
-    return [label(row), *paces, f"{row['peak_memory_bytes'] / 1e9:.1f}", bubble, str(row["staleness_steps"])]
+    mfu, bubble = ("-" if row.get(name) is None else f"{100 * max(0.0, row[name]):.1f}" for name in ("mfu", "bubble"))
+    options = row["options"]
+    plan = [str(options["microbatch_sequences"]), str(options["recompute"]), ", ".join(row.get("runs_in", ()))]
+    memory = f"{row['peak_memory_bytes'] / 1e9:.1f}"
+    return [label(row), *paces, gap(row), memory, mfu, bubble, str(row["staleness_steps"]), *plan]
 
 
 def _causes(rows: Sequence[Mapping[str, Any]]) -> str:

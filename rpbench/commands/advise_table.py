@@ -68,11 +68,8 @@ def label(row: Mapping[str, Any]) -> str:
     if "data" not in options:
         return str(row["schedule"])
     sizes = [f"{name}={options[name]}" for name in AXES if options[name] > 1]
-    others = [f"sequences={options['microbatch_sequences']}"]
-    others += [f"chunks={options['chunks_per_device']}"] if options["chunks_per_device"] > 1 else []
-    return " ".join(
-        [row["schedule"], *sizes, f"shard={options['shares']}", *others, f"recompute={options['recompute']}"]
-    )
+    chunks = [f"chunks={options['chunks_per_device']}"] if options["chunks_per_device"] > 1 else []
+    return " ".join([row["schedule"], *sizes, f"shard={options['shares']}", *chunks])
 
 
 def lacks(row: Mapping[str, Any]) -> str:
@@ -124,18 +121,18 @@ def _row(row: Mapping[str, Any], width: int) -> str:
     where = f"  ({', '.join(row['runs_in'])})" if "runs_in" in row else ""
     low, high = row["tokens_per_s_low"], row["tokens_per_s_high"]
     return (
-        f"{pace:>10,.0f} {low:>8,.0f} {high:>8,.0f} {_gap(row):>6} {memory:>5.1f} "
+        f"{pace:>10,.0f} {low:>8,.0f} {high:>8,.0f} {gap(row):>6} {memory:>5.1f} "
         f"{share('mfu', 4)} {share('bubble', 6)} {row['staleness_steps']:>4} {options['microbatch_sequences']:>5} "
         f"{options['recompute']:>11}  {label(row)}{where}"
     )
 
 
-def _gap(row: Mapping[str, Any]) -> str:
+def gap(row: Mapping[str, Any]) -> str:
     """By how much another plan of the contender may be faster at most."""
-    gap = row.get("gap")
-    if gap is None:
+    found = row.get("gap")
+    if found is None:
         return "-"
-    return f"{100 * gap:.1f} %" if gap < 1 else f"{1 + gap:.0f} x"
+    return f"{100 * found:.1f} %" if found < 1 else f"{1 + found:.0f} x"
 
 
 def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -159,7 +156,7 @@ def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"host memory: {host}; a day: {row['tokens_per_day'] / 1e9:,.2f} billion tokens"
         if row["usd_per_1e9_tokens"] is not None:
             yield f"10^9 tokens: {row['usd_per_1e9_tokens']:,.0f} US dollars"
-        if not row["searched_to_the_end"]:
+        if row.get("gap") is not None and not row["searched_to_the_end"]:
             yield "gap: how much faster another plan of the same schedule may be at most, by a bound"
 
 

@@ -5,5 +5,7 @@ USAGE = (
     "[runs_in=FRAMEWORK] [seconds=N] "
     "[finetune=full|lora|qlora lora_rank=N lora_targets=A,B] "
     "gpu=NAME num_devices=N [devices_per_node=N intra_bytes_per_s= inter_bytes_per_s= host_link_bytes_per_s= "
-    "device_memory_bytes= host_memory_bytes= host_bytes_per_s=] | cluster=NAME|FILE [num_devices=N] [--json] [--open]"
+    "device_memory_bytes= host_memory_bytes= host_bytes_per_s=] | cluster=NAME|FILE [num_devices=N] [--json] [--open] "
+    "[compare=A,B | max_seq_len=yes | max_batch=yes | fewest_devices=yes | deadline_days=D tokens=N "
+    "[usd_per_device_hour=]]"
 )

@@ -6,11 +6,11 @@ The script holds its words: completing starts no Python. Print it again after ad
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
+from rpbench.config.charging import WORDS
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import GROUPS, RunConfig, options_of
 from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.plan import METHODS
-from rpbench.run.charging import CHARGES
 from rpbench.run.offloading import OFFLOADS
 from rpbench.sim.events import RULES
 
@@ -87,7 +87,7 @@ def _words() -> Mapping[str, Sequence[str]]:
         "partition": METHODS,
         "dispatch": RULES,
         "offload": OFFLOADS,
-        "charge": CHARGES,
+        "charge": WORDS,
         "recompute": RECOMPUTES,
         "gpu": options_of("gpu"),
     }

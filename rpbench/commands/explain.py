@@ -65,7 +65,7 @@ def explain_numbers(
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    _print(answer, people)
+    print_explanation(answer, people)
     return answer
 
 
@@ -148,7 +148,8 @@ def _is_number(text: str) -> bool:
 # --- the table -----------------------------------------------------------------------------------------------
 
 
-def _print(answer: Mapping[str, Any], people: TextIO) -> None:
+def print_explanation(answer: Mapping[str, Any], people: TextIO) -> None:
+    """The causes as a table."""
     width = shutil.get_terminal_size((120, 24)).columns
     a, b, rest = answer["a"], answer["b"], answer["unexplained"]
     lines = [f"B over A, {answer['metric_is']}: {_factor(answer['ratio'])}"]

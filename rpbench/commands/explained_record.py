@@ -133,7 +133,7 @@ def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> 
         return replace(_predicted(request, case.num_devices / seconds, label, "given"), rate=rate)
     if not request.tokens_per_microbatch:
         raise ConfigError(f"{label}: model={request.model_name} has no tokens; take a run of a model with a shape")
-    tokens = request.tokens_per_microbatch * request.num_microbatches
+    tokens = request.tokens_per_step
     each = request.num_devices / tokens
     return Side(
         label,

@@ -1,12 +1,17 @@
 """`show`: a schedule as text, and what a person would ask about it first."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
 from rpbench.ir.schedule import to_text
+from rpbench.mesh.layout import Mesh
 from rpbench.run.assemble import Assembled, assemble
+
+FILES = ("torchtitan", "megatron_layout", "deepspeed", "fsdp2")  # forms that say how large a microbatch is
 
 
 def drawing_path(name: str) -> Path:
@@ -27,9 +32,11 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
     Raises:
         ValueError: if the schedule cannot be built or does not hold, or the form cannot hold it.
     """
-    assembled = assemble(request)
+    mesh = request.mesh.mesh if request.mesh is not None and request.mesh.machine is not None else None
+    alone = request if mesh is None else replace(request, mesh=None, num_devices=mesh.pipeline)
+    assembled = assemble(alone)  # under a mesh the order of one pipeline
     schedule = assembled.schedule
-    out.write(to_text(schedule) if form == "text" else _exported(assembled, form))
+    out.write(to_text(schedule) if form == "text" else _exported(assembled, request, mesh, form))
     out.flush()
     source = f" ({assembled.entry.source})" if assembled.entry else ""
     shape = schedule.shape
@@ -42,16 +49,42 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
     return assembled
 
 
-def _exported(assembled: Assembled, form: str) -> str:
+def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: str) -> str:
     from rpbench.sim.longest_path import simulate
     from rpbench.torch_runtime.export import Given, export  # torch's forms; text needs none of them
+    from rpbench.torch_runtime.frameworks import numbers_of
 
+    sequences = request.workload.microbatch_sequences
+    known: dict[str, Any] = {} if mesh is None else _axes(mesh)
+    known["recompute"], known["notes"] = _recomputed(assembled, request.recompute)
+    if assembled.model is not None:
+        known |= {"sequences": sequences, "seq_len": assembled.model.seq_len}
+    options = request.schedule.options
     given = Given(
         lambda: simulate(assembled.schedule, assembled.costs),
         model=assembled.model,
         host_memory_bytes=assembled.cluster.host_memory_bytes,
+        plan=numbers_of(assembled.schedule, options, **known),
     )
+    if sequences != int(sequences) and form in FILES:
+        raise ConfigError(f"microbatches of {sequences} sequences: format={form} takes whole ones; take larger ones")
     return export(assembled.schedule, form, given)
+
+
+def _axes(mesh: Mesh) -> dict[str, Any]:
+    """What a mesh says of a plan, in the words of exports."""
+    axes = ("data", "pipeline", "tensor", "context", "expert", "sequence_parallel")
+    return {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
+
+
+def _recomputed(assembled: Assembled, word: str) -> tuple[str, tuple[str, ...]]:
+    """What a backward runs again, in the one word that frameworks have for all stages, and what it leaves out."""
+    stages = assembled.schedule.shape.num_backward_stages
+    kept = {"all": 0, "none": stages, "except_last": 1}.get(word, len(assembled.keeps or ()))
+    if kept in (0, stages):
+        return ("none" if kept else "full"), ()
+    which = "the last stage" if word == "except_last" else f"stages {', '.join(map(str, assembled.keeps or ()))}"
+    return "full", (f"the plan recomputes nothing in {which}; recomputing everywhere is slower, and fits",)
 
 
 def draw_schedule(assembled: Assembled, path: Path, unit: str) -> None:

@@ -123,11 +123,18 @@ class WorkloadConfig:
     text: str | None = None  # a file of `rpbench/models/text`, without its ending
     held_out: float = 0.0  # share of the text, at its end, that is not trained on
     validate_every: int = 50  # batches between two validations on it
+    lengths: Any = None  # tokens of every sequence of a step, where they differ: a list of numbers, or a file of them
 
     def __post_init__(self) -> None:
         at_least_one(self, "workload.", "microbatch_sequences", "validate_every")
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"workload.held_out={self.held_out}: a share of the text, from 0 to below 1")
+
+    @property
+    def by_microbatch(self) -> tuple[tuple[int, ...], ...]:
+        """Tokens of every sequence of each microbatch of a step; empty where all have as many."""
+        given, size = self.lengths or (), self.microbatch_sequences
+        return tuple(tuple(given[first : first + size]) for first in range(0, len(given), size))
 
 
 @dataclass
@@ -200,7 +207,7 @@ class TrackerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """Files: where to leave the state after the last step, and what to go on from."""
+    """Folders: where to leave the state after the last step, and what to go on from."""
 
     save_to: str | None = None
     resume_from: str | None = None

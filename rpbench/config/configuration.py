@@ -28,6 +28,7 @@ from rpbench.config.choices import MODES, CheckpointConfig, ConfigError, Duel, O
 from rpbench.config.files.own_files import check_own_files, refuse_targets, refuse_what_runs
 from rpbench.config.hydra_words import reworded
 from rpbench.config.mesh.overrides import MeshConfig, machines_named
+from rpbench.cost.basis import counted_numbers
 from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
 from rpbench.workload.architecture import OLD_SPELLINGS, unknown_key
@@ -295,6 +296,8 @@ def _unknown_key(key: str, cause: str) -> str:
     if group == "model" and name in OLD_SPELLINGS:
         return unknown_key(name, known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    if group == "cost.constants" and name in counted_numbers()[0]:
+        return f"{key} is a number of a software now: write +{key}=, or software.numbers.{name}= with its software="
     if name in known:
         return f"{key} is not a key of the chosen {group}; {group} files that have it: {_having(group, name)}"
     hint = f"; did you mean {group + '.' if group else ''}{near[0]}?" if near else ""

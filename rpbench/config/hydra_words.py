@@ -57,7 +57,7 @@ def _rule(text: str) -> str | None:
     if "is not Optional" in text:
         return "it needs a value; null is none"
     if "Invalid type assigned" in text or "is not a subclass of" in text or "incompatible type" in text:
-        return "it has keys of its own, as in checkpoint.save_to=FILE"
+        return "it has keys of its own, as in checkpoint.save_to=FOLDER"
     return None
 
 

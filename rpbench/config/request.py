@@ -1,9 +1,9 @@
 """Request: what one run is asked for, typed and checked once. Nothing behind it reads a dictionary of choices again."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -11,6 +11,7 @@ from yaml import YAMLError
 
 from rpbench import registry
 from rpbench.config.changed_model import told_apart
+from rpbench.config.charging import charged_as
 from rpbench.config.choices import (
     MODES,
     AnyDuel,
@@ -34,19 +35,19 @@ from rpbench.config.choices import (
 )
 from rpbench.config.composing import recalling
 from rpbench.config.configuration import BESIDES, Composed, ConfigError, RunConfig, as_plain
-from rpbench.config.files.keys import missing_text
+from rpbench.config.files.keys import built, check_name
 from rpbench.config.files.source_file import SourceFile, read_source, source_of
 from rpbench.config.halved_microbatches import check_pieces, cut_sequences
+from rpbench.config.lengths import check_lengths, read_lengths
 from rpbench.config.schedule_options import check_options
 from rpbench.config.size_checks import check_sizes
-from rpbench.config.usual_charge import charged_as
-from rpbench.config.without_effect import without_effect
+from rpbench.config.without_effect import frozen, renamed, without_effect
 from rpbench.cost.machine import Machine, machine_of
 from rpbench.cost.measured import has_engine
 from rpbench.finite import not_finite
-from rpbench.places import file_of
+from rpbench.places import CHECKPOINT, file_of
 from rpbench.registry import Entry, sources, unknown_name
-from rpbench.workload.architecture import Architecture, unknown_key
+from rpbench.workload.architecture import Architecture
 from rpbench.yaml_file import keys_of
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the proje
 
 MOST_LAYERS_TO_CUT = 10**6  # of the model without a shape, which has as many layers as a schedule has stages
 DEVICES = 8  # of a run whose cluster does not say how many it has
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,18 @@ class Request:
 
     @property
     def tokens_per_microbatch(self) -> int | None:
-        """Tokens of one microbatch, for a model with sequences."""
+        """Tokens of one microbatch whose sequences are as long as the model's, for a model with sequences."""
         return self.workload.microbatch_sequences * self.model.seq_len if self.model else None
+
+    @property
+    def microbatch_tokens(self) -> tuple[int, ...]:
+        """Tokens of each microbatch of a step; empty where all have as many."""
+        return tuple(map(sum, self.workload.by_microbatch))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all microbatches of a step; 0 where nobody knows."""
+        return sum(self.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
 
     @property
     def measures(self) -> bool:
@@ -188,7 +198,7 @@ def cluster_file(path: Path) -> Machine:
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(f"cluster={path}: {first_line(error)}") from None
     keys = {"name": path.stem, **{str(key): value for key, value in values.items()}}
-    _check_name("cluster", keys)
+    check_name("cluster", keys)
     return machine_of(keys)
 
 
@@ -201,7 +211,7 @@ def request_of(found: Composed) -> Request:
     config = found.node if isinstance(found.node, RunConfig) else typed(RunConfig, found.node)
     _check_names(found.choices)
     shape, notes = told_apart(config.model, found.choices.get("model"), found.overrides)
-    _check_name("cluster", config.cluster)
+    check_name("cluster", config.cluster)
     cluster, model = machine_of(config.cluster), _model(shape)
     software = _software(config)
     config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model, software)
@@ -210,6 +220,9 @@ def request_of(found: Composed) -> Request:
     mode = _mode(config)
     eager = software.kernels != "tiled" if software else has_engine(cluster.measured)
     cost, workload = typed(CostConfig, config.cost), typed(WorkloadConfig, config.workload)
+    if workload.lengths is not None:
+        workload = replace(workload, lengths=read_lengths(workload.lengths, model))
+        config = replace(config, workload={**config.workload, "lengths": workload.lengths})
     schedule = _schedule(config, found.choices)
     config = replace(config, **charged_as(config, mode, schedule.entry, cluster, cost))  # type: ignore[arg-type]
     files = {
@@ -220,7 +233,7 @@ def request_of(found: Composed) -> Request:
         ("workload", "text"): _shipped_text(workload),
         ("mode", "plans"): read_source("mode.plans", mode.plans) if isinstance(mode, Duel) else None,
         ("checkpoint", "resume_from"): read_source(
-            "checkpoint.resume_from", config.checkpoint.resume_from, whole=False
+            "checkpoint.resume_from", config.checkpoint.resume_from, within=CHECKPOINT
         ),
     }
     request = Request(
@@ -242,7 +255,7 @@ def request_of(found: Composed) -> Request:
             "cluster": as_plain(cluster),
             **({"framework": as_plain(mesh.software)} if mesh else {}),
         },
-        notes=(*notes, *_renamed(found.choices), *_frozen(cost), *without_effect(mode, found.overrides, eager=eager)),
+        notes=(*notes, *renamed(found.choices), *frozen(cost), *without_effect(mode, found.overrides, eager=eager)),
         software=software,
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
@@ -302,26 +315,12 @@ def _subject(
         del subject["software"]  # likewise
     if not config.cost.get("max_freeze_ratio"):  # likewise
         subject["cost"] = {key: value for key, value in subject["cost"].items() if key != "max_freeze_ratio"}
+    if config.workload.get("lengths") is None:  # likewise
+        subject["workload"] = {key: value for key, value in subject["workload"].items() if key != "lengths"}
     for found in not_finite(subject):
         raise ConfigError(f"{found}: a finite number")
     subject["sha256"] = {".".join(filter(None, key)): file.sha256 for key, file in files.items() if file is not None}
     return subject
-
-
-def _frozen(cost: CostConfig) -> tuple[str, ...]:
-    """What there is to tell of weight gradients that are not made."""
-    if not cost.max_freeze_ratio:
-        return ()
-    return (
-        f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is "
-        "other training than without; only its times are simulated",
-    )
-
-
-def _renamed(choices: Mapping[str, str | None]) -> tuple[str, ...]:
-    """What there is to tell of an old name."""
-    is_old = choices.get("backend") == "cuda"
-    return ("backend=cuda is now called backend=device, and serves every accelerator of torch",) if is_old else ()
 
 
 def _mode(config: RunConfig) -> Mode:
@@ -360,7 +359,7 @@ def _check_names(choices: Mapping[str, str | None]) -> None:
 
 def _model(shape: Mapping[str, Any]) -> Architecture | None:
     """The model; None for the one without a shape."""
-    return None if shape.get("name") == ABSTRACT else _built(Architecture, "model", shape)
+    return None if shape.get("name") == ABSTRACT else built(Architecture, "model", shape)
 
 
 def _software(config: RunConfig) -> "Software | None":
@@ -419,45 +418,9 @@ def _num_layers(config: RunConfig) -> int | None:
     return given
 
 
-def _built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
-    """A dataclass made of a group's keys.
-
-    Raises:
-        ConfigError: for a key it does not have.
-    """
-    each = fields(kind)  # type: ignore[arg-type]  # a dataclass
-    known = {f.name for f in each}
-    for key in values:
-        if key not in known:
-            raise ConfigError(unknown_key(str(key), sorted(known), f"key of {group}"))
-    _check_name(group, values)
-    if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
-        raise ConfigError(missing_text(group, str(values["name"]), missing))
-    return kind(**values)
-
-
-def _check_name(group: str, values: Mapping[str, Any]) -> None:
-    """Refuse a group's keys without a name that can be one."""
-    if "name" not in values:
-        raise ConfigError(f"{group}=null: choose one, as in {group}={'qwen3_1p7b' if group == 'model' else 'local'}")
-    if not isinstance(values["name"], str):
-        raise ConfigError(f"{group}.name={values['name']!r:.80}: a name is text; put it in quotes")
-    name = values["name"]
-    if not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\"):
-        raise ConfigError(f"{group}.name={name!r:.80}: a name is no path, and has at most 100 characters")
-
-
 def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
     path = None if workload.text is None else _TEXTS / f"{workload.text}.txt"
     return read_source("workload.text", None if path is None else str(path))
-
-
-def _check_software(request: Request, name: str) -> None:
-    if request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None):
-        raise ConfigError(
-            f"software={name} with cost={request.cost.name}, which has its own seconds: software says what "
-            "cost=analytic counts; leave one of both out"
-        )
 
 
 def _check_mode(request: Request) -> None:
@@ -475,6 +438,12 @@ def _check_mode(request: Request) -> None:
             "mesh=search, or train replicas and tensor shards with backend=torch backend.data_parallel=2 "
             "backend.tensor_parallel=2"
         )
+    model = request.model
+    if model is not None and (model.frozen_layers or model.optimizer_bits != 32) and not isinstance(mode, Simulate):
+        raise ConfigError(
+            f"model.frozen_layers={model.frozen_layers} model.optimizer_bits={model.optimizer_bits} with "
+            f"mode={mode.name}: frozen layers and 8-bit moments are simulated only; take 0 and 32, or mode=simulate"
+        )
     if isinstance(mode, Train) and backend is None:
         raise ConfigError("mode=train: choose what executes it, as in backend=virtual, backend=cpu or backend=emulated")
     if isinstance(mode, GpuDuel) and (backend is None or backend.name != "device"):
@@ -486,9 +455,9 @@ def _check_mode(request: Request) -> None:
         where = f"backend={backend.name}" if backend else f"mode={mode.name}"
         raise ConfigError(f"verify=true: {where} has no tensors to compare; use backend=virtual or backend=cpu")
     asked = request.checkpoint.save_to or request.checkpoint.resume_from
-    if asked and (backend is None or backend.name not in ("virtual", "cpu")):
+    if asked and (backend is None or backend.name not in ("virtual", "cpu", "torch")):
         where = f"backend={backend.name}" if backend else f"mode={mode.name}"
-        raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual or backend=cpu")
+        raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual, cpu or torch")
     if isinstance(mode, Predict | Roofline | AnyDuel) and request.model is None:
         raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
     if request.tuning_budget is not None and not isinstance(mode, Simulate):
@@ -497,6 +466,13 @@ def _check_mode(request: Request) -> None:
             "mode=simulate"
         )
     _check_frozen(request)
+    alone = {
+        "a mesh": request.mesh,
+        f"tuning_budget={request.tuning_budget}": request.tuning_budget,
+        "schedule_file": request.schedule.file,
+        f"cost.max_freeze_ratio={request.cost.max_freeze_ratio}": request.cost.max_freeze_ratio,
+    }
+    check_lengths(request.workload, request.num_microbatches, mode, backend, alone)
     if request.recompute == "fitting" and not isinstance(mode, Simulate):
         raise ConfigError(
             f"recompute=fitting with mode={mode.name}: stage by stage is simulated; use mode=simulate, or "
@@ -509,6 +485,14 @@ def _check_mode(request: Request) -> None:
         )
     if isinstance(mode, Duel) and request.recompute != "all":
         raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")
+
+
+def _check_software(request: Request, name: str) -> None:
+    if request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None):
+        raise ConfigError(
+            f"software={name} with cost={request.cost.name}, which has its own seconds: software says what "
+            "cost=analytic counts; leave one of both out"
+        )
 
 
 def _check_frozen(request: Request) -> None:

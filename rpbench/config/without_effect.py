@@ -1,9 +1,9 @@
-"""Without effect: choices of a command line that change nothing in a mode, so that a run says so."""
+"""Without effect: choices of a command line that change nothing in a mode, and what else there is to tell of some."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from rpbench.config.choices import Mode, Predict, Roofline, Simulate
-from rpbench.config.usual_charge import CONSTANTS
+from rpbench.config.charging import CONSTANTS
+from rpbench.config.choices import CostConfig, Mode, Predict, Roofline, Simulate
 
 OF_TENSORS = ("dtype", "optimizer")
 # What the published runs of mode=predict have of their own.
@@ -60,3 +60,19 @@ def _of_groups(overrides: Sequence[str], groups: Collection[str]) -> str:
     """The words of a command line that set a key of some groups."""
     keys = [item.lstrip("+").partition("=")[0].partition(".")[0] for item in overrides]
     return " ".join(item for item, key in zip(overrides, keys, strict=True) if key in groups)
+
+
+def frozen(cost: CostConfig) -> tuple[str, ...]:
+    """What there is to tell of weight gradients that are not made."""
+    if not cost.max_freeze_ratio:
+        return ()
+    return (
+        f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is "
+        "other training than without; only its times are simulated",
+    )
+
+
+def renamed(choices: Mapping[str, str | None]) -> tuple[str, ...]:
+    """What there is to tell of an old name."""
+    is_old = choices.get("backend") == "cuda"
+    return ("backend=cuda is now called backend=device, and serves every accelerator of torch",) if is_old else ()

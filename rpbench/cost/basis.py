@@ -1,13 +1,17 @@
-"""Basis: the numbers a prediction rests on - a cluster's figures and the constants of `conf/cost/analytic.yaml`."""
+"""Basis: the numbers a prediction rests on - a cluster's figures and what `conf/software/` counts with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from rpbench.cost.declared import Declared, declarations
+from rpbench.cost.device import CONF, read
 from rpbench.cost.machine import COLLECTIVE_SHARE, NUMBERS, Machine
 from rpbench.cost.measured import MEASURED
 from rpbench.finite import is_finite
+
+COUNTED = ("roundpipe", "deepspeed", "fsdp", "megatron_counted", "mobius")  # of conf/software/, with numbers
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,29 @@ class Basis:
         return sorted(name for name in self.read if name in self.declared and self.declared[name].within > 0)
 
 
+@cache
+def counted_numbers() -> tuple[Mapping[str, float], Mapping[str, Mapping[str, Any]]]:
+    """Numbers and their origins of the counted frameworks; no two have one name.
+
+    Raises:
+        ValueError: for a name that two files have.
+    """
+    numbers: dict[str, float] = {}
+    declared: dict[str, Mapping[str, Any]] = {}
+    for name in COUNTED:
+        found = read(CONF / "software" / f"{name}.yaml")
+        if twice := sorted(numbers.keys() & found["numbers"].keys()):
+            raise ValueError(f"conf/software/{name}.yaml: {twice[0]} stands in another file, too; give it another name")
+        numbers |= found["numbers"]
+        declared |= found["declared"]
+    return numbers, declared
+
+
 def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mapping[str, Mapping[str, Any]]) -> Basis:
-    """A cluster's figures and the constants of a cost model together.
+    """A cluster's figures and the numbers of the counted frameworks together.
+
+    Args:
+        constants, declared: that take the place of these numbers.
 
     Raises:
         ValueError: for a constant that is no finite number of at least 0, or a wrong declaration.
@@ -65,9 +90,11 @@ def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mappi
             raise ValueError(f"cost.constants.{name}={value!r}: a finite number of at least 0")
     figures = {name: float(getattr(cluster, name)) for name in NUMBERS if getattr(cluster, name) is not None}
     figures |= {name: float(value) for name, value in cluster.measured.items()}
-    origins = declarations(declared) | declarations(cluster.declared)  # what a machine says of itself comes first
+    numbers, known = counted_numbers()
+    origins = declarations({**known, **declared})
+    origins |= declarations(cluster.declared)  # what a machine says of itself comes first
     if cluster.collective_bytes_per_s is None and cluster.intra_bytes_per_s is not None:
         figures["collective_bytes_per_s"] = COLLECTIVE_SHARE * cluster.intra_bytes_per_s
         source = f"{COLLECTIVE_SHARE} of the direct link"
         origins["collective_bytes_per_s"] = Declared("assumed", source, 0.2)
-    return Basis(cluster.name, {**constants, **figures}, origins)
+    return Basis(cluster.name, {**numbers, **constants, **figures}, origins)

@@ -194,7 +194,7 @@ class Machine:
         return min(self.domain or self.node_devices, self.size)
 
     def with_devices(self, num_devices: int) -> "Machine":
-        """As many whole nodes as that many devices need, or a part of one.
+        """As many whole nodes as that many devices need, or a part of one; rent goes with the devices.
 
         Raises:
             ValueError: if the devices do not fill nodes.
@@ -202,7 +202,10 @@ class Machine:
         if num_devices < 1:
             raise ValueError(f"num_devices={num_devices}: at least 1")
         whole = num_devices <= (self.devices_per_node or num_devices)  # a host, or a part of one
-        return replace(self, num_devices=num_devices, domain=0 if whole else self.domain)
+        price, size = self.price_usd_per_hour, self.num_devices
+        if price is not None and size is not None:
+            price = price * num_devices / size
+        return replace(self, num_devices=num_devices, domain=0 if whole else self.domain, price_usd_per_hour=price)
 
     @cached_property
     def device(self) -> Device:
@@ -369,7 +372,9 @@ def devices_named(text: str) -> dict[str, Any] | None:
         return None
     count, own = int(found[1]), device(found[2])
     keys: dict[str, Any] = read(CONF / "cluster" / f"{own.machine or 'local'}.yaml")
-    return keys | {"gpu": own.name, "name": text, "num_devices": count}
+    price, usual = keys.get("price_usd_per_hour"), keys.get("num_devices")
+    rent = {"price_usd_per_hour": price * count / usual} if price and usual else {}
+    return keys | {"gpu": own.name, "name": text, "num_devices": count} | rent
 
 
 @cache

@@ -2,7 +2,7 @@
 
 Calibration sets all but `expert_pass_s`, the interpreter's launches for an expert, which differ between platforms.
 
-They come before those of `conf/cost/analytic.yaml`, which are of no machine in particular.
+They come before the numbers of `conf/software/`, which are of no machine in particular.
 """
 
 from collections.abc import Iterable

@@ -24,13 +24,14 @@ from collections.abc import Collection, Sequence
 from copy import copy
 from itertools import pairwise
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost import replicas
-from rpbench.cost.fitting import fitting_stages
+from rpbench.cost.charges import CHARGES
+from rpbench.cost.fitting import Moments, fitting_stages, undominated
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -111,11 +112,7 @@ class Footprint:
         keeps: Collection[int] | None = None,
         analysis: Analysis | None = None,
     ) -> None:
-        """
-        Args:
-            keeps: the stages whose activations stay; None: all or none, as `sizes` says.
-            analysis: of the schedule, if there is one already.
-        """
+        """The arguments of `device_bytes`."""
         self._take(sizes)
         self._keeps = None if keeps is None else frozenset(keeps)
         self._streamed = schedule.weights is Weights.STREAMED
@@ -136,14 +133,19 @@ class Footprint:
         self._between_halves: Moments | None = None
         if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
             stages = schedule.shape.num_stages
-            self._between_halves = Moments([_waiting_halves(schedule.compute(device), stages) for device in devices])
+            waiting = [_waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
+            self._between_halves = Moments(waiting)
         self._analysis = analysis or Analysis(schedule)
         self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
+
+        if sizes.each and not (self._streamed or moves_activations(schedule)):
+            self._in_flight = np.array([levels.sum(axis=1).max() for levels in _levels(self._analysis, sizes.each)])
 
     def _take(self, sizes: ModelBytes) -> None:
         self._sizes = sizes
         self._embedding, self._head = np.array([sizes.embedding, sizes.head], np.int64)
-        self._running = _running(sizes.layers)
+        below = np.zeros((1, len(LayerSize._fields)), np.int64)
+        self._running: Ints = np.concatenate([below, np.cumsum(sizes.layers, axis=0)]).T  # (sizes, layers + 1)
 
     @property
     def least_bytes(self) -> int:
@@ -176,17 +178,14 @@ class Footprint:
         return self._staying(np.array(self._sizes.layers, np.float64), versions).min(axis=0), (ends[0, 0], ends[1, -1])
 
     def moments(self) -> list[Ints]:
-        """For each device, microbatches in flight of each stage, each combination once, (moments, stages)."""
+        """For each device, microbatches in flight of each stage, when most are, (moments, stages)."""
         return _levels(self._analysis)
 
     def between_halves(self) -> list[Ints]:
         """The same of microbatches between the two halves of their backward; empty where it is in one piece."""
-        if self._between_halves is None:
-            return []
+        devices = range(0 if self._between_halves is None else len(self._holds[0]))
         schedule = self._analysis.schedule
-        return [
-            _waiting_halves(schedule.compute(each), schedule.shape.num_stages) for each in range(len(self._holds[0]))
-        ]
+        return [_waiting_halves(schedule.compute(each), schedule.shape.num_stages) for each in devices]
 
     def _staying(self, sizes: Floats, versions: Floats) -> Floats:
         """Bytes of layers that stay on the device of a stage, (layers, stages)."""
@@ -223,9 +222,13 @@ class Footprint:
             keeps = np.full((1, backward.shape[1]), self._sizes.keeps_activations)
             if self._keeps is not None:
                 keeps = np.array([[stage in self._keeps for stage in range(backward.shape[1])]])
-        if self._streamed or not keeps.any():
-            return self._recomputing(forward, below)
-        return self._with_activations(below, keeps)
+        recomputes = self._streamed or not keeps.any()
+        found = self._recomputing(forward, below) if recomputes else self._with_activations(below, keeps)
+        for charge in CHARGES:
+            if not charge.ends.isdisjoint(self._analysis.schedule.kinds):
+                each = charge.bytes_of(below, self._sizes) + 0 * below.weights  # (plans, stages)
+                found[f"{charge.name} buffers"] = (each[:, :, None] * self._holds[: each.shape[1]]).max(axis=1)
+        return found
 
     def _recomputing(self, forward: Ints, below: StageSizes) -> dict[str, Ints]:
         if self._replicas is not None:
@@ -246,7 +249,7 @@ class Footprint:
     def _with_activations(self, stages: StageSizes, keeps: Bools) -> dict[str, Ints]:
         """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
         if not self._in_flight_by_stage:
-            self._in_flight_by_stage.append(Moments(_levels(self._analysis)))
+            self._in_flight_by_stage.append(Moments(_levels(self._analysis, self._sizes.each)))
         whole = stages.activations.copy()
         whole[:, -1] += self._sizes.logits
         peaks = self._in_flight_by_stage[0].peaks(np.where(keeps, whole, self._sizes.boundary))
@@ -288,7 +291,7 @@ class Footprint:
             ),
             "gradients": stages.gradients @ self._holds,
             "optimizer state": stages.optimizer @ self._holds * self._num_states,
-            "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)),
+            "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)).astype(np.int64),
             "recomputed activations": (stages.activations[:, :, None] * self._holds).max(axis=1, initial=0),
             **self._waiting_for_weights(stages),
             "logits": np.tile(logits, (plans, 1)),
@@ -330,25 +333,6 @@ class Footprint:
         return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
 
 
-class Moments:
-    """What each device holds at its moments; asked for thousands of cuts, so that all devices are looked up together.
-
-    Args:
-        of_devices: for each device, microbatches of each stage, (moments, stages); every device has a moment.
-    """
-
-    def __init__(self, of_devices: Sequence[Ints]) -> None:
-        self._levels = np.concatenate(of_devices).T.astype(np.float64)  # (stages, moments of all devices)
-        self._first = np.cumsum([0, *map(len, of_devices[:-1])])
-        self.hold_anything = bool(self._levels.any())
-
-    def peaks(self, each: Ints) -> Ints:
-        """The most bytes on each device, (plans, devices), at so many a microbatch of a stage, (plans, stages)."""
-        held = each.astype(np.float64) @ self._levels  # exact below 2^53 bytes, and many times as fast as of integers
-        found: Ints = np.maximum.reduceat(held, self._first, axis=1).astype(np.int64)
-        return found
-
-
 def _holds(schedule: Schedule) -> Ints:
     """1 where a stage runs on a device, (stages, devices)."""
     shape = schedule.shape
@@ -361,55 +345,49 @@ def _holds(schedule: Schedule) -> Ints:
     return found
 
 
-def _running(layers: Sequence[LayerSize]) -> Ints:
-    """Each size summed over the layers below, (sizes of a layer, layers + 1)."""
-    below: Ints = np.concatenate([np.zeros((1, len(LayerSize._fields)), np.int64), np.cumsum(layers, axis=0)]).T
-    return below
+def _levels(analysis: Analysis, each: Sequence[float] = ()) -> list[Ints]:
+    """For each device, microbatches of each stage that it holds, when most are, (moments, stages).
 
-
-def _levels(analysis: Analysis) -> list[Ints]:
-    """For each device, microbatches of each stage that it holds, each combination once, (moments, stages)."""
+    A microbatch counts what `each` says of it (1 where that is empty), or 1 where some move.
+    """
     schedule = analysis.schedule
     if moves_activations(schedule):
         return [np.array(sorted(levels), np.int64) for levels in resident_levels(analysis)]
-    return [_moments(schedule.compute(device), schedule.shape.num_stages) for device in range(schedule.shape.num_ranks)]
+    stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
+    return [_moments(schedule.compute(device), stages, each) for device in devices]
 
 
-def _moments(row: Sequence[Action], num_stages: int) -> Ints:
-    """Microbatches in flight of each stage as its forwards begin, each combination once, (moments, stages)."""
-    kind, stage = _columns_of(row)
-    taken = _changes(kind == Kind.F, stage, num_stages)
-    levels = np.cumsum(taken - _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages), axis=0)
+def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float]) -> Ints:
+    """Microbatches in flight of each stage as its forwards begin, when most are, (moments, stages)."""
+    kind, stage, counts = _columns_of(row, each)
+    taken = _changes(kind == Kind.F, stage, num_stages, counts)
+    levels = np.cumsum(taken - _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages, counts), axis=0)
     before = np.concatenate([np.zeros((1, num_stages), np.int64), levels[:-1]]) if len(row) else levels
-    return _distinct((before + taken)[kind == Kind.F])  # no moment between forwards holds more
+    return undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
 
 
-def _waiting_halves(row: Sequence[Action], num_stages: int) -> Ints:
-    """Microbatches of each stage between I and W, each combination once, (moments, stages)."""
-    kind, stage = _columns_of(row)
+def _waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
+    """Microbatches of each stage between I and W, when most are, (moments, stages)."""
+    kind, stage, counts = _columns_of(row, each)
     begun = kind == Kind.I
-    levels = np.cumsum(
-        _changes(begun, stage, num_stages) - _changes(kind == Kind.W, stage, num_stages), axis=0, dtype=np.int64
-    )
-    return _distinct(levels[begun])
+    changes = _changes(begun, stage, num_stages, counts) - _changes(kind == Kind.W, stage, num_stages, counts)
+    levels = np.cumsum(changes, axis=0)
+    return undominated(levels[begun])
 
 
-def _columns_of(row: Sequence[Action]) -> tuple[Ints, Ints]:
-    """Kind and stage of every plain action of a row."""
+def _columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
+    """Kind and stage of every plain action of a row, and what its microbatch counts; 1 where all are alike."""
     parts = [part for action in row for part in action.sub or (action,)]
-    return tuple(np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))  # type: ignore[return-value]
+    kind, stage = (np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))
+    counts = np.array([each[(part.microbatch or 0) % len(each)] for part in parts] if each else 1)
+    return kind, stage, np.broadcast_to(counts, kind.shape)
 
 
-def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int) -> Ints:
-    """1 in the column of its stage for every chosen action, (actions, stages)."""
-    found = np.zeros((len(stage), num_stages), np.int64)
-    found[np.flatnonzero(chosen), stage[chosen]] = 1
+def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int, counts: Any) -> Ints:
+    """What its microbatch counts in the column of its stage for every chosen action, (actions, stages)."""
+    found = np.zeros((len(stage), num_stages), counts.dtype)
+    found[np.flatnonzero(chosen), stage[chosen]] = counts[chosen]
     return found
-
-
-def _distinct(levels: Ints) -> Ints:
-    """Every row once, and the row of nothing."""
-    return np.unique(np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels]), axis=0)
 
 
 def _kept_versions(schedule: Schedule) -> Sequence[int]:
@@ -428,7 +406,7 @@ class Visit(NamedTuple):
 
 def _visits(row: Sequence[Action]) -> list[Visit]:
     """The visits of a device's compute row; equal ones are one visit if they follow each other."""
-    kind, stage = _columns_of(row)
+    kind, stage, _ = _columns_of(row)
     plain = ~np.isin(kind, HEAD)
     backward, stage = ~np.isin(kind[plain], (Kind.F, Kind.R)), stage[plain]
     begins = np.ones(len(stage), bool)
@@ -471,8 +449,6 @@ _WAYS_OUT = {
     "activations": "take smaller microbatches, recompute=all, or a schedule with fewer in flight such as 1f1b",
     "recomputed activations": "take smaller microbatches, or more stages",
     "activations between halves": "take smaller microbatches, or a schedule whose backward is in one piece",
-    "boundary tensors": "take smaller microbatches",
-    "logits": "take smaller microbatches",
 }
 _STREAMED_WAYS_OUT = {
     "weights": "take more stages, or let partition=search find smaller ones",
@@ -492,8 +468,9 @@ def why_infeasible(schedule: Schedule, memory: DeviceMemory, in_flight: Sequence
     if needed[worst] <= memory.limit_bytes:
         return ""
     largest = max(classes[worst], key=lambda name: classes[worst][name])
-    ways_out = _WAYS_OUT | (_STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {})
+    streamed = _STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {}
+    way_out = (_WAYS_OUT | streamed).get(largest, "take smaller microbatches")
     return (
         f"device {worst} needs {needed[worst] / 1e9:.1f} GB and has {memory.limit_bytes / 1e9:.1f} GB; "
-        f"{classes[worst][largest] / 1e9:.1f} GB of it are {largest}: {ways_out[largest]}"
+        f"{classes[worst][largest] / 1e9:.1f} GB of it are {largest}: {way_out}"
     )

@@ -67,8 +67,8 @@ def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None 
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
     numbers = range(schedule.shape.num_backward_stages)
     if schedule.weights is Weights.STREAMED:
-        on_host = 0 if inputs_stay(schedule) else schedule.shape.num_microbatches
-        kept = sizes.boundary * (len(numbers) - 1) * on_host
+        on_host = 0 if inputs_stay(schedule) else sum(sizes.each) or schedule.shape.num_microbatches
+        kept = round(sizes.boundary * (len(numbers) - 1) * on_host)
         return kept + sum(sum(layer[:3]) for layer in (*sizes.layers, sizes.embedding, sizes.head))
     if not shares_or_offloads(schedule):
         return 0

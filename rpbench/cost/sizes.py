@@ -2,10 +2,14 @@
 
 Mixed precision: weights and gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits.
 
-Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20, section 3.1.
+Of frozen layers there are weights alone. With 8-bit moments a parameter of a layer or of the head has a master of 4
+bytes and two moments of one, each with a scale of 4 bytes for a block of 2,048; the embedding keeps 32 bits.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20, section 3.1;
+Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, sections 2 and 3.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rpbench.workload.architecture import Architecture
@@ -19,6 +23,7 @@ if TYPE_CHECKING:  # planning by rule runs where there is no numpy
 
 # Per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1).
 OPTIMIZER_BYTES = 12
+OPTIMIZER_BYTES_8 = 4 + 2 * (1 + 4 / 2048)  # the same with block-wise moments of 8 bits
 # Per logit: 2 as the product comes, 4 for the softmax that becomes its gradient; our reading.
 LOGITS_BYTES = 6
 # The library computes head, loss and their gradients in chunks of so many tokens.
@@ -53,6 +58,8 @@ class ModelBytes:
         boundary: bytes that pass from one stage to the next for one microbatch.
         logits, logits_chunk: of a whole microbatch, and of as many tokens as a chunked loss takes at a time.
         keeps_activations: whether they stay from forward to backward; otherwise a stage's input does.
+        each: tokens of every microbatch of a step over those of the largest, which the sizes are of; empty where all
+            are alike.
     """
 
     layers: tuple[LayerSize, ...]
@@ -62,10 +69,29 @@ class ModelBytes:
     logits: int
     logits_chunk: int
     keeps_activations: bool = False
+    each: tuple[float, ...] = ()
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def of_each(self) -> tuple["ModelBytes", ...]:
+        """The sizes for every microbatch of a step, all by tokens; these alone where all are alike."""
+        if not self.each:
+            return (self,)
+        found = {part: self._scaled(part) for part in set(self.each)}
+        return tuple(found[part] for part in self.each)
+
+    def _scaled(self, part: float) -> "ModelBytes":
+        return replace(
+            self,
+            layers=tuple(layer._replace(activations=round(layer.activations * part)) for layer in self.layers),
+            boundary=round(self.boundary * part),
+            logits=round(self.logits * part),
+            logits_chunk=round(self.logits_chunk * part),
+            each=(),
+        )
 
 
 @dataclass(frozen=True)
@@ -83,20 +109,59 @@ def model_bytes(model: Architecture, tokens_per_microbatch: int, kept: float | N
         kept: bytes that a layer keeps of a microbatch; None: the tensors that figure 2 of RoundPipe counts.
     """
     adapters = model.trainable_layer_parameters if model.lora_rank else 0
-    layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters)
+    state = OPTIMIZER_BYTES if model.optimizer_bits == 32 else OPTIMIZER_BYTES_8
+    layer = _size(model.layer_parameters + adapters, model.trainable_layer_parameters, state)
     layer = layer._replace(weights=model.layer_weight_bytes + BYTES_PER_VALUE * adapters)
     kept = model.layer_activation_bytes(tokens_per_microbatch) if kept is None else kept
-    ends_train = model.lora_rank is None
     chunk_tokens = min(tokens_per_microbatch, HEAD_CHUNK_TOKENS)
     return ModelBytes(
-        layers=(layer._replace(activations=int(kept)),) * model.num_layers,
-        embedding=_size(model.embedding_parameters, model.embedding_parameters * ends_train),
-        head=_size(model.head_parameters, model.head_parameters * ends_train),
+        layers=(layer._replace(gradients=0, optimizer=0),) * model.frozen_layers
+        + (layer._replace(activations=int(kept)),) * (model.num_layers - model.frozen_layers),
+        embedding=_size(model.embedding_parameters, model.embedding_parameters * model.trains_embedding),
+        head=_size(model.head_parameters, model.head_parameters * (model.lora_rank is None), state),
         boundary=model.boundary_bytes(tokens_per_microbatch),
         logits=LOGITS_BYTES * tokens_per_microbatch * model.vocab,
         logits_chunk=LOGITS_BYTES * chunk_tokens * model.vocab,
     )
 
 
-def _size(parameters: int, trainable: int) -> LayerSize:
-    return LayerSize(BYTES_PER_VALUE * parameters, BYTES_PER_VALUE * trainable, OPTIMIZER_BYTES * trainable)
+def _size(parameters: int, trainable: int, state: float = OPTIMIZER_BYTES) -> LayerSize:
+    return LayerSize(BYTES_PER_VALUE * parameters, BYTES_PER_VALUE * trainable, round(state * trainable))
+
+
+def saved_state(size: LayerSize) -> int:
+    """Bytes by which optimizer state is smaller than with moments in 32 bits."""
+    return OPTIMIZER_BYTES // BYTES_PER_VALUE * size.gradients - size.optimizer
+
+
+# --- what a forward leaves for the halves of its backward, without recomputation ---------------------------------
+
+
+class LayerActivations(NamedTuple):
+    """Bytes of one microbatch in one layer.
+
+    Args:
+        whole: from F on.
+        for_weights: the part that only W lets go; the rest goes at I.
+    """
+
+    whole: int
+    for_weights: int
+
+
+# Nothing is known of the layers: then nothing goes before W.
+UNKNOWN = LayerActivations(1, 1)
+
+
+def layer_activations(model: Architecture, num_tokens: int) -> LayerActivations:
+    """Bytes a decoder layer of that hidden size, number of heads and sequence length keeps.
+
+    34 B S H + 5 A B S^2 in all, 32 B S H of them for the weight gradients (B sequences of S tokens, H hidden, A heads).
+
+    Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24, section 2.1 (M_B and M_W), after Korthikanti et
+    al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, equation 1: 16 bits, attention
+    scores kept, no tensor parallelism.
+    """
+    return LayerActivations(
+        num_tokens * (34 * model.hidden + 5 * model.heads * model.seq_len), num_tokens * 32 * model.hidden
+    )

@@ -1,7 +1,7 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
@@ -58,6 +58,9 @@ class CostTable:
         speeds: of the devices; times are those of speed 1. Empty where all are equal.
         transfer_time: time of what goes over a link, in a schedule that has LOADs and the like; None where `work` says
             it, which is nothing for transfers.
+        each: the costs of every microbatch of a step, where they differ; what belongs to no microbatch, or to several,
+            takes what the table itself says: that of their mean. Empty where all are alike.
+        carry: what actions of a kind and stage end with, whose time comes on top of their work.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -68,6 +71,17 @@ class CostTable:
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
     transfer_time: Callable[[Cargo], Number | None] | None = None
+    each: tuple["CostTable", ...] = ()
+    carry: Mapping[tuple[Kind, int], tuple[Cargo, ...]] = field(default_factory=dict)
+
+    def at(self, microbatch: int | None) -> "CostTable":
+        """The costs of a microbatch, counted through over all steps."""
+        return self if microbatch is None or not self.each else self.each[microbatch % len(self.each)]
+
+    def hop_between(self, producer: Action, consumer: Action) -> Number:
+        """Time of what passes from one action to another on another device."""
+        one, other = (None if each.kind is Kind.OVERLAP else each.microbatch for each in (consumer, producer))
+        return self.at(other if one is None else one).hop
 
     def of(self, kind: Kind, stage: int) -> Work:
         """The work of an action; communication and bookkeeping take no time of their own.
@@ -78,7 +92,10 @@ class CostTable:
         if kind is Kind.STEP_REST:
             kind = Kind.STEP  # of a part, which the schedule knows
         if kind in self.work:
-            return self.work[kind][stage]
+            own = self.work[kind][stage]
+            for carried in map(self.of_cargo, self.carry.get((kind, stage), ())):
+                own = own if carried is None else own._replace(main=own.main + carried.main)
+            return own
         if kind in (Kind.I, Kind.W):
             raise ScheduleError(
                 f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "
@@ -100,11 +117,14 @@ class CostTable:
         """The same where R is a run of its own, not the first part of its backward: it makes an input again."""
         if shape.keeps_every == 1 or Kind.R in self.work:
             return self
-        return replace(self, work={**self.work, Kind.R: tuple(Work(own.pre) for own in self.work[Kind.B])})
+        work = {**self.work, Kind.R: tuple(Work(own.pre) for own in self.work[Kind.B])}
+        return replace(self, work=work, each=tuple(own.of_order(shape) for own in self.each))
 
     def together(self, members: Members) -> Work:
         """The work of actions that run together; nothing of it runs ahead of its inputs."""
-        works = [self.of(kind, stage) for kind, stage in members]
+        return self._beside([self.of(kind, stage) for kind, stage in members], members)
+
+    def _beside(self, works: Sequence[Work], members: Members) -> Work:
         if len(works) == 1:
             return works[0]
         times = [work.pre + work.main for work in works]
@@ -116,7 +136,8 @@ class CostTable:
 
     def of_action(self, action: Action, device: int, num_parts: int = 1) -> Work:
         """The work of an action of a schedule that cuts sequences into `num_parts`, on its device."""
-        return self.on(device, self.together(members_of(action)), num_parts)
+        works = [self.at(part.microbatch).of(part.kind, part.stage) for part in parts_of(action)]
+        return self.on(device, self._beside(works, members_of(action)), num_parts)
 
     def on(self, device: int, work: Work, num_parts: int = 1) -> Work:
         """What some work for a whole microbatch is for one of its parts on a device."""
@@ -177,6 +198,13 @@ class LayerTimes:
     @property
     def num_layers(self) -> int:
         return len(self.forward)
+
+    def frozen(self, num_layers: int) -> "LayerTimes":
+        """The same where the first layers are not trained: nothing of them runs again, and no backward goes there."""
+        ways = ("recompute", "backward", "input_grad", "weight_grad", "step")
+        known = {name: getattr(self, name) for name in ways if num_layers and getattr(self, name)}
+        changed: dict[str, Any] = {name: [0] * num_layers + list(own[num_layers:]) for name, own in known.items()}
+        return replace(self, **changed)
 
     def table(
         self,

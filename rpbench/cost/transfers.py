@@ -1,4 +1,4 @@
-"""Transfers: bytes and seconds of what goes over the links of a schedule with LOAD, STORE, UNSHARD and their like.
+"""Transfers: bytes and seconds of what goes over links, by the rows of `rpbench.cost.charges`.
 
 Bytes are counted from actions, never from a formula: every action that uses a link carries a share of a stage's
 weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.moves.Cargo`). What a stage
@@ -6,17 +6,19 @@ keeps for recomputation is one boundary tensor; a stage that recomputes nothing 
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes
-from rpbench.cost.table import Number
+from rpbench.cost.charges import cause_of, charge_of, computations_that_carry, is_collective
+from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
+from rpbench.cost.table import CostTable, Number, Work, members_of
+from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moved_objects import LINKS, Cargo
 from rpbench.ir.partition import Partition
-from rpbench.ir.schedule import Schedule
+from rpbench.ir.schedule import Schedule, Weights
 
 if TYPE_CHECKING:
     from rpbench.cost.machine import Machine
@@ -42,11 +44,9 @@ class StageBytes:
             last = cargo.stage == len(self._backward) - 1
             kept = self.stage(cargo.stage, backward=True).activations + self._sizes.logits * last
             return _part(kept, cargo.share)
-        if cargo.object in ("A", "boundary", "sum"):
-            return _part(self._sizes.boundary, cargo.share)
-        stage = self.stage(cargo.stage, backward=cargo.backward)
-        whole = {"P": stage.weights, "G": stage.gradients, "O": stage.optimizer}[cargo.object]
-        return _part(whole, cargo.share)
+        stages = self._backward if cargo.backward else self._forward
+        stage = stages[min(cargo.stage, len(stages) - 1)]  # a fused stage receives as the one after the last
+        return _part(charge_of(cargo).bytes_of(stage, self._sizes), cargo.share)
 
     def stage(self, number: int, *, backward: bool) -> LayerSize:
         """Bytes of a forward or a backward stage."""
@@ -59,12 +59,16 @@ def _part(amount: int, share: Fraction) -> Number:
 
 
 def moved_bytes(
-    schedule: Schedule | Analysis, sizes: ModelBytes, keeps: Collection[int] | None = None
+    schedule: Schedule | Analysis,
+    sizes: ModelBytes,
+    keeps: Collection[int] | None = None,
+    carry: Mapping[tuple[Kind, int], Sequence[Cargo]] | None = None,
 ) -> list[dict[str, int]]:
     """Bytes over the links of each device by lane and kind, such as `h2d LOAD:P`, for the whole schedule.
 
     Args:
         keeps: as of `StageBytes`.
+        carry: what computations end with, as of `CostTable`.
 
     Raises:
         ValueError: if the schedule has no partition.
@@ -73,14 +77,21 @@ def moved_bytes(
     partition, index = analysis.schedule.partition, analysis.index
     if partition is None:
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
-    stages = StageBytes(partition, sizes, keeps)
+    stages = [StageBytes(partition, own, keeps) for own in sizes.of_each]
+
+    def bytes_of(number: int, cargo: Cargo) -> Number:
+        return stages[(index.actions[number].microbatch or 0) % len(stages)].of(cargo)
+
     found: list[dict[str, Number]] = [defaultdict(int) for _ in range(analysis.schedule.shape.num_ranks)]
     for number, cargo in analysis.cargo.items():
         if cargo.lane not in LINKS:
             continue
         action = index.actions[number]
         what = f"{action.kind.name}:{action.object}" if action.object else action.kind.name
-        found[index.device(number)][f"{cargo.lane} {what}"] += stages.of(cargo)
+        found[index.device(number)][f"{cargo.lane} {what}"] += bytes_of(number, cargo)
+    for number, action in enumerate(index.actions) if carry else ():
+        for cargo in (cargo for member in members_of(action) for cargo in (carry or {}).get(member, ())):
+            found[index.device(number)][f"{cargo.lane} {cargo.object}"] += bytes_of(number, cargo)
     return [{what: round(moved) for what, moved in sorted(device.items())} for device in found]
 
 
@@ -92,12 +103,14 @@ class TransferTimes:
         units_per_second: 1000 for times in milliseconds.
         optimizer_bytes: traffic of the host's memory for each parameter that a STEP on lane host works on; None: such
             a step takes what the costs say.
+        free: causes of a step whose transfers carry nothing.
     """
 
     stages: StageBytes
     cluster: "Machine"
     units_per_second: int = 1
     optimizer_bytes: float | None = None
+    free: frozenset[str] = frozenset()
 
     def __call__(self, cargo: Cargo) -> float | None:
         """Time of one action on its link, 0 if it carries nothing; None if its bytes do not decide."""
@@ -109,14 +122,19 @@ class TransferTimes:
 
     def bytes_of(self, cargo: Cargo) -> float:
         """Bytes that an action moves over its link, or through the host's memory."""
+        if self.free and cause_of(cargo) in self.free:
+            return 0.0
         found = float(self.stages.of(cargo))
-        return found / OPTIMIZER_BYTES * (self.optimizer_bytes or 0.0) if cargo.lane == "host" else found
+        if cargo.lane != "host":
+            return found
+        saved = float(_part(saved_state(self.stages.stage(cargo.stage, backward=cargo.backward)), cargo.share))
+        return (found + saved) / OPTIMIZER_BYTES * (self.optimizer_bytes or 0.0) - 2 * saved
 
     def bytes_per_s(self, cargo: Cargo) -> float | None:
         """The pace of a link alone; None without limit. What all devices exchange goes at that of collectives."""
         if cargo.lane == "host":
             return self.cluster.host_bytes_per_s
-        if cargo.lane == "net" and cargo.object != "boundary" and self.cluster.collective_bytes_per_s:
+        if self.cluster.collective_bytes_per_s and is_collective(cargo):
             return self.cluster.collective_bytes_per_s
         return self.cluster.link_bytes_per_s(cargo.lane)
 
@@ -128,3 +146,98 @@ def _stages(ranges: Sequence[range], sizes: ModelBytes, *, has_head: bool) -> li
         held += [sizes.embedding] * (number == 0) + [sizes.head] * (has_head and number == len(ranges) - 1)
         found.append(LayerSize(*(sum(getattr(layer, name) for layer in held) for name in LayerSize._fields)))
     return found
+
+
+@dataclass(frozen=True)
+class OptimizerTraffic:
+    """Bytes of memory traffic for each trained parameter, and the pace of a device's memory.
+
+    Args:
+        on_host: where the host's optimizer works.
+        on_device: where a device updates what it holds; of both a byte of state is read and written, so that smaller
+            moments save twice their bytes.
+        device_bytes_per_s: what element-wise kernels get of a device's memory.
+        beside_s: seconds of a device's steps that do not follow from its parameters: norm, logging, data.
+    """
+
+    on_host: float
+    on_device: float
+    device_bytes_per_s: float
+    beside_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is charged for a model's transfers on a cluster.
+
+    Args:
+        boundaries: whether boundary tensors travel as transfers, so that hops take no time besides; None: they do where
+            they stand in lanes of the schedule, or weights come to them; a device that has all stages hands none over.
+        optimizer: None: it takes what the costs say, and computations end with nothing.
+    """
+
+    sizes: ModelBytes
+    cluster: "Machine"
+    boundaries: bool | None = None
+    optimizer: OptimizerTraffic | None = None
+
+    def times(self, schedule: Schedule, units_per_second: int, keeps: Collection[int] | None = None) -> TransferTimes:
+        """Times of the transfers of a schedule whose partition is known; `keeps` as of `StageBytes`."""
+        assert schedule.partition is not None
+        stages = StageBytes(schedule.partition, self.sizes, keeps)
+        on_host = None if self.optimizer is None else self.optimizer.on_host
+        return TransferTimes(stages, self.cluster, units_per_second, on_host)
+
+    def activation_times(self, partition: Partition, units_per_second: int) -> tuple[tuple[float, ...], ...]:
+        """Times of the activations that a backward stage of each number keeps of a microbatch: to the host, and back.
+
+        Of a device that has its links to itself.
+        """
+        times = TransferTimes(StageBytes(partition, self.sizes), self.cluster, units_per_second)
+        return tuple(
+            tuple(times(Cargo("A", stage, True, Fraction(1), lane)) or 0.0 for stage in range(len(partition.backward)))
+            for lane in ("d2h", "h2d")
+        )
+
+    def charged(self, schedule: Schedule, costs: CostTable, keeps: Collection[int] | None = None) -> CostTable:
+        """The costs with what the transfers and the optimizer of a schedule take.
+
+        Args:
+            keeps: backward stages that recompute nothing, whose whole activations move; None: all or none, as the
+                sizes say.
+        """
+        if costs.each:
+            pairs = list(zip(costs.each, self.sizes.of_each, strict=True))
+            alike = {(id(table), id(sizes)): (table, sizes) for table, sizes in pairs}
+            own = {
+                key: replace(self, sizes=sizes).charged(schedule, table, keeps) for key, (table, sizes) in alike.items()
+            }
+            costs = replace(costs, each=tuple(own[id(table), id(sizes)] for table, sizes in pairs))
+        times = self.times(schedule, costs.units_per_second, keeps)
+        work, carry = dict(costs.work), costs.carry
+        if self.optimizer is not None:
+            work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
+            carry = computations_that_carry(schedule)
+        hop = 0 if self._boundaries_of(schedule) else costs.hop
+        return replace(costs, work=work, transfer_time=times, hop=hop, carry=carry)
+
+    def _boundaries_of(self, schedule: Schedule) -> bool:
+        if self.boundaries is not None:
+            return self.boundaries
+        alone = bool(schedule.placement) and all(len(holders) > 1 for holders in schedule.placement)
+        return alone or schedule.weights is Weights.STREAMED or not schedule.kinds.isdisjoint(SEND | RECV)
+
+    def _steps(self, schedule: Schedule, stages: StageBytes, units_per_second: int) -> tuple[Work, ...]:
+        """Steps on devices, by stage. Of shards one STEP stands for all, and the devices take turns with them."""
+        assert self.optimizer is not None
+        rate = self.optimizer.device_bytes_per_s
+        pace = rate * OPTIMIZER_BYTES / self.optimizer.on_device
+        num_stages = schedule.shape.num_backward_stages
+        beside = self.optimizer.beside_s * schedule.shape.num_ranks / num_stages  # a device steps several, or its part
+
+        def seconds(stage: LayerSize) -> float:
+            saved = saved_state(stage)
+            return (stage.optimizer + saved) / pace - 2 * saved / rate
+
+        found = (seconds(stages.stage(number, backward=True)) for number in range(num_stages))
+        return tuple(Work((each + beside) * units_per_second) for each in found)

@@ -422,6 +422,9 @@ class _Microbatch:
     def _inputs(self, number: int, x: torch.Tensor, part: int) -> tuple[Any, ...]:
         if number == self.workload.head:
             return x, self.workload.segment(self.microbatch, part, self.num_parts)[1]
+        packed = self.workload.packed(number, self.microbatch)
+        if packed:
+            return x, None, packed
         return (x, self.seen[number]) if self.num_parts > 1 and number else (x,)
 
     def _randomness(self, number: int, part: int) -> AbstractContextManager[object]:

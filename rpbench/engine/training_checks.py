@@ -84,6 +84,13 @@ def check_shape(workload: Workload, schedule: Schedule) -> None:
 
 def _check_parts(workload: Workload, schedule: Schedule) -> None:
     num_parts, seq_len = schedule.shape.num_parts, workload.batch(0).tokens.shape[1]
+    if workload.lengths:
+        if any(len(set(own)) > 1 for own in workload.lengths):
+            raise ValueError(
+                f"{num_parts} segments of a sequence, and workload.lengths packs unequal ones into a microbatch, which "
+                "are whole: set workload.microbatch_sequences=1, or take a schedule without segments"
+            )
+        seq_len = min(map(min, workload.lengths))
     if num_parts > seq_len:
         raise ValueError(
             f"{num_parts} segments of a sequence of {seq_len} tokens: a segment holds at least 1; take fewer segments"

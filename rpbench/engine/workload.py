@@ -9,6 +9,7 @@ from torch import nn
 
 from rpbench.engine.state.gradients import Place
 from rpbench.models.data import Batch, Data
+from rpbench.models.layers import DecoderLayer
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Workload:
         draws_random: whether forward draws random numbers.
         first_step: optimizer steps done before; microbatches are counted from there.
         num_head_shares: modules at the end that are shares of the head, behind a final norm (x -> x); 0: it is whole.
+        lengths: tokens of every sequence of each of so many microbatches in turn; empty: all microbatches are alike.
     """
 
     modules: Sequence[nn.Module]
@@ -33,6 +35,7 @@ class Workload:
     draws_random: bool = False
     first_step: int = 0
     num_head_shares: int = 0
+    lengths: tuple[tuple[int, ...], ...] = ()
 
     @property
     def chain(self) -> range:
@@ -68,10 +71,26 @@ class Workload:
 
     def share(self, loss: torch.Tensor, microbatch: int, part: int, num_parts: int) -> torch.Tensor:
         """The mean loss of a segment as its share of the mean over its step's tokens."""
+        if self.lengths:
+            tokens, first = self.tokens(microbatch), microbatch - microbatch % self.num_microbatches
+            if num_parts > 1:
+                tokens = self.segment(microbatch, part, num_parts).labels.numel()
+            return loss * tokens / sum(self.tokens(first + number) for number in range(self.num_microbatches))
         if num_parts == 1:
             return loss / self.num_microbatches
         whole, own = self.batch(microbatch).tokens, self.segment(microbatch, part, num_parts).tokens
         return loss * own.shape[1] / (whole.shape[1] * self.num_microbatches)
+
+    def tokens(self, microbatch: int) -> int:
+        """The tokens of a microbatch; 1 where all microbatches are alike."""
+        return sum(self.lengths[self.absolute(microbatch) % len(self.lengths)]) if self.lengths else 1
+
+    def packed(self, module: int, microbatch: int) -> tuple[int, ...]:
+        """The lengths of sequences that a module must keep apart; empty where each has a row, or it mixes no tokens."""
+        if not self.lengths or not isinstance(self.modules[module], DecoderLayer):
+            return ()
+        own = self.lengths[self.absolute(microbatch) % len(self.lengths)]
+        return own if len(set(own)) > 1 else ()
 
     @cached_property
     def owner_of(self) -> dict[Place, Place]:

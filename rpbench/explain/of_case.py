@@ -19,7 +19,7 @@ from rpbench.mesh.layer_seconds import eager_kernels
 from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.mesh.layout import Mesh
 from rpbench.predict import megatron, mobius, roundpipe
-from rpbench.predict.case import EAGER, FUSED, Case, Terms
+from rpbench.predict.case import FUSED, Case, Terms
 from rpbench.predict.cuts import bound_cut
 from rpbench.predict.systems import system
 from rpbench.registry import entry
@@ -58,7 +58,7 @@ def side_of_case(case: Case, tokens_per_s: float | None, label: str, *, evidence
         evidence if tokens_per_s else "predicted",
         causes,
         "predicted",
-        work=work_of(case.model, case.microbatch_tokens, case.basis, _software(case)),
+        work=work_of(case.model, case.microbatch_tokens, case.basis, case.software),
         settings=_settings(case),
         notes=(case.settings.source,),
     )
@@ -84,10 +84,6 @@ def _by_cause(terms: Terms) -> dict[str, float]:
     return found
 
 
-def _software(case: Case) -> str:
-    return FUSED if case.system.startswith("megatron") else EAGER
-
-
 def _recomputed_s(case: Case) -> float:
     """Seconds of a step that a device computes forwards again: all of them, but of RoundPipe's fused stage."""
     model, settings = case.model, case.settings
@@ -97,7 +93,7 @@ def _recomputed_s(case: Case) -> float:
         return settings.num_calls * model.num_layers * forward
     streamed = case.system.startswith(("roundpipe", "mobius"))
     tokens = case.chunk_tokens if streamed else case.microbatch_tokens
-    times = times_of(setting_of(model, tokens, case.basis, _software(case)))
+    times = times_of(setting_of(model, tokens, case.basis, case.software))
     layers = model.num_layers
     if case.system.startswith("roundpipe"):
         layers -= roundpipe.planned(case).backward[-1]

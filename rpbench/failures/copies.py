@@ -101,7 +101,7 @@ class Gemini(Checkpoint):
 
     @property
     def sent_bytes(self) -> int:
-        """What all ranks send in a step."""
+        """Bytes that all ranks send in a step."""
         return (self.copies - 1) * self.job.all_state_bytes
 
     @property

@@ -60,7 +60,7 @@ class SplitTimes:
 
 @dataclass(frozen=True)
 class Pace:
-    """What a step takes once the pipelines are full, and the most microbatches that a rank of each stage holds."""
+    """Seconds of a step once the pipelines are full, and the most microbatches that a rank of each stage holds."""
 
     step_s: float
     in_flight: tuple[int, ...]
@@ -243,7 +243,7 @@ class _Run:
         return is_early or self.held[rank] >= self.limits[part.stage]
 
     def _follow(self, part: Part, rank: Rank, end: float) -> None:
-        """What a part lets begin when it ends."""
+        """The parts that may begin when a part ends."""
         self._arrive(end, None, rank)
         if part.order == FORWARD:
             self.held[rank] += 1

@@ -34,7 +34,7 @@ from rpbench.failures.walk import Checkpoint, Progress, Recovery, seconds
 
 
 class What(Enum):
-    """What a rank does for a stage and a microbatch."""
+    """The kind of work of a rank for a stage and a microbatch."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -106,7 +106,7 @@ class Bamboo(Checkpoint):
 
     @cached_property
     def redundancy_s(self) -> float:
-        """What redundant forwards add to a step without failures: nothing where all of them fit into waits."""
+        """Seconds that redundant forwards add to a step without failures: 0 where all of them fit into waits."""
         return time_rows(with_shadows(self.rows), self.times).makespan - self._plain.makespan
 
     @cached_property
@@ -158,7 +158,7 @@ class Bamboo(Checkpoint):
         return True
 
     def _rest_of(self, pipeline: int, gone: Collection[int], done: Mapping[int, Collection[Act]]) -> float:
-        """What is left of a step on the ranks that live, with what they had run before."""
+        """Seconds left of a step on the ranks that live, with what they had run before."""
         there = {rank: set(acts) for rank, acts in done.items() if rank not in gone}
         for rank in gone:
             own = there.setdefault((rank - 1) % self.job.num_stages, set())

@@ -97,7 +97,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """What a failure costs.
+    """The cost of a failure.
 
     Args:
         source: where the state comes from: `store`, `remote` (memory of other hosts), `local` (of the same hosts),
@@ -174,7 +174,7 @@ class Checkpoint:
         return ranks - self.lost
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
-        """What the loss of some ranks at once costs."""
+        """The cost of losing some ranks at once."""
         return self.from_store(progress, self)
 
     def from_store(self, progress: Progress, then: "Checkpoint") -> Recovery:

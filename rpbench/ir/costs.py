@@ -5,7 +5,7 @@ takes and what it holds. Nothing of this stays in the schedule.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Shape
@@ -23,6 +23,8 @@ class StageCosts:
         head_forward, head_backward: of a device's share of the head, where it is cut over the devices.
         store, load: per stage, of all its activations of a microbatch on the way to the host and back, in the unit of
             time; empty where nobody knows.
+        each: the costs of every microbatch of a step, where they differ, and all else is of their mean, activations of
+            the largest; empty where all are alike.
 
     Raises:
         ValueError: if the lists differ in length, or more is kept than there is.
@@ -38,9 +40,10 @@ class StageCosts:
     head_backward: float = 0.0
     store: tuple[float, ...] = ()
     load: tuple[float, ...] = ()
+    each: tuple["StageCosts", ...] = ()
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in vars(self).items() if isinstance(value, tuple)}
+        given = {name: value for name, value in vars(self).items() if isinstance(value, tuple) and name != "each"}
         if not self.store and not self.load:
             del given["store"], given["load"]
         lengths = set(map(len, given.values()))
@@ -52,6 +55,15 @@ class StageCosts:
     @property
     def num_stages(self) -> int:
         return len(self.forward)
+
+    @property
+    def mean(self) -> "StageCosts":
+        """The same where every microbatch costs what their mean does."""
+        return replace(self, each=())
+
+    def at(self, microbatch: int) -> "StageCosts":
+        """The costs of a microbatch."""
+        return self.each[microbatch % len(self.each)] if self.each else self
 
     @property
     def backward(self) -> tuple[float, ...]:

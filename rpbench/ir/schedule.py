@@ -243,6 +243,22 @@ def _row_of(actions: Iterable[Action]) -> Row:
     return actions if isinstance(actions, PlainRow) else tuple(actions)
 
 
+def check_one_stage(name: str, shape: Shape, other: str = "") -> None:
+    """Refuse another number of stages than ranks.
+
+    Args:
+        name, other: of the schedule, and of one that takes several stages a rank.
+
+    Raises:
+        ValueError: unless there is one stage for each rank.
+    """
+    if shape.num_stages != shape.num_ranks:
+        raise ValueError(
+            f"{name} puts one stage on each rank, got {shape.num_stages} stages on {shape.num_ranks} ranks; "
+            f"set chunks_per_device=1{other and f' or try schedule={other}'}"
+        )
+
+
 def looped_placement(shape: Shape) -> tuple[tuple[int, ...], ...]:
     """Stage s on rank s mod p: contiguous for one chunk per rank, looped for more."""
     return tuple((stage % shape.num_ranks,) for stage in range(shape.num_stages))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rpbench.mesh.parameters import states_of
 from rpbench.mesh.plans import SHARED, Floats, Plans
 from rpbench.mesh.software import Software
 
@@ -94,17 +95,8 @@ def _states_bytes(
     others = expert_shards(columns, n)
     found = np.zeros_like(n)
     for size, shards in ((columns["dense"] * layers + matrix, n), (columns["experts"] * layers, others)):
-        weights, gradients, optimizer = 2.0, float(software.accumulate_bytes), software.optimizer_bytes
-        parts = np.select(
-            [plans.shared == number for number in range(len(SHARED))],
-            [
-                weights + gradients + optimizer,
-                weights + gradients + optimizer / shards,
-                weights + (gradients + optimizer) / shards,
-                (weights + gradients + optimizer) / shards,
-            ],
-        )
-        found = found + size * parts
+        parts = [sum(states_of(software, what, size, size / shards)) for what in SHARED]
+        found = found + np.select([plans.shared == number for number in range(len(SHARED))], parts)
     fully = plans.shared == SHARED.index("parameters")
     gathered = (4.0 + software.accumulate_bytes) * (columns["dense"] + columns["experts"])
     whole: Floats = found + np.where(fully, gathered, 0.0)

@@ -1,39 +1,25 @@
 """Exact: a job timed with the project's own schedules and simulator, not by a closed form.
 
 The seconds of a mesh's layers fill today's `LayerTimes`, so everything that takes those (schedules, partitions,
-simulators, records) works under a mesh. What data parallelism moves stands on lane net: gathers, scatters and sums of a
-stage over devices outside the schedule, whose seconds come from the bandwidth of their group.
+simulators, records) works under a mesh. What data parallelism moves: `rpbench.mesh.ordered_step`.
 """
 
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from rpbench.cost.table import CostTable, LayerTimes
-from rpbench.ir.moved_objects import Cargo
+from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
-from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ir.timeline import Timeline
-from rpbench.mesh.data_parallel import reduced
+from rpbench.ir.schedule import Shape
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_times import as_times, lost_s
-from rpbench.mesh.parameters import held_by_stage, trained
 from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
-from rpbench.passes.offload import Per, shard
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 
 WAITING = ("1f1b", "dapple", "gpipe", "interleaved_1f1b")  # orders whose frameworks send before they go on
-# What is gathered and what is reduced, and how often, by what replicas share (`rpbench.passes.offload.shard`).
-LOWERED: dict[str, tuple[Per | None, Per]] = {
-    "none": (None, "step"),
-    "optimizer": ("step", "step"),
-    "gradients": ("step", "visit"),
-    "parameters": ("visit", "visit"),
-}
 
 
 def mesh_times(job: Job) -> LayerTimes:
@@ -74,15 +60,11 @@ def makespan_s(job: Job) -> float:
     return float(np.max(np.asarray(timeline.end, float)))
 
 
-def problem_of(job: Job, times: LayerTimes | None = None) -> Problem:
-    """A job's pipeline as the planning problem that today's searches and simulators take.
-
-    Args:
-        times: of its layers; None for those of its mesh.
-    """
+def problem_of(job: Job) -> Problem:
+    """A job's pipeline as the planning problem that today's searches and simulators take."""
     return Problem(
         entry(job.schedule),
-        times or mesh_times(job),
+        mesh_times(job),
         job.mesh.pipeline,
         job.num_microbatches,
         chunks_per_rank=job.chunks,
@@ -93,39 +75,3 @@ def problem_of(job: Job, times: LayerTimes | None = None) -> Problem:
 def shared_graph(name: str, ranks: int, stages: int, microbatches: int) -> Graph:
     """The graph of an order that does not depend on times: plans with equal sizes share it."""
     return build_graph(entry(name).build(Shape(ranks, stages, microbatches)))
-
-
-# --- data parallelism as actions --------------------------------------------------------------------------------
-
-
-def timeline(job: Job, times: LayerTimes | None = None) -> Timeline:
-    """A step with what data parallelism moves on lane net, simulated.
-
-    Args:
-        times: of its layers; None for those of its mesh.
-
-    Raises:
-        ScheduleError: if the schedule cannot gather weights (`rpbench.passes.offload.shard`).
-    """
-    schedule, costs = lowered(job, times)
-    return simulate_graph(build_graph(schedule), costs)
-
-
-def lowered(job: Job, times: LayerTimes | None = None) -> tuple[Schedule, CostTable]:
-    """The schedule of a job with gathers and sums over its replicas, and what all its actions take."""
-    partition, problem = symmetric(job.cut), problem_of(job, times)
-    order = problem.order(partition)
-    costs = problem.costs(partition)
-    if job.mesh.replicas == 1:
-        return order, costs
-    order = replace(order, shape=replace(order.shape, outer_replicas=job.mesh.replicas))
-    parameters, gradients = LOWERED[job.mesh.sharing.what]
-    if parameters == "visit" and not job.mesh.sharing.reshard:
-        parameters = "step"
-    seconds = [reduced(job, trained(job, held_by_stage(job, stage), [stage])) for stage in range(job.num_stages)]
-
-    def transfer_time(cargo: Cargo) -> float | None:
-        found = seconds[cargo.stage]
-        return {"P": found.parameters, "G": found.gradients}.get(cargo.object)
-
-    return shard(order, parameters=parameters, gradients=gradients), replace(costs, transfer_time=transfer_time)

@@ -5,7 +5,6 @@ from math import ceil, prod
 from typing import Literal, NamedTuple, get_args
 
 from rpbench.cost.basis import Basis, make_basis
-from rpbench.cost.device import CONF, read
 from rpbench.cost.machine import Machine
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.eager_kernels import EagerKernels, Load
@@ -213,8 +212,7 @@ def numbers_of(setting: Setting) -> Basis:
     """The numbers that kernels are counted with: those that were given, or what the machine's file and ours say."""
     if setting.numbers is not None:
         return setting.numbers
-    counted = read(CONF / "cost" / "analytic.yaml")
-    return make_basis(setting.machine, counted["constants"], counted["declared"])
+    return make_basis(setting.machine, setting.software.numbers, setting.software.declared)
 
 
 def _counted(setting: Setting, layer: Layer) -> _Counted:

@@ -7,6 +7,7 @@ from functools import cache
 from rpbench.cost.basis import Basis
 from rpbench.cost.machine import Machine
 from rpbench.cost.table import LayerTimes
+from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.mesh.eager_kernels import input_share
 from rpbench.mesh.engine_kernels import engine_times
 from rpbench.mesh.layer_seconds import (
@@ -58,14 +59,24 @@ def times_of(setting: Setting) -> LayerTimes:
     """
     hop, own = hop_s(setting), setting.architecture
     if setting.software.kernels == "engine":
-        return engine_times(eager_kernels(setting), hop)
+        return engine_times(eager_kernels(setting), hop).frozen(own.frozen_layers)
     kinds, head = {kind: layer_seconds(setting, kind) for kind in dict.fromkeys(own.layers)}, head_seconds(setting)
     layers, split = [kinds[kind] for kind in own.layers[: own.num_layers]], setting.software.split_penalty
     if setting.software.kernels == "tiled":
         more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
         share = 1 + more / sum(layer.forward for layer in layers)
         layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
-    return as_times(layers, head, hop, each=lost_s(setting), split=split)
+    return as_times(layers, head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
+
+
+def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
+    """What a step takes beside its microbatches; counted kernels have numbers of their own for it."""
+    numbers, constants = numbers_of(setting), setting.software.constants
+    on_host = numbers["optimizer_bytes"]
+    if setting.software.kernels == "tiled":
+        return OptimizerTraffic(on_host, constants["optimizer_bytes"], setting.memory_rate, constants["step_s"])
+    pace = numbers["memory_bytes_per_s"] * numbers["memory_efficiency"]
+    return OptimizerTraffic(on_host, numbers["adam_bytes"], pace)
 
 
 def lost_s(setting: Setting) -> float:

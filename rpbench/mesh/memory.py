@@ -9,7 +9,7 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layer_seconds import padded_vocab
-from rpbench.mesh.parameters import held, trained
+from rpbench.mesh.parameters import held, states_held, trained
 from rpbench.registry import entry
 from rpbench.workload.parts import Layer
 
@@ -27,21 +27,16 @@ class Verdict(NamedTuple):
 def rank_bytes(job: Job, rank: int) -> Bytes:
     """Bytes of a device of a pipeline rank, by class; allocated tensors, no reserve."""
     own, mesh, software = held(job, rank), job.mesh, job.software
-    dense, routed = mesh.shard_group, mesh.expert_shard_group
-    what = mesh.sharing.what
     learns = trained(job, own, job.stages_of(rank))
-    weights = 2.0 * (own.dense + own.experts) + (2.0 * learns.dense if job.adapters else 0.0)
-    gradients = float(software.accumulate_bytes) * (learns.dense + learns.experts)
-    found: Bytes = {"weights": weights, "gradients": gradients}
-    found["optimizer"] = software.optimizer_bytes * (learns.dense / dense + learns.experts / routed)
-    if what in ("gradients", "parameters"):
-        found["gradients"] = software.accumulate_bytes * (learns.dense / dense + learns.experts / routed)
-    if what == "parameters":
-        found["weights"] = 2.0 * (own.dense / dense + own.experts / routed)
-        found["gathered"] = 4.0 * own.largest + software.accumulate_bytes * learns.largest if dense > 1 else 0.0
+    found: Bytes = {**states_held(job, learns)._asdict(), "weights": states_held(job, own).weights}
+    adapters = 2.0 * learns.dense if job.adapters else 0.0
+    if mesh.sharing.what == "parameters":
+        found["gathered"] = (4.0 * own.largest + software.accumulate_bytes * learns.largest) * (mesh.shard_group > 1)
         if mesh.pipeline > 1 and not mesh.sharing.reshard:  # gathered once a step, gradients summed whole
-            found["weights"] += weights
-            found["gradients"] = gradients
+            found["weights"] += 2.0 * (own.dense + own.experts) + adapters
+            found["gradients"] = float(software.accumulate_bytes) * (learns.dense + learns.experts)
+    else:
+        found["weights"] += adapters
     found["activations"] = _activations(job, rank)
     found["working set"] = working_set_bytes(job)
     if rank == mesh.pipeline - 1:

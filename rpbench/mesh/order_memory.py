@@ -16,7 +16,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layer_seconds import padded_vocab
 from rpbench.mesh.memory import Bytes, kept_bytes, working_set_bytes
-from rpbench.mesh.parameters import Held, held_layers
+from rpbench.mesh.parameters import Held, held_layers, states_held
 from rpbench.workload.parts import Layer
 
 
@@ -62,14 +62,7 @@ def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
 
 def _shared(job: Job, own: Held) -> LayerSize:
     """Bytes of parameters on one device; what is shared is divided by the devices that share it."""
-    what, software = job.mesh.sharing.what, job.software
-    whole = own.dense + own.experts
-    shard = own.dense / job.mesh.shard_group + own.experts / job.mesh.expert_shard_group
-    return LayerSize(
-        weights=round(2.0 * (shard if what == "parameters" else whole)),
-        gradients=round(software.accumulate_bytes * (shard if what in ("gradients", "parameters") else whole)),
-        optimizer=round(software.optimizer_bytes * shard),
-    )
+    return LayerSize(*map(round, states_held(job, own)))
 
 
 def _gathered(job: Job) -> Bytes:

@@ -24,7 +24,6 @@ from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.versions import Versions
 from rpbench.mesh.data_parallel import Reduced, reduced
-from rpbench.mesh.exact import LOWERED
 from rpbench.mesh.job import Job
 from rpbench.mesh.parameters import held_layers
 from rpbench.mesh.step import Terms, step_terms
@@ -35,6 +34,13 @@ from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.steady import step_time
 from rpbench.workload.parts import Layer
 
+# What is gathered and what is reduced, and how often, by what replicas share (`rpbench.passes.offload.shard`).
+LOWERED: dict[str, tuple[Per | None, Per]] = {
+    "none": (None, "step"),
+    "optimizer": ("step", "step"),
+    "gradients": ("step", "visit"),
+    "parameters": ("visit", "visit"),
+}
 OUTSIDE = ("tied", "optimizer", "fixed")  # of a step, beside its schedule
 
 

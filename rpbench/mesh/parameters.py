@@ -1,10 +1,12 @@
 """Parameters on one device of each pipeline rank or stage, dense and of experts, under a mesh."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import adapted_maps, padded_vocab
+from rpbench.mesh.layout import Sharded
+from rpbench.mesh.software import Software
 from rpbench.workload.parts import Layer
 
 
@@ -32,6 +34,35 @@ def held(job: Job, rank: int) -> Held:
         sum(each.experts for each in stages),
         max(each.largest for each in stages),
     )
+
+
+class States(NamedTuple):
+    """Bytes of what a device has of its parameters, activations apart; numbers, or arrays of many plans."""
+
+    weights: Any
+    gradients: Any
+    optimizer: Any
+
+
+def states_of(software: Software, what: Sharded, whole: Any, shard: Any) -> States:
+    """Bytes of some parameters on a device.
+
+    Args:
+        what: replicas share.
+        whole: how many parameters; `shard` the part of them that is left to a device where they are shared.
+    """
+    return States(
+        2.0 * (shard if what == "parameters" else whole),
+        software.accumulate_bytes * (shard if what in ("gradients", "parameters") else whole),
+        software.optimizer_bytes * (whole if what == "none" else shard),
+    )
+
+
+def states_held(job: Job, own: Held) -> States:
+    """The same of the parameters of a device of a job."""
+    mesh = job.mesh
+    shard = own.dense / mesh.shard_group + own.experts / mesh.expert_shard_group
+    return states_of(job.software, mesh.sharing.what, own.dense + own.experts, shard)
 
 
 def trained(job: Job, own: Held, stages: Iterable[int]) -> Held:

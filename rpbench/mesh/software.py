@@ -83,6 +83,8 @@ class Software:
         scale, reserve_bytes, logit_bytes: memory: tensors x scale + reserve; bytes kept for a logit.
         optimizer_bytes: state of a parameter: 12 for Adam with a master copy.
         constants: see `PRIORS`.
+        numbers: what its kernels, its host and its memory are counted with, where they are (`rpbench.cost.basis`);
+            `declared` has the origin of each.
 
     Raises:
         ValueError: for a constant that is not known or not above 0.
@@ -114,6 +116,8 @@ class Software:
     optimizer_bytes: float = 12.0
     constants: Mapping[str, float] = field(default_factory=dict, hash=False)
     source: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+    declared: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.kernels not in get_args(Kernels):

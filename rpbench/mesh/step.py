@@ -12,7 +12,6 @@ from rpbench.mesh.placement import group_of, replica_group
 Terms = dict[str, float]
 
 INTERLEAVED = ("interleaved_1f1b", "looped_bfs")
-NO_BUBBLE = ("zb_h2", "zb_v", "zb_auto")
 
 
 def step_terms(job: Job) -> Terms:

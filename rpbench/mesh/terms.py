@@ -8,10 +8,10 @@ from rpbench.cost.basis import Basis
 from rpbench.cost.machine import Machine
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.table import LayerTimes
-from rpbench.cost.traffic import OptimizerTraffic
+from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.mesh.layer_bytes import mean_layer_bytes
 from rpbench.mesh.layer_seconds import Setting
-from rpbench.mesh.layer_times import pipeline_setting, setting_of, times_of, with_halves
+from rpbench.mesh.layer_times import optimizer_traffic, pipeline_setting, setting_of, times_of, with_halves
 from rpbench.mesh.software import Software, usual_software
 from rpbench.plan.contest.terms import Limits, Source, Terms, Timed, default_microbatches
 from rpbench.workload.architecture import Architecture
@@ -48,7 +48,6 @@ def terms_of(
     """
     if limits is None:
         limits = Limits(cluster.usable_memory_bytes, cluster.host_memory_bytes)
-    pace = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
     basis["host_bytes_per_s"]  # named here if it is missing: the host's optimizer cannot be charged without
     kernels = known or usual_software(cluster.measured)
 
@@ -59,7 +58,7 @@ def terms_of(
         model,
         cluster,
         published_source(model, basis) if source == "published" else (lambda size: times_of(setting(size))),
-        OptimizerTraffic(basis["optimizer_bytes"], basis["adam_bytes"], pace),
+        _published_optimizer(basis) if source == "published" else optimizer_traffic(setting(1)),
         num_devices,
         sequences_per_step,
         tuple(microbatches if microbatches is not None else default_microbatches(sequences_per_step, num_devices)),
@@ -68,6 +67,11 @@ def terms_of(
         source=source,
         kept=None if source == "published" else (lambda size: mean_layer_bytes(setting(size))),
     )
+
+
+def _published_optimizer(basis: Basis) -> OptimizerTraffic:
+    pace = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+    return OptimizerTraffic(basis["optimizer_bytes"], basis["adam_bytes"], pace)
 
 
 def published_source(model: Architecture, basis: Basis) -> Timed:

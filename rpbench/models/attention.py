@@ -7,6 +7,9 @@ causal rule stays the plain one, fused kernels apply, and the gradient reaches t
 
 A sequence may come in segments, one call each: then a segment's queries also see the keys and values of those
 before it, and its own are handed out for those after it.
+
+Sequences of several lengths may stand one behind the other in one row, packed: each has its own positions and sees none
+of the others.
 """
 
 from collections.abc import Sequence
@@ -20,15 +23,30 @@ from torch.nn import functional
 from rpbench.models.constants import constant, noted
 from rpbench.models.family import TRAITS
 from rpbench.models.linear import Linear
-from rpbench.models.norm import Norm
 from rpbench.models.rotary import rotary_table, rotate
 from rpbench.workload.architecture import Architecture
+
+
+class Norm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * scale over the last dimension.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS'19, equation 4.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.scale = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, self.scale.shape, self.scale, self.eps)
+
 
 WIDENING = 8  # fused kernels want heads of a multiple of 8 values; a sink needs one more value
 
 
 class KeysValues(NamedTuple):
-    """What a segment of a sequence leaves for those after it; keys are rotated already. (B, K, S, D) each."""
+    """Keys and values that a segment of a sequence leaves for those after it; keys are rotated. (B, K, S, D) each."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -51,20 +69,34 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(model.heads)) if model.attention_sinks else None
         self.o = Linear(model.q_dim, model.hidden, model.biases)
 
-    def forward(self, x: torch.Tensor, earlier: Sequence[KeysValues] = ()) -> tuple[torch.Tensor, KeysValues]:
-        """The output for a segment that follows on the earlier ones, and its own keys and values."""
+    def forward(
+        self, x: torch.Tensor, earlier: Sequence[KeysValues] = (), lengths: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, KeysValues]:
+        """The output for a segment that follows on the earlier ones, and its own keys and values.
+
+        Args:
+            lengths: of sequences that are packed, each whole; empty: there is one a row.
+        """
         q, k, v = (self._heads(linear(x)) for linear in (self.q, self.k, self.v))  # (B, A, S, D)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         start = sum(before.keys.shape[2] for before in earlier)
         whole = rotary_table(self.head_dim, start + x.shape[1], self.theta, self.scaling, x.dtype, x.device)
         table = whole[0][start:], whole[1][start:]
+        if lengths:
+            cos, sin = (torch.cat([each[:length] for length in lengths]) for each in whole)
+            table = cos, sin
         own = KeysValues(rotate(k, *table), v)
         seen = own
         if earlier:
             keys, values = zip(*earlier, own, strict=True)
             seen = KeysValues(torch.cat(keys, dim=2), torch.cat(values, dim=2))
-        mixed = attend(rotate(q, *table), *seen, self.window, self.sinks)
+        q = rotate(q, *table)
+        if lengths:
+            apart = zip(*(each.split(list(lengths), 2) for each in (q, *own)), strict=True)
+            mixed = torch.cat([attend(one, keys, values, self.window, self.sinks) for one, keys, values in apart], 2)
+        else:
+            mixed = attend(q, *seen, self.window, self.sinks)
         return self.o(mixed.transpose(1, 2).flatten(2)), own
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:

@@ -100,7 +100,7 @@ class _LossOfShares(torch.autograd.Function):
 
 
 def _together(adding: Adding, halves: Sequence[Half]) -> Sums:
-    """What all shares know of every token's logits, from those that are here."""
+    """Statistics of every token's logits over all shares, from those that are here."""
     maximum = adding.largest([half.sums.maximum for half in halves])
     mass = adding.total([half.sums.mass * (half.sums.maximum - maximum).exp() for half in halves])
     return Sums(maximum, mass, adding.total([half.sums.of_label for half in halves]))

@@ -55,6 +55,26 @@ class InPieces:
         return Batch(*(each.tensor_split(self.pieces)[piece] for each in self.data.microbatch(step, number)))
 
 
+@dataclass(frozen=True)
+class Ragged:
+    """The beginnings of another source's sequences; those of unequal lengths are packed, one behind the other.
+
+    Args:
+        lengths: of every sequence of each microbatch of a step.
+    """
+
+    data: Data
+    lengths: tuple[tuple[int, ...], ...]
+
+    def microbatch(self, step: int, microbatch: int) -> Batch:
+        lengths = self.lengths[microbatch]
+        if len(set(lengths)) == 1:
+            return Batch(*(each[:, : lengths[0]].contiguous() for each in self.data.microbatch(step, microbatch)))
+        whole = self.data.microbatch(step, microbatch)
+        rows = ([row[:length] for row, length in zip(each, lengths, strict=True)] for each in whole)
+        return Batch(*(torch.cat(each).unsqueeze(0) for each in rows))
+
+
 class SyntheticTokens:
     """Uniformly random tokens. A loss near log(vocab) is all there is to learn from them."""
 

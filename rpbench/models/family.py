@@ -1,4 +1,4 @@
-"""What the families of models do differently, beyond the flags of `Model`: activation and rotary scaling."""
+"""Differences of model families beyond the flags of `Model`: activation and rotary scaling."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rpbench.models.attention import Attention, KeysValues
+from rpbench.models.attention import Attention, KeysValues, Norm
 from rpbench.models.linear import linear
 from rpbench.models.loss import CHUNK_TOKENS, linear_cross_entropy
 from rpbench.models.mlp import Experts, Mlp
-from rpbench.models.norm import Norm
 from rpbench.workload.architecture import Architecture
 
 
@@ -40,16 +39,20 @@ class DecoderLayer(nn.Module):
         self.dropout = model.dropout
 
     @overload
-    def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+    def forward(self, x: torch.Tensor, earlier: None = None, lengths: Sequence[int] = ()) -> torch.Tensor: ...
 
     @overload
     def forward(self, x: torch.Tensor, earlier: Sequence[KeysValues]) -> tuple[torch.Tensor, KeysValues]: ...
 
     def forward(
-        self, x: torch.Tensor, earlier: Sequence[KeysValues] | None = None
+        self, x: torch.Tensor, earlier: Sequence[KeysValues] | None = None, lengths: Sequence[int] = ()
     ) -> torch.Tensor | tuple[torch.Tensor, KeysValues]:
-        """x of whole sequences; or of a segment, given the earlier ones' keys and values, and with its own."""
-        mixed, own = self.attention(self.attention_norm(x), earlier or ())
+        """x of whole sequences; or of a segment, given the earlier ones' keys and values, and with its own.
+
+        Args:
+            lengths: of sequences that are packed in a row.
+        """
+        mixed, own = self.attention(self.attention_norm(x), earlier or (), lengths)
         x = x + functional.dropout(mixed, self.dropout, self.training)
         x = x + functional.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
         return x if earlier is None else (x, own)

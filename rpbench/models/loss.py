@@ -62,11 +62,11 @@ class _SummedLoss(torch.autograd.Function):
                 continue
             logits.div_(mass)  # now the probabilities
             logits.scatter_add_(1, column, torch.full_like(mass, -1.0))  # and now d loss / d logits
-            slopes = logits.to(hidden.dtype)
+            gradients = logits.to(hidden.dtype)
             if grad_hidden is not None:
-                torch.mm(slopes, weight, out=grad_hidden[chunk])
+                torch.mm(gradients, weight, out=grad_hidden[chunk])
             if needs_weight:
-                grad_weight = add_product(grad_weight, slopes.T, hidden[chunk], exact)
+                grad_weight = add_product(grad_weight, gradients.T, hidden[chunk], exact)
         ctx.weight_dtype = weight.dtype
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total

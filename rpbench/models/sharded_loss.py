@@ -22,7 +22,7 @@ from rpbench.models.loss import add_product
 
 
 class Sums(NamedTuple):
-    """What a share, or all of them together, knows of every token's logits; (N, 1) each, of at least float32.
+    """Statistics of every token's logits, of one share or of all together; (N, 1) each, of at least float32.
 
     Args:
         maximum: of the logits.
@@ -86,12 +86,12 @@ class Share(NamedTuple):
         mass = whole.mass * (whole.maximum - half.sums.maximum).exp()  # of all shares, by this one's maximum
         for chunk in self._chunks(hidden):
             column, inside = self._columns(labels[chunk])
-            slopes = half.exponentials[chunk].div_(mass[chunk])  # the probabilities
-            slopes.scatter_add_(1, column, -inside.to(slopes.dtype))  # d loss / d logits
-            slopes = slopes.to(hidden.dtype)
-            torch.mm(slopes, self.rows, out=grad_hidden[chunk])
+            gradients = half.exponentials[chunk].div_(mass[chunk])  # the probabilities
+            gradients.scatter_add_(1, column, -inside.to(gradients.dtype))  # d loss / d logits
+            gradients = gradients.to(hidden.dtype)
+            torch.mm(gradients, self.rows, out=grad_hidden[chunk])
             if self.rows.requires_grad:
-                grad_rows = add_product(grad_rows, slopes.T, hidden[chunk], half.exponentials.dtype)
+                grad_rows = add_product(grad_rows, gradients.T, hidden[chunk], half.exponentials.dtype)
         return grad_hidden * scale, None if grad_rows is None else (grad_rows * scale).to(self.rows.dtype)
 
     def _chunks(self, hidden: torch.Tensor) -> Iterator[slice]:

@@ -48,7 +48,7 @@ _ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix 
 
 
 class Adding(Protocol):
-    """What brings shares together; tensors are given and returned by share."""
+    """Collectives over shares; tensors are given and returned by share."""
 
     def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
         """One tensor for each share; in backward, their gradients are added up."""
@@ -108,23 +108,25 @@ class Shares(nn.Module):
         """One share alone, with the same weights."""
         return type(self)({number: self.shares[str(number)]}, adding)
 
-    def _each(self, x: torch.Tensor) -> list[Any]:
+    def _each(self, x: torch.Tensor, *more: Any) -> list[Any]:
         inputs = self.adding.spread(x, len(self.shares))
-        return [share(own) for share, own in zip(self.shares.values(), inputs, strict=True)]
+        return [share(own, *more) for share, own in zip(self.shares.values(), inputs, strict=True)]
 
 
 class AttentionShares(Shares):
     """Self-attention in shares: x (B, S, H) -> (B, S, H), and the keys and values of the first share here."""
 
-    def forward(self, x: torch.Tensor, earlier: Sequence[KeysValues] = ()) -> tuple[torch.Tensor, KeysValues]:
-        """The output for whole sequences.
+    def forward(
+        self, x: torch.Tensor, earlier: Sequence[KeysValues] = (), lengths: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, KeysValues]:
+        """The output for whole sequences, packed ones included.
 
         Raises:
             ValueError: for segments of sequences.
         """
         if earlier:
             raise ValueError("attention in shares takes whole sequences, and was given a segment of one")
-        mixed, own = zip(*self._each(x), strict=True)
+        mixed, own = zip(*self._each(x, earlier, lengths), strict=True)
         return self.adding.sum(mixed), own[0]
 
 
@@ -167,12 +169,10 @@ def cut_layer(layer: DecoderLayer, num_shares: int, *, along_sequence: bool = Fa
         whole = getattr(layer, block)
         setattr(found, block, kind({n: _share(whole, n, num_shares) for n in range(num_shares)}, InOnePlace()))
     if along_sequence:
-        found.attention_norm, found.mlp_norm = (norm_shares(norm, num_shares) for norm in _norms(layer))
+        found.attention_norm, found.mlp_norm = (
+            norm_shares(norm, num_shares) for norm in (layer.attention_norm, layer.mlp_norm)
+        )
     return found
-
-
-def _norms(layer: DecoderLayer) -> tuple[nn.Module, nn.Module]:
-    return layer.attention_norm, layer.mlp_norm
 
 
 def one_share(layer: M, number: int, adding: Adding) -> M:

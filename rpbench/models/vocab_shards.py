@@ -15,7 +15,7 @@ from rpbench.models.sharded_loss import Share
 
 
 class FinalNorm(nn.Module):
-    """What is left of a head without its matrix: x (B, S, H) -> normed x."""
+    """A head without its matrix: x (B, S, H) -> normed x."""
 
     def __init__(self, head: Head) -> None:
         super().__init__()
@@ -31,7 +31,9 @@ class HeadShare(nn.Module):
 
     def __init__(self, head: Head, rows: range) -> None:
         super().__init__()
-        self.weight = _cut(head.weight, rows)
+        self.weight = nn.Parameter(
+            head.weight.detach()[rows.start : rows.stop], requires_grad=head.weight.requires_grad
+        )
         self.first_row, self.chunk_tokens = rows.start, head.chunk_tokens
 
     def share(self, weight: torch.Tensor) -> Share:
@@ -89,7 +91,3 @@ def share_rows(vocab: int, num_shares: int) -> list[range]:
             f"a vocabulary of {vocab} in {num_shares} shares: each has at least one row; take fewer devices"
         )
     return [range(vocab * share // num_shares, vocab * (share + 1) // num_shares) for share in range(num_shares)]
-
-
-def _cut(weight: nn.Parameter, rows: range) -> nn.Parameter:
-    return nn.Parameter(weight.detach()[rows.start : rows.stop], requires_grad=weight.requires_grad)

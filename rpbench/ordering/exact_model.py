@@ -6,7 +6,7 @@
 
 Memory of a device, at any moment: a forward takes its activations when it starts, a LOAD when it starts; a STORE gives
 them back when it ends. I and W let go of their parts when they end; on a stage that moves any, W lets go of all,
-because a LOAD can wait for a W and not for an I (`rpbench.ordering.exact_lanes`).
+because a LOAD can wait for a W and not for an I (`rpbench.ordering.exact`).
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24, section 3.1, for F, I and W; "OptPipe" (arXiv
 2510.05186), its abstract, for what moves. The constraints on transfers are derived from the machine simulated here.
@@ -28,7 +28,7 @@ Held = tuple[int, int]  # stage, microbatch
 
 @dataclass(frozen=True)
 class Case:
-    """What is to be ordered.
+    """A problem of ordering.
 
     Args:
         costs: of every stage; rounded to thousandths of their unit.
@@ -148,7 +148,7 @@ class OrderModel:
         self.model.add_max_equality(self._active[stage], [self.moved[stage, i] for i in self.case.microbatches])
 
     def _on_the_way(self, stage: int, microbatch: int) -> list[tuple[Any, Any]]:
-        """What ends before what begins, where activations move."""
+        """The order of ends and beginnings where activations move."""
         store, load = (self.transfers[kind, stage, microbatch] for kind in (Kind.STORE, Kind.LOAD))
         return [
             (self._end(Kind.F, stage, microbatch), store),
@@ -172,7 +172,7 @@ class OrderModel:
                 self.model.add(start >= self._end(needed, other, number) + delay)
 
     def _bound_memory(self, stage: int) -> None:
-        """What a device holds never exceeds the limit."""
+        """The activations on a device never exceed the limit."""
         case, costs = self.case, self.case.costs
         all_of_it, kept = whole(costs.activations[stage]), whole(costs.kept_for_weights[stage])
         held: list[tuple[Any, int]] = []  # intervals, and what is held in them
@@ -214,7 +214,7 @@ class OrderModel:
 
 
 def needed_before(case: Case, kind: Kind, stage: int, microbatch: int) -> list[tuple[Kind, int, int, int]]:
-    """What an action waits for, and how long its result is on its way: kind, stage, microbatch, delay."""
+    """The actions that an action waits for, and the way of their results: kind, stage, microbatch, delay."""
     needs = [(kind, stage, microbatch - 1, 0)] if microbatch else []
     if kind is Kind.F and stage:
         needs.append((Kind.F, stage - 1, microbatch, case.hop))

@@ -161,8 +161,9 @@ _FILLS = {None: loops.NO_FILL, Fill.NONE: loops.FILL_NONE, Fill.ANY: loops.FILL_
 
 
 def sizes_of(lanes: Lanes, costs: StageCosts) -> list[int]:
-    """Stages, microbatches, and columns of the table of times."""
-    return [costs.num_stages, int(max(lanes.microbatch, default=-1)) + 1, max(costs.num_stages, len(lanes))]
+    """Stages, microbatches, columns of the table of times, and its microbatches."""
+    num_microbatches = int(max(lanes.microbatch, default=-1)) + 1
+    return [costs.num_stages, num_microbatches, max(costs.num_stages, len(lanes)), max(1, len(costs.each))]
 
 
 def rank_table(rank_of: RankOf, sizes: Sequence[int]) -> Array:
@@ -171,10 +172,13 @@ def rank_table(rank_of: RankOf, sizes: Sequence[int]) -> Array:
 
 
 def times_table(costs: StageCosts, num_ranks: int) -> Array:
-    """Times by kind and stage, or rank of the head's shares."""
-    times, width = costs.times(num_ranks), max(costs.num_stages, num_ranks)
-    found = means().filled(len(KINDS) * width, 0.0)
-    for code, kind in enumerate(KINDS):
-        for place, each in enumerate(times[kind]):
-            found[code * width + place] = float(each)
+    """Times by kind and stage, or rank of the head's shares, and by microbatch."""
+    every = costs.each or (costs,)
+    width, num = max(costs.num_stages, num_ranks), len(every)
+    found = means().filled(len(KINDS) * width * num, 0.0)
+    for number, own in enumerate(every):
+        times = own.times(num_ranks)
+        for code, kind in enumerate(KINDS):
+            for place, time in enumerate(times[kind]):
+                found[(code * width + place) * num + number] = float(time)
     return found

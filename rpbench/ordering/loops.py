@@ -23,7 +23,7 @@ CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 @dataclass(frozen=True)
 class Means:
-    """What loops run on.
+    """The way in which loops run: by Python itself, or compiled.
 
     Args:
         compiled: the loop as it runs.
@@ -43,7 +43,7 @@ _in_use = [PLAIN]
 
 
 def means() -> Means:
-    """What loops run on now."""
+    """The way in which loops run now."""
     return _in_use[-1]
 
 
@@ -80,15 +80,16 @@ def run_rows(
     """Run rows in order, each pass as soon as its rank and its input are there (`rpbench.ordering.list_order`).
 
     Args:
-        times: by kind and stage, or rank of the head's shares, kinds first.
-        sizes: stages, microbatches, columns of `times`, 1 where the head is cut over the ranks, 1 where W are put in.
+        times: by kind and stage, or rank of the head's shares, kinds first, and by microbatch.
+        sizes: stages, microbatches, columns of `times`, microbatches of `times` (1: all are alike), 1 where the head
+            is cut over the ranks, 1 where W are put in.
         out: kinds, stages and microbatches as they ran; as long as `out_start` says, three times.
         ends: of forwards and backwards by stage and microbatch; below 0 while nobody knows. `began` likewise by rank.
         pending: passes whose W is to come, a row a rank; `written` and `first_pending` count along `out` and it.
         shares: of the head, HF and HB by microbatch: how many, the last two ends, and the rank of the last.
         found: 1 where rows do not wait for each other, and the most activations on a rank.
     """
-    num_microbatches, width, head, fills = sizes[1], sizes[2], sizes[3], sizes[4]
+    num_microbatches, width, each, head, fills = sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]
     num_ranks, last_stage, half = len(now), sizes[0] - 1, sizes[0] * sizes[1]
     total = out_start[num_ranks]
     of_head = 2 * num_microbatches
@@ -136,7 +137,7 @@ def run_rows(
                 while fills and first + first_pending[rank] < pending[total + rank]:
                     waiting = pending[first + first_pending[rank]]
                     its_stage, its_mb = waiting // num_microbatches, waiting % num_microbatches
-                    takes = times[W * width + its_stage]
+                    takes = times[(W * width + its_stage) * each + its_mb % each]
                     fits = (what == F and held[rank] >= limit) or now[rank] + takes <= arrives + ROUNDING
                     if not fits:
                         gap = arrives - now[rank]
@@ -161,7 +162,7 @@ def run_rows(
                     began[rank] = began_at
                 else:
                     idle[rank] += began_at - now[rank]
-                end = began_at + times[what * width + (rank if what >= HF else own)]
+                end = began_at + times[(what * width + (rank if what >= HF else own)) * each + mb % each]
                 now[rank] = end
                 to = first + written[rank]
                 out[to], out[total + to], out[2 * total + to] = what, own, mb
@@ -195,12 +196,11 @@ def run_rows(
         first = out_start[rank]
         while fills and first + first_pending[rank] < pending[total + rank]:
             waiting = pending[first + first_pending[rank]]
-            to = first + written[rank]
-            out[to], out[total + to] = W, waiting // num_microbatches
-            out[2 * total + to] = waiting % num_microbatches
+            to, its_mb = first + written[rank], waiting % num_microbatches
+            out[to], out[total + to], out[2 * total + to] = W, waiting // num_microbatches, its_mb
             if began[rank] < 0:
                 began[rank] = now[rank]
-            now[rank] = now[rank] + times[W * width + waiting // num_microbatches]
+            now[rank] = now[rank] + times[(W * width + waiting // num_microbatches) * each + its_mb % each]
             written[rank] += 1
             first_pending[rank] += 1
 
@@ -231,11 +231,12 @@ def pull(
     """Take passes in the order of ranks that would rather not wait (`rpbench.ordering.pull`).
 
     Args:
-        sizes: the first three of `run_rows`.
+        sizes: the first four of `run_rows`.
         left: passes that a rank has not taken, by their place; the taken ones stand in `out`.
+        pending: places in `times` of the W to come, a row a rank.
         ready: when the input of a forward or a backward is there, by stage and microbatch; below 0: nobody knows.
     """
-    num_microbatches, width = sizes[1], sizes[2]
+    num_microbatches, width, each = sizes[1], sizes[2], sizes[3]
     num_ranks, last_stage, half = len(free), sizes[0] - 1, sizes[0] * sizes[1]
     clock = [(0.0, 0)]
     for rank in range(1, num_ranks):
@@ -265,7 +266,7 @@ def pull(
                 forward = kind[what] == F
                 its = ready[stage[what] * num_microbatches + microbatch[what] + (0 if forward else half)]
                 if number > 0 and 0 <= its <= now + ROUNDING:
-                    takes = times[kind[what] * width + stage[what]]
+                    takes = times[(kind[what] * width + stage[what]) * each + microbatch[what] % each]
                     in_time = until < 0 or now + takes * (1 - lateness) <= until + ROUNDING
                     if in_time and (not forward or max(most, held[rank]) < limit):
                         taken = number
@@ -274,8 +275,7 @@ def pull(
                 most = max(most, least)
             if taken < 0:
                 if waits and (
-                    comes < 0
-                    or now + times[W * width + pending[start[rank] + first_pending[rank]]] * fill <= comes + ROUNDING
+                    comes < 0 or now + times[pending[start[rank] + first_pending[rank]]] * fill <= comes + ROUNDING
                 ):
                     weight = True
                 elif comes > now:
@@ -292,7 +292,7 @@ def pull(
                     if soonest >= 0:
                         heappush(clock, (soonest, rank))
         if weight:
-            takes = times[W * width + pending[start[rank] + first_pending[rank]]]
+            takes = times[pending[start[rank] + first_pending[rank]]]
             first_pending[rank] += 1
             free[rank] = now + takes
             heappush(clock, (now + takes, rank))
@@ -304,7 +304,7 @@ def pull(
             out[lo] = what
             place[rank] += 1
             own, mb = stage[what], microbatch[what]
-            end = now + times[kind[what] * width + own]
+            end = now + times[(kind[what] * width + own) * each + mb % each]
             free[rank] = end
             heappush(clock, (end, rank))
             to = -1
@@ -313,7 +313,7 @@ def pull(
                 to = (own + 1) * num_microbatches + mb if own < last_stage else half + own * num_microbatches + mb
             else:
                 if kind[what] == I:
-                    pending[start[rank] + last_pending[rank]] = own
+                    pending[start[rank] + last_pending[rank]] = (W * width + own) * each + mb % each
                     last_pending[rank] += 1
                 else:
                     held[rank] -= 1

@@ -72,7 +72,7 @@ def _merged(boundaries: Placed, row: list[Action], index: Index, lane: Lane) -> 
 
 
 def _placed(row: list[Action], index: Index, lane: Lane) -> Placed:
-    """What a link of a device has already, in its order, each with what it stands behind.
+    """Transfers that a link of a device has already, in their order, each with the action before it.
 
     Raises:
         ScheduleError: if it is neither a sum of gradients nor an activation that moves.
@@ -100,7 +100,7 @@ def _last_gradient(action: Action, version: int, index: Index, lane: Lane) -> in
 
 
 def _beside_activation(action: Action, loaded: set[Action], index: Index, lane: Lane) -> int | None:
-    """What a STORE:A, LOAD:A or FREE:A stands behind; None for anything else.
+    """The action that a STORE:A, LOAD:A or FREE:A stands behind; None for any other kind.
 
     What leaves stands behind its forward, what comes back shortly before its backward, and a FREE:A of that behind it.
     """

@@ -35,16 +35,14 @@ def prepose(row: Sequence[Action], number: int) -> Row:
 
     A row whose first backward directly follows its own forward stays as it is: that forward keeps what it computes.
     """
-    first = next((place for place, action in enumerate(row) if _goes_back(action)), len(row))
+    first = next(
+        (place for place, action in enumerate(row) if any(part.kind in BACKWARD for part in parts_of(action))), len(row)
+    )
     if not first or first == len(row) or any(_turns(row[first - 1], part) for part in parts_of(row[first])):
         return tuple(row)
     moved = [place for place in range(first, len(row)) if row[place].kind is Kind.F][:number]
     stays = [action for place, action in enumerate(row[first:], start=first) if place not in moved]
     return (*row[:first], *(row[place] for place in moved), *stays)
-
-
-def _goes_back(action: Action) -> bool:
-    return any(part.kind in BACKWARD for part in parts_of(action))
 
 
 def _turns(before: Action | None, backward: Action) -> bool:

@@ -126,17 +126,12 @@ def _name_versions(schedule: Schedule) -> Schedule:
     return _each_row(schedule, lambda row: map(named, row))
 
 
-# --- backward in one piece or two ---------------------------------------------------------------------------
+# --- backward in two pieces ---------------------------------------------------------------------------
 
 
 def split_backward(schedule: Schedule) -> Schedule:
     """Every B as I and, right after it, W."""
     return _each_row(schedule, _split)
-
-
-def merge_backward(schedule: Schedule) -> Schedule:
-    """Every I that stands right before its own W as one B."""
-    return _each_row(schedule, _merge)
 
 
 def _split(row: Row) -> list[Action]:
@@ -146,16 +141,6 @@ def _split(row: Row) -> list[Action]:
         for action in row
         for piece in ([action._replace(kind=kind) for kind in halves] if action.kind is Kind.B else [action])
     ]
-
-
-def _merge(row: Row) -> list[Action]:
-    merged: list[Action] = []
-    for action in row:
-        if action.kind is Kind.W and merged and merged[-1] == action._replace(kind=Kind.I):
-            merged[-1] = action._replace(kind=Kind.B)
-        else:
-            merged.append(action)
-    return merged
 
 
 def _each_row(schedule: Schedule, change: Callable[[Row], Iterable[Action]]) -> Schedule:

@@ -155,7 +155,7 @@ def offload(
 
 
 def _activations(index: Index, *, spill: bool) -> tuple[dict[int, list[Action]], dict[int, list[Action]]]:
-    """What comes in for each action, and what goes out after it, by number."""
+    """Transfers that come in for each action, and those that go out after it, by number."""
     uploads: dict[int, list[Action]] = defaultdict(list)
     downloads: dict[int, list[Action]] = defaultdict(list)
     crossing = [*hops(index), *(local_hops(index) if spill else ())]
@@ -207,7 +207,7 @@ def _reduced(visit: Visit) -> list[Action]:
 
 
 def _after_gradients(visits: Sequence[Visit], per: Per | None, make: Callable[[Visit], list[Action]]) -> After:
-    """What `make` gives after every visit with a weight gradient, or after a stage's last one in a step."""
+    """The actions of `make` after every visit with a weight gradient, or after a stage's last one in a step."""
     if per is None:
         return []
     made = [(place, visit) for place, visit in enumerate(visits) if visit.last_gradient >= 0]

@@ -56,7 +56,7 @@ def _with_steps(order: Schedule, rank: int, own: int, before_use: bool) -> Row:
 
 
 def loads(visits: Sequence[Visit], buffers: int, comes_from: Callable[[Visit], int]) -> Iterator[Action]:
-    """What brings the slices of some visits of a rank, into as many buffers.
+    """Transfers that bring the slices of some visits of a rank, into as many buffers.
 
     Args:
         comes_from: the rank that a visit's slice is taken from.
@@ -69,7 +69,7 @@ def loads(visits: Sequence[Visit], buffers: int, comes_from: Callable[[Visit], i
 
 
 def sums(visits: Sequence[Visit], goes_to: Callable[[Visit], int]) -> Iterator[Action]:
-    """What sends the gradient of every backward visit of a rank on.
+    """Transfers that pass on the gradient of every backward visit of a rank.
 
     Args:
         goes_to: the rank that takes the gradient of a visit.

@@ -1,4 +1,4 @@
-"""What a backward runs again: everything, everything but the last stage, as little as fits, or nothing.
+"""Recomputation of a backward: everything, everything but the last stage, as little as fits, or nothing.
 
     all          every stage runs its forward again, from the input it has kept
     except_last  the last stage does not, where its backward directly follows its forward (`rpbench.ir.turnaround`): it

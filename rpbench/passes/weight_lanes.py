@@ -58,7 +58,7 @@ class WeightLanes:
         return row
 
     def arrival(self, visit: Visit, part: int = 0) -> Action:
-        """What brings the weights of a visit."""
+        """Transfers that bring the weights of a visit."""
         version = self._versions[visit.step] if self._index.steps else None
         key = visit.stage, part, version
         if key not in self._arrivals:
@@ -66,14 +66,14 @@ class WeightLanes:
         return self._arrivals[key]
 
     def departure(self, visit: Visit) -> Action:
-        """What takes them away."""
+        """Transfers that take them away."""
         stage = visit.stage
         if stage not in self._departures:
             self._departures[stage] = Action(self._leave, stage, object=self._what)
         return self._departures[stage]
 
     def cut(self, visit: Visit, num_pieces: int) -> list[Action]:
-        """What brings them, in pieces; a gather is one."""
+        """Transfers that bring them, in pieces; a gather is one."""
         return [self.arrival(visit, part) for part in range(num_pieces if self._what else 1)]
 
     def _version(self, visit: Visit) -> int:
@@ -148,7 +148,7 @@ class _Lane:
             self._num_freed += 1
 
     def follow(self, last: int) -> None:
-        """What follows the visits up to one."""
+        """The actions that follow the visits up to one."""
         while self._after and self._after[0][0] <= last:
             self.row += self._after.popleft()[1]
 

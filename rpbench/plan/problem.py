@@ -1,13 +1,13 @@
 """Problem: what a planner is asked."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from rpbench.cost.activations import UNKNOWN, LayerActivations
-from rpbench.cost.sizes import DeviceMemory
+from rpbench.cost.sizes import UNKNOWN, DeviceMemory, LayerActivations
 from rpbench.cost.table import CostTable, LayerTimes, Number
-from rpbench.cost.traffic import Traffic
+from rpbench.cost.transfers import Traffic
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.moves import has_transfers
@@ -38,6 +38,8 @@ class Problem:
         activations: of one layer, for schedules that order by what stages hold.
         finish: makes what runs of an order: steps and transfers; None: steps, where several follow each other.
         traffic: what transfers take; None: nothing.
+        each: times of every microbatch of a step where they differ, those above being their mean; empty: all are alike.
+        sizes: tokens of every one of these over those of the largest, which `activations` are of.
     """
 
     entry: Entry
@@ -56,6 +58,8 @@ class Problem:
     activations: LayerActivations = UNKNOWN
     finish: Callable[[Schedule], Schedule] | None = None
     traffic: Traffic | None = None
+    each: tuple[LayerTimes, ...] = ()
+    sizes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_layers < 1:
@@ -113,14 +117,17 @@ class Problem:
 
     def costs(self, partition: Partition) -> CostTable:
         """Times of every action of a partition."""
-        return self.times.table(
-            partition,
+        table = partial(
+            LayerTimes.table,
+            partition=partition,
             recompute_ahead=self.recompute_ahead,
             fused_ahead=self.fused_ahead,
             num_head_shards=self.num_ranks if self.entry.shards_head else 0,
             keeps_last=self.keeps_last,
             keeps=self.keeps,
         )
+        tables = {id(own): table(own) for own in self.each}  # one for all that are as long
+        return replace(table(self.times), each=tuple(tables[id(own)] for own in self.each))
 
     def finished(self, order: Schedule) -> Schedule:
         """The schedule that runs, of an order."""
@@ -163,7 +170,16 @@ class Problem:
         return tuple(min(self.times.speeds[device] for device in holders) for holders in placement)
 
     def _stage_costs(self, partition: Partition) -> StageCosts:
-        table, speeds = self.costs(partition), self.stage_speeds(len(partition.forward))
+        table, found = self.costs(partition), dict[tuple[int, float], StageCosts]()
+        for own, size in zip(table.each, self.sizes, strict=True):
+            if (id(own), size) not in found:
+                found[id(own), size] = self._of_stages(partition, own, size)
+        each = tuple(found[id(own), size] for own, size in zip(table.each, self.sizes, strict=True))
+        return replace(self._of_stages(partition, table, 1.0), each=each)
+
+    def _of_stages(self, partition: Partition, table: CostTable, size: float) -> StageCosts:
+        """Times of a table and activations of a microbatch of so many of the largest one's tokens."""
+        speeds = self.stage_speeds(len(partition.forward))
         whole = Kind.I not in table.work  # costs that do not split backward: nothing of it can wait
 
         def times(kind: Kind) -> tuple[float, ...]:
@@ -175,15 +191,16 @@ class Problem:
             return float(max((work.main for work in works), default=0) / min(self.times.speeds or (1,)))
 
         known = self.traffic if self.entry.needs_transfers else None
-        moves = known.activation_times(partition, self.times.units_per_second) if known else ()
+        store, load = known.activation_times(partition, self.times.units_per_second) if known else ((), ())
         return StageCosts(
             times(Kind.F),
             times(Kind.B if whole else Kind.I),
             (0.0,) * len(speeds) if whole else times(Kind.W),
-            float(self.times.hop),
-            tuple(float(layers * self.activations.whole) for layers in partition.forward),
-            tuple(float(layers * self.activations.for_weights) for layers in partition.forward),
+            float(table.hop),
+            tuple(float(layers * self.activations.whole * size) for layers in partition.forward),
+            tuple(float(layers * self.activations.for_weights * size) for layers in partition.forward),
             share(Kind.HF),
             share(Kind.HB),
-            *moves,
+            store,
+            load,
         )

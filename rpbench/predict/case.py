@@ -11,7 +11,17 @@ from rpbench.mesh.layer_times import setting_of, times_of
 from rpbench.predict.settings import Settings
 from rpbench.workload.architecture import Architecture
 
-EAGER, FUSED = "roundpipe", "megatron_counted"  # whose kernels the systems run, in conf/software/
+FUSED = "megatron_counted"
+SOFTWARE = {  # whose kernels the systems run, in conf/software/
+    "zero-2": "deepspeed",
+    "zero-infinity": "deepspeed",
+    "fsdp": "fsdp",
+    "megatron-pp": FUSED,
+    "megatron-tp": FUSED,
+    "mobius": "mobius",
+    "roundpipe": "roundpipe",
+    "roundpipe-sync": "roundpipe",
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,11 @@ class Case:
     num_devices: int
     grain: Literal["stage", "layer"] = "stage"
     measured_on: Basis | None = None
+
+    @property
+    def software(self) -> str:
+        """Whose kernels it runs, by the name in `conf/software/`."""
+        return SOFTWARE[self.system]
 
     @property
     def tokens_per_step(self) -> int:

@@ -95,7 +95,7 @@ def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
     boundary = boundary_bytes(model, tokens)
     ahead = model.experts is None
     buffers = min(2, case.settings.chunks.num)  # the next microbatch comes in while this one runs
-    kernels = eager_kernels(setting_of(model, tokens, basis))
+    kernels = eager_kernels(setting_of(model, tokens, basis, case.software))
     kept_by_layer, working = kernels.kept_bytes(), kernels.working_bytes()
     weights = weights_of(model, plan.backward, backward=True)
     gradients = weights_of(model, plan.backward, backward=True, trained=True)
@@ -182,7 +182,7 @@ def _loss_or_backward(case: Case, basis: Basis, state: Bytes, in_backward: Bytes
     """The fuller moment: all logits at the loss, or a layer's activations in the first backward."""
     model, tokens = case.model, case.microbatch_tokens
     kept = {"kept inputs": model.num_layers * boundary_bytes(model, tokens)}
-    kernels = eager_kernels(setting_of(model, tokens, basis))
+    kernels = eager_kernels(setting_of(model, tokens, basis, case.software))
     layer = kernels.kept_bytes() + kernels.working_bytes()
     loss = {**state, **kept, "logits": basis["eager_logit_bytes"] * tokens * model.vocab}
     backward = {**state, **(in_backward or {}), **kept, "activations": layer}

@@ -69,7 +69,7 @@ def _step(case: Case) -> Jobs:
 
 def planned(case: Case) -> Partition:
     """The released planner's partition for a case, from the declared constants."""
-    times = times_of(setting_of(case.model, case.chunk_tokens, case.basis))
+    times = times_of(setting_of(case.model, case.chunk_tokens, case.basis, case.software))
     sizes = model_bytes(case.model, max(1, round(case.chunk_tokens)))
     return plan_released(times, case.num_devices, sizes=sizes, memory_limit_bytes=_planner_limit(case))
 

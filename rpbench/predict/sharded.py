@@ -73,7 +73,7 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
 
 def compute_s(case: Case, basis: Basis) -> float:
     """Seconds of one micro-step on one device: every layer recomputed, eager passes over all logits in fp32."""
-    times = times_of(setting_of(case.model, case.microbatch_tokens, basis))
+    times = times_of(setting_of(case.model, case.microbatch_tokens, basis, case.software))
     layers = sum(times.forward) + sum(times.recompute) + sum(times.backward)
     rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
     loss = basis["eager_loss_bytes"] * case.microbatch_tokens * case.model.vocab / rate

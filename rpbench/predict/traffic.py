@@ -89,7 +89,7 @@ class Needs:
         self.case, self.basis, self.plan = case, basis, plan
         chunks, seq = case.settings.chunks, case.model.seq_len
         self.tables = {
-            short: times_of(setting_of(case.model, size * seq, basis)).table(plan, recompute_ahead=True)
+            short: times_of(setting_of(case.model, size * seq, basis, case.software)).table(plan, recompute_ahead=True)
             for short, size in ((False, chunks.size), (True, chunks.last))
         }
         self.tokens = {False: chunks.size * seq, True: chunks.last * seq}

@@ -7,30 +7,31 @@ from functools import partial
 import numpy as np
 
 from rpbench import registry
+from rpbench.config.charging import CONSTANTS, check_charge
 from rpbench.config.choices import ConfigError, CostConfig
+from rpbench.config.files.keys import MOVES, check_figures
 from rpbench.config.files.source_file import SourceFile
 from rpbench.config.request import Request
-from rpbench.cost.activations import UNKNOWN, layer_activations
+from rpbench.cost.charges import with_charges
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
-from rpbench.cost.sizes import DeviceMemory, ModelBytes, model_bytes
+from rpbench.cost.sizes import UNKNOWN, DeviceMemory, ModelBytes, layer_activations, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
-from rpbench.cost.traffic import Traffic
-from rpbench.cost.transfers import TransferTimes
+from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes
 from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.schedule import Schedule, from_text
+from rpbench.ir.schedule import Schedule, ScheduleError, from_text
 from rpbench.ir.versions import Versions
 from rpbench.mesh.layer_bytes import mean_layer_bytes
+from rpbench.mesh.layer_times import optimizer_traffic
 from rpbench.passes.lower import add_steps
 from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
 from rpbench.plan import Choice, choose
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.problem import Problem
 from rpbench.registry import Entry
-from rpbench.run.charging import check_charge, traffic_of, with_charges
-from rpbench.run.layer_times import layer_times, setting_of
+from rpbench.run.layer_times import layer_times, microbatch_times, setting_of
 from rpbench.run.offloading import check_sizes, with_offload
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.events import deal
@@ -60,6 +61,7 @@ class Assembled:
     step_terms_s: Mapping[str, float] | None = None  # of such a plan: seconds of a step by cause
     order_sha256: str | None = None  # of such a plan: equal where devices compute the same in the same order
     keeps: tuple[int, ...] | None = None  # stages that recompute nothing, where they were chosen one by one
+    microbatch_tokens: tuple[int, ...] = ()  # of every microbatch of a step, where they differ
 
     @property
     def switch_after_last_forward(self) -> bool:
@@ -69,8 +71,10 @@ class Assembled:
     @property
     def tokens_per_step(self) -> int | None:
         """Tokens behind one optimizer step, for a model with sequences."""
-        tokens = self.tokens_per_microbatch
-        return None if tokens is None else tokens * self.schedule.shape.num_microbatches
+        tokens, microbatches = self.tokens_per_microbatch, self.schedule.shape.num_microbatches
+        if self.microbatch_tokens:  # a schedule may update after a part of those that were asked for
+            return round(sum(self.microbatch_tokens) / len(self.microbatch_tokens) * microbatches)
+        return None if tokens is None else tokens * microbatches
 
 
 def assemble(request: Request) -> Assembled:
@@ -108,9 +112,10 @@ def assemble(request: Request) -> Assembled:
         sizes,
         request.tokens_per_microbatch,
         transfers_of(costs),
-        profile=problem.times if request.cost.name == "profiled" else None,
+        profile=_profile(request),
         evidence=_evidence(request.cost),
         keeps=keeps,
+        microbatch_tokens=request.microbatch_tokens,
     )
 
 
@@ -141,14 +146,14 @@ def pose(request: Request) -> Problem:
             "mesh: only runs and rpbench plan mesh=search take one; for the schedule alone leave it out and set "
             f"num_devices={request.mesh.mesh.pipeline}"
         )
-    check_charge(request)
+    check_charge(request.charge, request.offload, entry, request.mode)
     if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
         raise ConfigError(
             f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; "
             "ask for fewer, or use cluster=local"
         )
     _check_timed_tokens(request)
-    sizes = _model_bytes(request)
+    sizes, tokens = _model_bytes(request), request.microbatch_tokens
     return Problem(
         entry=entry,
         times=layer_times(request, _num_layers(request)),
@@ -162,9 +167,13 @@ def pose(request: Request) -> Problem:
         fused_ahead=cost.fused_ahead,
         published=_published(request),
         memory=None if sizes is None or (limit := cluster.usable_memory_bytes) is None else DeviceMemory(sizes, limit),
-        activations=layer_activations(model, request.tokens_per_microbatch or 0) if model else UNKNOWN,
+        activations=layer_activations(model, max(tokens, default=request.tokens_per_microbatch or 0))
+        if model
+        else UNKNOWN,
         finish=partial(_finished, request),
         traffic=_traffic(request, sizes),
+        each=microbatch_times(request, _num_layers(request)),
+        sizes=tuple(own / max(tokens) for own in tokens),
     )
 
 
@@ -188,7 +197,33 @@ def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
         raise ConfigError("charge=bytes: bytes follow from the model; take one with a shape, such as model=qwen3_1p7b")
     if sizes is None or (request.charge == "hops" and request.offload == "none" and not lowers):
         return None
-    return traffic_of(request, sizes, boundaries=request.offload in ("all", "auto") or lowers)
+    return _charged(request, sizes, boundaries=request.offload in ("all", "auto") or lowers)
+
+
+def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
+    """What is charged for the transfers of a run.
+
+    Args:
+        boundaries: whether boundary tensors are among the transfers of a run that charges hops.
+
+    Raises:
+        ConfigError: if the costs or the cluster lack a figure.
+    """
+    cost, cluster = request.cost, request.cluster
+    if request.charge == "hops":
+        return Traffic(sizes, cluster, boundaries)
+    check_figures(cluster, MOVES, "charge=bytes")
+    if cost.name == "analytic":
+        return Traffic(sizes, cluster, optimizer=optimizer_traffic(setting_of(request)))
+    for name in CONSTANTS:
+        if name not in cost.constants:
+            raise ConfigError(
+                f"charge=bytes: cost={cost.name} has no constants.{name}, the optimizer's traffic for one parameter; "
+                f"use cost=published or analytic, or add +cost.constants.{name}=NUMBER"
+            )
+    pace = (cluster.memory_bytes_per_s or 0) * (cluster.memory_efficiency or 0)
+    optimizer = OptimizerTraffic(cost.constants["optimizer_bytes"], cost.constants["adam_bytes"], pace)
+    return Traffic(sizes, cluster, optimizer=optimizer)
 
 
 def _finished(request: Request, order: Schedule) -> Schedule:
@@ -202,12 +237,24 @@ def _finished(request: Request, order: Schedule) -> Schedule:
     else:
         schedule = add_steps(order) if order.shape.num_steps > 1 or charged else order
     schedule = with_offload(request.offload, request.prefetch, schedule)
-    return with_charges(schedule, request.cluster) if charged else schedule
+    if not charged:
+        return schedule
+    try:
+        return with_charges(schedule, request.cluster)
+    except ScheduleError as error:
+        raise ConfigError(f"charge=bytes: {error}; use charge=hops, which leaves the optimizer out") from None
 
 
 def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
     """The schedule of a partition, dealt as asked, with its steps and transfers."""
     return problem.finished(deal(choice.schedule or problem.order(choice.partition), costs, dispatch))
+
+
+def _profile(request: Request) -> LayerTimes | None:
+    """Measured times of whole sequences, whatever the lengths of those that run, so that other runs can take them."""
+    if request.cost.name != "profiled":
+        return None
+    return layer_times(replace(request, workload=replace(request.workload, lengths=None)), _num_layers(request))
 
 
 def _evidence(cost: CostConfig) -> str:
@@ -237,11 +284,14 @@ def _check_timed_tokens(request: Request) -> None:
 
 
 def _model_bytes(request: Request) -> ModelBytes | None:
-    tokens = request.tokens_per_microbatch
-    if request.model is None or not tokens:
+    """Bytes of the model's layers, of the largest microbatch where they differ."""
+    if request.model is None or not request.tokens_per_microbatch:
         return None
-    kept = mean_layer_bytes(setting_of(request)) if request.cost.name == "analytic" else None
-    return replace(model_bytes(request.model, tokens, kept), keeps_activations=request.recompute == "none")
+    largest = max(request.workload.by_microbatch, key=sum, default=())
+    tokens = sum(largest) or request.tokens_per_microbatch
+    kept = mean_layer_bytes(setting_of(request, largest)) if request.cost.name == "analytic" else None
+    sizes = replace(model_bytes(request.model, tokens, kept), keeps_activations=request.recompute == "none")
+    return replace(sizes, each=tuple(own / tokens for own in request.microbatch_tokens))
 
 
 # --- a schedule from a file ----------------------------------------------------------------------------------

@@ -1,28 +1,29 @@
 """Layer times of a request: what every layer of its model takes, from the source that `cost=` names."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from rpbench.config.choices import ConfigError
+from rpbench.config.choices import ConfigError, CostConfig
 from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
-from rpbench.cost.basis import make_basis
+from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.constant import constant_times, unit_times
-from rpbench.cost.pieces import of_piece
+from rpbench.cost.machine import Machine
+from rpbench.cost.pieces import between, mean_times, of_lengths, of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layer_seconds import Setting
 from rpbench.mesh.layer_times import penalised, pipeline_setting, times_of, with_halves
-from rpbench.mesh.software import usual_software
+from rpbench.mesh.software import Software, usual_software
 from rpbench.workload.architecture import Architecture
 
 
 def layer_times(request: Request, num_layers: int) -> LayerTimes:
-    """Times of the model's layers on the cluster's devices, which may differ in speed.
+    """Times of the model's layers on the cluster's devices, which may differ in speed: the mean of the microbatches.
 
     Args:
         num_layers: of a model without a shape.
@@ -30,11 +31,51 @@ def layer_times(request: Request, num_layers: int) -> LayerTimes:
     Raises:
         ConfigError: if the source needs what the request does not have.
     """
-    times = _SOURCES[request.cost.name](request, num_layers)
+    each = microbatch_times(request, num_layers)
+    return mean_times(each) if each else _of_devices(request, _SOURCES[request.cost.name](request, num_layers))
+
+
+def microbatch_times(request: Request, num_layers: int) -> tuple[LayerTimes, ...]:
+    """The same of every microbatch of a step; empty where all are alike."""
+    lengths, found = request.workload.by_microbatch, dict[tuple[int, ...], LayerTimes]()
+    if not lengths:
+        return ()
+    counted = request.cost.name == "analytic"
+    num_tokens = request.tokens_per_microbatch or sum(map(sum, lengths)) / len(lengths)
+    whole = None if counted else _SOURCES[request.cost.name](request, num_layers)
+    measures = request.cost.name == "profiled" and request.cost.profile is None
+    line = _through_shortest(request, num_layers, lengths, whole) if measures and whole else lambda times: times
+    for own in dict.fromkeys(lengths):
+        times = (
+            times_of(setting_of(request, own))
+            if whole is None
+            else line(of_lengths(whole, request.model, own, num_tokens))
+        )
+        found[own] = _of_devices(request, times)
+    return tuple(found[own] for own in lengths)
+
+
+def _through_shortest(
+    request: Request, num_layers: int, lengths: Sequence[tuple[int, ...]], whole: LayerTimes
+) -> Callable[[LayerTimes], LayerTimes]:
+    """From times scaled by FLOPs to those on the line through whole sequences and the shortest, which are measured."""
+    model, sequences = request.model, request.workload.microbatch_sequences
+    assert model is not None  # or its layers had not been measured
+    length = max(1, round(min(map(sum, lengths)) / sequences))
+    if length == model.seq_len:
+        return lambda times: times
+    short = _profiled(replace(request, model=replace(model, seq_len=length)), num_layers)
+    scaled = of_lengths(whole, model, (length,) * sequences, sequences * model.seq_len)
+    return lambda times: between(short, whole, times, scaled)
+
+
+def _of_devices(request: Request, times: LayerTimes) -> LayerTimes:
+    """The times as recomputation, the cluster's devices and the costs' own settings change them."""
     if request.recompute == "none":
         times = replace(times, recompute=[0] * times.num_layers)
     speeds = request.cluster.speeds_of(request.num_devices)
     times = penalised(times, request.cost.split_penalty)
+    times = times if request.model is None else times.frozen(request.model.frozen_layers)
     return replace(times, overlap_gain=request.cost.overlap_gain, speeds=speeds)
 
 
@@ -89,8 +130,12 @@ def _analytic(request: Request, num_layers: int) -> LayerTimes:
     return times_of(setting_of(request))
 
 
-def setting_of(request: Request) -> Setting:
+def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
     """What the layers of a request with `cost=analytic` are counted by: its software on devices of its machine.
+
+    Args:
+        lengths: of the microbatch's sequences, if not those of the model. Kernels are counted for as many tokens in
+            sequences of the length whose tokens see as many keys: the sum of squares over the sum.
 
     Raises:
         ConfigError: without a model, or for a machine that lacks a figure.
@@ -101,9 +146,19 @@ def setting_of(request: Request) -> Setting:
     known = request.software or usual_software(cluster.measured)
     if known.kernels in ("eager", "fused") or (cluster.gpu is None and known.kernels == "tiled"):
         check_figures(cluster, LAYERS, "cost=analytic")
-    numbers = make_basis(cluster, cost.constants, cost.declared)
+    numbers = numbers_on(cluster, cost, known)
     tokens = request.tokens_per_microbatch or 0
+    if lengths:
+        tokens = sum(lengths)
+        model = replace(model, seq_len=round(sum(length * length for length in lengths) / tokens))
     return pipeline_setting(model, cluster, request.num_devices, known, tokens, numbers)
+
+
+def numbers_on(cluster: Machine, cost: CostConfig, known: Software | None) -> Basis:
+    """The numbers behind `cost=analytic` on a cluster: those of `cost.constants` first, then a named software's."""
+    if known is None:
+        return make_basis(cluster, cost.constants, cost.declared)
+    return make_basis(cluster, {**known.numbers, **cost.constants}, {**known.declared, **cost.declared})
 
 
 def _profiled(request: Request, num_layers: int) -> LayerTimes:

@@ -84,7 +84,7 @@ def _facts(assembled: Assembled) -> Fields:
         "peak_memory_bytes": None,
         "weight_versions": versions.max_live,
         "staleness_steps": versions.max_staleness,
-        **transfer_bytes(analysis, sizes, assembled.keeps),
+        **transfer_bytes(analysis, sizes, assembled.costs, assembled.keeps),
         **assembled.schedule.told,
     }
     return facts if sizes is None else facts | {"host_memory_bytes": host_bytes(assembled.schedule, sizes, analysis)}

@@ -12,16 +12,12 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from rpbench.advice.causes import causes_of
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import RunConfig
 from rpbench.config.request import Request
-from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.machine import Machine
 from rpbench.mesh.terms import terms_of
-from rpbench.places import CONF
 from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender, why_not_charged
 from rpbench.plan.contest.frame import Frame
@@ -32,7 +28,7 @@ from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Source, Terms
 from rpbench.run.assemble import Assembled, transfers_of
-from rpbench.run.layer_times import check_published
+from rpbench.run.layer_times import check_published, numbers_on
 from rpbench.run.recording import Fields
 from rpbench.sim.checked import check_graph
 
@@ -121,7 +117,7 @@ def terms_of_request(request: Request) -> Terms:
     found = terms_of(
         request.model,
         request.cluster,
-        _basis(request),
+        numbers_on(request.cluster, request.cost, request.software),
         num_devices=request.num_devices,
         sequences_per_step=request.num_microbatches * request.workload.microbatch_sequences,
         source=source,
@@ -156,16 +152,6 @@ def _check(request: Request) -> None:
         if (value := getattr(request, key)) != usual:
             why = "the search chooses it" if key in CHOSEN else "everything that moves is charged by its bytes"
             raise ConfigError(f"{key}={value} with {name}: {why}; leave it out")
-
-
-def _basis(request: Request) -> Basis:
-    """The numbers behind `cost=analytic` on the machine; published times need them for microbatches of other sizes."""
-    cost: Any = request.cost
-    if cost.name == "published":
-        cost = OmegaConf.load(CONF / "cost" / "analytic.yaml")
-        constants: Any = OmegaConf.to_container(cost.constants)
-        return make_basis(request.cluster, constants | request.cost.constants, OmegaConf.to_container(cost.declared))  # type: ignore[arg-type]
-    return make_basis(request.cluster, cost.constants, cost.declared)
 
 
 # --- what a record says --------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class _Floor:
         for kind, stage in options:
             found = self.ended.get((kind, stage, -1 if action.microbatch is None else action.microbatch, action.part))
             if found is not None:
-                return found[0] + (self.costs.hop if found[1] != device else 0)
+                return found[0] + (self.costs.at(action.microbatch).hop if found[1] != device else 0)
         raise ScheduleError(f"{action} is dealt before {options[0][1]}{options[0][0].name}{action.microbatch} has run")
 
 

@@ -21,7 +21,15 @@ from rpbench.ir.timeline import Timeline
 from rpbench.sim.fair_shares import PARTS, Edges, Flows, Shared, Times, Works, share_links
 from rpbench.sim.graph import COMPILE_FROM, Graph
 from rpbench.sim.kernels import compiled
-from rpbench.sim.longest_path import late_edges, shortened, simulate_graph, works_by_slot
+from rpbench.sim.longest_path import (
+    all_hops,
+    hop_times,
+    late_edges,
+    microbatches_of,
+    shortened,
+    simulate_graph,
+    works_by_slot,
+)
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -82,13 +90,13 @@ class _Waits:
 def _simulate(
     graph: Graph, waits: _Waits, costs: CostTable, times: TransferTimes, less: Sequence[float] = (), *, compiles: bool
 ) -> Timeline:
-    num, delay = graph.num_actions, np.where(graph.crosses, float(costs.hop), 0.0)
+    num, delay = graph.num_actions, hop_times(graph, costs)
     slot, works = works_by_slot(graph, costs)
     if less:
         works = shortened([works[number] for number in slot.tolist()], less)
         slot = np.arange(num, dtype=np.int32)
     pre, main = np.array([(float(work.pre), float(work.main)) for work in works])[slot].T
-    flows, capacity = _flows(graph, times)
+    flows, capacity = _flows(graph, times, [own.transfer_time for own in costs.each])
     groups: tuple[Any, ...] = (
         (*waits.edges, delay, late_edges(graph, costs)),
         (pre, main, *flows),
@@ -104,14 +112,22 @@ def _simulate(
     latency, unit = times.cluster.transfer_latency_s * costs.units_per_second, float(costs.units_per_second)
     kernel(Edges(*edges), Works(*works_of), latency, Shared(*shared), unit, *rooms, Flows(*under_way), Times(*found))
     start, begun, end, exposed = (np.asarray(column)[graph.rank] for column in found)
-    return Timeline(graph.schedule, start, begun, end, exposed, graph.num_hops * costs.hop, costs.units_per_second)
+    return Timeline(graph.schedule, start, begun, end, exposed, all_hops(graph, costs), costs.units_per_second)
 
 
-def _flows(graph: Graph, times: TransferTimes) -> tuple[list[npt.NDArray[Any]], Floats]:
-    """By position, bytes that flow, the pace of the link alone and the shared links; and the capacity of these."""
-    cluster = times.cluster
-    of_slot = [_STAYS if cargo is None else _flow(cargo, times) for cargo in graph.cargo]
-    carried, pace, memory = (np.array(column)[graph.slot] for column in zip(*of_slot, strict=True))
+def _flows(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[list[npt.NDArray[Any]], Floats]:
+    """By position, bytes that flow, the pace of the link alone and the shared links; and the capacity of these.
+
+    Args:
+        each: the times of every microbatch of a step, where they differ.
+    """
+    cluster, table = times.cluster, np.array(-1)
+    tables = [[_STAYS if cargo is None else _flow(cargo, own) for cargo in graph.cargo] for own in (*each, times)]
+    if each:
+        microbatch = microbatches_of(graph)
+        table = np.where(microbatch < 0, -1, microbatch % len(each))
+    carried, pace, memory = np.array(tables).transpose(2, 0, 1)[:, table, graph.slot]
+    memory = memory.astype(np.int64)
     capacity = [cluster.shared_host_bytes_per_s or inf]
     if cluster.devices_per_root_complex is None or cluster.root_complex_bytes_per_s is None:
         return [carried, pace, memory, np.full(len(memory), -1)], np.array(capacity)

@@ -5,16 +5,19 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rpbench.cost.table import CostTable, Members, Number, Work
-from rpbench.ir.action import Kind
+from rpbench.ir.action import STEPPING, Action, Kind
 from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.rest_rule import LateRest
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.columns import Bools, Ints
+from rpbench.sim.columns import Bools, Ints, among
 from rpbench.sim.graph import COMPILE_FROM, Graph, build_graph
 from rpbench.sim.kernels import compiled, relax
+
+Floats = npt.NDArray[np.float64]
 
 
 def simulate(schedule: Schedule, costs: CostTable) -> Timeline:
@@ -37,7 +40,6 @@ def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = ()) 
         slot = np.arange(len(works), dtype=np.int32)
     pre_of, main_of = [work.pre for work in works], [work.main for work in works]
     exact = any(not isinstance(time, (int, float)) for time in (*pre_of, *main_of, costs.hop))
-    delay = np.where(graph.crosses, costs.hop, 0) if not exact else None
     late = late_edges(graph, costs)
 
     columns: list[Any]
@@ -47,7 +49,7 @@ def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = ()) 
             graph.previous,
             graph.pred_start,
             graph.pred,
-            np.asarray(delay, float),
+            hop_times(graph, costs),
             late,
             slot,
             np.asarray(pre_of, float),
@@ -57,12 +59,11 @@ def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = ()) 
         columns = [time[graph.rank] for time in times]
     else:
         lists: list[list[Number]] = [[0] * graph.num_actions for _ in range(4)]
-        delays = [costs.hop if crosses else 0 for crosses in graph.crosses.tolist()]
         relax(
             graph.previous.tolist(),
             graph.pred_start.tolist(),
             graph.pred.tolist(),
-            delays,
+            _hops(graph, costs),
             late.tolist(),
             slot.tolist(),
             pre_of,
@@ -72,7 +73,36 @@ def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = ()) 
         rank = graph.rank.tolist()
         columns = [[times[i] for i in rank] for times in lists]
     start, main, end, exposed = columns
-    return Timeline(graph.schedule, start, main, end, exposed, graph.num_hops * costs.hop, costs.units_per_second)
+    return Timeline(graph.schedule, start, main, end, exposed, all_hops(graph, costs), costs.units_per_second)
+
+
+def hop_times(graph: Graph, costs: CostTable) -> Floats:
+    """By edge, the time from one device to another."""
+    return np.array(_hops(graph, costs), float) if costs.each else np.where(graph.crosses, float(costs.hop), 0.0)
+
+
+def _hops(graph: Graph, costs: CostTable) -> list[Number]:
+    """The same, exact where the costs are."""
+    if not costs.each:
+        return [costs.hop if crosses else 0 for crosses in graph.crosses.tolist()]
+    of = microbatches_of(graph)
+    own = np.repeat(of, np.diff(graph.pred_start))
+    own = np.where(own < 0, of[graph.pred], own)  # as `CostTable.hop_between`
+    return [
+        costs.at(None if number < 0 else number).hop if crosses else 0
+        for number, crosses in zip(own.tolist(), graph.crosses.tolist(), strict=True)
+    ]
+
+
+def all_hops(graph: Graph, costs: CostTable) -> Number:
+    """The time of all of them together."""
+    return sum(_hops(graph, costs)) if costs.each else graph.num_hops * costs.hop
+
+
+def microbatches_of(graph: Graph) -> Ints:
+    """The microbatch of every action, by topological position; -1 for what belongs to none, or to several."""
+    columns = graph.columns
+    return np.where(among(columns.kind, (*STEPPING, Kind.OVERLAP)), -1, columns.index)[graph.order]
 
 
 def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
@@ -81,16 +111,31 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
     Raises:
         ScheduleError: if the costs say nothing of an action.
     """
-    shape = graph.schedule.shape
-    num_parts, costs = shape.num_parts, costs.of_order(shape)
-    cargo = graph.cargo or (None,) * len(graph.slots)
+    costs = costs.of_order(graph.schedule.shape)
+    slot, pairs = graph.slots_on_devices if costs.speeds else (graph.slot, [(i, 0) for i in range(len(graph.slots))])
+    if not costs.each:
+        return slot, _works_of(graph, costs, pairs)
+    tables = list({id(table): table for table in (costs, *costs.each)}.values())  # few where many are as long
+    places = {id(table): len(pairs) * place for place, table in enumerate(tables)}
+    works = [work for table in tables for work in _works_of(graph, table, pairs)]
+    shift = np.array([places[id(table)] for table in (*costs.each, costs)])
+    of = microbatches_of(graph)
+    slot = (slot + shift[np.where(of < 0, -1, of % len(costs.each))]).astype(np.int32)
+    rank = graph.rank
+    for number, parts in graph.columns.sub.items():  # of an OVERLAP each part has costs of its own
+        slot[rank[number]] = len(works)
+        together = Action(Kind.OVERLAP, parts[0].stage, sub=parts)
+        works.append(costs.of_action(together, int(graph.columns.device[number]), graph.schedule.shape.num_parts))
+    return slot, works
+
+
+def _works_of(graph: Graph, costs: CostTable, pairs: Sequence[tuple[int, int]]) -> list[Work]:
+    """The work of slots on devices."""
+    num_parts, cargo = graph.schedule.shape.num_parts, graph.cargo or (None,) * len(graph.slots)
     works = [costs.together(members) for members in graph.slots]
     if graph.schedule.late_rest is not None:
         works = _in_two_parts(graph.schedule.late_rest, graph.slots, cargo, works)
-    slot, pairs = graph.slots_on_devices if costs.speeds else (graph.slot, [(i, 0) for i in range(len(works))])
-    return slot, [
-        costs.of_cargo(cargo[number]) or costs.on(device, works[number], num_parts) for number, device in pairs
-    ]
+    return [costs.of_cargo(cargo[number]) or costs.on(device, works[number], num_parts) for number, device in pairs]
 
 
 def _in_two_parts(

@@ -11,7 +11,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.columns import among
 from rpbench.sim.graph import Graph
-from rpbench.sim.longest_path import works_by_slot
+from rpbench.sim.longest_path import hop_times, works_by_slot
 from rpbench.sim.memory import compute_lanes, peak_in_flight
 from rpbench.sim.steady import bubble_between_ends, steady_bubble, step_time
 
@@ -69,12 +69,18 @@ def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_
         "drain_s": idle.drain / second,
         "intra_s": idle.intra / second,
         "comm_total_s": float(timeline.comm_total) / second,
-        "comm_data_s": int((graph.crosses & graph.moves).sum()) * float(costs.hop) / second,
+        "comm_data_s": _hops_with_data(graph, costs) / second,
         "comm_exposed_s": exposed / second,
         "peak_in_flight": peak_in_flight(graph),
         "num_actions": graph.num_actions,
         "num_layer_events": int(num_records[graph.slot].sum()),
     }
+
+
+def _hops_with_data(graph: Graph, costs: CostTable) -> float:
+    """Time of all hops that carry a tensor."""
+    carrying = graph.crosses & graph.moves
+    return float(hop_times(graph, costs)[carrying].sum()) if costs.each else int(carrying.sum()) * float(costs.hop)
 
 
 # --- the artifact's split of idle time -----------------------------------------------------------------------

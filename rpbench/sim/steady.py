@@ -39,11 +39,18 @@ def step_ends(graph: Graph, timeline: Timeline) -> Floats:
 def step_time(graph: Graph, timeline: Timeline) -> float:
     """Time per step: the mean distance between step ends in the window, or each step's part of the run.
 
-    The latter of one or two steps, and where the window's two steps end together, on different devices.
+    The latter of one or two steps, and where the window's two steps end together, on different devices. What devices
+    update behind the last backward is a part of the run.
     """
     ends = step_ends(graph, timeline)
-    interval = _interval(ends, *_window(graph)) if len(ends) >= 3 else 0.0
-    return interval or float(ends.max(initial=0)) / len(ends)
+    if interval := _interval(ends, *_window(graph)) if len(ends) >= 3 else 0.0:
+        return interval
+    updates = [
+        float(timeline.end[number])
+        for _, first, stop in compute_lanes(graph)
+        for number in first + np.flatnonzero(graph.columns.kind[first:stop] == Kind.STEP)
+    ]
+    return max([float(ends.max(initial=0)), *updates]) / len(ends)
 
 
 def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:

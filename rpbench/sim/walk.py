@@ -76,7 +76,8 @@ def _edges(analysis: Analysis, costs: CostTable) -> list[list[_Edge]]:
                 late = (costs.recompute_ahead and kind in _BACKWARD and of_gradient) or (
                     costs.fused_ahead and kind is Kind.FB
                 )
-                delay = costs.hop if index.device(producer) != index.device(number) else 0
+                crosses = index.device(producer) != index.device(number)
+                delay = costs.hop_between(index.actions[producer], index.actions[number]) if crosses else 0
                 found[number].append(_Edge(producer, delay, late))
     for producer, number in analysis.transfer_edges:
         if _is_needed(index, producer, number):

@@ -8,9 +8,14 @@ from rpbench.ir.schedule import Schedule, to_text
 from rpbench.ir.timeline import Timeline
 from rpbench.torch_runtime.frameworks import (
     FRAMEWORKS,
+    PlanNumbers,
+    accelerate_yaml,
+    deepspeed_config,
     deepspeed_parts,
+    megatron_numbers,
     megatron_options,
     megatron_virtual_stages,
+    numbers_of,
     roundpipe_host_bytes,
     roundpipe_plan,
     table_lines,
@@ -30,12 +35,14 @@ class Given(NamedTuple):
         csv_path: the name that a framework's options give the table.
         model: what is trained; None where there are no shapes.
         host_memory_bytes: of a host, where it is known.
+        plan: how large microbatches are, what replicas share and the like; None: as `numbers_of` takes it.
     """
 
     times: Times
     csv_path: str = "schedule.csv"
     model: Architecture | None = None
     host_memory_bytes: int | None = None
+    plan: PlanNumbers | None = None
 
 
 def export(schedule: Schedule, form: str, given: Given) -> str:
@@ -55,11 +62,12 @@ def chrome_trace(timeline: Timeline) -> str:
 
 
 def _framework_lines(schedule: Schedule, given: Given) -> str:
-    """Options of torchtitan and, as comments, of AutoModel."""
+    """Options of torchtitan and, as comments, of AutoModel for a pipeline."""
+    plan = given.plan or numbers_of(schedule)
     first, *others = FRAMEWORKS
-    text = table_lines(schedule, given.csv_path, first).to_toml() + "\n"
-    for other in others:
-        lines = table_lines(schedule, given.csv_path, other).to_toml().splitlines()
+    text = table_lines(schedule, given.csv_path, first, plan=plan).to_toml() + "\n"
+    for other in others if plan.pipeline > 1 else ():
+        lines = table_lines(schedule, given.csv_path, other, plan=plan).to_toml().splitlines()
         text += "\n".join([f"# --- {other}", *(f"# {line}" for line in lines)]) + "\n"
     return text
 
@@ -68,10 +76,19 @@ def _megatron(schedule: Schedule, given: Given) -> str:
     """One option a line; the order stays Megatron's own. Equal virtual stages also in Megatron's older words."""
     if schedule.partition is None:
         raise ValueError("format=megatron_layout writes a partition, and this schedule has none: name a model")
-    table = make_table(schedule)
-    options = megatron_options(schedule.partition, schedule.shape.num_ranks, placement_of(table))
-    text = "".join(f"--{name} {value}\n" for name, value in options.items())
-    equal = megatron_virtual_stages(schedule.partition, schedule.shape.num_ranks)
+    plan = given.plan or numbers_of(schedule)
+    told = megatron_numbers(plan)
+    equal = None
+    if plan.pipeline > 1:
+        table = make_table(schedule)
+        told |= megatron_options(schedule.partition, schedule.shape.num_ranks, placement_of(table))
+        equal = megatron_virtual_stages(schedule.partition, schedule.shape.num_ranks)
+    else:
+        told |= {"num-layers": schedule.partition.num_layers}
+    if schedule.name == "combined_1f1b":
+        told["overlap-moe-expert-parallel-comm"] = True
+    text = "".join(f"# {note}\n" for note in plan.notes)
+    text += "".join(f"--{name}\n" if value is True else f"--{name} {value}\n" for name, value in told.items())
     if equal is not None:
         text += "# or, because the stages are equal, instead of the layout:\n"
         text += "".join(f"# --{name} {value}\n" for name, value in equal.items())
@@ -83,6 +100,13 @@ def _deepspeed(schedule: Schedule, given: Given) -> str:
     if schedule.partition is None:
         raise ValueError("format=deepspeed_parts writes a partition, and this schedule has none: name a model")
     return json.dumps(deepspeed_parts(schedule.partition)) + "\n"
+
+
+def _deepspeed_config(schedule: Schedule, given: Given) -> str:
+    """The whole config as one JSON object; the boundaries of a pipeline in it."""
+    plan = given.plan or numbers_of(schedule)
+    parts = deepspeed_parts(schedule.partition) if plan.pipeline > 1 and schedule.partition is not None else ()
+    return json.dumps(deepspeed_config(plan, parts), indent=2) + "\n"
 
 
 def _roundpipe(schedule: Schedule, given: Given) -> str:
@@ -104,6 +128,8 @@ FORMS: Mapping[str, Callable[[Schedule, Given], str]] = {
     "chrome_trace": lambda schedule, given: chrome_trace(given.times()),
     "megatron_layout": _megatron,
     "torchtitan": _framework_lines,
+    "deepspeed": _deepspeed_config,
     "deepspeed_parts": _deepspeed,
+    "fsdp2": lambda schedule, given: accelerate_yaml(given.plan or numbers_of(schedule)),
     "roundpipe": _roundpipe,
 }

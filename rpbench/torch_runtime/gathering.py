@@ -5,6 +5,7 @@ import platform
 import socket
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,7 @@ from rpbench.engine.reference import (
     largest_relative_difference,
     train_reference,
 )
+from rpbench.engine.state import checkpoint
 from rpbench.engine.state.accumulation import Groups, gradient_groups
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.workload import Workload
@@ -205,6 +207,7 @@ def _reference(member: Member, workload: Workload) -> Trajectory:
         num_steps=request.num_steps,
         updates=request.optimizer is not None,
         num_replicas=request.data_parallel,
+        start=checkpoint.state_in(Path(request.start), request.first_step) if request.start is not None else None,
     )
 
 

@@ -6,14 +6,18 @@ two-way schedule, or data-parallel ranks.
 
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from rpbench.engine.layout import layout_of
+from rpbench.engine.state import checkpoint
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.optimizer import laid_out_as
 from rpbench.engine.workload import Workload
@@ -70,6 +74,8 @@ class Member:
         else:
             self.runtime = own_runtime(request, self.recorder, stages)
         self.optimizers = self._make_optimizers()
+        if request.start is not None:
+            self._go_on(Path(request.start))
         self.steps: list[tuple[list[Any], float, float]] = []
         self.losses: list[float] = []
 
@@ -110,6 +116,39 @@ class Member:
         """One for sharded and one for whole parameters, which no fused step takes together; none if weights stay."""
         kinds = [[p for p in self.parameters.values() if is_sharded(p) is sharded] for sharded in (True, False)]
         return [self.request.settings().make(own) for own in kinds if own and self.request.optimizer is not None]
+
+    # --- checkpoints ---
+
+    def _go_on(self, data: Path) -> None:
+        """Take weights and the optimizer's state from a checkpoint's data; every rank its own part."""
+        kept = checkpoint.metadata_of(data).state_dict_metadata
+        states = {parameter: optimizer for optimizer in self.optimizers for parameter in _parameters_of(optimizer)}
+        for place, parameter in self.parameters.items():
+            for moment in self.request.settings().moments if parameter in states else ():
+                if checkpoint.moment_name(place, moment) in kept:
+                    like = torch.zeros(()) if moment == "step" else torch.zeros_like(parameter.detach())
+                    states[parameter].state[parameter][moment] = like.to(self.device)
+        checkpoint.read(data, self._named(), alone=False)
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        """Weights and the optimizer's state of this rank's modules by their names in the whole model."""
+        states = {parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()}
+        return checkpoint.named(
+            {place: parameter.detach() for place, parameter in self.parameters.items()},
+            {place: states[parameter] for place, parameter in self.parameters.items() if parameter in states},
+        )
+
+    def save(self) -> None:
+        """Write the state after the last step, all ranks together; rank 0 makes it a checkpoint."""
+        if self.request.save_to is None:
+            return
+        folder, num_steps = Path(self.request.save_to), self.request.first_step + self.request.num_steps
+        with checkpoint.begun(folder, num_steps) if dist.get_rank() == 0 else nullcontext() as own:
+            data: list[Any] = [own]
+            dist.broadcast_object_list(data)
+            checkpoint.write(data[0], self._named(), alone=False)
+            if own is not None:
+                checkpoint.commit(folder, own, num_steps, self.request.subject)
 
     # --- running ---
 
@@ -162,7 +201,7 @@ class Member:
                 parameter.grad = laid_out_as(parameter, parameter.grad)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = self.request.settings().rate(version)
+                group["lr"] = self.request.settings().rate(self.request.first_step + version)
             optimizer.step()
 
     def _batch(self, step: int) -> dict[str, torch.Tensor]:
@@ -175,7 +214,7 @@ class Member:
             tokens, labels = zip(*(self.workload.batch(number) for number in numbers), strict=True)
             found[f"tokens_{chain}"] = torch.cat(tokens).to(self.device)
             found[f"labels_{chain}"] = torch.cat(labels).to(self.device)
-            found[f"numbers_{chain}"] = torch.tensor(numbers)
+            found[f"numbers_{chain}"] = torch.tensor([self.workload.absolute(number) for number in numbers])
         return found
 
     # --- what came of it ---
@@ -187,3 +226,8 @@ class Member:
     def weights(self) -> Tensors:
         """As they are now, whole."""
         return {place: whole(parameter.detach()) for place, parameter in self.parameters.items()}
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]

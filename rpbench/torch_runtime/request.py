@@ -46,6 +46,10 @@ class TorchRequest:
         device: "cpu" over gloo, "cuda" over NCCL.
         order_of: "table" runs the schedule's rows; a name of torch's runs that schedule of its own on the same stages.
         options: of torch's runtime, as `defer_pp_recv`; all of them are refused.
+        start: a checkpoint's data to go on from, which whoever asks has looked at.
+        first_step: how many steps it is of.
+        save_to: a folder for the state after the last step.
+        subject: what that checkpoint is of.
     """
 
     schedule: str
@@ -65,6 +69,10 @@ class TorchRequest:
     device: str = "cpu"
     order_of: str = "table"
     options: dict[str, Any] = field(default_factory=dict)
+    start: str | None = None
+    first_step: int = 0
+    save_to: str | None = None
+    subject: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def lowered(self) -> Lowered:
@@ -110,6 +118,7 @@ class TorchRequest:
             self.num_microbatches,
             self.seed,
             draws_random=model.dropout > 0,
+            first_step=self.first_step,
         )
 
     def settings(self) -> OptimizerSettings:

@@ -127,7 +127,9 @@ def run_request(request: TorchRequest, place: Place, change: Callable[[Member], 
         if change is not None:
             change(member)
         member.run()
-        return gather(member)
+        answer = gather(member)
+        member.save()
+        return answer
     except Exception as error:
         if newer_note():
             error.add_note(newer_note())

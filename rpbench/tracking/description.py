@@ -44,12 +44,8 @@ def config_of(request: Request, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def work_of(request: Request) -> str:
     """What a run has to do, in a line: runs with the same line may be compared; schedules are no part of it."""
-    tokens = request.tokens_per_microbatch
-    amount = (
-        f"{request.num_microbatches * tokens:,} tokens a step"
-        if tokens
-        else f"{request.asked_microbatches} microbatches"
-    )
+    tokens = request.tokens_per_step
+    amount = f"{tokens:,} tokens a step" if tokens else f"{request.asked_microbatches} microbatches"
     sizes = f"{request.num_devices} devices, {amount}, {request.num_steps} steps"
     where = request.backend.name if request.backend is not None else "simulated"
     return f"{request.model_name}, {sizes}, {request.cluster.name}, cost {_cost_of(request)}, {where}"

@@ -29,7 +29,7 @@ OLD_SPELLINGS: Mapping[str, str] = {
 _SIZES = ("num_layers", "hidden", "heads", "vocab", "seq_len")
 _OPTIONAL_SIZES = ("key_value_heads", "head_dim", "inner", "lora_rank", "context", "batch_sequences")
 _OPTIONAL_COUNTS = ("layer_vectors", "end_vectors")
-_COUNTS = ("num_dense_layers", "learned_positions", "num_prediction_layers", "attention_gate")
+_COUNTS = ("num_dense_layers", "learned_positions", "num_prediction_layers", "attention_gate", "frozen_layers")
 _PARTS: Mapping[str, type] = {"experts": Experts, "latent": Latent}
 
 FROM_THE_OTHERS: Any = None  # the value of a size that follows from the others when it is not given
@@ -66,6 +66,9 @@ class Architecture(Counts):
         training_mode: `full`, `lora` with adapters of rank `lora_rank` beside frozen weights, or `qlora`, whose frozen
             weights have 4 bits.
         lora_targets: linear maps with an adapter, as PEFT names them (`q_proj`), or `attention`, `mlp`; empty: all.
+        frozen_layers: the first so many layers are not trained, nor is the embedding below them, unless the head shares
+            it: no gradients of theirs, no optimizer state, and no backward through them.
+        optimizer_bits: of each of Adam's two moments; 8 are block-wise, with the embedding's in 32.
         published_name: its name in `analysis/published/`, None for a model without published numbers.
         family: whose activation and rotary scaling the modules use (`rpbench/models/family.py`).
         rope_theta: base of the rotary wavelengths.
@@ -105,6 +108,8 @@ class Architecture(Counts):
     training_mode: Literal["full", "lora", "qlora"] = "full"
     lora_rank: int | None = None
     lora_targets: tuple[str, ...] = ()
+    frozen_layers: int = 0
+    optimizer_bits: int = 32
     published_name: str | None = None
     family: Family = "gpt"
     rope_theta: float = 10_000.0
@@ -237,6 +242,12 @@ def _check_options(model: Architecture) -> None:
         )
     if model.family not in FAMILIES:
         raise ValueError(f"model.family={model.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
+    if model.frozen_layers > model.num_layers:
+        raise ValueError(
+            f"model.frozen_layers={model.frozen_layers} of model.num_layers={model.num_layers}: freeze as many at most"
+        )
+    if model.optimizer_bits not in (8, 32):
+        raise ValueError(f"model.optimizer_bits={model.optimizer_bits!r:.60}: Adam's moments have 8 or 32 bits")
     _check_adapters(model)
 
 
@@ -247,6 +258,10 @@ def _check_adapters(model: Architecture) -> None:
         raise ValueError(
             f"model.training_mode={model.training_mode} with model.lora_rank={model.lora_rank}: "
             "lora needs a rank, full takes none; set both, e.g. training_mode=lora lora_rank=32"
+        )
+    if model.lora_rank is not None and model.frozen_layers:
+        raise ValueError(
+            f"model.frozen_layers={model.frozen_layers} with adapters, beside which all is frozen: leave it out"
         )
     maps = [each.name for routed in model.kinds for each in model.linear_maps(routed)]
     known = list(dict.fromkeys(["all", "attention", "mlp", *maps]))

@@ -56,6 +56,7 @@ class Counts:
     training_mode: str
     lora_rank: int | None
     lora_targets: tuple[str, ...]
+    frozen_layers: int
 
     # --- shape -----------------------------------------------------------------------------------------------
 
@@ -222,8 +223,16 @@ class Counts:
     def trainable_parameters(self) -> int:
         """Parameters of the whole model that get a gradient."""
         if self.lora_rank is None:
-            return self.total_parameters
+            below = 0 if self.trains_embedding else self.embedding_parameters
+            frozen = self.layers[: self.frozen_layers]
+            below += sum(self.dense_parameters(each) + self.expert_parameters(each) for each in frozen)
+            return self.total_parameters - below
         return self.num_layers * self.trainable_layer_parameters
+
+    @property
+    def trains_embedding(self) -> bool:
+        """Whether the embedding gets a gradient: from the layers above it, or from a head that shares it."""
+        return self.lora_rank is None and (self.frozen_layers == 0 or self.tied)
 
     # --- FLOPs -----------------------------------------------------------------------------------------------
 

@@ -7,8 +7,7 @@ import pytest
 
 from analysis.predictions.clusters import league, outcomes, problems, spread
 from analysis.predictions.clusters.case import PUBLISHED, Model, rows_of
-from analysis.predictions.clusters.readers import nvidia, one_host
-from analysis.predictions.clusters.readers.megatron import bloom, cut_with_ends
+from analysis.predictions.clusters.jobs import cases_of_row
 from analysis.predictions.clusters.score import part_of, score
 from analysis.predictions.clusters.writing import COLUMNS, FILE, out_of_memory, row_of
 from rpbench.cost.device import CONF
@@ -59,18 +58,33 @@ def test_given_rows_are_met_within_a_few_percent():
     assert sorted(errors)[len(errors) // 2] < 0.03
 
 
+def given_case(name):
+    (case,) = [case for case in problems.given((name.split("/")[0],)) if case.id == name]
+    return case
+
+
+@pytest.mark.parametrize("name", problems.SETS)
+def test_jobs_have_the_sizes_that_their_rows_print(name):
+    for folder in ("measured", "challenge"):
+        for row in rows_of(folder, name):
+            for case in cases_of_row(row):
+                if case.job is not None:
+                    assert case.job.machine.size == int(row.get("gpus") or case.job.machine.size), case.id
+                    assert case.job.seq_len == int(row.get("seq") or case.job.seq_len), case.id
+
+
 def test_embedding_and_head_count_as_layers_where_the_partition_says_so():
     """106 layers on 12 stages: 108 / 12 = 9, one less on the first and on the last."""
-    assert cut_with_ends(106, 12) == (8, *(9,) * 10, 8)
+    rows = [row["id"] for row in rows_of("measured", "bloom_a100_topologies") if "embedding" in row["partition"]]
+    cuts = {case.job.cut for case in map(given_case, rows) if len(case.job.cut) == 12 and sum(case.job.cut) == 106}
+    assert cuts == {(8, *(9,) * 10, 8)}
 
 
 def test_layers_follow_from_the_size_where_they_are_not_stated():
     """200 B with h = 14400 on 10 stages: 10 x round(198.2e9 / (12 h^2) / 10) = 80."""
-    row = next(row for row in rows_of("measured", "bloom_a100_topologies") if row["id"].endswith("/13"))
-    (case,) = bloom(row)
-    assert case.job is not None
-    assert len(case.job.architecture.layers) == 80
-    assert case.job.architecture.heads == 96
+    job = given_case("bloom_a100_topologies/13").job
+    assert len(job.architecture.layers) == 80
+    assert job.architecture.heads == 96
 
 
 def test_out_of_memory_where_the_source_says_so_and_nowhere_else():
@@ -120,18 +134,14 @@ def test_given_rows_lie_inside_their_intervals_and_those_never_seen_are_wider():
 
 def test_degrees_that_a_submission_leaves_out_follow_from_its_batch():
     """64 H100 with 8 sequences and no accumulation: 8 devices a replica, as the row beside it prints them."""
-    rows = {row["id"]: row for row in rows_of("measured", "mlperf_training")}
-    (silent,), (printed,) = nvidia.mlperf(rows["mlperf_training/5"]), nvidia.mlperf(rows["mlperf_training/21"])
+    silent, printed = given_case("mlperf_training/5"), given_case("mlperf_training/21")
     assert silent.job.mesh == printed.job.mesh
     assert silent.job.adapters.rank == 16
 
 
 def test_a_job_on_ssds_takes_the_larger_of_computing_and_moving():
     """LoHan's 13 B: eight sequences wait for the states, 128 for the device, and one SSD for itself."""
-    rows = {row["id"]: row for row in rows_of("measured", "lohan_rtx4090")}
-    step = {
-        number: one_host.lohan(rows[f"lohan_rtx4090/{number}"])[0].said.step_time_s for number in (1, 2, 4, 5, 9, 13)
-    }
+    step = {n: given_case(f"lohan_rtx4090/{n}").said.step_time_s for n in (1, 2, 4, 5, 9, 13)}
     assert step[2] == pytest.approx(step[1], rel=0.02)
     assert step[5] == pytest.approx(2 * step[4], rel=0.02)
     assert step[9] > 3 * step[13]

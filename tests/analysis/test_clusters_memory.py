@@ -5,8 +5,17 @@ from statistics import median
 
 import pytest
 
-from analysis.predictions.clusters.memory_fit import TraitModel, fit_traits
-from analysis.predictions.clusters.memory_holdout import BEGIN, END, PAGE, PARTS, read, summaries, table_text
+from analysis.predictions.clusters.memory_holdout import (
+    BEGIN,
+    END,
+    PAGE,
+    PARTS,
+    TraitModel,
+    fit_traits,
+    read,
+    summaries,
+    table_text,
+)
 from analysis.predictions.clusters.problems import given
 
 PART = {part.name: part for part in PARTS}

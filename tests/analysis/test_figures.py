@@ -22,8 +22,7 @@ from analysis.exhibits.figures.narrow import WIDTH_INCHES, stacked
 from analysis.exhibits.tables.files import save_table
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS
-from analysis.records.published import published
+from analysis.records.paper import PUBLISHED_MODELS, published
 from analysis.report.content import Content
 from rpbench import registry
 from rpbench.config.configuration import CONF

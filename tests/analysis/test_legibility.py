@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.catalogue import exhibits
 from analysis.exhibits.figures import convergence, thousand_devices
-from analysis.exhibits.figures.labels import name_points
-from analysis.exhibits.figures.legibility import defects
+from analysis.exhibits.figures.tradeoff import name_points
 from analysis.records.experiments import Experiments
 from baselines.bidirectional.dualpipe import dualpipe
 from rpbench.cost.constant import unit_times
@@ -19,6 +18,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.sim.longest_path import simulate
+from tests.analysis.legibility import defects
 
 
 def _figure(change: Callable[..., object]) -> Figure:

@@ -12,8 +12,7 @@ from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, thei
 from analysis.exhibits.tables import causal, comparison, plans, published_cells
 from analysis.exhibits.tables.files import frame, latex, save_table
 from analysis.records.experiments import Experiments
-from analysis.records.paper import look_up
-from analysis.records.published import published
+from analysis.records.paper import look_up, published
 
 
 def test_all_25_cells_agree_in_every_number(experiments: Experiments) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.predictions import schedules_measured, vocab_stage_times
 from analysis.predictions.tables import FOLDER
-from analysis.predictions.vocab_orders import METHODS, build_order, tokens
+from analysis.predictions.vocab_stage_times import METHODS, build_order, tokens
 from rpbench.cost.published import published_rows
 from rpbench.cost.table import CostTable, Work
 from rpbench.ir.action import Kind

@@ -155,9 +155,20 @@ def test_what_fits_nowhere_says_the_smallest_change():
 
 def test_the_memory_that_is_said_to_be_lacking_is_enough():
     words, memory = (*SMALL, "gpu=l40s", "num_devices=2"), 10_000_000
-    (least, *_) = advise_on([*words, f"device_memory_bytes={memory}"], io.StringIO())["does_not_fit"]
-    answer = advise_on([*words, f"device_memory_bytes={memory + least['device_lacks_bytes']}"], io.StringIO())
-    assert answer["ranking"]
+    (more,) = advise_on([*words, f"device_memory_bytes={memory}"], io.StringIO())["change"]
+    enough = memory + more["lacks_bytes"]
+    answer = advise_on([*words, f"device_memory_bytes={enough}"], io.StringIO())
+    assert more["schedule"] in {row["schedule"] for row in answer["ranking"]}
+    assert not advise_on([*words, f"device_memory_bytes={enough - 120_000_000}"], io.StringIO())["ranking"]
+
+
+def test_the_hosts_memory_that_is_said_to_be_lacking_is_enough():
+    words = [*EIGHT_LAYERS, "seq_len=512", "gpu=rtx4090", "num_devices=2", "schedules=roundpipe,mobius"]
+    (more,) = advise_on([*words, "host_memory_bytes=1e9"], io.StringIO())["change"]
+    assert more["kind"] == "host_memory_bytes"
+    enough = 1_000_000_000 + more["lacks_bytes"]
+    assert advise_on([*words, f"host_memory_bytes={enough}"], io.StringIO())["ranking"]
+    assert not advise_on([*words, f"host_memory_bytes={enough - 250_000_000}"], io.StringIO())["ranking"]
 
 
 def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(capsys):
@@ -172,10 +183,12 @@ def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(caps
         assert bool(json.loads(capsys.readouterr().out)["ranking"]) is fits
 
 
+NODES = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "sequences_per_step=16", "seq_len=1024")
+EIGHT_LAYERS = ("num_layers=8", "hidden=1024", "heads=8", "vocab=32000")
+
+
 def test_over_nodes_meshes_are_ranked():
-    sizes = ("num_layers=8", "hidden=1024", "heads=8", "vocab=32000", "seq_len=1024")
-    machine = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "sequences_per_step=16")
-    answer = advise_on([*sizes, *machine], io.StringIO())
+    answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
     paces = [row["tokens_per_s"] for row in answer["ranking"]]
     assert paces == sorted(paces, reverse=True)
     for row in answer["ranking"]:
@@ -184,7 +197,138 @@ def test_over_nodes_meshes_are_ranked():
         assert sum(row["why"].values()) == pytest.approx(answer["tokens_per_step"] / row["tokens_per_s"])
 
 
+def test_rows_of_nodes_and_of_one_host_have_the_same_fields():
+    nodes = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
+    host = advise_on([*SMALL, "gpu=h100", "num_devices=2"], io.StringIO())
+    assert host.keys() - nodes.keys() == set()
+    for row in nodes["ranking"]:
+        assert row.keys() == host["ranking"][0].keys()
+        assert {"microbatch_sequences", "recompute", "chunks_per_device", "partition"} <= row["options"].keys()
+        assert sum(row["memory"].values()) == row["peak_memory_bytes"]
+        assert 0 < row["mfu"] < 1
+        assert row["tokens_per_day"] == 86_400 * row["tokens_per_s"]
+        assert (row["export"] is None) == (row["runs_in"] == ["here only"])
+
+
+def test_a_mesh_is_run_and_exported_by_its_own_commands(rpbench, capsys):
+    """Runs sum whole stages, where rows hide gradients bucket by bucket (docs/howto/meshes.md): no run is faster."""
+    answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
+    for row in answer["ranking"][:3]:
+        status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+        assert (status, record["status"], record["num_devices"]) == (0, "ok", 8)
+        assert record["tokens_per_step"] == answer["tokens_per_step"]
+        assert 0.5 * row["tokens_per_s"] < record["tokens_per_s"] < 1.01 * row["tokens_per_s"]
+        capsys.readouterr()
+        assert dispatch(shlex.split(row["export"])[3:]) == 0
+        assert str(row["options"]["microbatch_sequences"]) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "FSDP2", "Megatron"])
+def test_meshes_are_restricted_to_what_runs_in_a_framework(name):
+    answer = advise_on([*EIGHT_LAYERS, *NODES, f"runs_in={name}"], io.StringIO())
+    assert answer["ranking"]
+    for row in answer["ranking"]:
+        assert name in row["runs_in"]
+
+
+def test_one_host_has_one_answer_however_it_is_asked_for():
+    ways = [("gpu=h100_sxm", "num_devices=8"), ("cluster=8x_h100",), ("cluster=dgx_h100", "num_devices=8")]
+    words = ("num_layers=8", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "schedules=1f1b,gpipe,zero_3")
+    answers = [advise_on([*words, *way, "seconds=60"], io.StringIO()) for way in ways]
+    for answer in answers:
+        for row in answer["ranking"]:
+            del row["command"], row["export"]  # they name the machine as it was asked for
+        assert answer["ranking"] == answers[0]["ranking"]
+        assert answer["levers"] == answers[0]["levers"]
+    assert len(answers[0]["ranking"]) == 3
+
+
+# --- questions that turn it round ----------------------------------------------------------------------------
+
+TWO_CARDS = ("num_layers=4", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=rtx4090", "num_devices=2")
+
+
+def test_two_contenders_lie_beside_each_other_by_causes(capsys):
+    people = io.StringIO()
+    answer = advise_on([*TWO_CARDS, "compare=fsdp,1f1b"], people)
+    rows = {row["schedule"]: row["tokens_per_s"] for row in answer["ranking"]}
+    found = answer["comparison"]
+    assert (found["a"]["label"], found["b"]["label"]) == ("zero_3", "1f1b")
+    assert found["ratio"] == pytest.approx(rows["1f1b"] / rows["zero_3"], rel=1e-3)
+    parts = sum(each["log"] for each in found["causes"]) + found["unexplained"]["log"]
+    assert parts == pytest.approx(found["log_ratio"])
+    assert found["unexplained"]["log"] == pytest.approx(0.0, abs=1e-6)
+    assert "bubble" in people.getvalue()
+    nodes = advise_on([*EIGHT_LAYERS, *NODES, "compare=fsdp,interleaved_1f1b"], io.StringIO())
+    assert {row["schedule"] for row in nodes["ranking"]} == {"zero_3", "interleaved_1f1b"}
+    assert nodes["comparison"]["ratio"] != 1
+
+
+@pytest.mark.parametrize("question, key", [("max_seq_len", "seq_len"), ("max_batch", "microbatch_sequences")])
+def test_a_limit_is_held_by_its_command_and_not_beyond(question, key, rpbench):
+    words = [word for word in TWO_CARDS if not (key == "seq_len" and word.startswith("seq_len="))]
+    words += ["schedules=1f1b,zero_2", "device_memory_bytes=4e9"]
+    answer = advise_on([*words, f"{question}=yes"], io.StringIO())
+    assert {row["schedule"] for row in answer["limits"]} == {"1f1b", "zero_2"}
+    for row in answer["limits"]:
+        status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+        assert (status, record["status"]) == (0, "ok")
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)
+        assert max(record["peak_memory_bytes"]) <= 4e9
+        if key == "seq_len":
+            more = [f"seq_len={row['beyond'] * 17 // 16}", f"schedules={row['schedule']}"]
+            asked = [word for word in words if not word.startswith("schedules=")]
+            assert advise_on([*asked, *more], io.StringIO())["ranking"] == []
+
+
+def test_the_longest_sequence_over_nodes_fits_and_a_longer_one_does_not():
+    answer = advise_on([*EIGHT_LAYERS, *NODES[:4], "max_seq_len=yes", "schedules=1f1b"], io.StringIO())
+    (row,) = answer["limits"]
+    words = [*EIGHT_LAYERS, *NODES[:4], "schedules=1f1b"]
+    assert advise_on([*words, f"seq_len={row['seq_len']}"], io.StringIO())["ranking"]
+    if row["beyond"] is not None:
+        assert not advise_on([*words, f"seq_len={row['beyond'] * 2}"], io.StringIO())["ranking"]
+
+
+def test_no_fewer_devices_hold_it_than_the_fewest():
+    words = [word for word in TWO_CARDS if not word.startswith("num_devices=")]
+    words += ["schedules=1f1b", "device_memory_bytes=1.2e9"]
+    answer = advise_on([*words, "num_devices=4", "fewest_devices=yes"], io.StringIO())
+    fewest = answer["fewest_devices"]
+    assert fewest == answer["num_devices"] > 1
+    assert [row["num_devices"] for row in answer["fewer"]] == list(range(1, fewest))
+    assert all("more memory of each device let 1f1b fit" in row["why"] for row in answer["fewer"])
+    own = [*words, "sequences_per_step=32"]
+    assert advise_on([*own, f"num_devices={fewest}"], io.StringIO())["ranking"]
+    assert not advise_on([*own, f"num_devices={fewest - 1}"], io.StringIO())["ranking"]
+
+
+def test_the_cheapest_rent_of_those_in_time():
+    words = [*TWO_CARDS[:-1], "num_devices=4", "schedules=zero_2", "tokens=1e10", "usd_per_device_hour=0.5"]
+    answer = advise_on([*words, "deadline_days=1000"], io.StringIO())
+    assert [row["num_devices"] for row in answer["rents"]] == [1, 2, 4]
+    for row in answer["rents"]:
+        assert row["usd"] == pytest.approx(row["days"] * 24 * row["num_devices"] * 0.5)
+    assert answer["cheapest"]["usd"] == min(row["usd"] for row in answer["rents"])
+    pace = answer["ranking"][0]["tokens_per_s"]
+    assert answer["cheapest"]["days"] == pytest.approx(1e10 / pace / 86_400)
+    between = (answer["rents"][0]["days"] + answer["rents"][1]["days"]) / 2
+    assert answer["cheapest"]["num_devices"] == 1
+    assert advise_on([*words, f"deadline_days={between}"], io.StringIO())["cheapest"]["num_devices"] == 2
+    assert advise_on([*words, "deadline_days=1e-6"], io.StringIO())["cheapest"] is None
+
+
 WRONG = [
+    ((*TWO_CARDS, "max_seq_len=maybe"), "max_seq_len=maybe: yes or no"),
+    ((*TWO_CARDS, "compare=1f1b"), "compare=1f1b: two schedules with a comma between"),
+    ((*TWO_CARDS, "compare=1f1b,roundpip"), "did you mean roundpipe?"),
+    ((*TWO_CARDS, "compare=1f1b,gpipe", "schedules=1f1b"), "compare= names the schedules; leave it out"),
+    ((*TWO_CARDS, "compare=1f1b,gpipe", "max_batch=yes"), "one question at a time"),
+    ((*TWO_CARDS, "deadline_days=3"), "tokens= is missing"),
+    ((*TWO_CARDS, "tokens=1e9"), "add deadline_days="),
+    ((*TWO_CARDS, "deadline_days=0", "tokens=1e9"), "deadline_days=0: a number above 0"),
+    ((*FOUR_L40S, "model=llama31_8b", "deadline_days=3", "tokens=1e9"), "usd_per_device_hour= is missing"),
+    ((*EIGHT_LAYERS, *NODES, "compare=fsdp,roundpipe"), "a search over meshes has fsdp, 1f1b"),
     (("model=nowhere/config.json", *FOUR_L40S), "nothing is downloaded"),
     (("model=llama31_9b", *FOUR_L40S), "did you mean llama31_8b?"),
     (("model=llama31_8b", "gpu=l4s", "num_devices=4"), "did you mean l40s?"),

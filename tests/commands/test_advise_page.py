@@ -37,6 +37,19 @@ def test_a_page_asks_nobody_and_escapes_names():
     assert "src=" not in text
 
 
+def test_limits_and_rents_are_on_it():
+    row = {"schedule": "1f1b", "seq_len": 21312, "beyond": 22080, "proven": True, "tokens_per_s": 1e4, "command": "x"}
+    text = advise_page.page(
+        {"model": "m", "cluster": "c", "num_devices": 4, "question": "max_seq_len", "limits": [row]}
+    )
+    assert "21,312" in text
+    assert "not 22,080, proven" in text
+    rents = [{"num_devices": 2, "days": 3.0, "usd": 72.0, "why": "zero_2"}]
+    text = advise_page.page(ANSWER | {"rents": rents, "cheapest": rents[0], "deadline_days": 4.0})
+    assert "2 devices: 3.0 days, 72 US dollars, zero_2" in text
+    assert "cheapest within 4 days: 2 devices" in text
+
+
 def test_bars_of_causes_are_as_long_as_their_seconds():
     """The longest step fills the width: 1.0 of 1.1 seconds is 90.909 %."""
     text = advise_page.page(ANSWER)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from analysis.explained import pairs as published
 from analysis.explained.rows import RATES, case_of_row, side_of
 from analysis.predictions.cases import case_of
+from analysis.predictions.clusters import problems
 from analysis.predictions.clusters.case import rows_of
-from analysis.predictions.clusters.problems import SOURCES
 from rpbench.cli import dispatch
 from rpbench.config.request import load
 from rpbench.cost.machine import machine
@@ -119,8 +119,7 @@ def small_job(mesh, devices_per_node=8, **options):
 
 
 def test_causes_add_up_to_the_predicted_step_of_every_given_run():
-    jobs = [case.job for name in SOURCES for row in rows_of("measured", name) for case in SOURCES[name].read(row)]
-    known = [job for job in jobs if job is not None]
+    known = [case.job for case in problems.given(problems.SETS) if case.job is not None]
     assert len(known) > 400
     for job in known:
         causes = job_causes(job)

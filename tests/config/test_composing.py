@@ -48,7 +48,7 @@ def test_cells_of_every_experiment_are_hydras(experiment):
 
 OVERRIDES = [
     ("schedule=1f1b", "num_microbatches=4", "cost=constant", "cost.hop_ms=0.5", "model=qwen3_1p7b"),
-    ("backend=virtual", "backend.recompute_grain=layer", "checkpoint.save_to=a.pt", "model=tiny_gpt"),
+    ("backend=virtual", "backend.recompute_grain=layer", "checkpoint.save_to=a", "model=tiny_gpt"),
     ("seed=${num_devices}", "num_devices=3"),  # an interpolation
     ("+cost.constants.a=1", "cost=analytic"),  # an added key
     ("cluster=8x_rtx4090", "cluster.device_speeds=[1,0.5]", "~cost.hop_ms", "cost=constant"),

@@ -35,13 +35,15 @@ def test_latency_and_bandwidth_are_found_again(name):
 
 
 def test_intervals_hold_what_was_put_in_for_about_nine_of_ten():
-    rng, held = np.random.default_rng(3), []
+    rng, held, held_latency = np.random.default_rng(3), [], []
     for _ in range(40):
         noisy = {size: ((50e-6 + 0.5 * size / 2e9) * rng.lognormal(0, 0.1, 15)).tolist() for size in SIZES}
         found = fit_rate("all_gather", 2, noisy)
         held.append(found.bytes_per_s_low <= 2e9 <= found.bytes_per_s_high)
+        held_latency.append(found.latency_s_low <= 50e-6 <= found.latency_s_high)
         assert found.latency_s_low <= found.latency_s <= found.latency_s_high
     assert 0.75 <= np.mean(held) <= 1.0
+    assert 0.75 <= np.mean(held_latency) <= 1.0
 
 
 def test_no_latency_is_below_zero():

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rpbench.cost.basis import make_basis
+from rpbench.cost.basis import Basis, counted_numbers, make_basis
 from rpbench.cost.declared import Declared, declarations
 from rpbench.cost.machine import NUMBERS, Machine, machine, machine_of
 
@@ -27,12 +27,12 @@ def test_every_figure_of_a_cluster_has_an_origin(path):
 
 
 def test_every_constant_of_the_analytic_costs_has_an_origin():
-    config = read(CONF / "cost" / "analytic.yaml")
-    assert set(declarations(config["declared"])) == set(config["constants"])
+    numbers, declared = counted_numbers()
+    assert set(declarations(declared)) == set(numbers)
 
 
 def test_fitted_constants_name_cells_of_the_published_tables():
-    rows = {**read(CONF / "cost" / "analytic.yaml")["declared"], **machine("8x_rtx4090").declared}
+    rows = {**counted_numbers()[1], **machine("8x_rtx4090").declared}
     fitted = {name: each for name, each in declarations(rows).items() if each.origin == "fitted"}
     assert len(fitted) == 26  # as the READMEs count them: 20 of them solved from published layer timings
     for each in fitted.values():
@@ -80,3 +80,17 @@ def test_impossible_constants_are_refused(value):
 def test_shares_above_one_and_words_with_units_are_refused(field, value):
     with pytest.raises(ValueError, match=rf"cluster\.{field}="):
         Machine("mine", **{field: value})
+
+
+def test_what_may_be_off_is_what_was_read_and_declared_with_a_spread():
+    declared = {"guessed": Declared("assumed", "a guess", 0.2), "counted": Declared("vendor", "a sheet", 0.0)}
+    basis = Basis("mine", {"guessed": 1.0, "counted": 2.0, "plain": 3.0}, declared)
+    assert [basis["counted"], basis["plain"], basis.uncertain()] == [2.0, 3.0, []]
+    assert [basis["guessed"], basis.uncertain()] == [1.0, ["guessed"]]
+
+
+@pytest.mark.parametrize("num_devices, domain", [(1, 0), (4, 0), (8, 64), (64, 64)])
+def test_one_host_of_a_rack_is_a_domain_of_its_own(num_devices, domain):
+    """GB300 NVL72: NVLink joins 64 devices of hosts with 4."""
+    found = machine("gb300_nvl72").with_devices(num_devices)
+    assert (found.domain, found.domain_devices) == (domain, min(num_devices, domain or 4))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rpbench.cost.activations import UNKNOWN
 from rpbench.cost.memory import Footprint, classes_of, device_bytes, why_infeasible
 from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
 from rpbench.ir.action import parse as parse_action
@@ -152,6 +153,28 @@ def test_the_least_is_met_by_the_best_split_and_by_no_cut_undercut(name, ranks, 
     assert footprint.least_bytes == pytest.approx(1000 * held(8), abs=1)
     cuts = np.array([cut for cut in np.ndindex(*(4,) * stages) if sum(cut) == 8][:2000])
     assert (footprint.peaks(cuts, cuts).max(axis=1) >= footprint.least_bytes).all()
+
+
+@pytest.mark.parametrize("name, versions", [("1f1b", 1), ("pipelined_backprop", 1), ("xpipe", 1), ("pipedream", 2)])
+def test_weights_are_held_once_unless_versions_of_them_are_stashed(name, versions):
+    """PipeDream's first of two devices keeps two versions; who predicts weights reads the newest ones alone."""
+    order = entry(name).build(Shape(2, 2, 4, num_steps=3)).with_partition(parse("2-2"))
+    stashed = 700 + 10 + 20  # of float16
+    held = classes_of(order, SIZES, [2, 1])[0]
+    assert sum(size for kind, size in held.items() if "weights" in kind) == versions * stashed
+
+
+def test_of_layers_that_nobody_knows_nothing_goes_before_their_weight_gradients():
+    assert UNKNOWN.whole == UNKNOWN.for_weights == 1
+
+
+@pytest.mark.parametrize("logits", [0, 3000])
+def test_every_replica_makes_logits_and_the_least_counts_them(logits):
+    sizes = ModelBytes((LayerSize(10, 10, 60),) * 4, LayerSize(0, 0, 0), LayerSize(0, 0, 0), 0, logits, 0)
+    order = entry("data_parallel").build(Shape(2, 1, 2)).with_partition(symmetric((4,)))
+    footprint = Footprint(entry("data_parallel").lower(order, prefetch=1), sizes, [1, 1])
+    assert footprint.least_bytes == 4 * 80 + logits
+    assert footprint.peaks(np.array([[4]]), np.array([[4]])).max() >= footprint.least_bytes
 
 
 # --- sizes of a model ---------------------------------------------------------------------------------------

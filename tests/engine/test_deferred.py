@@ -206,6 +206,16 @@ def test_defer_says_which_maps_it_puts_off():
     assert defer(end, deferring.linears) == []
 
 
+def test_a_map_one_of_whose_weights_was_made_on_the_way_is_not_put_off():
+    """What made it would lose its gradient: then the whole map goes back with the inputs."""
+    weight, bias = leaf(3, 3), leaf(3)
+    with Deferring([weight, bias]) as deferring:
+        linear(leaf(2, 3), weight, bias)
+        linear(leaf(2, 3), weight, 2 * bias)
+        linear(leaf(2, 3), 2 * weight, bias)
+    assert [map_.weights for map_ in deferring.linears] == [(weight, bias)]
+
+
 # --- whole models ---
 
 MODELS = {

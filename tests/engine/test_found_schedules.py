@@ -98,7 +98,7 @@ placement=0,0 partition=0-1
 1RESHARD 1UNSHARD 0RESHARD 0UNSHARD 0REDUCE_GRAD 1REDUCE_GRAD 0RESHARD 1RESHARD 0REDUCE_GRAD
 0/host: 1STEP@1 0STEP@1
 """
-    verdicts(text)
+    assert verdicts(text) == {"same"}
 
 
 # --- weights, where they are ----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from cases import NAMES, build
@@ -12,7 +13,17 @@ from training_cases import uneven_costs
 from rpbench.engine.measure import other_load as foreign
 from rpbench.engine.measure.action_times import measured_costs
 from rpbench.engine.measure.other_load import ForeignLoad
+from rpbench.engine.measure.rates import _half_rate_width
 from rpbench.sim.longest_path import simulate
+
+
+@pytest.mark.parametrize("width, thin", [(1024, 64), (32, 32)])
+@pytest.mark.parametrize("half", [1.0, 7.0, 100.0])
+def test_the_size_of_half_the_rate_is_found_in_a_thin_products_seconds(width, thin, half):
+    """A product of smallest size s reaches s / (s + half) of the rate; 64 rows, or all of a narrower matrix."""
+    rate = 1e9
+    watch = SimpleNamespace(seconds=lambda made: 2 * thin * width**2 / rate * (thin + half) / thin)
+    assert _half_rate_width(watch, width, rate) == pytest.approx(half)
 
 
 @pytest.mark.parametrize("name", NAMES)

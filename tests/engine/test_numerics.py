@@ -16,6 +16,7 @@ from rpbench.engine.compute.forward_backward import NonFiniteLoss
 from rpbench.engine.compute.stage import Stages
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.state.accumulation import gradient_groups
+from rpbench.engine.state.direction import direction
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
@@ -356,3 +357,15 @@ def test_a_last_stage_that_does_not_go_back_at_once_cannot_be_kept():
         train(schedule, workload_of(schedule), recompute="except_last")
     with pytest.raises(ValueError, match="recompute='last': one of all, except_last"):
         Settings(recompute="last")
+
+
+@pytest.mark.parametrize("with_decay", [False, True])
+def test_after_one_step_adamw_heads_where_the_signs_of_the_gradient_say(with_decay):
+    """One step: the mean is the gradient and the root of the mean square its size; decay takes 0.1 of the weight."""
+    weight = torch.tensor([2.0, -4.0], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight], lr=0.0, weight_decay=0.1)
+    weight.grad = torch.tensor([0.5, 3.0], dtype=torch.float64)
+    assert direction(optimizer, weight, with_decay=with_decay) is None
+    optimizer.step()
+    expected = [1 + 0.2, 1 - 0.4] if with_decay else [1.0, 1.0]
+    assert direction(optimizer, weight, with_decay=with_decay).tolist() == pytest.approx(expected, rel=1e-6)

@@ -63,10 +63,12 @@ def documents(folder: Path) -> Documents:
     """Every kind of document; takes a few runs, whose records are in the folder afterwards."""
     here = f"results_dir={folder}"
     _said(*SWEEP, here, "save_timeline=true")
-    _said(*TRAIN, "num_steps=2", here, f"checkpoint.save_to={folder / 'state.pt'}")
+    _said(*TRAIN, "num_steps=2", here, f"checkpoint.save_to={folder / 'state'}")
     _said("profile", "model=tiny_gpt", "cost=constant", f"out={folder / 'layers'}")
     return plain_documents(folder) | {
-        "checkpoint": [(folder / "state.pt").read_bytes()],
+        "checkpoint": [(folder / "state" / "checkpoint.json").read_bytes()],
+        "checkpoint_metadata": [path.read_bytes() for path in (folder / "state").glob("data-*/.metadata")],
+        "checkpoint_data": [path.read_bytes() for path in (folder / "state").glob("data-*/*.distcp")],
         "model": _shipped("model", "tiny_gpt", "qwen3_1p7b"),
         "schedule": _schedules(),
         "torch_csv": [_said("show", "schedule=1f1b", *_SMALL, "format=torch_csv").encode()],

@@ -9,6 +9,7 @@ import socketserver
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 
@@ -91,7 +92,8 @@ def readers(seeds: Documents) -> list[Reader]:
         Reader("journal", "journal", "lines", of.journal),
         Reader("lease", "lease", "json", lease),
         Reader("timeline", "timeline", "tokens", of.timeline),
-        Reader("checkpoint", "checkpoint", "bytes", of.checkpoint),
+        Reader("checkpoint", "checkpoint", "json", of.checkpoint),
+        Reader("checkpoint's metadata", "checkpoint_metadata", "bytes", of.checkpoint_metadata),
         Reader("import kineto", "kineto", "json", lambda here, it: imported(here, it, "kineto", "trace.json")),
         Reader("import wandb", "wandb", "lines", lambda here, it: imported(here, it, "wandb", "runs.json")),
         Reader("import csv", "table", "tokens", lambda here, it: imported(here, it, "csv", "table.csv")),
@@ -233,12 +235,29 @@ class Bound:
                 raise Wrong("a timeline that nobody kept")
 
     def checkpoint(self, folder: Path, document: bytes) -> None:
-        path = folder / "state.pt"
-        path.write_bytes(document)
-        found = command(*TRAIN, "num_steps=4", "checkpoint.resume_from=state.pt", "results_dir=out")
-        row = json.loads(found[1])
-        if document != self._seeds["checkpoint"][0] and row["status"] == "ok" and not isfinite(row["loss"]):
+        """What is accepted is what was written."""
+        self._resumed(folder, document, self._seeds["checkpoint_metadata"][0])
+        if json.loads(document) != json.loads(self._seeds["checkpoint"][0]):
+            raise Wrong("goes on from another checkpoint than was saved")
+
+    def checkpoint_metadata(self, folder: Path, document: bytes) -> None:
+        """Torch's metadata, with a manifest that vouches for it."""
+        content = json.loads(self._seeds["checkpoint"][0])
+        content["files"][".metadata"] = sha256(document).hexdigest()
+        del content["digest"]
+        digest = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        row = self._resumed(folder, json.dumps(content | {"digest": digest}).encode(), document)
+        if row["status"] == "ok" and not isfinite(row["loss"]):
             raise Wrong("goes on from weights that are no numbers")
+
+    def _resumed(self, folder: Path, manifest: bytes, metadata: bytes) -> Record:
+        data = folder / "state" / json.loads(self._seeds["checkpoint"][0])["data"]
+        data.mkdir(parents=True)
+        (data / ".metadata").write_bytes(metadata)
+        (data / "__0_0.distcp").write_bytes(self._seeds["checkpoint_data"][0])
+        (folder / "state" / "checkpoint.json").write_bytes(manifest)
+        found = command(*TRAIN, "num_steps=4", "checkpoint.resume_from=state", "results_dir=out")
+        return json.loads(found[1])
 
     def nodes(self, folder: Path, document: bytes) -> None:
         self._pipedream(folder, document, self._seeds["edges"][0])

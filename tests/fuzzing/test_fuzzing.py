@@ -112,7 +112,7 @@ def reader_of(name, seeds):
     return known[name]
 
 
-KINDS = ("edges", "nodes", "checkpoint")
+KINDS = ("edges", "nodes", "checkpoint", "checkpoint_metadata", "checkpoint_data")
 
 
 @pytest.mark.parametrize("name", QUICK)

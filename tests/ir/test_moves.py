@@ -8,7 +8,7 @@ from editing import edit, with_action
 from rpbench.ir.action import Action, Kind, parse
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.check import check
-from rpbench.ir.partition import Partition
+from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
 from rpbench.passes.lower import add_steps
@@ -174,3 +174,14 @@ def test_bad_requests_say_what_would_do():
         shard(roundpipe())
     with pytest.raises(ScheduleError, match="reads what is newest"):
         stream(replace(add_steps(data_parallel()), policy=Policy.STASH))
+
+
+def test_weights_that_go_round_come_from_where_they_are_stepped():
+    """WeiPipe on 3 ranks: rank 2 steps stage 1, and nobody takes it from rank 1, also where all agree on that."""
+    shape = Shape(3, 3, 3)
+    weipipe = entry("weipipe")
+    text = to_text(weipipe.lower(weipipe.build(shape).with_partition(symmetric((1, 1, 1))), prefetch=1, buffers=4))
+    assert text.count("1LOAD:P@0>2") == 3
+    check(from_text(text))
+    with pytest.raises(ScheduleError, match="takes what rank 1 does not have: stage 1 is at home on rank 2"):
+        check(from_text(text.replace("1LOAD:P@0>2", "1LOAD:P@0>1")))

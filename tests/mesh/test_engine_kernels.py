@@ -10,13 +10,13 @@ from omegaconf import OmegaConf
 
 from rpbench.config.configuration import CONF
 from rpbench.cost.basis import make_basis
-from rpbench.cost.factors import factors
 from rpbench.cost.machine import Machine
 from rpbench.cost.measured import CALIBRATED, FACTORS, HALVES, PARTS, TERMS, factor_name
 from rpbench.mesh import engine_kernels
 from rpbench.mesh.engine_kernels import ADDED_BYTES, PUBLISHED_BYTES
 from rpbench.mesh.layer_seconds import eager_kernels
 from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.run.cluster_file import factors
 from rpbench.workload.architecture import Architecture
 
 COST = OmegaConf.to_container(OmegaConf.load(CONF / "cost" / "analytic.yaml"))

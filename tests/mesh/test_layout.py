@@ -8,7 +8,7 @@ from rpbench.cost.device import device as gpu
 from rpbench.cost.device import names
 from rpbench.cost.machine import Machine, machine
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.placement import Links, axis_group, group_of
+from rpbench.mesh.placement import Links, axis_group, group_of, replica_group
 from rpbench.workload.parts import Experts
 
 NODES_OF_EIGHT = Machine(
@@ -22,6 +22,15 @@ def test_a_data_group_beside_tensor_groups_sees_the_cards_of_its_members_in_a_no
     """8 devices with a card of 25 GB/s each: 2 members a node see 50 GB/s, one sees 25."""
     mesh = Mesh(data=32 // tensor, tensor=tensor)
     assert axis_group(mesh, "data", NODES_OF_EIGHT, WHOLE).bytes_per_s == bandwidth
+
+
+@pytest.mark.parametrize(
+    "data, context, tensor, here", [(2, 4, 1, 8), (4, 4, 1, 8), (4, 2, 4, 2), (8, 1, 4, 2), (1, 4, 2, 4)]
+)
+def test_replicas_stand_as_far_apart_as_tensor_groups_are_wide(data, context, tensor, here):
+    """Data and context together hold the same parameters: data x context devices, one beside each tensor group."""
+    group = replica_group(Mesh(data=data, context=context, tensor=tensor), NODES_OF_EIGHT, WHOLE)
+    assert (group.size, group.here) == (data * context, here)
 
 
 def test_a_tensor_group_beyond_a_node_falls_off_a_cliff():

@@ -8,10 +8,12 @@ import pytest
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape, from_text, to_text
 from rpbench.mesh.data_parallel import reduced
-from rpbench.mesh.exact import exact_terms, lowered, makespan_s, mesh_times, timeline
+from rpbench.mesh.exact import exact_terms, makespan_s, mesh_times, problem_of
 from rpbench.mesh.layout import Mesh, Sharing
+from rpbench.mesh.ordered_step import _copies, simulate_step
 from rpbench.mesh.parameters import held_by_stage
 from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.mesh.wrapping import under_mesh
@@ -22,6 +24,12 @@ from rpbench.workload.architecture import architecture
 from tests.mesh.jobs import job
 
 ONES = LayerTimes([0.1, 0.2] * 4, [0.1] * 8, [0.3] * 8, 0.5, 0.7, hop=0.01)
+
+
+def stepped(found):
+    """A step of a job's own cut, simulated with what its replicas exchange."""
+    problem, cut = problem_of(found), symmetric(found.cut)
+    return simulate_step(found, problem.order(cut), problem.costs(cut), counts_layers=True)
 
 
 def test_a_mesh_of_ones_gives_todays_times_to_the_last_bit():
@@ -65,18 +73,20 @@ def test_layer_times_hold_what_the_mesh_takes():
 @pytest.mark.parametrize("what", ["none", "optimizer", "parameters"])
 def test_data_parallelism_stands_on_lane_net_and_never_shortens_a_step(what):
     found = job(Mesh(data=8, pipeline=4, sharing=Sharing(what)))
-    end = max(timeline(found).end)
+    step = stepped(found)
+    end = max(step.timeline.end)
     own = reduced(found, held_by_stage(found, 0))
     assert makespan_s(found) <= end <= makespan_s(found) + 20 * (own.gradients + own.parameters)
-    assert {lane for row in lowered(found)[0].rows for lane, _ in row} == {"compute", "net"}
+    assert {lane for row in step.sharded.schedule.rows for lane, _ in row} == {"compute", "net"}
 
 
 def test_gradients_of_early_stages_hide_behind_the_last_microbatch():
     found = job(Mesh(data=8, pipeline=4, sharing=Sharing("none")))
-    schedule, costs = lowered(found)
+    step = stepped(found)
+    schedule, costs = step.sharded.schedule, step.costs
     reduces = [action for row in schedule.lanes for action in row["net"] if action.kind is Kind.REDUCE_GRAD]
     assert len(reduces) == 4
-    assert max(timeline(found).end) - makespan_s(found) == pytest.approx(
+    assert max(step.timeline.end) - makespan_s(found) == pytest.approx(
         max(float(costs.transfer_time(cargo)) for cargo in Analysis(schedule).cargo.values()), rel=0.2
     )
 
@@ -126,3 +136,18 @@ def test_every_schedule_takes_replicas_outside(name):
 def test_exact_terms_keep_what_is_not_the_pipeline():
     found = job(Mesh(data=2, pipeline=4), own=replace(architecture("llama3_8b"), num_layers=8))
     assert {"pipeline", "data", "optimizer"} <= set(exact_terms(found))
+
+
+@pytest.mark.parametrize(
+    "name, ranks, stages, copies",
+    [
+        ("1f1b", 4, 4, 1),
+        ("interleaved_1f1b", 2, 4, 1),
+        ("chimera", 4, 4, 2),
+        ("data_parallel", 4, 1, 4),
+        ("mobius", 2, 4, 1),
+    ],
+)
+def test_ranks_that_hold_a_stage_are_counted_where_weights_stay(name, ranks, stages, copies):
+    """Chimera's two pipelines hold every stage twice; Mobius streams its weights, and nobody holds them."""
+    assert _copies(entries()[name].build(Shape(ranks, stages, 2 * ranks))) == copies

@@ -7,10 +7,11 @@ import pytest
 
 from rpbench.cost.machine import machine
 from rpbench.ir.action import Kind
+from rpbench.mesh import memory
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import _moments, order, rank_bytes, verdict
+from rpbench.mesh.memory import _moments, fits, needed_bytes, order, rank_bytes, verdict
 from rpbench.mesh.software import declared_software
 from rpbench.workload.architecture import Architecture, architecture
 
@@ -128,3 +129,25 @@ def test_what_the_gradient_of_the_weights_still_needs_stays_between_the_halves(n
             if action.kind is Kind.F:
                 most = max(most, begun + 0.55 * halved)
         assert max(map(sum, _moments(name, ranks, 1, microbatches, rank))) == pytest.approx(most)
+
+
+@pytest.mark.parametrize("more, answer", [(-1, True), (0, True), (1, False)])
+def test_what_fills_a_device_to_the_last_byte_fits(more, answer, monkeypatch):
+    found = job(gpt(1024, 8, 16), Mesh(pipeline=2))
+    monkeypatch.setattr(memory, "needed_bytes", lambda *_: found.machine.device.memory_bytes + more)
+    assert fits(found) is answer
+
+
+@pytest.mark.parametrize("cut", [(5,), (4, 5), (-1, 9)])
+def test_a_cut_that_is_not_of_all_layers_is_refused(cut):
+    """Too few stages, a layer too many, and less than no layer."""
+    with pytest.raises(ValueError, match="2 numbers that add up to 8 layers"):
+        job(gpt(1024, 8, 16), Mesh(pipeline=2), cut=cut)
+
+
+def test_a_device_holds_tensors_with_their_fragments_and_what_its_machine_keeps_back():
+    found = job(gpt(1024, 8, 16), Mesh())
+    found = replace(found, software=replace(found.software, scale=1.5))
+    for kept_back in (None, 1000):
+        on = replace(found, machine=replace(found.machine, reserved_memory_bytes=kept_back))
+        assert needed_bytes(on, {"weights": 600.0, "gradients": 400.0}) == 1500 + (kept_back or 0)

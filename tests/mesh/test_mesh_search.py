@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rpbench.mesh.closed_bytes import rank_layers
 from rpbench.mesh.closed_forms import Question, layer_table, time_plans
 from rpbench.mesh.fitting import job_of
 from rpbench.mesh.memory import fullest
-from rpbench.mesh.plans import Space, enumerate_plans
+from rpbench.mesh.plans import Space, _chunks, enumerate_plans
 from rpbench.mesh.search import search, simulate_job
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
@@ -73,6 +74,13 @@ def test_bytes_in_arrays_are_within_a_tenth_of_those_of_orders(name):
     sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n))[1].values()) for n in numbers]
     assert max(abs(np.log(sizes))) < 0.15
     assert np.median(np.abs(np.log(sizes))) < 0.01
+
+
+@pytest.mark.parametrize("microbatches, chunks", [(7, []), (8, [1]), (9, [1])])
+def test_split_backwards_are_planned_from_two_microbatches_a_device_on(microbatches, chunks):
+    inner = SimpleNamespace(recompute="none")
+    assert _chunks("zb_h1", 4, 32, microbatches, inner, Space()) == chunks
+    assert _chunks("1f1b", 4, 32, microbatches, inner, Space()) == [1]
 
 
 def test_a_batch_that_divides_by_nothing_is_refused():

@@ -13,11 +13,12 @@ from rpbench.mesh.closed_forms import _group
 from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s
 from rpbench.mesh.data_parallel import gathered_layer
 from rpbench.mesh.job import StageSeconds, stage_seconds
-from rpbench.mesh.layer_seconds import Seconds
+from rpbench.mesh.layer_seconds import Seconds, _element_bytes
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.placement import Group
 from rpbench.mesh.prediction import num_microbatches, predict
 from rpbench.mesh.products import alignment, efficiency, filled
+from rpbench.mesh.software import PRIORS
 from rpbench.mesh.step import pipeline_terms, step_terms
 from rpbench.workload.architecture import architecture
 from tests.mesh.jobs import job
@@ -134,6 +135,33 @@ def test_recomputation_runs_the_forward_again():
     (kind,) = plain.kinds
     assert plain.kinds[kind].recompute == 0.0
     assert full.kinds[kind].recompute == pytest.approx(full.kinds[kind].forward_all)
+
+
+def test_recomputing_by_operator_runs_a_part_of_the_forward_again():
+    some, full = (job(Mesh(tensor=2), recompute=how) for how in ("per_op", "full"))
+    (kind,) = some.kinds
+    assert 0.0 < some.kinds[kind].recompute < full.kinds[kind].recompute
+
+
+def test_the_way_back_to_the_input_takes_longer_than_the_way_forth():
+    """The same products, 2.5 times attention's and 1.6 times the element-wise work."""
+    found = job(Mesh())
+    (kind,) = found.kinds
+    assert found.kinds[kind].input_grad > found.kinds[kind].forward
+
+
+def test_element_wise_bytes_of_a_plain_layer_are_counted_by_hand():
+    """16 bits: `passes` over the hidden state; two inner values in, one out and both kept of a gated product."""
+    found = job(Mesh())
+    (kind,), own, tokens = found.kinds, found.architecture, found.setting.tokens
+    assert tokens == 4096
+    expected = 2.0 * tokens * (own.hidden * found.software.passes + 5 * own.inner)
+    assert _element_bytes(found.setting, kind) == pytest.approx(expected)
+
+
+def test_no_prior_is_vaguer_than_a_factor_of_three():
+    assert all(0 < prior.log_sd <= 1.0 and prior.value > 0 for prior in PRIORS.values())
+    assert PRIORS["tokens"].value >= 1, "no less than a token"
 
 
 def test_a_batch_that_cannot_be_dealt_names_the_nearest():

@@ -17,6 +17,7 @@ from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import rank
 from rpbench.plan.contest.search import tune
+from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import space_of
 from rpbench.plan.linear import prices
 
@@ -31,10 +32,10 @@ def cuts(num_layers, num_stages):
         yield symmetric(tuple(np.diff((0, *ends, num_layers)).tolist()))
 
 
-def every_plan(name, case):
+def every_plan(frames):
     """Every setting with every cut, timed with all steps."""
-    who = contender(name)
-    space, frames = space_of(who, case), Frames(who, case)
+    case = frames.terms
+    space = space_of(frames.contender, case)
     for values in product(*space.dimensions.values()):
         setting = space.first
         for dimension, value in zip(space.dimensions, values, strict=True):
@@ -69,9 +70,7 @@ def small_of(case, layers, sizes):
     return terms_of(model, case.cluster, basis, microbatches=(1, 2), limits=case.limits, **given)
 
 
-# Open: since cuts may leave out stages again, a random case breaks one of the checks; by hand until mended.
-@pytest.mark.exhaustive
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_the_best_of_every_setting_and_cut_is_met_within_the_printed_gap(drawn):
     check(*drawn)
@@ -84,16 +83,32 @@ def test_the_same_of_many_more(drawn):
     check(*drawn)
 
 
+def test_a_plan_two_changes_away_is_found():
+    """Larger microbatches fit with one stage a device alone, and one stage a device is slower with small ones."""
+    case = small(num_devices=3, sequences_per_step=12, num_steps=3)
+    check("gis", small_of(case, 4, {"hidden": 2048, "vocab": 32_000}), 0.8)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "looped_bfs"])
+def test_a_sketch_promises_no_less_than_timelines_give(name):
+    """It has the same order and the same hops, links that nobody shares, and no optimizer."""
+    who, case = contender(name), small()
+    for size in case.microbatches:
+        at = space_of(who, case).first.changed("microbatch_sequences", size).changed("recompute", "none")
+        sketch = Sketcher(who, case, 100_000).of(at)
+        timed = [Frames(who, case).of(at, cut, case.num_steps).outcome(cut, "none") for cut in sketch.cuts]
+        assert sketch.tokens_per_s >= max(each.tokens_per_s for each in timed) * (1 - 1e-6)
+
+
 def check(name, case, share):
     """Every plan against the bounds, and the found one against every plan."""
     who = contender(name)
-    if share is not None:
-        peaks = [outcome.peak_bytes for outcome in every_plan(name, case)]
-        if not peaks:
-            return
-        limit = int(share * float(np.median(peaks)))
+    frames = Frames(who, case)
+    known = list(every_plan(frames))
+    if known and share is not None:
+        limit = int(share * float(np.median([outcome.peak_bytes for outcome in known])))
         case = replace(case, limits=replace(case.limits, device_memory_bytes=limit))
-    known = list(every_plan(name, case))
+        known = list(every_plan(frames.under(case)))
     if not known:
         return
     best = max(known, key=rank)

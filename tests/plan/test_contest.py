@@ -355,6 +355,12 @@ def test_a_plan_that_cannot_be_beaten_nearby_is_beaten_from_elsewhere():
     assert tune(contender("1f1b"), case, Budget(60)).restarted.gain is None
 
 
+def test_who_moves_weights_chooses_how_early():
+    chosen = {name: space_of(contender(name), small()).dimensions["prefetch"] for name in ("1f1b", "zero_3", "mobius")}
+    assert chosen["1f1b"] == (1,)
+    assert set(chosen["zero_3"]) == set(chosen["mobius"]) > {1}
+
+
 def test_what_a_bound_rules_out_is_not_searched_and_says_by_how_much():
     plan = tune(contender("data_parallel"), small(300_000_000), Budget(400))
     assert not plan.outcome.fits

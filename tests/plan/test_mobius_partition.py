@@ -16,7 +16,7 @@ from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.sizes import DeviceMemory, model_bytes
-from rpbench.cost.traffic import Traffic
+from rpbench.cost.transfers import Traffic
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.residency import prefetch_depth
 from rpbench.plan import choose

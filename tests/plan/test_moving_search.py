@@ -7,7 +7,7 @@ from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import classes_of, why_infeasible
 from rpbench.cost.sizes import DeviceMemory, model_bytes
-from rpbench.cost.traffic import Traffic
+from rpbench.cost.transfers import Traffic
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.passes.lower import add_steps

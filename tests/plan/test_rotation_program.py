@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rpbench.cost.sizes import LayerSize, ModelBytes
 from rpbench.plan.rotation import Links, Rotation
+from rpbench.plan.rotation_bound import _whole
 from rpbench.plan.rotation_links import overlap_of_visits
 from rpbench.plan.rotation_program import solve
 
@@ -82,6 +83,14 @@ def test_the_slowest_way_of_tensors_paces_a_visit():
     rotation = equal(1, 1, 3)
     slow = replace(rotation, links=replace(rotation.links, flow=((4.0, 7.0),)))
     assert step_of(slow, 1) == 9 + 16
+
+
+def test_a_visit_brings_one_tensor_and_backward_one_more_where_there_are_stages_on_both_sides():
+    """4 microbatches; a tensor takes 1, 2 and 3 to the three places."""
+    rotation = equal(6, 3, 4)
+    rotation = replace(rotation, links=replace(rotation.links, boundary=(1.0, 2.0, 3.0)))
+    assert [rotation.arriving(stage, 6, backward=False) for stage in range(6)] == [0, 8, 12, 4, 8, 12]
+    assert [rotation.arriving(stage, 6, backward=True) for stage in range(6)] == [4, 16, 24, 8, 16, 12]
 
 
 def test_the_optimizer_takes_stages_one_after_the_other():
@@ -170,6 +179,10 @@ def test_more_memory_and_faster_links_never_make_the_best_step_longer(rotation, 
     if rotation.limit_bytes is not None:
         wider = replace(rotation, limit_bytes=int(rotation.limit_bytes * factor))
         assert solve(wider, numbers).step <= step * (1 + 1e-8)
+
+
+def test_as_many_layers_as_you_like_fit_where_they_take_nothing():
+    assert list(_whole(np.array([0.0, 1.0, 7.0, -1.0]), np.array([0.0, 0.0, 2.0, 2.0]))) == [np.inf, np.inf, 3, 0]
 
 
 def test_a_search_that_is_cut_short_says_so():

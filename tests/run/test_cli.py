@@ -164,7 +164,7 @@ WRONG = [
     (["backend=cpu", "model=tiny_gpt", "backend.num_warmup_runs=-1"], "backend.num_warmup_runs=-1"),
     (["backend=virtual", "model=tiny_gpt", "optimizer.weight_decay=-1"], "optimizer.weight_decay=-1.0: a number of"),
     (["schedule_file=/dev/zero"], "schedule_file=/dev/zero: it is a device, no regular file"),
-    (["checkpoint.resume_from=/dev/zero"], "checkpoint.resume_from=/dev/zero: it is a device"),
+    (["checkpoint.resume_from=/dev/zero"], "checkpoint.resume_from=/dev/zero: it is no folder"),
     (["mode.failures=[1]"], "mode.failures=[1]: choose what has such keys first, as in mode=failures"),
     (["import", "csv", "/dev/zero"], "import /dev/zero: it is a device"),
 ]

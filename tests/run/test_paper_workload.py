@@ -52,7 +52,12 @@ def test_analytic_costs_serve_any_schedule(tmp_path):
         (["model=llama31_8b", "cluster=8x_a800", "cluster.gpu=null"], "has no matmul_flops_per_s"),
         (["model=llama31_8b", "cluster=8x_a800", "cluster.host_memory_bytes=null"], "has no host_memory_bytes"),
         (["model=llama31_8b", "cluster=8x_a800", "cluster.device_memory_bytes=24GB"], "a whole number of at least 1"),
-        (["model=gpt_oss_20b", "cluster=8x_a800", "cost.constants.loop_share=0"], "a share of a core"),
+        (["model=gpt_oss_20b", "cluster=8x_a800", "+cost.constants.loop_share=0"], "a share of a core"),
+        (
+            ["model=gpt_oss_20b", "cluster=8x_a800", "software=roundpipe", "software.numbers.loop_share=0"],
+            "share of a core",
+        ),
+        (["model=gpt_oss_20b", "cost.constants.loop_share=0"], "is a number of a software now"),
         (["model=llama31_8b", "cluster=8x_a800", "cluster.copy_bytes_per_s=21GB"], r"cluster\.copy_bytes_per_s='21GB'"),
     ],
 )

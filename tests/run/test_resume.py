@@ -1,5 +1,6 @@
 """Checkpoints through the command line, and how bad ones are refused."""
 
+import shutil
 from functools import partial
 
 import pytest
@@ -26,9 +27,9 @@ def rpbench(rpbench):
 def test_a_run_goes_on_bit_for_bit(backend, schedule, rpbench):
     common = (*schedule, f"backend={backend}", "optimizer.learning_rate=0.01")
     _, (straight,), _ = rpbench(*common, "num_steps=5")
-    status, _, _ = rpbench(*common, "num_steps=2", "checkpoint.save_to=c.pt")
+    status, _, _ = rpbench(*common, "num_steps=2", "checkpoint.save_to=c")
     assert status == 0
-    status, (resumed,), _ = rpbench(*common, "num_steps=3", "checkpoint.resume_from=c.pt", "verify=true")
+    status, (resumed,), _ = rpbench(*common, "num_steps=3", "checkpoint.resume_from=c", "verify=true")
     assert status == 0
     assert resumed["loss"] == straight["loss"]
     assert resumed["grad_max_abs_diff"] == resumed["weight_max_abs_diff"] == 0.0
@@ -38,34 +39,38 @@ def test_a_run_goes_on_bit_for_bit(backend, schedule, rpbench):
 
 
 def test_another_file_by_the_same_name_is_another_run(rpbench):
-    rpbench("backend=virtual", "num_steps=2", "checkpoint.save_to=c.pt")
-    resume = ("backend=virtual", "num_steps=2", "checkpoint.resume_from=c.pt")
+    rpbench("backend=virtual", "num_steps=2", "checkpoint.save_to=c")
+    resume = ("backend=virtual", "num_steps=2", "checkpoint.resume_from=c")
     _, (one,), _ = rpbench(*resume)
-    rpbench("backend=virtual", "num_steps=3", "checkpoint.save_to=c.pt")
+    rpbench("backend=virtual", "num_steps=3", "checkpoint.save_to=c")
     _, (other,), _ = rpbench(*resume)
     assert one["run_id"] != other["run_id"]
     assert one["loss"] != other["loss"]
 
 
 def test_bad_checkpoints_are_refused_before_any_work(rpbench, tmp_path):
-    rpbench("backend=virtual", "num_steps=2", "checkpoint.save_to=c.pt")
-    whole = (tmp_path / "c.pt").read_bytes()
-    (tmp_path / "torn.pt").write_bytes(whole[: len(whole) // 2])
+    rpbench("backend=virtual", "num_steps=2", "checkpoint.save_to=c")
+    shutil.copytree(tmp_path / "c", tmp_path / "torn")
+    torn = next((tmp_path / "torn").glob("data-*/*.distcp"))
+    torn.write_bytes(torn.read_bytes()[:-1])
     before = set((tmp_path / "results").iterdir())
     for arguments, words in [
-        (("checkpoint.resume_from=none.pt",), "none.pt: cannot be read (there is no such file)"),
-        (("checkpoint.resume_from=torn.pt",), "torn.pt is torn"),
-        (("checkpoint.resume_from=c.pt", "model.hidden=64"), "c.pt was saved with model="),
-        (("checkpoint.resume_from=c.pt", "dtype=float64"), "saved with dtype=float32, this run has dtype=float64"),
-        (("checkpoint.resume_from=c.pt", "num_microbatches=4"), "saved with num_microbatches=2"),
-        (("checkpoint.save_to=d.pt",), "num_steps=2 or more"),
-        (("checkpoint.save_to=nowhere/d.pt", "num_steps=2"), "is no folder that can be written"),
+        (("checkpoint.resume_from=none",), "none: cannot be read (there is no such checkpoint)"),
+        (("checkpoint.resume_from=c/checkpoint.json",), "it is no folder; name one that checkpoint.json lies in"),
+        (("checkpoint.resume_from=torn",), "torn is torn"),
+        (("checkpoint.resume_from=c", "model.hidden=64"), "c was saved with model="),
+        (("checkpoint.resume_from=c", "dtype=float64"), "saved with dtype=float32, this run has dtype=float64"),
+        (("checkpoint.resume_from=c", "num_microbatches=4"), "saved with num_microbatches=2"),
+        (("checkpoint.resume_from=c", "optimizer=sgd"), "saved with optimizer={'name': 'adamw'"),
+        (("checkpoint.save_to=results", "num_steps=2"), "is left alone; name a new folder"),
+        (("checkpoint.save_to=d",), "num_steps=2 or more"),
+        (("checkpoint.save_to=nowhere/d", "num_steps=2"), "is no folder that can be written"),
     ]:
         status, rows, err = rpbench("backend=virtual", *arguments)
         assert (status, rows) == (2, []), arguments
         assert words in err
         assert len(err.splitlines()) <= 3
-    status, _, err = rpbench("checkpoint.resume_from=c.pt")
+    status, _, err = rpbench("checkpoint.resume_from=c")
     assert status == 2
     assert "mode=simulate has no state" in err
     assert set((tmp_path / "results").iterdir()) == before

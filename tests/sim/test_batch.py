@@ -112,6 +112,15 @@ def test_more_plans_than_fit_side_by_side_are_timed_each():
     assert len(set(found.tolist())) > 10
 
 
+def test_a_graph_that_fills_the_cache_is_timed_in_narrow_batches(monkeypatch):
+    monkeypatch.setattr(batch, "ENDS_IN_CACHE", 1)
+    times = constant_times(9, 3, forward_ms=1, input_grad_ms=1, weight_grad_ms=1, recompute_ms=1, hop_ms=0.1)
+    graph = build_graph(entry("1f1b").build(Shape(3, 3, 4)))
+    partitions = [symmetric((i, 5 - i, 4)) for i in range(6)] * 3
+    assert len(partitions) > batch.LEAST_WIDTH
+    assert together(graph, times, partitions).tolist() == one_by_one(graph, times, partitions)
+
+
 def test_backward_in_two_pieces_is_timed_by_its_halves():
     times = constant_times(6, 3, forward_ms=2, input_grad_ms=1.5, weight_grad_ms=0.5, hop_ms=0.25)
     graph = build_graph(split_backward(entry("gpipe").build(Shape(3, 3, 4))))

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rpbench.cost.charges import with_charges
 from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
 from rpbench.cost.sizes import OPTIMIZER_BYTES, model_bytes
-from rpbench.cost.traffic import OptimizerTraffic, Traffic
-from rpbench.cost.transfers import moved_bytes
+from rpbench.cost.transfers import OptimizerTraffic, Traffic, moved_bytes
 from rpbench.ir.action import SEND, Kind
 from rpbench.ir.check import check
 from rpbench.ir.index import Index
@@ -20,7 +20,6 @@ from rpbench.passes.boundary_lanes import send_over_links
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard
 from rpbench.registry import entry
-from rpbench.run.charging import with_charges
 from rpbench.sim.graph import build_graph
 from rpbench.sim.links import simulate_charged
 from rpbench.workload.architecture import Architecture

@@ -10,7 +10,7 @@ from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.registry import entry
-from rpbench.sim.events import deal
+from rpbench.sim.events import _Floor, deal
 from rpbench.sim.longest_path import simulate
 from tests.sim.conftest import MODELS
 
@@ -33,7 +33,8 @@ def streamed(draw):
     schedule = entry("roundpipe").build(shape, round_size=size).with_partition(partition)
     head = draw(st.floats(0.1, 9))
     costs = LayerTimes(*times, head_forward=head, head_backward=2 * head, hop=draw(st.floats(0, 0.5)))
-    return schedule, costs.table(partition, recompute_ahead=draw(st.booleans()))
+    ahead = {name: draw(st.booleans()) for name in ("recompute_ahead", "fused_ahead")}
+    return schedule, costs.table(partition, **ahead)
 
 
 @settings(deadline=None, max_examples=60)
@@ -44,6 +45,19 @@ def test_dealing_keeps_every_action_and_can_run(cell, rule):
     before = Counter(action for _, _, row in schedule.items() for action in row)
     assert Counter(action for _, _, row in dealt.items() for action in row) == before
     assert simulate(dealt, costs).makespan > 0
+
+
+@settings(deadline=None, max_examples=30)
+@given(cell=streamed())
+def test_whoever_deals_counts_with_the_times_that_come_about(cell):
+    schedule, costs = cell
+    floor, dealt = _Floor(schedule, costs), deal(schedule, costs, "dynamic")
+    of_row = [iter(dealt.compute(device)) for device in range(schedule.shape.num_ranks)]
+    timeline = simulate(dealt, costs)
+    ends = dict(zip((a for row in of_row for a in row), timeline.end, strict=True))
+    for action in sorted(ends, key=lambda action: (ends[action], action.kind.name)):
+        device = next(rank for rank in range(schedule.shape.num_ranks) if action in dealt.compute(rank))
+        assert floor.run((action,), device) == pytest.approx(ends[action], rel=1e-9), action
 
 
 def test_a_pool_cures_the_heavy_head_that_rotation_does_not():

@@ -8,13 +8,13 @@ from fairness import fair_rates
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpbench.cost.charges import with_everything
 from rpbench.cost.constant import constant_times
 from rpbench.cost.machine import Machine
 from rpbench.cost.sizes import model_bytes
-from rpbench.cost.traffic import OptimizerTraffic, Traffic
+from rpbench.cost.transfers import OptimizerTraffic, Traffic
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Shape
-from rpbench.plan.contest.charges import with_everything
 from rpbench.registry import entry
 from rpbench.sim.fair_shares import PARTS, Flows, Shared, Works, share, share_links
 from rpbench.sim.graph import build_graph

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Action, Kind, parse
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.plain_row import PlainRow
 from rpbench.ir.schedule import Schedule, Shape, from_text
@@ -37,6 +37,33 @@ def test_both_find_the_same(ranks, chunks, rounds, share, least_gap, as_text):
     cargo = {n: carried.distinct[w] for n, w in zip(carried.numbers.tolist(), carried.which.tolist(), strict=True)}
     assert {number: of for number, (_, of) in cargo.items()} == analysis.cargo
     assert all(analysis.index.actions[number].kind is kind for number, (kind, _) in cargo.items())
+
+
+@pytest.mark.parametrize("stage, microbatch, part", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, -1, 0)])
+def test_what_is_out_of_the_shape_in_one_number_is_left_to_those_who_say_so(stage, microbatch, part):
+    def moved(kind):
+        return Action(kind, stage, microbatch, part=part, object="A")
+
+    lanes = {
+        "compute": [Action(kind, stage, microbatch, part=part) for kind in (Kind.F, Kind.B)],
+        "d2h": [moved(Kind.STORE), moved(Kind.FREE)],
+        "h2d": [moved(Kind.LOAD), moved(Kind.FREE)],
+    }
+    schedule = Schedule(Shape(1, 1, 1), (lanes,))
+    assert kept_edges(schedule, read_columns(schedule)) is None
+
+
+def test_readers_of_several_kinds_are_found_though_some_kinds_end_early():
+    """The first microbatch has a whole backward, the second one its halves: no B stands as late as its activations."""
+    lanes = {
+        "compute": [parse(token) for token in ["0F0", "0F1", "0B0", "0I1", "0W1"]],
+        "d2h": [parse(token) for token in ["0STORE:A0", "0FREE:A0", "0STORE:A1", "0FREE:A1"]],
+        "h2d": [parse(token) for token in ["0LOAD:A0", "0FREE:A0", "0LOAD:A1", "0FREE:A1"]],
+    }
+    schedule = Schedule(Shape(1, 1, 2), (lanes,))
+    found = kept_edges(schedule, read_columns(schedule))
+    assert found is not None
+    assert sorted(zip(*map(list, found), strict=True)) == sorted(Analysis(schedule).transfer_edges)
 
 
 def test_what_recomputes_ahead_or_splits_its_backward_is_awaited_by_its_first_and_left_by_its_last():

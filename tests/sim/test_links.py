@@ -101,6 +101,10 @@ def test_devices_on_one_root_complex_share_it():
     assert loaded_s(schedule, memory) == pytest.approx([4 * one] * 4)
 
 
+def test_links_without_a_pace_take_no_time_whatever_the_memory_does():
+    assert loaded_s(replicas(3), Machine("x", 3, host_memory_bytes_per_s=1e6)) == [0.0] * 3
+
+
 def test_fair_rates_fill_the_tightest_link_first():
     uses = {0: ["a", "hub"], 1: ["b", "hub"], 2: ["c", "hub"], 3: []}
     found = fair_rates(uses, {"a": 1.0, "b": 10.0, "c": 10.0, "hub": 9.0})

@@ -136,3 +136,11 @@ def test_costs_that_do_not_split_backward_refuse_its_halves():
 def test_times_must_be_finite_and_not_negative(bad):
     with pytest.raises(ValueError, match="finite and not negative"):
         LayerTimes([bad], [1.0], [1.0])
+
+
+def test_actions_that_are_made_shorter_end_as_much_earlier_and_at_once_where_nothing_is_left():
+    """One device, six actions one after another, of 1, 2, 1, 2, 1 and 2 units."""
+    schedule = Schedule(Shape(1, 1, 3), (tuple(Action(kind, 0, mb) for mb in range(3) for kind in (Kind.F, Kind.B)),))
+    costs = LayerTimes([1.0], [0.0], [2.0]).table(symmetric((1,)))
+    timeline = simulate_graph(build_graph(schedule), costs, [0.5, 0, 1, 9, 0, 2])
+    assert list(timeline.end) == [0.5, 2.5, 2.5, 2.5, 3.5, 3.5]

@@ -45,6 +45,13 @@ def test_an_interpreter_takes_turns_and_runs_beside_the_devices():
     assert end == pytest.approx([2.5, 1])
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_many_tasks_with_nothing_in_common_each_last_their_own_time(seed):
+    lasts = np.random.default_rng(seed).integers(1, 99, 40)
+    _, end = timed([(int(each), 0, NOTHING) for each in lasts])
+    assert list(end) == list(lasts)
+
+
 def test_a_port_takes_urgent_tasks_first_and_one_at_a_time():
     begin, end = timed([(2, 0, NOTHING), (1, 0, NOTHING), (1, 0, NOTHING)], ports=(0, 0, 0), urgent={2}, edges=[(0, 1)])
     assert sorted(end) == [1, 3, 4]

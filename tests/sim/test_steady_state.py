@@ -11,14 +11,15 @@ from nearby import nearby
 from spared import spared
 
 from rpbench.cost.table import LayerTimes
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Action, Kind, parse
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entries, entry
+from rpbench.sim.columns import read_columns
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
-from rpbench.sim.steady import bubble_between_ends, rotation_of, steady_bubble, step_ends, step_time
+from rpbench.sim.steady import _steps, bubble_between_ends, rotation_of, steady_bubble, step_ends, step_time
 
 ROWS = [
     row
@@ -177,3 +178,10 @@ def test_a_device_without_work_is_idle_for_as_long_as_the_others_are_watched():
     graph = build_graph(schedule)
     timeline = simulate_graph(graph, LayerTimes([1.0], [1.0], [1.0]).table(symmetric((1,))))
     assert steady_bubble(graph, timeline) == pytest.approx(0.5)
+
+
+def test_an_overlap_computes_for_the_earlier_of_its_steps():
+    """Two microbatches a step: 1 belongs to step 0, 2 and 3 to step 1; a STEP computes nothing."""
+    rows = "0F0 (0F2;0B1)OVERLAP (0B1;0F2)OVERLAP 0STEP@1 0F3"
+    schedule = Schedule(Shape(1, 1, 2, num_steps=2), (tuple(map(parse, rows.split())),))
+    assert _steps(read_columns(schedule), schedule.shape).tolist() == [0, 0, 0, -1, 1]

@@ -44,6 +44,13 @@ def test_the_one_at_fault(evidence, rank, cause, said):
     assert ">1B0<" in str(error)
 
 
+def test_of_ranks_with_engines_of_their_own_the_one_at_fault_is_named_alone():
+    error = diagnose(None, Evidence([Standing(2, 5, Phase.COMPUTING, 10.0)] * 2, {}, {1: -9}, {1: "node7"}))
+    assert (error.rank, error.cause, error.action) == (1, "died", "")
+    assert str(error).startswith("rank 1 on node7 died (signal 9")
+    assert "of step 2" in str(error)
+
+
 def test_one_that_waits_for_a_message_not_sent_is_not_at_fault():
     """Rank 0 waits for the gradient that rank 1 has not sent; rank 1 has its input and stands before computing it."""
     error = found((at(0, "0B0", Phase.WAITING, 5.0), at(1, "1F0", Phase.WAITING, 9.0)))

@@ -2,10 +2,15 @@
 
 import json
 import tomllib
+import types
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from torch_cases import TWO_WAY, schedule_near
 
+from rpbench.cli import dispatch
 from rpbench.cost.constant import unit_times
 from rpbench.ir.partition import Partition, parse, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text
@@ -19,6 +24,7 @@ from rpbench.torch_runtime.frameworks import (
     megatron_options,
     megatron_virtual_stages,
     module_names_per_stage,
+    numbers_of,
     roundpipe_host_bytes,
     roundpipe_plan,
     table_lines,
@@ -39,7 +45,7 @@ def exported(name, form, num_ranks=2):
 
 def test_every_form_has_a_text():
     for form in FORMS:
-        _, text = exported("1f1b", form)
+        _, text = exported("zero_3" if form == "fsdp2" else "1f1b", form)
         assert text
     with pytest.raises(ValueError, match="format=svg: one of text, torch_csv, chrome_trace"):
         exported("1f1b", "svg")
@@ -126,6 +132,12 @@ def test_modules_of_each_stage_by_hand():
         ["tok_embeddings", "layers.0"],
         ["layers.1", "layers.2", "norm", "lm_head"],
     ]
+    assert module_names_per_stage(
+        symmetric((1, 1)), NAMES["automodel"]
+    ) == [  # rotary tables are made once, for all layers
+        ["model.embed_tokens", "model.layers.0", "model.rotary_emb"],
+        ["model.layers.1", "model.norm", "lm_head", "model.rotary_emb"],
+    ]
     with pytest.raises(ValueError, match="stage 1 holds no module"):
         module_names_per_stage(symmetric((1, 0, 2)), NAMES["torchtitan"])
 
@@ -142,7 +154,7 @@ def test_deepspeeds_boundaries_by_hand():
 )
 def test_torchtitan_places_stages_by_a_name(name, placed):
     schedule, text = exported(name, "torchtitan")
-    options = tomllib.loads(text)
+    options = tomllib.loads(text)["parallelism"]
     assert options["pipeline_parallel_schedule"] == placed
     assert options["pipeline_parallel_schedule_csv"] == "schedule.csv"
     assert len(options["module_fqns_per_model_part"]) == schedule.shape.num_stages
@@ -151,9 +163,10 @@ def test_torchtitan_places_stages_by_a_name(name, placed):
 
 def test_torchtitans_own_config_takes_the_options():
     configs = pytest.importorskip("torchtitan.config.configs")
-    _, text = exported("zb_v", "torchtitan")
-    found = configs.ParallelismConfig(**tomllib.loads(text))
+    sections = tomllib.loads(exported("zb_v", "torchtitan")[1])
+    found = configs.ParallelismConfig(**sections["parallelism"])
     assert found.pipeline_parallel_schedule_csv == "schedule.csv"
+    assert configs.TrainingConfig(**sections["training"]).local_batch_size == 4
 
 
 def of_automodel(text):
@@ -194,6 +207,199 @@ def test_deepspeeds_own_module_runs_the_layers_between_the_boundaries():
     found = [Cut(rank) for rank in range(3)]
     assert [range(own._local_start, own._local_stop) for own in found] == [range(3), range(3, 6), range(6, 9)]
     assert [found[0].stage_owner(layer) for layer in range(9)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+# --- the numbers of a plan ---------------------------------------------------------------------------------------
+
+RECOMPUTED = ("none", "selective", "full")
+
+
+@st.composite
+def plans(draw):
+    """A schedule of a few ranks and the numbers of a plan around it."""
+    ranks, microbatches = draw(st.sampled_from([2, 4])), draw(st.sampled_from([4, 8]))
+    name = draw(st.sampled_from(["1f1b", "gpipe", "interleaved_1f1b", "zero_2", "zero_3", "data_parallel"]))
+    known = {"sequences": draw(st.integers(1, 9)), "seq_len": draw(st.integers(2, 99))}
+    known["recompute"] = draw(st.sampled_from(RECOMPUTED))
+    if name not in ("zero_2", "zero_3", "data_parallel"):
+        known |= {"data": draw(st.integers(1, 5)), "shared": draw(st.sampled_from(["none", "optimizer"]))}
+    if known.get("data") != 1:
+        known["tensor"] = draw(st.integers(1, 3))
+        known["sequence_parallel"] = known["tensor"] > 1
+    schedule = schedule_near(name, ranks, microbatches)
+    return schedule, numbers_of(schedule, **known)
+
+
+def of_arguments(text):
+    """Megatron's arguments by name, what stands in comments left out."""
+    lines = [line.removeprefix("--").partition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: int(value) if value.isdigit() else value or True for name, _, value in lines}
+
+
+@given(plans())
+def test_every_number_of_a_plan_is_in_torchtitans_file(case):
+    schedule, plan = case
+    found = tomllib.loads(export(schedule, "torchtitan", Given(lambda: None, plan=plan)))
+    training, parallel = found["training"], found["parallelism"]
+    assert (training["seq_len"], training["global_batch_size"]) == (plan.seq_len, plan.global_batch)
+    assert parallel["pipeline_parallel_degree"] == plan.pipeline
+    assert parallel["tensor_parallel_degree"] == plan.tensor
+    replicas = parallel["data_parallel_replicate_degree"] * parallel["data_parallel_shard_degree"]
+    assert replicas == plan.data
+    assert (parallel["data_parallel_shard_degree"] > 1) == (plan.shared != "none" and plan.data > 1)
+    if plan.pipeline > 1:
+        assert parallel["pipeline_parallel_microbatch_size"] == plan.sequences
+        assert training["local_batch_size"] == plan.sequences * plan.num_microbatches
+    else:
+        assert training["local_batch_size"] == plan.sequences
+    assert found["activation_checkpoint"]["mode"] == plan.recompute
+
+
+@given(plans())
+def test_every_number_of_a_plan_is_in_megatrons_arguments(case):
+    schedule, plan = case
+    found = of_arguments(export(schedule, "megatron_layout", Given(lambda: None, plan=plan)))
+    assert (found["seq-length"], found["micro-batch-size"]) == (plan.seq_len, plan.sequences)
+    assert found["global-batch-size"] == plan.sequences * plan.num_microbatches * plan.data
+    assert found["tensor-model-parallel-size"] == plan.tensor
+    assert found.get("pipeline-model-parallel-size", 1) == plan.pipeline
+    assert found.get("recompute-granularity", "none") == plan.recompute
+    assert ("use-distributed-optimizer" in found) == (plan.shared == "optimizer")
+    assert ("use-megatron-fsdp" in found) == (plan.shared in ("gradients", "parameters"))
+    assert found["num-layers"] == schedule.partition.num_layers
+
+
+@given(plans())
+def test_every_number_of_a_plan_is_in_deepspeeds_file(case):
+    schedule, plan = case
+    found = json.loads(export(schedule, "deepspeed", Given(lambda: None, plan=plan)))
+    assert found["train_micro_batch_size_per_gpu"] == plan.sequences
+    assert found["gradient_accumulation_steps"] == plan.num_microbatches
+    assert found["train_batch_size"] == plan.global_batch
+    assert (
+        found["zero_optimization"]["stage"] == {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}[plan.shared]
+    )
+    assert found.get("pipeline", {"stages": 1})["stages"] == plan.pipeline
+    assert found.get("tensor_parallel", {"autotp_size": 1})["autotp_size"] == plan.tensor
+    assert (found["rpbench"]["seq_len"], found["rpbench"]["recompute"]) == (plan.seq_len, plan.recompute)
+    if plan.pipeline > 1:
+        assert found["pipeline"]["parts"] == deepspeed_parts(schedule.partition)
+        assert (found["pipeline"]["activation_checkpoint_interval"] == 0) == (plan.recompute == "none")
+
+
+@given(plans())
+def test_every_number_of_a_plan_is_in_accelerates_file(case):
+    schedule, plan = case
+    if plan.shared not in ("gradients", "parameters"):
+        with pytest.raises(ValueError, match="format=fsdp2 writes plans whose replicas share"):
+            export(schedule, "fsdp2", Given(lambda: None, plan=plan))
+        return
+    text = export(schedule, "fsdp2", Given(lambda: None, plan=plan))
+    told = yaml.safe_load("\n".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")))
+    assert told == {
+        "per_device_train_batch_size": plan.sequences,
+        "gradient_accumulation_steps": plan.num_microbatches,
+        "max_length": plan.seq_len,
+    }
+    found = yaml.safe_load(text)
+    assert found["num_processes"] == plan.data * plan.tensor
+    assert found["fsdp_config"]["fsdp_reshard_after_forward"] is (plan.shared == "parameters")
+    assert found["fsdp_config"]["fsdp_activation_checkpointing"] is (plan.recompute != "none")
+    assert (
+        found.get("parallelism_config", {"parallelism_config_tp_size": 1})["parallelism_config_tp_size"] == plan.tensor
+    )
+
+
+def test_a_microbatch_of_the_command_line_is_that_of_the_file(capsys):
+    words = ["schedule=1f1b", "model=tiny_gpt", "num_devices=2", "num_microbatches=6", "recompute=none"]
+    assert dispatch(["show", *words, "workload.microbatch_sequences=3", "format=torchtitan"]) == 0
+    found = tomllib.loads(capsys.readouterr().out)
+    assert found["parallelism"]["pipeline_parallel_microbatch_size"] == 3
+    assert found["training"]["local_batch_size"] == 18
+    assert found["activation_checkpoint"]["mode"] == "none"
+    mesh = ["cluster=dgx_h100", "num_devices=16", "model=llama3_8b", "mesh.data=4", "mesh.tensor=2"]
+    mesh += ["mesh.sequence_parallel=true", "mesh.shard=optimizer", "workload.microbatch_sequences=2"]
+    assert dispatch(["show", "schedule=1f1b", "num_microbatches=6", *mesh, "format=megatron_layout"]) == 0
+    found = of_arguments(capsys.readouterr().out)
+    assert (found["micro-batch-size"], found["global-batch-size"]) == (2, 48)
+    assert (found["tensor-model-parallel-size"], found["pipeline-model-parallel-size"]) == (2, 2)
+    assert found["sequence-parallel"] is found["use-distributed-optimizer"] is True
+
+
+# --- the same, read by the frameworks' own parsers, where they are installed ------------------------------------------
+
+PLANNED = {"sequences": 3, "seq_len": 64, "recompute": "full"}
+
+
+def written(name, form, **known):
+    schedule = schedule_near(name, 2, 4)
+    plan = numbers_of(schedule, **(PLANNED | known))
+    return plan, export(schedule, form, Given(lambda: None, plan=plan))
+
+
+def test_torchtitan_takes_the_words_on_its_own_command_line():
+    manager = pytest.importorskip("torchtitan.config.manager")
+    pytest.importorskip("torchtitan.models.llama3.config_registry")
+    for name, known in (("1f1b", {"data": 2, "tensor": 2}), ("zero_3", {})):
+        plan, text = written(name, "torchtitan", **known)
+        sections = tomllib.loads(text)
+        words = ["--module", "llama3", "--config", "llama3_debugmodel"]
+        for section in ("training", "parallelism"):
+            for key, value in sections[section].items():
+                if isinstance(value, bool):
+                    words.append(f"--{section}.{'' if value else 'no-'}{key}")
+                elif not isinstance(value, list):
+                    words.append(f"--{section}.{key}={value}")
+        words.append(f"activation-checkpoint:{sections['activation_checkpoint']['mode']}")
+        found = manager.ConfigManager().parse_args(words)
+        assert found.training.seq_len == 64
+        assert found.training.global_batch_size == plan.global_batch
+        assert found.parallelism.tensor_parallel_degree == plan.tensor
+        if plan.pipeline > 1:
+            size = found.parallelism.pipeline_parallel_microbatch_size
+            assert found.training.local_batch_size // size == plan.num_microbatches
+        assert "FullAC" in type(found.activation_checkpoint).__qualname__
+
+
+def test_megatron_core_counts_the_microbatches_of_a_plan():
+    calculator = pytest.importorskip("megatron.core.num_microbatches_calculator")
+    parallel = pytest.importorskip("megatron.core.model_parallel_config")
+    plan, text = written("1f1b", "megatron_layout", data=2, tensor=2, sequence_parallel=True)
+    found = of_arguments(text)
+    fixed = calculator.ConstantNumMicroBatchesCalculator(
+        found["global-batch-size"], found["micro-batch-size"], plan.data, False, 0
+    )
+    assert fixed.get() == plan.num_microbatches
+    sizes = {name: found[name.replace("_", "-")] for name in ("tensor_model_parallel_size", "sequence_parallel")}
+    config = parallel.ModelParallelConfig(
+        **sizes, pipeline_model_parallel_size=found["pipeline-model-parallel-size"], pipeline_dtype="bf16"
+    )
+    assert (config.pipeline_model_parallel_size, config.tensor_model_parallel_size) == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["zero_2", "zero_3", "zero_infinity", "1f1b", "superoffload"])
+def test_deepspeeds_own_config_takes_the_file(name, monkeypatch):
+    config = pytest.importorskip("deepspeed.runtime.config")
+    monkeypatch.setattr(config.dist, "get_rank", lambda: 0)  # no process group is open here
+    plan, text = written(name, "deepspeed")
+    given, world = json.loads(text), types.SimpleNamespace(get_data_parallel_world_size=lambda: plan.data)
+    found = config.DeepSpeedConfig(given, mpu=world)
+    assert found.train_batch_size == plan.global_batch
+    assert found.train_micro_batch_size_per_gpu == plan.sequences
+    assert found.gradient_accumulation_steps == plan.num_microbatches
+    assert int(found.zero_config.stage) == given["zero_optimization"]["stage"]
+    assert (found.zero_config.offload_optimizer is not None) == bool(plan.on_host)
+    assert found.pipeline["stages"] == (plan.pipeline if plan.pipeline > 1 else "auto")
+
+
+def test_accelerates_own_config_takes_the_file(tmp_path):
+    config = pytest.importorskip("accelerate.commands.config.config_args")
+    plan, text = written("zero_3", "fsdp2")
+    (tmp_path / "fsdp2.yaml").write_text(text)
+    found = config.load_config_from_file(str(tmp_path / "fsdp2.yaml"))
+    assert found.num_processes == plan.data
+    assert found.distributed_type == "FSDP"
+    assert found.fsdp_config["fsdp_version"] == 2
 
 
 def test_waves_have_no_name_there():

@@ -34,26 +34,20 @@ class Expected:
 
 def expected(claim_id: str) -> Expected | None:
     """The value that a declared contradiction is to have; None where none is declared."""
-    return _contradictions().get(claim_id)
-
-
-@cache
-def _contradictions() -> Mapping[str, Expected]:
-    found = read_table(CONTRADICTIONS)
-    return {row["claim"]: Expected(row["value"], float(row["tolerance"] or 0)) for row in found}
+    return _declared(CONTRADICTIONS).get(claim_id)
 
 
 def statement(claim_id: str) -> Expected:
-    """What one of our own statements says, with the digits it says it in.
+    """The value of one of our own statements, with its printed digits.
 
     A statement without a declared value says `undeclared`, which no number is.
     """
-    return _statements().get(claim_id, Expected("undeclared", 0.0))
+    return _declared(STATEMENTS).get(claim_id, Expected("undeclared", 0.0))
 
 
 @cache
-def _statements() -> Mapping[str, Expected]:
-    return {row["claim"]: Expected(row["value"], float(row["tolerance"] or 0)) for row in read_table(STATEMENTS)}
+def _declared(name: str) -> Mapping[str, Expected]:
+    return {row["claim"]: Expected(row["value"], float(row["tolerance"] or 0)) for row in read_table(name)}
 
 
 def held_experiments() -> list[str]:

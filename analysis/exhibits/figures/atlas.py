@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Shown, Table, exhibited
 from analysis.exhibits.figures.timelines import draw_small, lacking_timelines, read_timeline
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.config.configuration import swept
@@ -19,24 +19,11 @@ _ACROSS = 4
 _FORWARDS_PER_S = 1000.0  # a forward of a device takes 1 ms in this experiment
 
 
-@exhibited("atlas", place=430, question="What does every schedule look like?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """All schedules on one page, and each as a drawing of its own.
-
-    Raises:
-        MissingRuns: if a run behind it, or its timeline.csv, is not there.
-    """
+@exhibited("atlas")
+def exhibit(experiments: Experiments) -> Shown:
+    """All schedules on one page, and each as a drawing of its own."""
     rows, results = _runs(experiments), experiments.results
-    return Exhibit(
-        title="Atlas: every schedule, drawn alike",
-        caption=(
-            "Four devices, eight microbatches; forward, input gradient and weight gradient of a device's share "
-            "take one unit each, hops none. All panels have the same time axis, so lengths may be compared; white "
-            "is idle. Asynchronous schedules are shown for the first eight minibatches, warming up and draining, "
-            "which in a long run happens once."
-        ),
-        evidence=("simulated",),
-        command=f"python -m rpbench -m experiment={EXPERIMENT}",
+    return Shown(
         draw=partial(draw, rows, results),
         drawings={f"atlas_{row['schedule']}": partial(draw_one, row, results) for row in rows.to_dict("records")},
         drawn_from={f"atlas_{row['schedule']}": row["run_id"] for row in rows.to_dict("records")},

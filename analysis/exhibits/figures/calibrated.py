@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.exhibits.figures.duel import MODELS, NAMES, Row, drawn, found_duels
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.run.modes.duel.rows import Ratio, drift, over_predicted, predictions
@@ -21,13 +21,9 @@ BAR = 0.15  # how far a prediction may be off
 Duels = Mapping[str, Mapping[str, Row]]
 
 
-@exhibited("calibrated", place=170, question="Can a run on this machine be predicted from a minute of measuring?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if there was no duel with calibrations.
-    """
+@exhibited("calibrated")
+def exhibit(experiments: Experiments) -> Shown:
+    """The figure with its numbers."""
     duels = found_duels(_calibrated(experiments))
     columns = (
         "model",
@@ -42,21 +38,10 @@ def exhibit(experiments: Experiments) -> Exhibit:
         "foreign load in the calibrations (cores)",
         "calibrations apart (%)",
     )
-    return Exhibit(
-        title="This machine, calibrated: predicted against measured",
-        caption=(
-            "What `cost=analytic` predicts of every contender of the duel from nothing but the shape of its model and "
-            "the figures that `python -m rpbench calibrate` measures: rates of the cores while all of them are busy, "
-            "and factors on counted products, element-wise traffic and weights, from probe layers of other widths, "
-            "vocabularies and lengths. No contender and no layer of its model enters. The machine was calibrated "
-            "before the first start and after every one; the prediction of a start is the mean of those on either "
-            "side of it, and ratios are medians over starts of medians over runs. torch's 1F1B runs on an engine of "
-            f"its own and is predicted like ours. Band: {100 * BAR:.0f} %. {answer(duels)}"
-        ),
-        evidence=("predicted", "measured"),
-        command="python -m rpbench -m experiment=cpu_duel",
+    return Shown(
         draw=partial(draw, duels),
         table=table(columns, (_row(row) for rows in duels.values() for row in rows.values())),
+        words={"bar": 100 * BAR, "answer": answer(duels)},
     )
 
 
@@ -115,10 +100,7 @@ def _ratio(found: Ratio, own: str) -> Cell:
 
 # --- the figure ----------------------------------------------------------------------------------------------
 
-_MARKS = (
-    ("replay", "processor time on the graph", style.VERMILION, "o"),
-    ("wall", "clock", style.BLACK, "x"),
-)
+_MARKS = (("replay", "processor time on the graph", style.VERMILION, "o"), ("wall", "clock", style.BLACK, "x"))
 # The most that the axis shows: where other programs had the processor, the clock says nothing about a prediction.
 TOP = 1.6
 

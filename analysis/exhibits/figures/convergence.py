@@ -1,7 +1,6 @@
-"""What late gradients cost: loss over tokens and over simulated time, synchronous and asynchronous pipelines."""
+"""The cost of late gradients: loss over tokens and over simulated time, synchronous and asynchronous pipelines."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,25 +10,10 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style, time_to_loss
 from analysis.exhibits.cells import label, ours, ranged, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
-# By their name under `schedule=`; flushed ones black and grey, asynchronous ones coloured.
-METHODS = {
-    "gpipe": style.Look("GPipe, flushed", style.BLACK, "s"),
-    "roundpipe": style.Look("RoundPipe, flushed", "#7A2E00", "X"),
-    "roundpipe_async": style.Look("RoundPipe, one step late", style.VERMILION, "o"),
-    "pipedream_2bw": style.Look("PipeDream-2BW", style.ORANGE, "P"),
-    "xpipe": style.Look("XPipe", "#8C6D1F", "p"),
-    "one_by_one": style.Look("a flush after every microbatch", style.GREY, "X"),
-    "pipedream": style.Look("PipeDream", style.BLUE, "^"),
-    "pipedream_unstashed": style.Look("PipeDream without stash", style.SKY, "v"),
-    "pipemare_t1": style.Look("PipeMare T1", style.GREEN, "D"),
-    "pipemare_t2": style.Look("PipeMare T2", style.PURPLE, "d"),
-    "pipemare_t1_t2_t3": style.Look("PipeMare T1, T2, T3", "#004D38", "*"),
-    "pipeoptim": style.Look("PipeOptim", "#7B3F61", "h"),
-    "spectrain": style.Look("SpecTrain", "#003A5C", "H"),
-}
+METHODS = style.looks("convergence")  # by their name under `schedule=`
 # One optimizer step for every batch; the others step after every microbatch.
 BY_BATCH = ("gpipe", "roundpipe", "roundpipe_async", "pipedream_2bw", "xpipe")
 SEEDS = (0, 1, 2)
@@ -37,37 +21,6 @@ EXPERIMENTS = ("convergence", "convergence_one_by_one")
 ONE_BY_ONE = "one_by_one"  # 1F1B of single microbatches, the second of them
 BATCH = 4  # microbatches behind each point
 LAST = 8  # points behind the loss at the end
-
-
-@exhibited("convergence", place=250, question="What do late weights cost in learning?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="What late gradients cost",
-        caption=(
-            "Training loss of a small GPT on this project's own prose, 4 devices, the same sequences for every "
-            f"method, AdamW at one learning rate, tuned for none; median and range of {len(SEEDS)} seeds, averaged "
-            f"over {time_to_loss.SMOOTH} batches. Time is a virtual clock's: equal stages, a hop a twentieth of a "
-            f"forward. On the left methods that step after every batch of {BATCH} microbatches and those that step "
-            "after every microbatch differ by how often they step, not by staleness alone: compare each with the "
-            "flushed one of its kind. RoundPipe one step late and PipeDream-2BW read the same weights, so their "
-            "curves on the left lie on each other, as do those of the two that are flushed after a batch; PipeDream "
-            f"without stash is PipeMare without T1 to T3. Time to a loss: to {time_to_loss.goal_of(data):.3f}, what "
-            f"GPipe reaches with {100 * time_to_loss.SHARE:.0f} % of the tokens, a rule that looks at no other method; "
-            "in brackets the range of the seeds. The last column counts tokens to the same point of the flushed "
-            f"method that steps as often, over its own; not reached means more than {1 / time_to_loss.SHARE:.2f}. "
-            f"{answer(data)}"
-        ),
-        evidence=("simulated",),
-        command="; ".join(f"python -m rpbench -m experiment={name}" for name in EXPERIMENTS),
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -189,3 +142,18 @@ def _curve(axes: Axes, rows: pd.DataFrame, over: str, look: style.Look, scale: f
         linestyle=line,
         label=look.name,
     )
+
+
+exhibit = exhibit_of(
+    "convergence",
+    numbers,
+    tabulate,
+    draw,
+    seeds=len(SEEDS),
+    smooth=time_to_loss.SMOOTH,
+    batch=BATCH,
+    goal=time_to_loss.goal_of,
+    share=100 * time_to_loss.SHARE,
+    most=1 / time_to_loss.SHARE,
+    answer=answer,
+)

@@ -7,20 +7,16 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 
 ROUNDS = (8, 4, 1)  # microbatches a round
 
 
-@exhibited("dispatch", place=100, question="What does it cost to hand work to devices as it comes?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+@exhibited("dispatch")
+def exhibit(experiments: Experiments) -> Shown:
+    """The figure with its numbers."""
     data = numbers(experiments)
     columns = (
         "model",
@@ -28,19 +24,10 @@ def exhibit(experiments: Experiments) -> Exhibit:
         *(f"dynamic, rounds of {size}: bubble (%)" for size in ROUNDS),
         *(f"dynamic, rounds of {size}: speed-up over rotation" for size in ROUNDS),
     )
-    return Exhibit(
-        title="Beyond the paper: a free device takes what is ready",
-        caption=(
-            "One call of 16 microbatches on 8 devices with the published partition; the head waits for its input. "
-            "Rotation gives stage k to device k mod 8, ready or not; dynamic dispatch gives a free device the ready "
-            "stage that is furthest on its way. Smaller rounds fill more of the pipe and upload every stage's weights "
-            f"more often (16 / round size times), which these runs do not charge; rounds of 1 amount to data "
-            f"parallelism with streamed weights, without a bubble because 8 divides 16. {answer(data)}"
-        ),
-        evidence=("simulated",),
-        command="python -m rpbench -m experiment=causal; python -m rpbench -m experiment=dispatch",
+    return Shown(
         draw=partial(draw, data),
         table=table(columns, (_row(data, model) for model in runs.MODELS)),
+        words={"answer": answer(data)},
     )
 
 
@@ -67,7 +54,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the pool gains, in a sentence."""
+    """The gain of the pool, in a sentence."""
     bubbles = data.pivot(index="model", columns="round_size", values="bubble")
     spans = "; ".join(f"rounds of {size}: {bubbles[size].min():.2f} to {bubbles[size].max():.2f} %" for size in ROUNDS)
     return f"Bubble with rotation {bubbles[0].min():.2f} to {bubbles[0].max():.2f} %; dynamic, {spans}."

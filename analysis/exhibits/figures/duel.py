@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
@@ -61,38 +61,12 @@ COLUMNS = (
 )
 
 
-@exhibited("duel", place=160, question="Who is faster when all train for real on this machine?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if there was no duel.
-    """
+@exhibited("duel")
+def exhibit(experiments: Experiments) -> Shown:
+    """The figure with its numbers."""
     duels = found_duels(experiments.cells("cpu_duel"))
-    return Exhibit(
-        title="On two cores: predicted, emulated, measured",
-        caption=(
-            "Small GPTs trained for real on two devices of one core each, optimizer steps and gradient sums within "
-            "the time. Everybody was tuned by the same search with the same budget on layer times profiled once; "
-            "plans of a contender that simulate nearly alike met in a run-off on its own engine. A contender "
-            "took part after its gradients and weights had been compared with plain training. Who recomputes what is "
-            "in the table: all run every layer again in backward, except that a last stage which goes back at once "
-            "keeps what its forward computed (1F1B's does, GPipe's cannot), and that a fused stage never recomputes. "
-            "Contenders are resident side by side and run in turns of random order; a run is compared with the runs "
-            "of 1F1B just before and after it, unless other programs had more than "
-            f"{100 * MOST_OTHERS:.0f} % of a core in them. A value is a mean over starts, each a process of its own, "
-            "of means over blocks; its interval holds what differs between blocks and between starts. A verdict needs "
-            "two starts with 30 comparisons in three minutes each, a half width of 2 %, and an interval without 1 "
-            "that is wide enough for all verdicts of the table together to be right with 95 %. For everybody alike, "
-            "workers and ranks are bound to a core each, memory stays with the process, one run warms up, and garbage "
-            "is collected between runs. Predicted: simulated from the profile. Emulated: the engine's threads asleep "
-            "for the profiled times. Processor time on the graph: each action's own processor time, the schedule "
-            f"replayed with it, which other programs change little; it has no verdicts. {answer(duels)}"
-        ),
-        evidence=("simulated", "emulated", "measured"),
-        command="python -m rpbench -m experiment=cpu_duel",
-        draw=partial(draw, duels),
-        table=tabulate(duels),
+    return Shown(
+        draw=partial(draw, duels), table=tabulate(duels), words={"others": 100 * MOST_OTHERS, "answer": answer(duels)}
     )
 
 

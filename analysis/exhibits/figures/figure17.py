@@ -1,7 +1,5 @@
 """Figure 17: what the idle time of every schedule is made of, beside the published bars."""
 
-from functools import partial
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,7 +8,7 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
@@ -32,30 +30,6 @@ _BARS = {
 
 _BACK_TO_BACK = {f"back to back {count}" for count in BACK_TO_BACK}
 _ONE_CALL = (*runs.BASELINES, "roundpipe-sync")
-
-
-@exhibited("figure17", place=10, question="Does the published simulation of every schedule come out the same?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="Figure 17: where the bubble comes from",
-        caption=(
-            "Idle share of devices × makespan on 8 devices, split into fill, switch, drain and intra; a "
-            "tick is the published value. The published bars called RoundPipe are not a simulation of "
-            "asynchronous steps: they are the synchronous record with fill and drain set to 0 (hatched). "
-            "Below them stands what 60 calls back to back really leave idle, N microbatches a call "
-            f"(bubble_steady: {style.BUBBLES['bubble_steady']}); nothing is published for those. {answer(data)}"
-        ),
-        evidence=("simulated", "published"),
-        command="python -m rpbench -m experiment=figure17; python -m rpbench -m experiment=steady_state",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -113,7 +87,7 @@ def _bar(row: dict, bar: str, total: float, published: Published, parts: dict[st
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the bars say, in a sentence or two."""
+    """The bars in a sentence or two."""
     totals = data.pivot(index="model", columns="bar", values="total")
     best = totals[list(runs.BASELINES)].min(axis=1)
     sync, relabelled = totals["roundpipe-sync"], totals["relabelled"]
@@ -214,3 +188,6 @@ def _legend(bars: set[str]) -> list[Patch | Line2D]:
         *([Patch(facecolor=style.VERMILION, edgecolor="black", label=calls)] if bars & _BACK_TO_BACK else ()),
         Line2D([], [], color="black", linewidth=1.6, label="published"),
     ]
+
+
+exhibit = exhibit_of("figure17", numbers, tabulate, draw, answer=answer)

@@ -1,7 +1,5 @@
 """Figure 2: is it faster to compute a layer's forward again, or to fetch its activations from host memory?"""
 
-from functools import partial
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,7 +8,7 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
@@ -18,30 +16,6 @@ from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 CLUSTER = "8x_rtx4090"
 
 _RECOMPUTE, _RELOAD = style.ORANGE, style.BLUE
-
-
-@exhibited("figure2", place=260, question="Recompute, or reload?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="Figure 2: recompute or reload",
-        caption=(
-            "Time to run one layer's forward again, and time to bring its activations back over PCIe, for "
-            "4 sequences of 2,048 tokens on an RTX 4090; closed forms. The published FLOP count takes "
-            "heads × head_dim for the hidden size, which is wrong for three of the models; the hatched "
-            "bars count the true width of the heads, in computing and in what is reloaded. A tick is the "
-            f"published value. {answer(data)}"
-        ),
-        evidence=("derived", "published"),
-        command="python -m rpbench -m experiment=roofline",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments, cluster: str = CLUSTER) -> pd.DataFrame:
@@ -64,7 +38,7 @@ def numbers(experiments: Experiments, cluster: str = CLUSTER) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the bars say, in a sentence."""
+    """The bars in a sentence."""
     artifact, corrected = data["ratio_artifact"], data["ratio_corrected"]
     always = artifact.min() > 1 and corrected.min() > 1
     return (
@@ -119,7 +93,7 @@ def _row(row: dict) -> tuple[Cell, ...]:
 
 
 def _published(row: dict, column: str) -> Published:
-    """What is printed of a model; of another GPU than the figure's, nothing."""
+    """The printed values of a model; none of another GPU than the figure's."""
     if row["cluster"] != CLUSTER:
         return Published(None, "")
     return look_up("figure2", column, model=PUBLISHED_MODELS[row["model"]])
@@ -189,3 +163,6 @@ def _legend(has_published: bool) -> list[Patch | Line2D]:
         Patch(facecolor="white", edgecolor="black", hatch="....", label="true width of the heads"),
         *(published if has_published else ()),
     ]
+
+
+exhibit = exhibit_of("figure2", numbers, tabulate, draw, answer=answer)

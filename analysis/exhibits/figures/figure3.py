@@ -1,7 +1,5 @@
 """Figure 3: how far the interleaved schedules stay above their ideal bubble."""
 
-from functools import partial
-
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -9,35 +7,13 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Table, exhibit_of
 from analysis.exhibits.figures.figure2 import CLUSTER
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 
 SCHEDULES = ("interleaved_1f1b", "looped_bfs")
-
-
-@exhibited("figure3", place=50, question="How far are the simulated bubbles from the ideal ones?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="Figure 3: ideal and simulated bubble of interleaved schedules",
-        caption=(
-            "Idle share of devices × makespan on 8 devices with 16 microbatches. Ideal: layers of equal "
-            "cost, one a stage, dealt evenly, no head (closed form). Simulated: the published timings and "
-            f"cuts, where the head makes the last stage heavy. A tick is the published value. {answer(data)}"
-        ),
-        evidence=("derived", "simulated", "published"),
-        command="python -m rpbench -m experiment=roofline; python -m rpbench -m experiment=figure17",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -74,7 +50,7 @@ def _published(bar: str, model: str) -> Published:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the bars say, in a sentence."""
+    """The bars in a sentence."""
     bubbles = data.pivot(index="model", columns="bar", values="bubble")
     ratio = bubbles[list(SCHEDULES)].min(axis=1) / bubbles["ideal"]
     nearest, farthest = ratio.idxmin(), ratio.idxmax()
@@ -121,12 +97,7 @@ def draw(data: pd.DataFrame) -> Figure:
                 axes.bar(x, bubble, 0.25, color=colour, edgecolor="black", hatch=hatches[bar])
                 axes.plot([x - 0.14, x + 0.14], [published] * 2, color="black", linewidth=1.8)
                 axes.annotate(
-                    f"{bubble:.1f}",
-                    (x, bubble),
-                    (0, 3),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=6.5,
+                    f"{bubble:.1f}", (x, bubble), (0, 3), textcoords="offset points", ha="center", fontsize=6.5
                 )
         axes.set_xticks(range(len(models)), [style.model_name(model) for model in models])
         axes.set_ylabel("bubble (% of devices × makespan)")
@@ -137,3 +108,6 @@ def draw(data: pd.DataFrame) -> Figure:
         handles.append(Line2D([], [], color="black", linewidth=1.8, label="published"))
         figure.legend(handles=handles, loc="outside lower center", ncols=4)
         return figure
+
+
+exhibit = exhibit_of("figure3", numbers, tabulate, draw, answer=answer)

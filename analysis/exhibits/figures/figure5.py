@@ -1,14 +1,12 @@
 """Figure 5: how many sequences must share an upload of a layer before a GPU computes longer than it loads?"""
 
-from functools import partial
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, look_up
@@ -21,29 +19,6 @@ GPUS = {
     "8x_h100": ("h100", "H100"),
 }
 COUNTS = ("artifact", "corrected")
-
-
-@exhibited("figure5", place=270, question="How many sequences an upload make a device compute-bound?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="Figure 5: when streaming weights costs nothing",
-        caption=(
-            "FLOPs of one layer per byte uploaded for it, against the number of sequences of 2,048 tokens "
-            "that share the upload; closed forms. A curve above a line computes longer than it loads on "
-            "that GPU; the line is peak rate over link rate. The published count is drawn, the corrected "
-            f"one (true width of the heads) stands in the table. {answer(data)}"
-        ),
-        evidence=("derived", "published"),
-        command="python -m rpbench -m experiment=roofline",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -72,7 +47,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the curves say, in a sentence."""
+    """The curves in a sentence."""
     here = data[data["cluster"] == "8x_rtx4090"].pivot(
         index="model", columns="convention", values="smallest_compute_bound_batch"
     )
@@ -178,3 +153,6 @@ def _draw_thresholds(axes: Axes, drawn: pd.DataFrame, end: int) -> None:
             fontsize=7,
         )
     axes.set_xlim(0.93, 1.07 * end)
+
+
+exhibit = exhibit_of("figure5", numbers, tabulate, draw, answer=answer)

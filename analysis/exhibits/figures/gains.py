@@ -1,7 +1,6 @@
 """RoundPipe beside every schedule at equal tuning: what fits, each distinct order once, losses as large as wins."""
 
 from collections.abc import Mapping
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,38 +10,13 @@ from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.exhibits.tables import contest
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
 # Whether a rival is late -> the run of RoundPipe that it is measured by.
 CHAMPIONS = {False: "roundpipe", True: "roundpipe_async"}
-
-
-@exhibited("gains", place=80, question="Which choice gains how much?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="RoundPipe beside every other schedule, at equal tuning",
-        caption=(
-            "Time of a step over RoundPipe's on eight RTX 4090, steps as large as in the paper's run scripts, "
-            "published layer times. The same search chose all options of everybody within the same budget and memory "
-            "(figure10); all that moves is charged. Above, schedules that are never late against RoundPipe's; below, "
-            "late ones against RoundPipe one step late. Only what fits is counted, and rivals that compute the same "
-            "actions in the same order count once on a model, as the fastest of them. The axis is logarithmic: a loss "
-            f"is as long as a win of the same factor. Halves of backward are derived. {answer(data)}"
-        ),
-        evidence=("simulated", "derived"),
-        command=f"python -m rpbench -m experiment={contest.EXPERIMENT}",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -142,7 +116,10 @@ def draw(data: pd.DataFrame) -> Figure:
         panels[0].set_ylim(max(heights.values()) + 0.6, -0.6)
         _limit(panels[0], data)
         panels[len(panels) // 2].set_xlabel("time of a step / RoundPipe's (logarithmic)")
-        figure.suptitle(_title(data))
+        figure.suptitle(
+            f"At equal tuning, RoundPipe is faster than {(data['slower'] > 1).sum()} and slower than "
+            f"{(data['slower'] < 1).sum()} of {len(data)} distinct rivals that fit"
+        )
         figure.legend(handles=_legend(), loc="outside lower center", ncols=3)
         return figure
 
@@ -158,13 +135,6 @@ def _limit(axes: Axes, data: pd.DataFrame) -> None:
     ticks = [apart**power for power in range(-4, 8) if 1 / near <= apart**power <= far]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-
-
-def _title(data: pd.DataFrame) -> str:
-    return (
-        f"At equal tuning, RoundPipe is faster than {(data['slower'] > 1).sum()} and slower than "
-        f"{(data['slower'] < 1).sum()} of {len(data)} distinct rivals that fit"
-    )
 
 
 def _draw_model(axes: Axes, rows: pd.DataFrame, heights: Mapping[tuple[str, bool], float]) -> None:
@@ -192,3 +162,6 @@ def _legend() -> list[Line2D]:
         Line2D([], [], color=style.VERMILION, marker="o", linestyle="", label="faster than RoundPipe"),
         Line2D([], [], color=style.GREY, label="RoundPipe (below the dashed line: one step late)"),
     ]
+
+
+exhibit = exhibit_of("gains", numbers, tabulate, draw, answer=answer)

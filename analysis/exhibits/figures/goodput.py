@@ -1,6 +1,5 @@
-"""What failures leave of a run: goodput over the mean time between failures, for five policies, beside their papers."""
+"""Goodput over the mean time between failures, for five policies, beside their papers."""
 
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -10,48 +9,16 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records.experiments import Experiments, index, succeeded
-from analysis.records.published import published
+from analysis.records.paper import published
 from rpbench.config.configuration import swept
 
 EXPERIMENT = "goodput"
 HOUR_S = 3600.0
-POLICIES = {
-    "checkpoint": style.Look("checkpoints", style.BLACK, "o"),
-    "gemini": style.Look("copies in memory (GEMINI)", style.BLUE, "s"),
-    "recycle": style.Look("detours (ReCycle)", style.GREEN, "^"),
-    "bamboo": style.Look("shadows (Bamboo)", style.ORANGE, "D"),
-    "varuna": style.Look("morphing (Varuna)", style.VERMILION, "v"),
-}
+POLICIES = style.looks("policies")
 NO_FIGURE = "none of this kind in what we have read"
 OVER_BAMBOO = "throughput over Bamboo under failures (at most)"
-
-
-@exhibited("goodput", place=155, question="How much of a run is left when ranks die?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="What failures leave of a run",
-        caption=(
-            "Qwen3-1.7B with 1F1B on four pipelines of four H100, six hours, ranks that die at random; lines are means "
-            "of three draws, bands their range, and all policies meet the same failures. Goodput is the steps that "
-            "count by the end, over those that the same form trains without failures and without a policy. All write "
-            "to a store every 500 steps. Under detours, shadows and morphing lost ranks do not come back until a "
-            "restart. Right: detours over shadows, with the most that ReCycle's abstract claims on its own models and "
-            "failures; it is another machine's figure, and no bar to meet. For copies, shadows and morphing we have "
-            f"read no figure of goodput. {answer(data)}"
-        ),
-        evidence=("simulated", "predicted", "published"),
-        command=f"python -m rpbench -m experiment={EXPERIMENT}",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -149,3 +116,6 @@ def _hours(axes: Axes, data: pd.DataFrame) -> None:
 def _claimed() -> float:
     rows: Any = published("failures")
     return float(rows[rows["quantity"] == OVER_BAMBOO]["value"].iloc[0])
+
+
+exhibit = exhibit_of("goodput", numbers, tabulate, draw, answer=answer)

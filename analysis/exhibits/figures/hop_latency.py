@@ -1,6 +1,5 @@
-"""What the latency of a hop costs each schedule: the bubble against hop time over forward time."""
+"""The cost of a hop's latency for each schedule: the bubble against hop time over forward time."""
 
-from functools import partial
 from itertools import product
 
 import pandas as pd
@@ -9,34 +8,11 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.config.configuration import swept
 
 EXPERIMENT = "hop_latency"
-
-
-@exhibited("hop_latency", place=120, question="How much does every schedule lose when the link gets slower?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="What a slow hop costs",
-        caption=(
-            "Eight devices, 32 microbatches; forward, input gradient and weight gradient of a device's share take "
-            "one unit each, and every tensor that changes the device takes the time on the x axis. A schedule that "
-            "runs one forward for one backward waits for two hops in every pair; warming up with more forwards, "
-            f"or all of them, hides the hop and takes memory instead. {answer(data)}"
-        ),
-        evidence=("simulated",),
-        command=f"python -m rpbench -m experiment={EXPERIMENT}",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -106,3 +82,6 @@ def draw(data: pd.DataFrame) -> Figure:
             panels[number - 4].tick_params(labelbottom=True)  # what stands above an empty place
             panels[number - 4].xaxis.label.set_visible(True)
         return figure
+
+
+exhibit = exhibit_of("hop_latency", numbers, tabulate, draw, answer=answer)

@@ -71,7 +71,7 @@ def _panels(figure: Figure) -> list[Axes]:
 
 
 def _label(panels: list[Axes]) -> None:
-    """What one panel says below its axis for all stands below the last, what one says beside it beside each."""
+    """A label that one panel has below its axis for all stands below the last, one beside it beside each."""
     across = [axes for axes in panels if axes.get_xlabel()]
     if len(across) == 1:
         words = across[0].get_xlabel()

@@ -13,13 +13,11 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
 from analysis.predictions.tables import read
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, models_in
-from analysis.records.published import published
+from analysis.records.paper import PUBLISHED_MODELS, models_in, published
 
-COMMAND = "python -m analysis.predictions"
 RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
 _NAMES = {RTX4090: "8 RTX 4090", A800: "8 A800"}
 # Column of the predictions, column of the published table, what it is called.
@@ -87,47 +85,24 @@ def answer(data: pd.DataFrame) -> str:
     )
 
 
-def _exhibit(number: int, name: str, platform: str) -> Exhibit:
+def _shown(name: str, platform: str, _: Experiments) -> Shown:
     data = numbers(name, platform)
     known = data["known"].notna().any()
-    subject = "throughput" if name == "throughput" else "longest sequence"
-    return Exhibit(
-        title=f"Figure {number}: {subject} on {_NAMES[platform]}, predicted" + (" and published" if known else ""),
-        caption=(
-            "Predicted from the shape of the model and the declared figures of the machine; the line through a bar "
-            "holds nine of ten errors of the declared constants. The number beside a bar is the prediction, the one in "
-            f"brackets its ratio to the published value. {answer(data)} analysis/predictions/README.md says which "
-            "cells are trusted least."
-        ),
+    return Shown(
+        tabulate(data, name, platform),
+        partial(draw, data, _QUANTITIES[name][2]),
+        words={"answer": answer(data), "published": " and published" if known else ""},
         evidence=("predicted", "published") if known else ("predicted",),
-        command=COMMAND,
-        draw=partial(draw, data, _QUANTITIES[name][2]),
-        table=tabulate(data, name, platform),
     )
 
 
-@exhibited("figure10_predicted", place=310, question="How fast should every system be?")
-def figure10(_: Experiments) -> Exhibit:
-    """Throughput on the 4090, beside the published one."""
-    return _exhibit(10, "throughput", RTX4090)
-
-
-@exhibited("figure11_predicted", place=320, question="How long a sequence should every system train on?")
-def figure11(_: Experiments) -> Exhibit:
-    """Longest sequences on the 4090, beside the published ones."""
-    return _exhibit(11, "max_seq_len", RTX4090)
-
-
-@exhibited("figure12_predicted", place=360, question="How fast should every system be on eight A800?")
-def figure12(_: Experiments) -> Exhibit:
-    """Throughput on the A800."""
-    return _exhibit(12, "throughput", A800)
-
-
-@exhibited("figure13_predicted", place=370, question="How long a sequence should fit on eight A800?")
-def figure13(_: Experiments) -> Exhibit:
-    """Longest sequences on the A800."""
-    return _exhibit(13, "max_seq_len", A800)
+for _number, _table, _platform in (
+    (10, "throughput", RTX4090),
+    (11, "max_seq_len", RTX4090),
+    (12, "throughput", A800),
+    (13, "max_seq_len", A800),
+):
+    exhibited(f"figure{_number}_predicted")(partial(_shown, _table, _platform))
 
 
 def tabulate(data: pd.DataFrame, name: str, platform: str) -> Table:

@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, table, theirs
-from analysis.exhibits.exhibit import Exhibit, Table, exhibited
-from analysis.exhibits.figures.predicted import A800, COMMAND, RTX4090
+from analysis.exhibits.exhibit import Shown, Table, exhibited
+from analysis.exhibits.figures.predicted import A800, RTX4090
 from analysis.predictions.tables import read
 from analysis.records.experiments import Experiments
-from analysis.records.paper import models_in
-from analysis.records.published import PUBLISHED, published
+from analysis.records.paper import PUBLISHED, models_in, published
 
 _RATES = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 _PLATFORMS = {RTX4090: "8 RTX 4090", A800: "8 A800"}
@@ -56,8 +55,8 @@ def _measured(name: str, system: str = "roundpipe") -> pd.DataFrame:
 # --- figure 14 -----------------------------------------------------------------------------------------------
 
 
-@exhibited("figure14_predicted", place=380, question="What should a billion tokens cost?")
-def cost(_: Experiments) -> Exhibit:
+@exhibited("figure14_predicted")
+def cost(_: Experiments) -> Shown:
     """RoundPipe and the best other system on either machine, in US dollars for a billion tokens."""
     rows, known = cheapest(costs()), _published_costs()
     cells = [
@@ -73,17 +72,7 @@ def cost(_: Experiments) -> Exhibit:
         for row in rows.itertuples()
     ]
     columns = ("model", "machine", "system", "US dollars for 1e9 tokens", "low", "high", "published")
-    return Exhibit(
-        title="Figure 14: cost of a billion tokens, predicted",
-        caption=(
-            "Rent of the machine over predicted throughput, RoundPipe and the cheapest other system on each; Mobius, "
-            f"whose settings are not public, is left out. {cost_answer(rows)}"
-        ),
-        evidence=("predicted", "published"),
-        command=COMMAND,
-        draw=partial(draw_cost, rows),
-        table=table(columns, cells),
-    )
+    return Shown(draw=partial(draw_cost, rows), table=table(columns, cells), words={"answer": cost_answer(rows)})
 
 
 def _published_costs() -> dict[tuple[str, str, str], float]:
@@ -147,25 +136,19 @@ def draw_cost(rows: pd.DataFrame) -> Figure:
 # --- figures 15 and 16 ---------------------------------------------------------------------------------------
 
 
-@exhibited("figure15_predicted", place=390, question="How should throughput grow with the number of devices?")
-def scaling(_: Experiments) -> Exhibit:
+@exhibited("figure15_predicted")
+def scaling(_: Experiments) -> Shown:
     """RoundPipe on 1 to 8 devices of either machine."""
     data = scales()
-    return Exhibit(
-        title="Figure 15: RoundPipe on 1 to 8 devices, predicted",
-        caption=(
-            "Tokens/s with the batch of the eight-device run. Dashed: eight times one device. Stars: measured. "
-            f"{scaling_answer(data)}"
-        ),
-        evidence=("predicted", "published"),
-        command=COMMAND,
+    return Shown(
         draw=partial(draw_scaling, data),
         table=_rates(data, "num_gpus", "devices", "scaling"),
+        words={"answer": scaling_answer(data)},
     )
 
 
 def scaling_answer(data: pd.DataFrame) -> str:
-    """What eight devices gain over one on the 4090, in a sentence."""
+    """The gain of eight RTX 4090 over one, in a sentence."""
     parts = []
     for model, name in models_in(data).items():
         rows = data[(data["model"] == name) & (data["platform"] == RTX4090)].set_index("num_gpus")["tokens_per_s"]
@@ -217,22 +200,15 @@ def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: tuple[str, str], name: 
     )
 
 
-@exhibited("figure16_predicted", place=400, question="How should throughput change with the length of sequences?")
-def seqlen(_: Experiments) -> Exhibit:
+@exhibited("figure16_predicted")
+def seqlen(_: Experiments) -> Shown:
     """RoundPipe on Qwen3-1.7B over lengths of sequences."""
     data = lengths()
     first, last = data["tokens_per_s"].iloc[0], data["tokens_per_s"].iloc[-1]
-    return Exhibit(
-        title="Figure 16: RoundPipe on Qwen3-1.7B over sequence lengths, predicted",
-        caption=(
-            "Tokens/s on 8 RTX 4090 with the batches of the run scripts. From 512 to 65,536 tokens the throughput "
-            f"falls to {last / first:.0%}: attention grows with the length, and from 16,384 tokens on a microbatch "
-            "holds one sequence."
-        ),
-        evidence=("predicted", "published"),
-        command=COMMAND,
+    return Shown(
         draw=partial(draw_seqlen, data),
         table=_rates(data, "seq_len_tokens", "tokens a sequence", "seqlen_sensitivity"),
+        words={"kept": last / first},
     )
 
 

@@ -1,14 +1,12 @@
 """Does the simulated bubble predict throughput? Simulated tokens/s beside the published measurements."""
 
-from functools import partial
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, look_up
@@ -20,30 +18,6 @@ ESTIMATES = {
     "back to back": ("roundpipe", style.Look("calls back to back, N = 10", style.VERMILION, "o")),
 }
 BACK_TO_BACK = 10  # microbatches a call in the published measurements of four of the five models
-
-
-@exhibited("prediction", place=240, question="How far is the simulation from the published measurements?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="Simulated against measured throughput",
-        caption=(
-            "Tokens/s of RoundPipe on 8 RTX 4090: simulated from the published layer timings, over the "
-            "published measurement. The simulator knows no weight streaming, host bandwidth, optimizer or "
-            "Python, so 1 is the best case. The measurements use other microbatch sizes than the timings "
-            "(4 × 2,048 tokens), and the synchronous ones more gradient accumulation for the two smallest "
-            f"models. {answer(data)}"
-        ),
-        evidence=("simulated", "published"),
-        command="python -m rpbench -m experiment=figure17; python -m rpbench -m experiment=steady_state",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -174,3 +148,6 @@ def _draw_ratios(axes: Axes, data: pd.DataFrame) -> None:
 
 def _names(data: pd.DataFrame) -> list[str]:
     return [style.model_name(model).replace(" ", "\n") for model in runs.models_of(data)]
+
+
+exhibit = exhibit_of("prediction", numbers, tabulate, draw, answer=answer)

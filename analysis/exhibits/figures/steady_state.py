@@ -1,6 +1,4 @@
-"""What asynchronous steps really leave idle: RoundPipe's calls back to back, beside the published label."""
-
-from functools import partial
+"""Idle time of asynchronous steps: RoundPipe's calls back to back, beside the published label."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,36 +7,12 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 COUNTS = (8, 9, 10, 16)  # microbatches a call
-
-
-@exhibited("steady_state", place=30, question="How large is the bubble when steps follow one another?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="RoundPipe back to back: the asynchronous bubble, simulated",
-        caption=(
-            "60 calls of N microbatches, the rotation carried on and no barrier between them. Back to back means "
-            f"bubble_steady, the {style.BUBBLES['bubble_steady']}. An independent simulation divides otherwise; "
-            "beside it stands ours by its rule, between the ends of calls 20 and 50 (bubble_between_ends: "
-            f"{style.BUBBLES['bubble_between_ends']}). The published label is one isolated "
-            f"call of 16 microbatches with fill and drain set to 0. {answer(data)}"
-        ),
-        evidence=("simulated", "published"),
-        command="python -m rpbench -m experiment=steady_state; python -m rpbench -m experiment=steady_causal",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -170,3 +144,6 @@ def _legend(data: pd.DataFrame) -> list[Patch]:
     if data["bubble_causal"].notna().any():
         handles.append(Patch(fill=False, linestyle="--", label="(the head waits for its input)"))
     return handles
+
+
+exhibit = exhibit_of("steady_state", numbers, tabulate, draw, answer=answer)

@@ -9,70 +9,50 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, Published, look_up, models_in
-from analysis.records.published import published
+from analysis.records.paper import PUBLISHED_MODELS, Published, look_up, models_in, published
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 
 PLATFORM = "8x-rtx4090-24gb"
 OURS = ("roundpipe", "roundpipe-sync")
 
 
-@exhibited("figure10_published", place=280, question="How fast is every system, as published?")
-def throughput(_: Experiments) -> Exhibit:
+@exhibited("figure10_published")
+def throughput(_: Experiments) -> Shown:
     """Figure 10: tokens/s of every system."""
     data = numbers("throughput", "tokens_per_s")
-    return Exhibit(
-        title="Figure 10: throughput on 8 RTX 4090, as published",
-        caption=(
-            "Published measurements, one run each, not repeated here. OOM: out of memory; N/A: not "
-            "available. The row FSDP with offload is from the RoundPipe library's README; the paper's "
-            f"figure has the slower FSDP alone. {answer(data)}"
-        ),
-        evidence=("published",),
-        command="",
+    return Shown(
         draw=partial(draw, data, "tokens/s, published; (×) over the best other system of the paper's figure"),
         table=_with_speedup(data),
+        words={"answer": answer(data)},
     )
 
 
-@exhibited("figure11_published", place=290, question="How long a sequence does every system train on, as published?")
-def sequence_length(_: Experiments) -> Exhibit:
+@exhibited("figure11_published")
+def sequence_length(_: Experiments) -> Shown:
     """Figure 11: the longest sequence every system trains on."""
     data = numbers("max_seq_len", "max_seq_len_published_k")
-    return Exhibit(
-        title="Figure 11: longest sequence on 8 RTX 4090, as published",
-        caption=(
-            "Published measurements, found in steps of 1,024 tokens, not repeated here. The row FSDP with "
-            f"offload is from the RoundPipe library's README. {length_answer(data)}"
-        ),
-        evidence=("published",),
-        command="",
+    return Shown(
         draw=partial(draw, data, "longest sequence (1,024 tokens), published; (×) over the best other system"),
         table=_tabulate(data, "longest sequence (1,024 tokens)", ",.0f"),
+        words={"answer": length_answer(data)},
     )
 
 
-@exhibited("cost", place=300, question="What do a billion tokens cost on an RTX 4090 server?")
-def cost(_: Experiments) -> Exhibit:
+@exhibited("cost")
+def cost(_: Experiments) -> Shown:
     """Figure 14, left half: US dollars for a billion tokens."""
     price, data = price_of(PLATFORM), costs(PLATFORM)
-    return Exhibit(
-        title="Figure 14, RTX 4090 half: cost of a billion tokens",
-        caption=(
-            f"Price of the server ({float(price.value):.2f} US dollars an hour) over published throughput; "
-            f"lower is better. {cost_answer(data)}"
-        ),
-        evidence=("derived", "published"),
-        command="",
+    return Shown(
         draw=partial(draw_cost, data),
         table=_tabulate(data, "cost (US dollars per 1e9 tokens)", ",.2f"),
+        words={"price": float(price.value), "answer": cost_answer(data)},
     )
 
 
 def price_of(platform: str) -> Published:
-    """What a published server costs an hour, in US dollars."""
+    """The price of a published server, in US dollars an hour."""
     return look_up("hardware", "value", item="server_price", applies_to=platform)
 
 
@@ -145,7 +125,7 @@ def length_answer(data: pd.DataFrame) -> str:
 
 
 def cost_answer(data: pd.DataFrame) -> str:
-    """What a billion tokens costs with RoundPipe and with the cheapest other system, in a sentence."""
+    """The cost of a billion tokens with RoundPipe and with the cheapest other system, in a sentence."""
     parts = []
     for model, name in models_in(data).items():
         best = best_baseline(data, name, pd.Series.idxmin)
@@ -167,10 +147,7 @@ def _tabulate(data: pd.DataFrame, quantity: str, form: str) -> Table:
     for system in data["system"].unique():
         of_system = data[data["system"] == system].set_index("model")
         rows.append(
-            [
-                label(style.method_name(system)),
-                *(_cell(of_system, name, form) for name in PUBLISHED_MODELS.values()),
-            ]
+            [label(style.method_name(system)), *(_cell(of_system, name, form) for name in PUBLISHED_MODELS.values())]
         )
     return table(columns, rows)
 
@@ -270,12 +247,7 @@ def draw_cost(data: pd.DataFrame, where: str = "8 RTX 4090") -> Figure:
             for height, (system, dollars) in enumerate(bars.items(), start=2 - len(bars)):
                 _bar(axes, height, dollars, system)
                 axes.annotate(
-                    f"{dollars:,.2f}",
-                    (dollars, height),
-                    (3, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=7.5,
+                    f"{dollars:,.2f}", (dollars, height), (3, 0), textcoords="offset points", va="center", fontsize=7.5
                 )
             if best is None:
                 axes.text(0, 0, " no other system runs it", va="center", fontsize=6.5)

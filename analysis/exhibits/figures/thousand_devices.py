@@ -1,6 +1,5 @@
 """From 8 to 1,024 devices: what a fixed batch leaves idle, and what the fullest device must hold."""
 
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -11,54 +10,16 @@ from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.config.configuration import swept
 
 # Schedules in V placement go less far than the others.
 EXPERIMENTS = ("thousand_devices", "thousand_devices_v")
 
-_LOOKS = {
-    "gpipe": style.METHODS["gpipe"],
-    "1f1b": style.METHODS["1f1b"],
-    "dapple": style.Look("DAPPLE", "#003A5C", "D"),
-    "interleaved_1f1b": style.METHODS["interleaved_1f1b"],
-    "zb_h1": style.Look("ZB-H1", style.PURPLE, "<"),
-    "zb_h2": style.Look("ZB-H2", "#7B3F61", ">"),
-    "zb_v": style.Look("ZB-V", style.BLACK, "X"),
-    "dualpipe_v": style.Look("DualPipeV", style.ORANGE, "P"),
-    "roundpipe": style.METHODS["roundpipe"],
-    "roundpipe_call": style.METHODS["roundpipe_call"],
-}
+_LOOKS = style.looks("thousand_devices")
 _DASHED = ("dapple", "zb_h2", "roundpipe_call")  # by colour alone they would be another curve
 _TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
-
-
-@exhibited("thousand_devices", place=130, question="What is left of the lead on a thousand devices?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="A thousand devices: the batch runs out before the hops matter",
-        caption=(
-            "1,024 microbatches a step; forward, input gradient and weight gradient of a device's share take one unit "
-            "each, whatever the number of devices, and every tensor that changes the device a tenth of one. Left: idle "
-            "share of the makespan of one step; right: activations the fullest device keeps, in microbatches of its "
-            "share. Cuts are even, nobody's are searched for. RoundPipe waits for a hop in every round; a round has as "
-            "many microbatches as there are devices, or the whole step, as in the released library. "
-            "DualPipeV takes no fewer than two microbatches a device, and the order of ZB-V is searched for, which "
-            "takes too long beyond 64 devices with so many microbatches. "
-            f"{answer(data)}"
-        ),
-        evidence=("simulated",),
-        command="; ".join(f"python -m rpbench -m experiment={name}" for name in EXPERIMENTS),
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -88,7 +49,7 @@ def _of(experiments: Experiments, experiment: str) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What the largest pipeline leaves idle under the best and the worst schedule, in two sentences."""
+    """Idle time of the largest pipeline under the best and the worst schedule, in two sentences."""
     most = data["num_devices"].max()
     rows = data[data["num_devices"] == most].sort_values("bubble")
     best, worst = rows.iloc[0], rows.iloc[-1]
@@ -166,3 +127,6 @@ def _line(schedule: str, look: style.Look) -> dict[str, Any]:
         "markersize": 9 if below else 5,
         "markerfacecolor": "none" if below else look.colour,
     }
+
+
+exhibit = exhibit_of("thousand_devices", numbers, tabulate, draw, answer=answer)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Shown, Table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, index
 from rpbench.drawing.timeline_figure import Bars, bars_of, draw_timeline, handles, put_bars
@@ -24,24 +24,11 @@ from rpbench.records import record
 from rpbench.run.recording import TIMELINE
 
 
-@exhibited("timelines", place=440, question="Where does the time go, action by action?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """All timelines on one page, and each as a drawing of its own.
-
-    Raises:
-        MissingRuns: if a run behind it, or its timeline.csv, is not there.
-    """
+@exhibited("timelines")
+def exhibit(experiments: Experiments) -> Shown:
+    """All timelines on one page, and each as a drawing of its own."""
     rows, results = numbers(experiments), experiments.results
-    return Exhibit(
-        title="The 25 timelines behind figure 17",
-        caption=(
-            "When each device forwards, runs backward and waits, for 16 microbatches on 8 devices; white "
-            "is idle. The pale head of a bar is recomputation. Time runs from 0 to the makespan of the "
-            "slowest schedule of the model, so bars may be compared along a column. Each timeline is also "
-            "a file of its own, with names on its bars where they fit."
-        ),
-        evidence=("simulated",),
-        command="python -m rpbench -m experiment=figure17",
+    return Shown(
         draw=partial(draw, rows, results),
         drawings={
             f"timeline_{row['schedule']}_{row['model']}": partial(draw_one, row, results)

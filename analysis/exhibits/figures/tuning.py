@@ -1,6 +1,4 @@
-"""What tuning the cuts does: every schedule with four kinds of stages, and RoundPipe's lead."""
-
-from functools import partial
+"""The effect of tuned cuts: every schedule with four kinds of stages, and RoundPipe's lead."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,7 +7,7 @@ from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, Table, exhibit_of, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 
@@ -35,32 +33,6 @@ _COMMAND = "; ".join(
     f"python -m rpbench -m experiment={name}"
     for name in ("figure17", "partitions", "recompute_ahead", "one_round", "steady_state")
 )
-
-
-@exhibited("tuning", place=60, question="Who wins when everybody's stages are searched, not RoundPipe's alone?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="Tuned cuts: every schedule at its best",
-        caption=(
-            "Bubble of one call of 16 microbatches on 8 devices with the published cut, layers dealt "
-            "evenly, the released planner's greedy rule, and the cut that simulates best; crosses let the "
-            "baselines recompute before the gradient arrives, as RoundPipe does, and pentagons let RoundPipe deal all "
-            "16 microbatches in one round, as its library does. Right: time of the best "
-            "baseline over RoundPipe's for the same work; back to back is RoundPipe's asynchronous mode "
-            "with the published cut, at the price of one stale step; its bubble is bubble_steady, "
-            f"the {style.BUBBLES['bubble_steady']}. {answer(data)}"
-        ),
-        evidence=("simulated",),
-        command=_COMMAND,
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -118,7 +90,7 @@ def leads(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What becomes of the lead, in a sentence."""
+    """The lead under each tuning, in a sentence."""
     lead = leads(data).pivot(index="model", columns="cut", values="lead")
     spans = [f"{lead[cut].min():.3f} to {lead[cut].max():.3f} ({look.name})" for cut, look in _LEADS.items()]
     single = lead.drop(columns=BACK_TO_BACK).min(axis=1)
@@ -158,13 +130,9 @@ def _row(found: dict, model: str, schedule: str) -> list[Cell]:
     ]
 
 
-@exhibited("lead", place=70, question="How much of RoundPipe's lead is left on equal terms?")
-def lead_exhibit(experiments: Experiments) -> Exhibit:
-    """RoundPipe's lead as a table of its own.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+@exhibited("lead")
+def lead_exhibit(experiments: Experiments) -> Shown:
+    """RoundPipe's lead as a table of its own."""
     data = numbers(experiments)
     rows = leads(data)
     columns = ["model"]
@@ -176,13 +144,7 @@ def lead_exhibit(experiments: Experiments) -> Exhibit:
         for entry in rows[rows["model"] == model].itertuples():
             row += [ours(entry.lead, ".4f", entry.run_ids), label(style.method_name(entry.best))]
         cells.append(row)
-    return Exhibit(
-        title="RoundPipe's lead over the best baseline, untuned and tuned",
-        caption=f"Time of the best baseline over RoundPipe's, 16 microbatches on 8 devices. {answer(data)}",
-        evidence=("simulated",),
-        command=_COMMAND,
-        table=table(columns, cells),
-    )
+    return Shown(table=table(columns, cells), words={"answer": answer(data)})
 
 
 def draw(data: pd.DataFrame) -> Figure:
@@ -255,3 +217,6 @@ def _lead_legend() -> list[Line2D]:
     return [
         Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.name) for look in _LEADS.values()
     ]
+
+
+exhibit = exhibit_of("tuning", numbers, tabulate, draw, answer=answer)

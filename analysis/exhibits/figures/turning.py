@@ -1,7 +1,6 @@
 """Rankings that turn: six schedules in the order of their step times, as ever more of what a step costs is charged."""
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import combinations, product
 from math import inf
 from typing import Any
@@ -13,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records.experiments import Experiments, index
 from analysis.records.turns import LEVELS, Turn, counted, lead, step_time_s, turns
 from rpbench.config.configuration import swept
@@ -21,38 +20,9 @@ from rpbench.config.configuration import swept
 _FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same
 _KEYS = ("model", "cluster", "schedule")
 # Looks of their own where the project's would be the same.
-_LOOKS = {
-    "zb_h1": style.Look("ZB-H1", style.PURPLE, "<"),
-    "dualpipe": style.Look("DualPipe", style.BLACK, "X"),
-}
+_LOOKS = {"zb_h1": style.Look("ZB-H1", style.PURPLE, "<"), "dualpipe": style.Look("DualPipe", style.BLACK, "X")}
 _MACHINES = {"8x_rtx4090": "8 x RTX 4090", "8x_rtx5090": "8 x RTX 5090"}
 Placed = tuple[str, str, Turn]  # model, machine and what turns there
-
-
-@exhibited("turning", place=150, question="Which level of detail turns the ranking of schedules?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="Rankings that turn",
-        caption=(
-            "Each level charges what the levels left of it charge and one thing more. Order: the kernels of the "
-            "model's layers alone; hops: boundary tensors arrive later; transfers: what moves shares links, and "
-            "optimizers take time; memory: what does not fit is out (a cross behind its last place); halves: a split "
-            "backward takes 3 % more than a whole one (2 to 4 % in measured runs of others); collectives: gradients "
-            "are summed over the copies of a stage, which DualPipe alone keeps. Everybody recomputes; even cuts, four "
-            "steps of 32 sequences. So small a step hides little of RoundPipe's synchronous optimizer on the host. "
-            f"Rings mark pairs that change places. {never_sentence(data)} {answer(data)}"
-        ),
-        evidence=("predicted",),
-        command="; ".join(f"python -m rpbench -m experiment={name}" for name in LEVELS.values()),
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -240,3 +210,6 @@ def _legend(schedules: Sequence[str]) -> list[Line2D]:
     lines = [Line2D([], [], color=look.colour, marker=look.marker, label=look.name) for look in looks]
     ring = Line2D([], [], color=style.BLACK, label="change places", **_RING)
     return [*lines, ring, Line2D([], [], color=style.GREY, marker="x", linestyle="none", label="out")]
+
+
+exhibit = exhibit_of("turning", numbers, tabulate, draw, never=never_sentence, answer=answer)

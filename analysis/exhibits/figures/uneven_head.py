@@ -1,6 +1,5 @@
 """A heavy head: what each schedule makes of it when its cut is searched as hard as RoundPipe's."""
 
-from functools import partial
 from itertools import product
 
 import pandas as pd
@@ -9,37 +8,13 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 from rpbench.config.configuration import swept
 
 EXPERIMENT = "uneven_head"
 _DEALT = ("roundpipe", runs.ONE_ROUND)
-
-
-@exhibited("uneven_head", place=140, question="Who suffers from a large vocabulary?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The figure with its numbers.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    data = numbers(experiments)
-    return Exhibit(
-        title="A heavy head",
-        caption=(
-            "Eight devices, 32 layers, 32 microbatches in one flushed step; forward, recomputation, input gradient "
-            "and weight gradient of an eighth of the layers take one unit each, and the head's work is the multiple "
-            "of it on the x axis. The cut into stages is searched anew for every point and schedule. A schedule that "
-            "binds stages can give the head's device fewer layers, until it has none left; cutting the vocabulary "
-            f"over all devices and dealing stages out are two ways on from there. {answer(data)}"
-        ),
-        evidence=("simulated",),
-        command=f"python -m rpbench -m experiment={EXPERIMENT}",
-        draw=partial(draw, data),
-        table=tabulate(data),
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -123,3 +98,6 @@ def draw(data: pd.DataFrame) -> Figure:
             axes.get_legend().remove()
         figure.legend(handles, names, loc="outside lower center", ncols=4)
         return figure
+
+
+exhibit = exhibit_of("uneven_head", numbers, tabulate, draw, answer=answer)

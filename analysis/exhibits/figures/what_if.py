@@ -1,4 +1,4 @@
-"""What if: the system that is predicted to train fastest, over link and head, and over devices and microbatches."""
+"""The system that is predicted to train fastest, over link and head, and over devices and microbatches."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.workload.architecture import Architecture
 
@@ -50,29 +50,20 @@ SIZES = Map(
 )
 
 
-@exhibited("what_if", place=420, question="Which system wins on which machine?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The two maps with their numbers.
-
-    Raises:
-        MissingRuns: if a run behind them is not there.
-    """
+@exhibited("what_if")
+def exhibit(experiments: Experiments) -> Shown:
+    """The two maps with their numbers."""
     maps = {LINKS.experiment: numbers(experiments, LINKS), SIZES.experiment: numbers(experiments, SIZES)}
     rows = [*_rows(maps["what_if"], LINKS), *_rows(maps["what_if_devices"], SIZES)]
     columns = ("where", *(f"{style.method_name(system)}, tokens/s" for system in SYSTEMS), "fastest")
-    return Exhibit(
-        title="What if: which system trains Qwen3-1.7B fastest",
-        caption=(
-            "Predicted tokens/s on RTX 4090. Left: eight devices, steps of 16 microbatches of one sequence, over the "
-            "rate of copies from host memory and the size of the vocabulary (with it, the head's share of the work: "
-            f"{head_share(VOCABULARIES[0]):.0%} to {head_share(VOCABULARIES[-1]):.0%}). Right: microbatches of four "
-            "sequences, over devices and microbatches. Numbers: how much faster the winner is than the next; systems "
-            f"that do not fit the devices do not take part. {answer(maps['what_if'])}"
-        ),
-        evidence=("predicted",),
-        command="python -m rpbench -m experiment=what_if; python -m rpbench -m experiment=what_if_devices",
+    return Shown(
         draw=partial(draw, maps),
         table=table(columns, rows),
+        words={
+            "least_head": head_share(VOCABULARIES[0]),
+            "most_head": head_share(VOCABULARIES[-1]),
+            "answer": answer(maps["what_if"]),
+        },
     )
 
 

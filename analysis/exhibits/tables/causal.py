@@ -1,21 +1,17 @@
-"""What it costs that the head waits for its input, which the artifact's simulator does not ask for."""
+"""The cost of a head that waits for its input, which the artifact's simulator does not ask for."""
 
 import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 
 
-@exhibited("causal", place=40, question="What if RoundPipe's fused stage waits for what it needs?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The table.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+@exhibited("causal")
+def exhibit(experiments: Experiments) -> Shown:
+    """The table."""
     data = numbers(experiments)
     columns = (
         "model",
@@ -25,17 +21,7 @@ def exhibit(experiments: Experiments) -> Exhibit:
         "makespan, the head waits (s)",
         "longer (%)",
     )
-    return Exhibit(
-        title="The head waits for its input",
-        caption=(
-            "The artifact's simulator lets the forward of the fused stage (head, loss and first backward) "
-            "begin before its input has arrived, which no machine can. One call of 16 microbatches on 8 "
-            f"devices. {answer(data)}"
-        ),
-        evidence=("simulated",),
-        command="python -m rpbench -m experiment=figure17; python -m rpbench -m experiment=causal",
-        table=table(columns, map(_row, data.to_dict("records"))),
-    )
+    return Shown(table=table(columns, map(_row, data.to_dict("records"))), words={"answer": answer(data)})
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -55,7 +41,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """What waiting costs, in a sentence."""
+    """The cost of waiting, in a sentence."""
     worst = data.loc[data["longer"].idxmax()]
     return (
         f"Waiting makes it {data['longer'].min():.2f} to {data['longer'].max():.2f} % longer, most for "

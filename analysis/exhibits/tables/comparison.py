@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
-from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.exhibits.figures import convergence
 from analysis.exhibits.tables import contest
 from analysis.exhibits.time_to_loss import SHARE, Spread, token_multiples
@@ -41,13 +41,9 @@ _TRAINED_AS = {
 Multiples = Mapping[str, Spread]
 
 
-@exhibited("figure10", place=200, question="Which system trains fastest on eight RTX 4090, on equal terms?")
-def simulated(experiments: Experiments) -> Exhibit:
-    """All systems on eight devices and the published models, at equal tuning.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+@exhibited("figure10")
+def simulated(experiments: Experiments) -> Shown:
+    """All systems on eight devices and the published models, at equal tuning."""
     rows, multiples, behind = contest.numbers(experiments), *_multiples(experiments)
     columns = ("model", "system", *_COLUMNS, *contest.OPTIONS, "why it cannot run")
     cells = (
@@ -55,42 +51,21 @@ def simulated(experiments: Experiments) -> Exhibit:
             label(style.model_name(row["model"])),
             *_system(row, "bubble_steady", multiples, behind),
             *contest.options(row),
-            _why(row),
+            (NOTHING if row["status"] == "ok" else label(f"{row['status']}: {row['reason'].split(';')[0]}")),
         )
         for row in rows.to_dict("records")
     )
-    return Exhibit(
-        title="Every system on eight RTX 4090, at equal tuning",
-        caption=(
-            f"Action by action, from the published layer timings: {_steps(rows)} thousand tokens a step, as in the "
-            "paper's run scripts, three steps in a row. One search chooses for everybody the cut, the stages on a "
-            "device, what is recomputed, the size of a microbatch (up to 32 of them on a device), the prefetch and the "
-            "schedule's own options, under what the devices and the host have for a model and within the same budget "
-            f"of {_budget(rows)} timelines; random restarts then try to beat each plan. "
-            "Whatever moves takes the time of its bytes: without "
-            "peer-to-peer copies boundary tensors go down to the host and up again, like weights, gradients and kept "
-            "inputs: each device at the 21 GB/s of the artifact's hops, all of them and the host's Adam sharing "
-            "82 GB/s of its memory. Gathers and sums go at NCCL's pace on that machine, beside copies. Adam reads and "
-            "writes 40 bytes a parameter on the host, 28 on a device. Halves of backward have the ratio of their "
-            "FLOPs, and microbatches of other sizes than the timed one scale as the count of operations says: both are "
-            "derived. The bubble is "
-            f"bubble_steady, the {style.BUBBLES['bubble_steady']}; memory is the fullest device's, bytes are sums "
-            f"over all devices. {_LATE} {_others()}{answer(rows)}"
-        ),
-        evidence=("simulated", "derived"),
-        command="python -m rpbench -m experiment=figure10",
+    return Shown(
         draw=partial(draw, rows),
         table=table(columns, cells),
+        words={
+            "steps": _steps(rows),
+            "budget": " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique())),
+            "late": _LATE,
+            "others": (f"Not compared yet: {', '.join(names)}. " if (names := contest.not_compared()) else ""),
+            "answer": answer(rows),
+        },
     )
-
-
-def _others() -> str:
-    """The schedules that came after the comparison was last made."""
-    return f"Not compared yet: {', '.join(names)}. " if (names := contest.not_compared()) else ""
-
-
-def _budget(rows: pd.DataFrame) -> str:
-    return " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique()))
 
 
 def _steps(rows: pd.DataFrame) -> str:
@@ -107,13 +82,9 @@ _LATE = (
 )
 
 
-@exhibited("baselines_cpu", place=230, question="What do all systems do when they train for real on two cores?")
-def measured(experiments: Experiments) -> Exhibit:
-    """All systems that the engine trains, on two cores of this machine.
-
-    Raises:
-        MissingRuns: if there is none.
-    """
+@exhibited("baselines_cpu")
+def measured(experiments: Experiments) -> Shown:
+    """All systems that the engine trains, on two cores of this machine."""
     rows, multiples, behind = _baselines_cpu(experiments), *_multiples(experiments)
     of_the_run = ("bubble of the run (%)" if column == BUBBLE else column for column in _COLUMNS)
     columns = ("system", *of_the_run, "loss", "largest difference")
@@ -122,20 +93,10 @@ def measured(experiments: Experiments) -> Exhibit:
         for row in rows.to_dict("records")
     )
     exact = int((rows["grad_max_abs_diff"] == 0).sum())
-    return Exhibit(
-        title="Every system on two cores",
-        caption=(
-            "A thread for each of two devices that share the host's memory: memory and bytes are what the actions say, "
-            "and only what comes from the host is copied. The same 12 microbatches in float64 for all; pace and bubble "
-            "(bubble_makespan) are of the whole run, the loss that of its last step: too few to tell how fast a system "
-            "learns. "
-            f"{_LATE} "
-            "Difference: gradients against a plain loop over the same weights. "
-            f"{exact} of {len(rows)} systems agree in every bit."
-        ),
-        evidence=("measured", "simulated") if multiples else ("measured",),
-        command="python -m rpbench -m experiment=baselines_cpu",
+    return Shown(
         table=table(columns, cells),
+        words={"late": _LATE, "exact": exact, "systems": len(rows)},
+        evidence=("measured", "simulated") if multiples else (),
     )
 
 
@@ -158,7 +119,7 @@ def _name(row: Mapping) -> str:
 
 
 def _multiples(experiments: Experiments) -> tuple[Multiples, list[str]]:
-    """What late weights cost in tokens, by method, and the runs behind it; nothing before these are there."""
+    """Tokens that late weights cost, by method, and the runs behind it; nothing before these are there."""
     try:
         data = convergence.numbers(experiments)
     except MissingRuns:
@@ -218,16 +179,9 @@ def _gigabytes(number: float) -> float:
     return number / 1e9
 
 
-def _why(row: dict) -> Cell:
-    return NOTHING if row["status"] == "ok" else label(f"{row['status']}: {row['reason'].split(';')[0]}")
-
-
 def _training(row: dict) -> Sequence[Cell]:
     run, largest = row["run_id"], row["grad_max_abs_diff"]
-    return (
-        ours(row["loss"], ".4f", run),
-        ours(largest, ".1e" if largest else ".0f", run),
-    )
+    return (ours(row["loss"], ".4f", run), ours(largest, ".1e" if largest else ".0f", run))
 
 
 def draw(rows: pd.DataFrame) -> Figure:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.records.experiments import NOT_APPLICABLE, Experiments, MissingRuns, index
 from analysis.records.runs import MODELS
 from rpbench.config.configuration import swept
@@ -39,7 +39,7 @@ def not_compared() -> list[str]:
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:
-    """What fits, each order once: the fastest of those that compute the same in the same order, with all `names`.
+    """Each order that fits, once: the fastest of those that compute the same in the same order, with all `names`.
 
     Ranked within its model, the fastest first.
     """
@@ -52,7 +52,7 @@ def distinct(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def options(row: dict) -> Sequence[Cell]:
-    """What was chosen, in the columns of `OPTIONS`."""
+    """The chosen settings, in the columns of `OPTIONS`."""
     run, chunks, keeping = row["run_id"], row["chunks_per_device"], row["keeping_stages"]
     own = ", ".join(f"{name}={value}" for name, value in row["schedule_options"].items() if value is not None)
     kept = "all" if len(keeping) == row["num_stages"] else str(len(keeping))
@@ -65,26 +65,14 @@ def options(row: dict) -> Sequence[Cell]:
     )
 
 
-@exhibited("figure10_options", place=220, question="Which settings do the fastest systems take?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The leaders of every model with all that the search chose for them.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+@exhibited("figure10_options")
+def exhibit(experiments: Experiments) -> Shown:
+    """The leaders of every model with all that the search chose for them."""
     ranked = distinct(numbers(experiments))
     columns = ("model", "system", "tokens/s", "steps late", *OPTIONS, "prefetch", "cut", "settings tried", "timelines")
-    return Exhibit(
-        title="What the search chose for the leaders",
-        caption=(
-            f"The {LEADERS} fastest distinct orders of each model and the fastest that is never late, at equal tuning: "
-            "every option that was searched, and what the search looked at. All settings that were tried, with what "
-            "became of them, are in `tried.csv` beside each record. "
-            f"{answer(ranked)}"
-        ),
-        evidence=("simulated", "derived"),
-        command=f"python -m rpbench -m experiment={EXPERIMENT}",
+    return Shown(
         table=table(columns, (_chosen(row) for model in MODELS for row in leaders(ranked, model))),
+        words={"leaders": LEADERS, "answer": answer(ranked)},
     )
 
 

@@ -6,37 +6,25 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, table
-from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
 BACKENDS = ("virtual", "cpu")
 DTYPES = ("float64", "float32", "bfloat16")
 
 
-@exhibited("equivalence", place=190, question="Do all schedules compute the same gradients?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The table.
-
-    Raises:
-        MissingRuns: if no run was compared with plain training.
-    """
+@exhibited("equivalence")
+def exhibit(experiments: Experiments) -> Shown:
+    """The table."""
     data = numbers(experiments)
     known = set(zip(data["backend"], data["dtype"], strict=True))
     places = [(backend, dtype) for backend in BACKENDS for dtype in DTYPES if (backend, dtype) in known]
     columns = ("schedule", *(f"{backend}, {dtype}" for backend, dtype in places))
     names = sorted(set(data["name"]))
     cells = data.drop_duplicates(["name", "backend", "dtype"], keep="last").set_index(["name", "backend", "dtype"])
-    return Exhibit(
-        title="On two cores: gradients against plain training",
-        caption=(
-            "The largest difference of any gradient, over all parameters and steps, between the engine and one plain "
-            "loop over the same weights, batches and sums; asynchronous schedules against the loop that reads the "
-            "same stale weights. 0 means that every bit agrees. Virtual: real tensors on a virtual clock. Cpu: a "
-            f"thread a device. {answer(data)}"
-        ),
-        evidence=("simulated", "measured"),
-        command="python -m rpbench -m experiment=equivalence",
+    return Shown(
         table=table(columns, ((label(name), *_row(cells, name, places)) for name in names)),
+        words={"answer": answer(data)},
     )
 
 

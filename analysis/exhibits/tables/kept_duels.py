@@ -6,41 +6,21 @@ from pathlib import Path
 from analysis.driver import duels
 from analysis.driver.duels import Kept
 from analysis.exhibits.cells import label, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
 from analysis.exhibits.figures.duel import MODELS, NAMES
 from analysis.records.experiments import Experiments
 
 
-@exhibited("five_duels", place=412, question="Do duels of other days say the same?")
-def five(experiments: Experiments) -> Exhibit:
+@exhibited("five_duels")
+def five(experiments: Experiments) -> Shown:
     """All complete duels so far."""
-    return Exhibit(
-        title="Five duels on two cores",
-        caption=(
-            "Speed over 1F1B by the clock with its 95 % interval, verdict and plan, in five complete duels on the same "
-            "two cores of an AMD EPYC; 1F1B itself stands in it under four names. In the first two, which are of one "
-            "commit, the plan that simulates best runs; in the third whoever came first in the run-off, and in the "
-            "last two whoever is faster there beyond doubt. Verdicts are those of the day."
-        ),
-        evidence=("measured",),
-        command="python -m rpbench -m experiment=cpu_duel",
-        table=side_by_side((*duels.EARLIER, *duels.DUELS)),
-    )
+    return Shown(table=side_by_side((*duels.EARLIER, *duels.DUELS)))
 
 
-@exhibited("aa_duel", place=414, question="How often is the same work taken for different?")
-def same(experiments: Experiments) -> Exhibit:
+@exhibited("aa_duel")
+def same(experiments: Experiments) -> Shown:
     """The A/A duel."""
-    return Exhibit(
-        title="Fourteen times the same 1F1B",
-        caption=(
-            "An A/A duel: whatever has a verdict of a difference here is a false alarm, which one table in twenty "
-            "should have, and one interval in twenty should leave out 1."
-        ),
-        evidence=("measured",),
-        command="python -m rpbench -m experiment=aa_duel",
-        table=side_by_side((duels.SAME,)),
-    )
+    return Shown(table=side_by_side((duels.SAME,)))
 
 
 def side_by_side(paths: Sequence[Path]) -> Table:

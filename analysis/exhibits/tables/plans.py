@@ -2,34 +2,12 @@
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 CUTS = ("published", "even", "greedy", "search")
-
-
-@exhibited("plans", place=90, question="Which cuts does the search find, and which the released planner?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The table.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    found = numbers(experiments)
-    return Exhibit(
-        title="RoundPipe's plans: published, greedy, searched",
-        caption=(
-            "Stages and bubble of one call of 16 microbatches on 8 devices without a memory cap. Known: "
-            "the stage counts of the published cuts, and of an independent re-run of the released planner. "
-            "Layers per stage are written forward | backward, first layers first, n×k for k stages of n "
-            f"layers, * for the fused stage. {answer(found)}"
-        ),
-        evidence=("simulated", "published"),
-        command="python -m rpbench -m experiment=figure17; python -m rpbench -m experiment=partitions",
-        table=tabulate(found),
-    )
 
 
 def tabulate(found: dict[tuple[str, str], dict]) -> Table:
@@ -131,3 +109,6 @@ def _known_bubble(model: str, cut: str) -> Cell:
     else:
         return NOTHING
     return theirs(known.value, ".2f", known.source)
+
+
+exhibit = exhibit_of("plans", numbers, tabulate, answer=answer)

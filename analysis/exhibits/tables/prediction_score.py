@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.exhibits.cells import label, table, theirs
-from analysis.exhibits.exhibit import Exhibit, exhibited
+from analysis.exhibits.exhibit import Shown, exhibited
 from analysis.exhibits.style import method_name, model_name
 from analysis.predictions import score
 from analysis.predictions.tables import read
@@ -13,26 +13,17 @@ _HELD = "analysis/predictions/holdout.csv"
 _MISSED = "analysis/predictions/misses.csv"
 
 
-@exhibited("prediction_bars", place=330, question="Does the prediction keep the bars it was given beforehand?")
-def bars(_: Experiments) -> Exhibit:
+@exhibited("prediction_bars")
+def bars(_: Experiments) -> Shown:
     """Every bar with what was measured against it."""
     found = score.bars()
     rows = [(label(bar.name), label(bar.measured), label("held" if bar.held else "missed")) for bar in found]
     held = sum(bar.held for bar in found)
-    return Exhibit(
-        title="Predictions against the published 4090 figures: the bars",
-        caption=(
-            f"{held} of {len(found)} bars are held. The 4090 figures were known when the model was built; constants "
-            "fitted on some of them are declared with their cells."
-        ),
-        evidence=("predicted", "published"),
-        command="python -m analysis.predictions score",
-        table=table(("bar", "measured", "verdict"), rows),
-    )
+    return Shown(table=table(("bar", "measured", "verdict"), rows), words={"held": held, "bars": len(found)})
 
 
-@exhibited("prediction_errors", place=340, question="How far off is every predicted throughput?")
-def errors(_: Experiments) -> Exhibit:
+@exhibited("prediction_errors")
+def errors(_: Experiments) -> Shown:
     """Bias and coverage of every system, and its errors with a model or with itself left out of the fits."""
     summary = score.bias_and_coverage()
     held = pd.DataFrame(read("holdout"))
@@ -55,15 +46,7 @@ def errors(_: Experiments) -> Exhibit:
                 label(kept),
             )
         )
-    return Exhibit(
-        title="Predictions: bias, coverage, and errors with a model or a system left out",
-        caption=(
-            f"In-sample, {inside} of {total} published throughputs of the 4090 lie inside the intervals, which are "
-            "meant to hold nine of ten; out-of-sample, of the errors with a model, a system or the A800 left out of "
-            f"every fit, {outside_fits} of {all_held} do. Left out: largest error of the cells left out."
-        ),
-        evidence=("predicted", "published"),
-        command="python -m analysis.predictions holdout",
+    return Shown(
         table=table(
             (
                 "system",
@@ -76,11 +59,12 @@ def errors(_: Experiments) -> Exhibit:
             ),
             rows,
         ),
+        words={"inside": inside, "total": total, "outside_fits": outside_fits, "all_held": all_held},
     )
 
 
-@exhibited("prediction_misses", place=350, question="Where is the prediction wrong?")
-def misses(_: Experiments) -> Exhibit:
+@exhibited("prediction_misses")
+def misses(_: Experiments) -> Shown:
     """Every cell that is off by more than 15 %, and what would have to change by how much."""
     rows = [
         (
@@ -94,18 +78,6 @@ def misses(_: Experiments) -> Exhibit:
         )
         for row in read("misses")
     ]
-    return Exhibit(
-        title="Predictions that are off by more than 15 %, and what would explain them",
-        caption=(
-            "For each cell the constants that would close the gap alone, the most plausible first: the factor each "
-            "would have to change by, and how many of its declared deviations that is. Synchronous steps of "
-            "GPT-OSS-20B expose a third of the optimizer time per parameter that other models do; a host with that "
-            "bandwidth would make every other synchronous cell too fast. Mobius has no public settings."
-        ),
-        evidence=("predicted", "published"),
-        command="python -m analysis.predictions misses",
-        table=table(
-            ("cell", "error", "seconds missing", "step (s)", "constant", "factor", "deviations"),
-            rows,
-        ),
+    return Shown(
+        table=table(("cell", "error", "seconds missing", "step (s)", "constant", "factor", "deviations"), rows)
     )

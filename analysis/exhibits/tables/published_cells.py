@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
@@ -25,27 +25,14 @@ _SHOWN = {
 DECIMALS = 4
 
 
-@exhibited("published_cells", place=20, question="Which printed numbers of figure 17 are met to the last digit?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The table.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+@exhibited("published_cells")
+def exhibit(experiments: Experiments) -> Shown:
+    """The table."""
     rows = numbers(experiments)
     columns = ["schedule", "model", "equal numbers"]
     for heading in _SHOWN.values():
         columns += [heading, f"{heading}, published"]
-    return Exhibit(
-        title="The 25 published cells, number by number",
-        caption=(
-            "What the artifact's simulator printed for figure 17 (8 devices, 16 microbatches), and what "
-            f"the runs here measure with the same timings and cuts, to {DECIMALS} decimals. {answer(rows)}"
-        ),
-        evidence=("simulated", "published"),
-        command="python -m rpbench -m experiment=figure17",
-        table=table(columns, map(_row, rows)),
-    )
+    return Shown(table=table(columns, map(_row, rows)), words={"decimals": DECIMALS, "answer": answer(rows)})
 
 
 def numbers(experiments: Experiments) -> list[dict]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.exhibits.tables import contest
 from analysis.records.experiments import Experiments, MissingRuns, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
@@ -81,29 +81,12 @@ class Bar(NamedTuple):
         return f"misses: {'; '.join(self.row['lacks']) or 'no term is known to be missing'}"
 
 
-@exhibited("figure10_bars", place=210, question="How far are simulated systems from the published bars of figure 10?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The table.
-
-    Raises:
-        MissingRuns: if a run of the published settings is not there; those at equal tuning may be missing.
-    """
+@exhibited("figure10_bars")
+def exhibit(experiments: Experiments) -> Shown:
+    """The table."""
     bars, tuned = numbers(experiments), _tuned(experiments)
-    return Exhibit(
-        title="Figure 10 as published, and at equal tuning",
-        caption=(
-            "Published bars of eight RTX 4090 beside the schedule that each system runs, with the batch, the "
-            "microbatches and the settings of its run script, simulated action by action with everything charged; "
-            "times of layers follow from the model's shape. The predictor of systems answers the same question by "
-            f"formulas. Verdict: a bar is near within {100 * NEAR:.0f} %; otherwise the terms that the schedule lacks "
-            "are named. At equal tuning everybody trains 64 sequences a step with published layer times (figure10), a "
-            "step that is smaller than most scripts'; the setting is that of the cause of a token's time that changed "
-            "most. "
-            f"{answer(bars)}"
-        ),
-        evidence=("published", "predicted", "simulated"),
-        command=f"python -m rpbench -m experiment={EXPERIMENT}; python -m rpbench -m experiment={contest.EXPERIMENT}",
-        table=table(_COLUMNS, (_cells(bar, tuned) for bar in bars)),
+    return Shown(
+        table=table(_COLUMNS, (_cells(bar, tuned) for bar in bars)), words={"near": 100 * NEAR, "answer": answer(bars)}
     )
 
 

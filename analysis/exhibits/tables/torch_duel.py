@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
 from analysis.exhibits.style import method_name
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.run.modes.duel.contenders import OWN, TABLE, THREADS, TWIN
@@ -41,32 +41,11 @@ COLUMNS = (
 )
 
 
-@exhibited("torch_duel", place=180, question="What does a table of ours cost on torch's own pipeline runtime?")
-def exhibit(experiments: Experiments) -> Exhibit:
-    """The table.
-
-    Raises:
-        MissingRuns: if there was no torch duel.
-    """
+@exhibited("torch_duel")
+def exhibit(experiments: Experiments) -> Shown:
+    """The table."""
     rows = found_rows(experiments.cells("torch_duel"))
-    return Exhibit(
-        title="On torch's runtime: our table beside torch's own schedule",
-        caption=(
-            "Two processes hold torch's own schedule twice and the same schedule as a table of ours; they and our "
-            "threads run a step each, in random order, on the same cut, after their gradients have been compared with "
-            "plain training. Nobody recomputes, and a step has no optimizer in it. Times over torch's schedule come "
-            "from neighbours and have verdicts by the rules of the duel. The replay times the action graph with the "
-            "durations of that very step; the prediction takes those of the step before, as torch's own functions "
-            "took them - the first stage's I does nothing there and its W is the whole backward - and the time of a "
-            "message by itself. What the replay leaves unexplained is a share of the ranks' time: late, waiting "
-            "beyond the graph's; messages, handing them to the transport; after, from a computation's end to its "
-            "action's; between actions; outside, before the first and after the last. torch's 1F1B and our threads "
-            f"record computations alone, so that there late holds it all. {answer(rows)}"
-        ),
-        evidence=("measured",),
-        command="python -m rpbench -m experiment=torch_duel",
-        table=tabulate(rows),
-    )
+    return Shown(table=tabulate(rows), words={"answer": answer(rows)})
 
 
 def found_rows(cells: pd.DataFrame) -> list[Row]:
@@ -82,7 +61,7 @@ def found_rows(cells: pd.DataFrame) -> list[Row]:
 
 
 def answer(rows: list[Row]) -> str:
-    """What a table costs on torch's runtime and what a replay explains, in a sentence."""
+    """The cost of a table on torch's runtime and the share that a replay explains, in a sentence."""
     return "; ".join(_answer(row) for row in rows if row["role"] == TABLE) + "."
 
 

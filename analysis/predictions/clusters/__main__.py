@@ -2,13 +2,13 @@
 
 import sys
 
-from analysis.predictions.clusters import constants, holdout, league, memory_holdout, outcomes, writing
+from analysis.predictions.clusters import holdout, league, memory_holdout, outcomes, problems, writing
 
 
 def main(argv: list[str]) -> int:
     """Run one command; returns the exit status."""
     commands = {
-        "fit": constants.write,
+        "fit": problems.write,
         "holdout": holdout.write,
         "memory": memory_holdout.write,
         "predict": writing.write,

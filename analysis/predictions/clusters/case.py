@@ -1,16 +1,15 @@
 """Case: one published run as a job, with what was measured of it, if that is given."""
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rpbench.cost.machine import Machine, machine
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import measured_bytes, rank_bytes
-from rpbench.mesh.software import Software, software
+from rpbench.mesh.software import Software
 from rpbench.mesh.step import step_terms
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "published"
@@ -18,7 +17,7 @@ Row = dict[str, str]
 
 
 class Said(NamedTuple):
-    """What another model than that of meshes says of a run: seconds of a step and its tokens, bytes, devices."""
+    """The prediction of another model than that of meshes: seconds of a step and its tokens, bytes, devices."""
 
     step_time_s: float | None = None
     tokens: int = 0
@@ -77,19 +76,6 @@ class Case:
         return self.id.split("/")[0]
 
 
-@dataclass(frozen=True)
-class Source:
-    """How one file is read.
-
-    Args:
-        name: of the file.
-        read: a row as cases.
-    """
-
-    name: str
-    read: Callable[[Row], list[Case]]
-
-
 @dataclass
 class Model:
     """Softwares by name, with constants that a fit is trying out."""
@@ -135,23 +121,3 @@ def rows_of(folder: str, name: str) -> Iterator[Row]:
 def number(text: str | None) -> float | None:
     """A number, or None for an empty cell."""
     return float(text) if text not in (None, "") else None
-
-
-def whole(text: str | None, otherwise: int = 1) -> int:
-    """A whole number, or another for a cell that has none."""
-    return int(float(text)) if text and text.replace(".", "", 1).isdigit() else otherwise
-
-
-def machine_of(name: str, num_devices: int) -> Machine:
-    """A machine with as many devices."""
-    return machine(name).with_devices(num_devices)
-
-
-def software_of(name: str) -> Software:
-    """A framework with what has been fitted."""
-    return software(name)
-
-
-def refused(row: Row, reason: str, asks: tuple[str, ...] = ("time",)) -> list[Case]:
-    """A row that is not modelled."""
-    return [Case(row["id"], None, fits=False, note=reason, asks=asks)]

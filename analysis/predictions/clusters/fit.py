@@ -29,7 +29,7 @@ Key = tuple[Job | None, bool, int]
 
 @dataclass(frozen=True)
 class Problem:
-    """What is fitted together.
+    """Constants that are fitted together.
 
     Args:
         name: of the problem.
@@ -41,6 +41,8 @@ class Problem:
         prior_from: a problem's software whose fitted constants are the priors here.
         shrink: of the priors' deviations where they come from another fit.
         heirs: frameworks without rows, which get the shared constants.
+        sds: deviations of the logarithms of constants, where they are not those of `PRIORS`.
+        axes: of `holdout.AXES`, along which groups of rows are left out.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Problem:
     shrink: float = 0.5
     heirs: tuple[str, ...] = ()
     sds: Mapping[str, float] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit found.
+    """The result of a fit.
 
     Args:
         values: by framework and constant.
@@ -99,10 +102,7 @@ def parameters_of(problem: Problem, known: Mapping[str, Mapping[str, float]]) ->
 
 
 def fit(
-    problem: Problem,
-    cases: Sequence[Case],
-    known: Mapping[str, Mapping[str, float]],
-    iterations: int = 12,
+    problem: Problem, cases: Sequence[Case], known: Mapping[str, Mapping[str, float]], iterations: int = 12
 ) -> Fitted:
     """The constants of a problem from its cases.
 
@@ -122,17 +122,25 @@ def fit(
     normal = np.diag(precision)
     for _ in range(iterations):
         jacobian = _jacobian(chosen, parameters, theta, base, current)
-        scale = weights * np.sqrt(np.minimum(1.0, HUBER * NOISE / np.maximum(np.abs(current), 1e-9))) / NOISE
-        scaled = jacobian * scale[:, None]
-        normal = scaled.T @ scaled + np.diag(precision)
-        gradient = scaled.T @ (current * scale) + precision * theta
-        step = np.clip(np.linalg.solve(normal + DAMPING * np.diag(np.diag(normal)), -gradient), -LONGEST, LONGEST)
+        step, normal = next_step(jacobian, current, weights, precision, theta)
         theta = theta + step
         current = _residuals(chosen, parameters, theta, base)
         if np.max(np.abs(step)) < ENOUGH:
             break
     deviations = np.sqrt(np.diag(np.linalg.inv(normal)))
     return Fitted(_values(parameters, theta, base), tuple(float(each) for each in deviations), parameters)
+
+
+def next_step(
+    jacobian: Floats, residuals: Floats, weights: Floats, precision: Floats, theta: Floats
+) -> tuple[Floats, Floats]:
+    """The damped step of the constants' logarithms, and the matrix of the normal equations."""
+    scale = weights * np.sqrt(np.minimum(1.0, HUBER * NOISE / np.maximum(np.abs(residuals), 1e-9))) / NOISE
+    scaled = jacobian * scale[:, None]
+    normal = scaled.T @ scaled + np.diag(precision)
+    gradient = scaled.T @ (residuals * scale) + precision * theta
+    damped = normal + DAMPING * np.diag(np.diag(normal))
+    return np.clip(np.linalg.solve(damped, -gradient), -LONGEST, LONGEST), normal
 
 
 def _jacobian(

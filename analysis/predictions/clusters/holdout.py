@@ -4,11 +4,11 @@
 constants that have not seen its group.
 """
 
-import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case
 from analysis.predictions.clusters.fit import fit
 from analysis.predictions.clusters.problems import PROBLEMS, cases_of
@@ -16,7 +16,6 @@ from analysis.predictions.clusters.spread import step_log_sd
 from rpbench.mesh.job import Job
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_holdout.csv"
-COLUMNS = ("set", "problem", "held_out", "id", "step_time_s", "predicted_s", "error", "log_sd")
 
 
 @dataclass(frozen=True)
@@ -41,33 +40,14 @@ def length(case: Case) -> str:
     return f"{case.job.seq_len} tokens"
 
 
-WIDTH = Axis("width", _of_job(lambda job: job.architecture.hidden))
-MODEL = Axis("model", _of_job(lambda job: f"{job.architecture.name} {job.architecture.hidden}"))
-TENSOR = Axis("mesh", _of_job(lambda job: f"tensor {job.mesh.tensor}"))
-DEVICE = Axis("device", _of_job(lambda job: job.machine.device.name))
-SIZE = Axis("machine", _of_job(lambda job: f"{job.machine.size} x {job.machine.device.name}"))
-RELEASE = Axis("release", _of_job(lambda job: job.software.name))
-LENGTH = Axis("length", length)
-# What is left out of each problem, chosen like what is asked of its set: other models, meshes, machines, lengths.
 AXES = {
-    "deepspeed_2022": (WIDTH, TENSOR),
-    "vocab_parallel": (LENGTH,),
-    "zero_bubble": (MODEL,),
-    "foundry_a100": (WIDTH,),
-    "foundry_h100": (SIZE,),
-    "internevo": (SIZE, TENSOR),
-    "torchtitan": (MODEL, LENGTH),
-    "simumax": (LENGTH,),
-    "bridge_dense": (MODEL, DEVICE),
-    "bridge_experts": (MODEL, DEVICE, RELEASE),
-    "nemo": (MODEL, SIZE, RELEASE),
-    "nemo_tuned": (MODEL,),
-    "nemo_experts": (SIZE,),
-    "xla": (MODEL, SIZE),
-    "mlperf": (DEVICE, SIZE),
-    "atorch": (SIZE,),
-    "xtuner": (TENSOR,),
-    "automodel": (MODEL,),
+    "width": Axis("width", _of_job(lambda job: job.architecture.hidden)),
+    "model": Axis("model", _of_job(lambda job: f"{job.architecture.name} {job.architecture.hidden}")),
+    "tensor": Axis("mesh", _of_job(lambda job: f"tensor {job.mesh.tensor}")),
+    "device": Axis("device", _of_job(lambda job: job.machine.device.name)),
+    "size": Axis("machine", _of_job(lambda job: f"{job.machine.size} x {job.machine.device.name}")),
+    "release": Axis("release", _of_job(lambda job: job.software.name)),
+    "length": Axis("length", length),
 }
 
 
@@ -77,7 +57,7 @@ def rows() -> Iterator[dict[str, str]]:
     for problem in PROBLEMS:
         cases = cases_of(problem)
         whole = fit(problem, cases, known)
-        for axis in AXES.get(problem.name, ()):
+        for axis in map(AXES.__getitem__, problem.axes):
             for group in sorted({axis.group(case) for case in cases if case.step_time_s and case.fits}):
                 seen = [case for case in cases if axis.group(case) != group]
                 if not any(case.step_time_s and case.fits for case in seen):
@@ -105,9 +85,4 @@ def _row(problem: str, axis: Axis, group: str, case: Case, predicted: float) -> 
 
 def write() -> int:
     """Write the file; returns the number of rows."""
-    found = list(rows())
-    with FILE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found)
-    return len(found)
+    return tables.write(FILE, list(rows()))

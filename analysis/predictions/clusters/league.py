@@ -8,13 +8,13 @@ ours, fitted                constants that have seen the rows
 ours, held out              constants that have not seen the row's group (`clusters_holdout.csv`)
 """
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import median
 
+from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Model, number, rows_of
 from analysis.predictions.clusters.holdout import FILE as HELD_OUT
 from analysis.predictions.clusters.outcomes import PAGE
@@ -40,7 +40,6 @@ BARS = {
     "atorch_llama2": "10, 25",
     "xtuner_h800": "12, 25",
 }
-COLUMNS = ("set", "contender", "rows", "median_error", "p90_error", "bias", "pairs_right", "pairs", "inside_interval")
 
 
 def table() -> list[dict[str, str]]:
@@ -58,17 +57,8 @@ def table() -> list[dict[str, str]]:
     return found
 
 
-def constant_mfu(cases: Sequence[Case]) -> Predicted:
-    """Seconds if all rows of a device, precision and class of model reached the same share of its peak."""
-    return _by_efficiency(cases, lambda case: 0.0)
-
-
-def bubble_and_efficiency(cases: Sequence[Case]) -> Predicted:
-    """Seconds if they did outside of the ideal bubble."""
-    return _by_efficiency(cases, _bubble)
-
-
 def _by_efficiency(cases: Sequence[Case], bubble: Callable[[Case], float]) -> Predicted:
+    """Seconds if all rows of a device, precision and class reach the same share of its peak outside of a bubble."""
     ideal = {case.id: _ideal_s(case) * (1.0 + bubble(case)) for case in cases}
     shares = defaultdict(list)
     for case in cases:
@@ -97,7 +87,7 @@ def _bubble(case: Case) -> float:
 
 
 def simumax_printed(cases: Sequence[Case]) -> Predicted:
-    """What SimuMax prints for the given rows of its own table."""
+    """The seconds that SimuMax prints for the given rows of its own table."""
     ids = {case.id for case in cases}
     printed = {row["id"]: number(row["simumax_ms"]) for row in rows_of("measured", "simumax_b200")}
     return {name: value / 1e3 for name, value in printed.items() if name in ids and value}
@@ -112,16 +102,15 @@ def ours(cases: Sequence[Case]) -> Predicted:
 def ours_held_out(cases: Sequence[Case]) -> Predicted:
     """With constants that have not seen a row's group; the geometric mean over the axes that hold it out."""
     ids, found = {case.id for case in cases}, defaultdict(list)
-    with HELD_OUT.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["id"] in ids:
-                found[row["id"]].append(log(float(row["predicted_s"])))
+    for row in tables.read(HELD_OUT.stem):
+        if row["id"] in ids:
+            found[row["id"]].append(log(float(row["predicted_s"])))
     return {name: exp(sum(values) / len(values)) for name, values in found.items()}
 
 
 CONTENDERS: dict[str, Callable[[Sequence[Case]], Predicted]] = {
-    "constant MFU": constant_mfu,
-    "bubble x efficiency": bubble_and_efficiency,
+    "constant MFU": lambda cases: _by_efficiency(cases, lambda case: 0.0),
+    "bubble x efficiency": lambda cases: _by_efficiency(cases, _bubble),
     "SimuMax, printed": simumax_printed,
     "ours, fitted": ours,
     "ours, held out": ours_held_out,
@@ -171,10 +160,5 @@ def _errors(row: dict[str, str]) -> str:
 def write() -> int:
     """Write the file and the page's table; returns the number of rows."""
     found = table()
-    with FILE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found)
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(before + BEGIN + table_text(found) + END + rest.split(END)[1], encoding="utf-8")
-    return len(found)
+    tables.put(PAGE, BEGIN, table_text(found), END)
+    return tables.write(FILE, found)

@@ -1,40 +1,88 @@
-"""Hold-outs of memory on the given rows: a model, a size, a machine or a length left out of every fit.
+"""Hold-outs of memory on the given rows: a model, a size, a machine or a length left out of every fit of traits.
 
 `python -m analysis.predictions.clusters memory` writes `clusters_memory.csv`: every given row with printed memory,
-predicted with traits (`memory_fit.TRAITS`) that have not seen its group, and the table of `docs/predictions.md`.
+predicted with traits (`TRAITS`) that have not seen its group, and the table of `docs/predictions.md`. The sum that a
+fit makes least is that of `analysis.predictions.clusters.fit`, of bytes instead of seconds.
 
-What was decided by hand on given rows (`analysis/predictions/clusters.md`: workspaces, which container keeps scores,
-bytes of summed gradients) is not decided anew without a group, so these errors are a lower bound of a stranger's.
+Decisions by hand on given rows (`analysis/predictions/clusters.md`: workspaces, which container keeps scores, bytes of
+summed gradients) are not taken anew without a group, so these errors are a lower bound of a stranger's.
 """
 
-import csv
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import exp, log
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
+from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Model
+from analysis.predictions.clusters.fit import ENOUGH, STEP, Floats, next_step
 from analysis.predictions.clusters.holdout import Axis, length
-from analysis.predictions.clusters.memory_fit import TraitModel, fit_traits
 from analysis.predictions.clusters.problems import given
 from analysis.predictions.clusters.writing import out_of_memory
+from rpbench.mesh.software import PRIORS, Prior, Software
+
+# What one would say of a framework before any of its rows is seen.
+TRAITS: Mapping[str, Prior] = {
+    "scale": Prior(1.0, 0.3, "bytes that the source prints over those of tensors: fragments, or another count"),
+    "reserve_bytes": Prior(2e9, 1.5, "of contexts and libraries: what `machine.reserved_memory_bytes` assumes"),
+    "logit_bytes": Prior(8.0, 0.3, "of a logit: a copy in fp32 and its gradient"),
+    "imbalance": PRIORS["imbalance"],
+}
+ITERATIONS = 8
+BALANCED = 1.0  # of a reader that declares it: release-sized models whose routers are trained
+Traits = dict[str, float]
+
+
+@dataclass
+class TraitModel(Model):
+    """Bytes with traits on trial."""
+
+    traits: Mapping[str, float] | None = None
+
+    def software(self, known: Software) -> Software:
+        """That framework with the traits on trial."""
+        values = dict(self.traits or {})
+        imbalance = values.pop("imbalance", None)
+        found = replace(known, **values)  # type: ignore[arg-type]
+        if imbalance is None or known.constants["imbalance"] == BALANCED:
+            return found
+        return found.with_constants({"imbalance": imbalance})
+
+
+def fit_traits(names: Sequence[str], cases: Sequence[Case]) -> Traits:
+    """The traits with which the cases' bytes are met best."""
+    chosen = [case for case in cases if case.memory_bytes]
+    counts = Counter(case.configuration for case in chosen)
+    weights = np.array([1.0 / counts[case.configuration] for case in chosen]) ** 0.5
+    precision = np.array([1.0 / TRAITS[name].log_sd for name in names]) ** 2
+    theta = np.zeros(len(names))
+    for _ in range(ITERATIONS):
+        current = _residuals(names, theta, chosen)
+        columns = [(_residuals(names, theta + STEP * unit, chosen) - current) / STEP for unit in np.eye(len(names))]
+        step, _ = next_step(np.column_stack(columns), current, weights, precision, theta)
+        theta = theta + step
+        if np.max(np.abs(step)) < ENOUGH:
+            break
+    return _traits(names, theta)
+
+
+def _traits(names: Sequence[str], theta: Floats) -> Traits:
+    return {name: TRAITS[name].value * exp(moved) for name, moved in zip(names, theta, strict=True)}
+
+
+def _residuals(names: Sequence[str], theta: Floats, cases: Sequence[Case]) -> Floats:
+    model = TraitModel(traits=_traits(names, theta))
+    return np.array([log(model.memory_bytes(case) / case.memory_bytes) for case in cases if case.memory_bytes])
+
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "analysis" / "predictions" / "clusters_memory.csv"
 PAGE = ROOT / "docs" / "predictions.md"
 BEGIN, END = "<!--clusters:memory-->\n", "<!--/clusters:memory-->\n"
-COLUMNS = (
-    "part",
-    "held_out",
-    "id",
-    "configuration",
-    "memory_bytes",
-    "fitted_bytes",
-    "predicted_bytes",
-    "error",
-    "verdict",
-    "predicted_verdict",
-)
 
 
 def _size(case: Case) -> str:
@@ -203,18 +251,11 @@ def table_text(found: Sequence[Summary]) -> str:
 
 def read() -> list[dict[str, str]]:
     """The table as committed."""
-    with FILE.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return tables.read(FILE.stem)
 
 
 def write() -> int:
     """Write the table and its summary; returns the number of rows."""
     found = list(rows())
-    with FILE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found)
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    PAGE.write_text(before + BEGIN + table_text(summaries(found)) + END + rest.split(END)[1], encoding="utf-8")
-    return len(found)
+    tables.put(PAGE, BEGIN, table_text(summaries(found)), END)
+    return tables.write(FILE, found)

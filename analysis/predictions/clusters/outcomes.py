@@ -4,12 +4,12 @@
 `docs/second_round.md`; the sealed table itself stays as it was committed.
 """
 
-import csv
 from math import log
 from pathlib import Path
 
+from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case
-from analysis.predictions.clusters.problems import SOURCES, given
+from analysis.predictions.clusters.problems import SETS, given
 from analysis.predictions.clusters.score import Score, part_of, score, score_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -17,21 +17,19 @@ SEALED = Path(__file__).resolve().parents[1] / "sealed_760beda"
 FILE = SEALED / "outcomes.csv"
 PAGE = ROOT / "docs" / "second_round.md"
 BEGIN, END = "<!--clusters:outcomes-->\n", "<!--/clusters:outcomes-->\n"
-COLUMNS = ("id", "quantity", "predicted", "low", "high", "measured", "error", "inside")
 PACES = {"internevo", "llm_foundry_fsdp", "megatron_bridge", "torchtitan", "zero_bubble_table4"}  # what they print
 Row = dict[str, str]
 
 
 def sealed() -> dict[str, Row]:
     """The rows that were committed, by id."""
-    with (SEALED / "clusters.csv").open(newline="") as file:
-        return {row["id"]: row for row in csv.DictReader(file)}
+    return {row["id"]: row for row in tables.read("clusters", SEALED)}
 
 
 def answered() -> list[tuple[Case, Row]]:
     """Rows that were predicted blind and whose answers are known now."""
     known = sealed()
-    cases = [case for case in given(tuple(SOURCES)) if case.id in known and known[case.id]["status"] == "ok"]
+    cases = [case for case in given(SETS) if case.id in known and known[case.id]["status"] == "ok"]
     return [(case, known[case.id]) for case in cases]
 
 
@@ -105,10 +103,5 @@ def table_text(found: list[tuple[str, str, Score]]) -> str:
 def write() -> int:
     """Write the rows and the page's table; returns the number of rows."""
     found = rows()
-    with FILE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found)
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(before + BEGIN + table_text(summary()) + END + rest.split(END)[1], encoding="utf-8")
-    return len(found)
+    tables.put(PAGE, BEGIN, table_text(summary()), END)
+    return tables.write(FILE, found)

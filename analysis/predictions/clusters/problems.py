@@ -1,254 +1,124 @@
-"""The fits, in order: which rows give which constants of which framework."""
+"""The fits, in order, as `problems.yaml` declares them, and the constants that they find.
 
-from analysis.predictions.clusters.case import Case, Source, rows_of
-from analysis.predictions.clusters.fit import Problem
-from analysis.predictions.clusters.readers import bridge, ci, frameworks, megatron, nvidia, one_host, others
+`write` puts those into `conf/software/constants.csv` with origin, prior and deviation.
+"""
 
-SOURCES = {
-    source.name: source
-    for source in (
-        Source("bloom_a100_topologies", megatron.bloom),
-        Source("vtrain_multi", megatron.vtrain),
-        Source("megatron_scaling", megatron.scaling),
-        Source("zero_bubble_table4", megatron.zero_bubble),
-        Source("vocab_stage_times", megatron.vocab_parallel),
-        Source("llm_foundry_fsdp", frameworks.llm_foundry),
-        Source("internevo", frameworks.internevo),
-        Source("torchtitan", frameworks.torchtitan),
-        Source("simumax_b200", frameworks.simumax),
-        Source("megatron_bridge", bridge.bridge),
-        Source("megatron_ci_golden", ci.ci),
-        Source("nemo_automodel", frameworks.automodel),
-        Source("primus_projection", frameworks.primus),
-        Source("dgxc_benchmarking", nvidia.dgxc),
-        Source("mlperf_training", nvidia.mlperf),
-        Source("atorch_llama2", others.atorch),
-        Source("xtuner_h800", others.xtuner),
-        Source("threads_and_readmes", others.threads),
-        Source("peft_method_comparison", one_host.peft),
-        Source("torchtune_memory", one_host.torchtune),
-        Source("lohan_rtx4090", one_host.lohan),
-    )
-}
+from pathlib import Path
+from typing import Any
 
-BRIDGE_EXPERTS = tuple(
-    f"megatron_bridge_{each}"
-    for each in ("moe", "moe_grace", "moe_h100", "early", "early_grace", "early_h100", "graphs", "drops")
+from analysis.predictions import tables
+from analysis.predictions.clusters.case import Case, rows_of
+from analysis.predictions.clusters.fit import Fitted, Problem, fit
+from analysis.predictions.clusters.jobs import cases_of_row
+from rpbench.cost.device import CONF
+from rpbench.mesh.software import PRIORS, declared_software
+from rpbench.yaml_file import read_keys
+
+SETS = (
+    "bloom_a100_topologies",
+    "vtrain_multi",
+    "megatron_scaling",
+    "zero_bubble_table4",
+    "vocab_stage_times",
+    "llm_foundry_fsdp",
+    "internevo",
+    "torchtitan",
+    "simumax_b200",
+    "megatron_bridge",
+    "megatron_ci_golden",
+    "nemo_automodel",
+    "primus_projection",
+    "dgxc_benchmarking",
+    "mlperf_training",
+    "atorch_llama2",
+    "xtuner_h800",
+    "threads_and_readmes",
+    "peft_method_comparison",
+    "torchtune_memory",
+    "lohan_rtx4090",
 )
-PROBLEMS = (
-    Problem(
-        "deepspeed_2022",
-        ("bloom_a100_topologies", "vtrain_multi"),
-        ("megatron_deepspeed", "megatron_2022"),
-        shared=("matmul", "elementwise", "narrow", "tokens", "head_alignment", "intra", "loss"),
-        own=("inter", "layer_s", "microbatch_s", "jitter", "session"),
-        sds={"layer_s": 2.0},
-        heirs=("megatron_2021",),
-    ),
-    Problem(
-        "vocab_parallel",
-        ("vocab_stage_times",),
-        ("vocab_parallel",),
-        shared=("matmul", "attention", "elementwise", "loss", "narrow", "tokens", "microbatch_s", "step_s"),
-        sds={"tokens": 1.5},
-    ),
-    Problem(
-        "zero_bubble",
-        ("zero_bubble_table4",),
-        ("zero_bubble",),
-        shared=("matmul", "elementwise", "loss", "head_alignment", "microbatch_s", "step_s"),
-        prior_from="vocab_parallel",
-        shrink=1.0,
-    ),
-    Problem(
-        "foundry_a100",
-        ("llm_foundry_fsdp",),
-        ("llm_foundry", "llm_foundry_bf16"),
-        shared=(
-            "matmul",
-            "attention",
-            "elementwise",
-            "loss",
-            "narrow",
-            "tokens",
-            "intra",
-            "inter",
-            "launch_s",
-            "microbatch_s",
-            "step_s",
-            "jitter",
-            "beside",
-        ),
-        own=("again",),
-        sds={"again": 0.3},
-    ),
-    Problem(
-        "foundry_h100",
-        ("llm_foundry_fsdp",),
-        ("llm_foundry_h100",),
-        shared=("matmul", "attention", "elementwise", "inter", "microbatch_s", "step_s", "jitter"),
-        prior_from="llm_foundry",
-        shrink=0.7,
-    ),
-    Problem(
-        "internevo",
-        ("internevo",),
-        ("internevo",),
-        shared=(
-            "matmul",
-            "attention",
-            "elementwise",
-            "loss",
-            "intra",
-            "inter",
-            "step_s",
-            "microbatch_s",
-            "broadcast_s",
-            "hop_s",
-        ),
-        heirs=("internevo_memory",),
-    ),
-    Problem(
-        "torchtitan",
-        ("torchtitan",),
-        ("torchtitan", "torchtitan_eager"),
-        shared=(
-            "matmul",
-            "matmul_low",
-            "attention",
-            "elementwise",
-            "intra",
-            "inter",
-            "loss",
-            "tokens",
-            "beside",
-            "step_s",
-        ),
-    ),
-    Problem(
-        "simumax",
-        ("simumax_b200",),
-        ("simumax",),
-        shared=("matmul", "attention", "elementwise", "loss", "intra", "microbatch_s", "step_s"),
-        sds={"matmul": 0.2},
-    ),
-    Problem(
-        "bridge_dense",
-        ("megatron_bridge",),
-        ("megatron_bridge", "megatron_bridge_h100"),
-        shared=(
-            "matmul",
-            "attention",
-            "elementwise",
-            "loss",
-            "tokens",
-            "intra",
-            "inter",
-            "microbatch_s",
-            "step_s",
-        ),
-        own=("matmul_low",),
-        sds={"step_s": 0.5, "attention": 0.15},
-        heirs=("megatron_core",),
-    ),
-    Problem(
-        "bridge_experts",
-        ("megatron_bridge",),
-        BRIDGE_EXPERTS,
-        shared=("matmul", "attention", "grouped", "intra", "step_s"),
-        parts=(
-            *(("dispatch_s", (name,)) for name in BRIDGE_EXPERTS),
-            *(("inter", tuple(each for each in BRIDGE_EXPERTS if ("h100" in each) is new)) for new in (False, True)),
-            *(
-                ("matmul_low", tuple(each for each in BRIDGE_EXPERTS if ("h100" in each) is new))
-                for new in (False, True)
-            ),
-            *(("elementwise", (name,)) for name in BRIDGE_EXPERTS),
-        ),
-        sds={"step_s": 0.5},
-    ),
-    Problem(
-        "nemo",
-        ("dgxc_benchmarking",),
-        ("nemo_2411", "nemo_2502", "nemo_2504"),
-        shared=("attention", "elementwise", "loss", "tokens", "intra", "inter", "jitter", "microbatch_s", "step_s"),
-        own=("matmul", "matmul_low"),
-        sds={"step_s": 0.5},
-    ),
-    Problem(
-        "nemo_tuned",
-        ("dgxc_benchmarking",),
-        ("nemo_tuned",),
-        shared=("matmul", "matmul_low", "elementwise", "microbatch_s", "step_s"),
-        prior_from="nemo_2502",
-        shrink=1.0,
-    ),
-    Problem(
-        "nemo_experts",
-        ("dgxc_benchmarking",),
-        ("nemo_moe", "nemo_moe_2505"),
-        shared=("matmul", "attention", "grouped", "intra", "inter", "jitter", "dispatch_s", "step_s"),
-        own=("matmul_low", "elementwise"),
-    ),
-    Problem(
-        "xla",
-        ("dgxc_benchmarking",),
-        ("xla",),
-        shared=(
-            "matmul",
-            "matmul_low",
-            "attention",
-            "elementwise",
-            "loss",
-            "again",
-            "inter",
-            "beside",
-            "jitter",
-            "step_s",
-        ),
-        sds={"again": 0.3, "beside": 1.0, "jitter": 1.2},
-    ),
-    Problem(
-        "mlperf",
-        ("mlperf_training",),
-        ("mlperf", "mlperf_lora"),
-        shared=("matmul_low", "attention", "intra", "inter", "jitter", "step_s"),
-        own=("elementwise", "microbatch_s"),
-        prior_from="nemo_2504",
-        shrink=1.0,
-    ),
-    Problem(
-        "atorch",
-        ("atorch_llama2",),
-        ("atorch",),
-        shared=("matmul", "attention", "elementwise", "loss", "again", "inter", "step_s"),
-    ),
-    Problem(
-        "xtuner",
-        ("xtuner_h800",),
-        ("xtuner",),
-        shared=("matmul", "attention", "elementwise", "grouped", "again", "dispatch_s", "intra", "inter"),
-        sds={"dispatch_s": 1.0},
-    ),
-    Problem(
-        "automodel",
-        ("nemo_automodel",),
-        ("automodel",),
-        shared=("matmul", "attention", "elementwise", "grouped", "dispatch_s", "loss", "intra", "step_s"),
-    ),
-)
+
+
+def _read(row: dict[str, Any]) -> dict[str, Any]:
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return found | {"parts": tuple((constant, tuple(group)) for constant, group in row.get("parts", ()))}
+
+
+PROBLEMS = tuple(Problem(name, **_read(row)) for name, row in read_keys(Path(__file__).with_suffix(".yaml")).items())
 
 
 def given(names: tuple[str, ...]) -> list[Case]:
     """All cases of these sets whose answers are given."""
-    return [case for name in names for row in rows_of("measured", name) for case in SOURCES[name].read(row)]
+    return [case for name in names for row in rows_of("measured", name) for case in cases_of_row(row)]
 
 
 def asked(name: str) -> list[Case]:
     """The cases of a set whose answers are withheld."""
-    return [case for row in rows_of("challenge", name) for case in SOURCES[name].read(row)]
+    return [case for row in rows_of("challenge", name) for case in cases_of_row(row)]
 
 
 def cases_of(problem: Problem) -> list[Case]:
     """The given cases of a problem's frameworks."""
     return [case for case in given(problem.rows) if case.job and case.job.software.name in problem.softwares]
+
+
+FILE: Path = CONF / "software" / "constants.csv"
+# Those of a device or of a job, not of the framework that an heir shares.
+NOT_INHERITED = frozenset({"inter", "step_s", "session", "jitter", "broadcast_s"})
+
+
+def fits(leave_out: frozenset[str] = frozenset()) -> dict[str, Fitted]:
+    """Every problem's fit, by name.
+
+    Args:
+        leave_out: ids of rows that are not to be seen.
+    """
+    known: dict[str, dict[str, float]] = {}
+    found = {}
+    for problem in PROBLEMS:
+        cases = [case for case in cases_of(problem) if case.id not in leave_out]
+        found[problem.name] = fit(problem, cases, known)
+        known |= found[problem.name].values
+    return found
+
+
+def write() -> int:
+    """Write the file; returns the number of constants."""
+    rows = [row for problem, fitted in zip(PROBLEMS, fits().values(), strict=True) for row in _found(problem, fitted)]
+    return tables.write(FILE, rows)
+
+
+def _found(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:
+    found = []
+    sought = {(name, each.constant) for each in fitted.parameters for name in each.softwares}
+    for parameter, log_sd in zip(fitted.parameters, fitted.log_sd, strict=True):
+        heirs = problem.heirs if parameter.constant not in NOT_INHERITED else ()
+        for name in (*parameter.softwares, *heirs):
+            value = fitted.values[parameter.softwares[0]][parameter.constant]
+            origin = "fitted" if name in parameter.softwares else f"as {parameter.softwares[0]}"
+            found.append(
+                _constant(name, parameter.constant, value, parameter.prior, parameter.log_sd, log_sd, origin, problem)
+            )
+    for name in problem.softwares if problem.prior_from else ():  # what came from another fit, not sought again
+        declared = declared_software(name).constants
+        for constant, value in fitted.values[name].items():
+            if (name, constant) not in sought and value != declared[constant]:
+                sd = PRIORS[constant].log_sd
+                found.append(_constant(name, constant, value, value, sd, sd, f"as {problem.prior_from}", problem))
+    return found
+
+
+def _constant(
+    name: str, constant: str, value: float, prior: float, sd: float, after: float, origin: str, problem: Problem
+) -> dict[str, str]:
+    return {
+        "software": name,
+        "constant": constant,
+        "value": f"{value:.6g}",
+        "prior": f"{prior:.6g}",
+        "log_sd_prior": f"{sd:.3g}",
+        "log_sd": f"{after:.3g}",
+        "origin": origin,
+        "rows": " ".join(problem.rows),
+        "meaning": PRIORS[constant].meaning,
+    }

@@ -17,7 +17,7 @@ Predicted = Mapping[str, float]  # id -> seconds of a step, or bytes
 
 
 class Score(NamedTuple):
-    """What came of some predictions.
+    """The score of some predictions.
 
     Args:
         rows: that are compared.

@@ -6,9 +6,11 @@ a kind of number, the framework itself) adds its deviation, and the prediction's
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from analysis.predictions.clusters.case import Case
+from rpbench.yaml_file import read_keys
 
 
 class Spread(NamedTuple):
@@ -19,7 +21,7 @@ class Spread(NamedTuple):
 
 
 class Unseen(NamedTuple):
-    """What adds to a set's own deviation.
+    """A deviation that adds to a set's own.
 
     Args:
         name: as a note says it.
@@ -33,37 +35,10 @@ class Unseen(NamedTuple):
     why: str
 
 
-STEP: dict[str, Spread] = {
-    "bloom_a100_topologies": Spread(0.06, "other meshes of the same search"),
-    "vtrain_multi": Spread(0.10, "other widths and tensor degrees: 0.08 and 0.11"),
-    "megatron_scaling": Spread(0.05, "errors of the first round"),
-    "zero_bubble_table4": Spread(0.066, "other models"),
-    "vocab_stage_times": Spread(0.15, "other lengths"),
-    "llm_foundry_fsdp": Spread(0.055, "other widths; 0.05 in the first round"),
-    "internevo": Spread(0.035, "other meshes"),
-    "torchtitan": Spread(0.12, "other models and lengths"),
-    "simumax_b200": Spread(0.065, "other lengths; 0.06 in the first round"),
-    "megatron_bridge": Spread(0.055, "another device, dense models"),
-    "nemo_automodel": Spread(0.146, "other models"),
-    "dgxc_benchmarking": Spread(0.035, "other sizes and releases of given models"),
-    "mlperf_training": Spread(0.048, "other devices and sizes"),
-    "lohan_rtx4090": Spread(0.05, "given rows of one size and device"),
-    "atorch_llama2": Spread(0.03, "other sizes"),
-    "xtuner_h800": Spread(0.15, "other meshes"),
-    "threads_and_readmes": Spread(0.10, "torchtitan's rows"),
-    "primus_projection": Spread(0.15, "another tool's projection"),
-}
-MEMORY: dict[str, Spread] = {
-    "bloom_a100_topologies": Spread(0.06, "other models"),
-    "zero_bubble_table4": Spread(0.04, "given rows"),
-    "internevo": Spread(0.15, "each row without itself"),
-    "torchtitan": Spread(0.15, "other models; releases differ"),
-    "megatron_ci_golden": Spread(0.08, "other meshes, machines and models"),
-    "simumax_b200": Spread(0.02, "first round: 3.5 % at the 90th percentile"),
-    "peft_method_comparison": Spread(0.05, "given rows; methods that keep something else"),
-    "torchtune_memory": Spread(0.15, "batch and length not printed"),
-    "atorch_llama2": Spread(0.15, "FSDP without adapters alone given"),
-}
+STEP, MEMORY = (
+    {name: Spread(*row) for name, row in table.items()}
+    for table in read_keys(Path(__file__).with_suffix(".yaml")).values()
+)
 
 
 def _device(case: Case) -> str:
@@ -153,7 +128,7 @@ UNSEEN = (
 
 
 def unseen(case: Case) -> list[Unseen]:
-    """What no given row has of a row's kind."""
+    """The properties of a row that no given row has."""
     return [each for each in UNSEEN if each.applies(case)]
 
 

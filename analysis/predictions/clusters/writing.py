@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from math import exp
 from pathlib import Path
 
+from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Model, rows_of
-from analysis.predictions.clusters.problems import SOURCES, asked
+from analysis.predictions.clusters.problems import SETS, asked
 from analysis.predictions.clusters.spread import memory_log_sd, step_log_sd, unseen
 
 FILE = Path(__file__).resolve().parents[1] / "clusters.csv"
@@ -30,7 +31,7 @@ BEYOND = 1.03  # the fullest given run that fits is predicted below it, every gi
 def predictions() -> Iterable[dict[str, str]]:
     """One row for each withheld case, in the order of the files."""
     model = Model()
-    for name in sorted(set(SOURCES) - {"vocab_stage_times"}):
+    for name in sorted(set(SETS) - {"vocab_stage_times"}):
         for case in asked(name):
             yield row_of(case, model)
     yield from orders()
@@ -100,9 +101,4 @@ def out_of_memory(case: Case, model: Model) -> bool:
 
 def write() -> int:
     """Write the file; returns the number of rows."""
-    rows = list(predictions())
-    with FILE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return len(rows)
+    return tables.write(FILE, list(predictions()))

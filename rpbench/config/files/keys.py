@@ -1,10 +1,14 @@
 """Keys of a model's or a cluster's file: unit, range and an example of each, for who writes one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeVar
 
 from rpbench.config.choices import ConfigError
 from rpbench.cost.machine import Machine
+from rpbench.workload.architecture import unknown_key
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -99,3 +103,31 @@ def missing_text(group: str, name: str, missing: Sequence[str]) -> str:
     first = missing[0]
     lines.append(f"write such lines into a file of yours, or give {group}.{first}={KEYS[group][first].example}")
     return "\n".join(lines)
+
+
+def built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
+    """A dataclass made of a group's keys.
+
+    Raises:
+        ConfigError: for a key it does not have.
+    """
+    each = fields(kind)  # type: ignore[arg-type]  # a dataclass
+    known = {f.name for f in each}
+    for key in values:
+        if key not in known:
+            raise ConfigError(unknown_key(str(key), sorted(known), f"key of {group}"))
+    check_name(group, values)
+    if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
+        raise ConfigError(missing_text(group, str(values["name"]), missing))
+    return kind(**values)
+
+
+def check_name(group: str, values: Mapping[str, Any]) -> None:
+    """Refuse a group's keys without a name that can be one."""
+    if "name" not in values:
+        raise ConfigError(f"{group}=null: choose one, as in {group}={'qwen3_1p7b' if group == 'model' else 'local'}")
+    if not isinstance(values["name"], str):
+        raise ConfigError(f"{group}.name={values['name']!r:.80}: a name is text; put it in quotes")
+    name = values["name"]
+    if not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\"):
+        raise ConfigError(f"{group}.name={name!r:.80}: a name is no path, and has at most 100 characters")

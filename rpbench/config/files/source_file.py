@@ -5,18 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpbench.config.choices import ConfigError
-from rpbench.whole_file import read_bytes, sha256
+from rpbench.whole_file import read_bytes
 
-MOST_BYTES = 2**28  # of a file that is read whole; a checkpoint is not
+MOST_BYTES = 2**28
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file as it was when the request was made.
-
-    Args:
-        content: empty for a file that whoever needs it reads itself.
-    """
+    """A file as it was when the request was made."""
 
     path: Path
     content: bytes
@@ -40,24 +36,28 @@ def source_of(path: Path, content: bytes) -> SourceFile:
     return SourceFile(path, content, hashlib.sha256(content).hexdigest())
 
 
-def read_source(key: str, name: str | None, *, whole: bool = True) -> SourceFile | None:
+def read_source(key: str, name: str | None, *, within: str = "") -> SourceFile | None:
     """The file that a key names; None where it names none.
 
     Args:
-        whole: read it into memory; otherwise its bytes are only counted into its digest, however many there are.
+        within: the file to read of a folder that the key names.
 
     Raises:
         ConfigError: if it cannot be read, or is too large to be.
     """
     if name is None:
         return None
-    path = Path(name)
+    path = Path(name, within)
     try:
-        if whole:
-            return source_of(path, read_bytes(path, MOST_BYTES))
-        return SourceFile(path, b"", sha256(path))
+        return source_of(path, read_bytes(path, MOST_BYTES))
     except ValueError as error:
         raise ConfigError(f"{key}={name}: {error}") from None
     except OSError as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        if within and isinstance(error, NotADirectoryError):
+            raise ConfigError(f"{key}={name}: it is no folder; name one that {within} lies in") from None
+        reason = (
+            f"there is no such {'checkpoint' if within else 'file'}"
+            if isinstance(error, FileNotFoundError)
+            else error.strerror
+        )
         raise ConfigError(f"{key}={name}: cannot be read ({reason}); name a file that is there") from None

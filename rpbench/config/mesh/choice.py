@@ -131,13 +131,18 @@ def _with_links(cluster: Machine) -> Machine:
 
 
 def refuse_lora(model: Architecture | None) -> None:
-    """Refuse adapters, whose step under a mesh nobody times.
+    """Refuse adapters, frozen layers and small moments, whose step under a mesh nobody times.
 
     Raises:
         ConfigError: naming the model.
     """
     if model is not None and model.lora_rank is not None:
         raise ConfigError(f"model {model.name}: lora under a mesh is not modelled; take training_mode=full")
+    if model is not None and (model.frozen_layers or model.optimizer_bits != 32):
+        raise ConfigError(
+            f"model {model.name}: frozen layers and 8-bit moments under a mesh are not modelled; take one host, or "
+            "model.frozen_layers=0 model.optimizer_bits=32"
+        )
 
 
 def _overlapping(found: Software, asked: OverlapConfig) -> Software:

@@ -15,7 +15,9 @@ from rpbench.engine.backends.together import Together
 from rpbench.engine.executor import ActionFailed, Perform, failed
 from rpbench.engine.program import Program
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.longest_path import works_by_action
+from rpbench.sim.longest_path import all_hops, works_by_action
+
+_WITHOUT_HOPS = CostTable({})
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class VirtualBackend:
         """When each action runs by the virtual clock, in the costs' unit."""
         works = works_of(program, self.costs)
         with Together(program, perform, use_one_core) as joint:
-            return run_clock(program, works, joint.perform, self.costs.hop, self.costs.units_per_second)
+            return run_clock(program, works, joint.perform, self.costs)
 
 
 def works_of(program: Program, costs: CostTable) -> list[Work]:
@@ -38,7 +40,7 @@ def works_of(program: Program, costs: CostTable) -> list[Work]:
 
 def known_clock(program: Program, costs: CostTable) -> Timeline:
     """When each action is going to run by the virtual clock, before anything has."""
-    return run_clock(program, works_of(program, costs), lambda number, gate: None, costs.hop, costs.units_per_second)
+    return run_clock(program, works_of(program, costs), lambda number, gate: None, costs)
 
 
 def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[float]) -> Timeline:
@@ -47,20 +49,18 @@ def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[floa
     return run_clock(program, works, lambda number, gate: None)
 
 
-def run_clock(
-    program: Program, works: Sequence[Work], perform: Perform, hop: Number = 0, units_per_second: int = 1
-) -> Timeline:
+def run_clock(program: Program, works: Sequence[Work], perform: Perform, costs: CostTable = _WITHOUT_HOPS) -> Timeline:
     """Run a program on a virtual clock.
 
     Args:
         works: how long each action takes, by number.
-        hop: how long what crosses devices takes.
+        costs: how long what crosses devices takes.
 
     Raises:
         ActionFailed: if an action raised.
         ScheduleError: if no lane can move.
     """
-    clock = _Clock(program, works, hop)
+    clock = _Clock(program, works, costs)
     while clock.coming:
         number = clock.advance()
         try:
@@ -71,8 +71,8 @@ def run_clock(
             raise failed(program, number, error) from error
         clock.finish(number)
     clock.check_all_done()
-    hops = program.graph.num_hops * hop
-    return Timeline(program.schedule, clock.start, clock.main, clock.end, clock.exposed, hops, units_per_second)
+    hops, unit = all_hops(program.graph, costs), costs.units_per_second
+    return Timeline(program.schedule, clock.start, clock.main, clock.end, clock.exposed, hops, unit)
 
 
 def _pass() -> None:
@@ -82,8 +82,8 @@ def _pass() -> None:
 class _Clock:
     """The times of actions as they become known."""
 
-    def __init__(self, program: Program, works: Sequence[Work], hop: Number) -> None:
-        self.program, self.works, self.hop = program, works, hop
+    def __init__(self, program: Program, works: Sequence[Work], costs: CostTable) -> None:
+        self.program, self.works, self.costs = program, works, costs
         num = len(program.waits)
         self.start: list[Number] = [0] * num
         self.main: list[Number] = [0] * num
@@ -121,14 +121,15 @@ class _Clock:
 
     def _begin(self, number: int) -> None:
         """Find the times of an action whose inputs all have their end."""
-        work = self.works[number]
+        work, actions = self.works[number], self.program.actions
         previous = self.previous[number]
         free = self.end[previous] if previous >= 0 else 0 * work.pre
         whole, late = [free], [free]  # when inputs are there, of the whole action and of its main phase
         bare_whole, bare_late = [free], [free]  # the same if hops took no time
         for producer, crosses, is_late in self.program.waits[number]:
             ended = self.end[producer]
-            (late if is_late else whole).append(ended + (self.hop if crosses else 0))
+            hop = self.costs.hop_between(actions[producer], actions[number]) if crosses else 0
+            (late if is_late else whole).append(ended + hop)
             (bare_late if is_late else bare_whole).append(ended)
         main = max(max(whole) + work.pre, max(late))
         # What runs ahead stands directly before the main phase.

@@ -139,7 +139,8 @@ class Stages:
             exchange.made(module, own)
             return output
         if module != head:
-            output = shell(tensors, x)
+            packed = self.workload.packed(module, segment[0])
+            output = shell(tensors, x, None, packed) if packed else shell(tensors, x)
             return output
         labels = self.workload.segment(*segment, self.num_parts).labels
         loss: torch.Tensor = shell(tensors, x, labels)

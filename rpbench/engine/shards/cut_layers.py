@@ -35,7 +35,8 @@ def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
     """
     _check(workload, schedule)
     num_shares, along = schedule.shape.num_ranks, schedule.shape.sequence_parallel
-    schedule.shape.check_length(workload.batch(0).tokens.shape[1])
+    for number in range(len(workload.lengths) or 1):
+        schedule.shape.check_length(workload.batch(number).tokens.shape[1])
     if along and workload.draws_random:
         raise ValueError(DRAWS_APART)
     decoders = (layer for layer in workload.modules[1:-1] if isinstance(layer, DecoderLayer))

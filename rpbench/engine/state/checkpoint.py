@@ -1,28 +1,51 @@
-"""Checkpoints: everything a training run goes on from, in one file that is written whole or not at all.
+"""Checkpoints: everything a training run goes on from, in a folder that is written whole or not at all.
 
-A file is what `torch.save` makes of plain containers and tensors. It is read by `torch.load(weights_only=True)`,
-which runs no code, after every checksum in it has been looked at.
+    FOLDER/checkpoint.json   what is trained, after how many steps, and the digest of every file; it comes last
+    FOLDER/data-STEPS-WORD/  what `torch.distributed.checkpoint` writes: `.metadata`, `__RANK_NUMBER.distcp`
+
+Tensors go by their names in the whole model, never by stages or ranks, so that a run goes on under another schedule,
+another cut and another number of ranks; shards are put together or cut as they are read. The position in the data is
+the number of steps times microbatches a step, and dropout draws from seed, layer and microbatch: neither has other
+state. Until `checkpoint.json` is replaced, in one operation, a folder stands for what it stood for before.
+
+Torch's metadata is a pickle: it is read by an unpickler that knows the classes of metadata and no others, after every
+file has been found to be the one that was written.
 """
 
+import hashlib
+import io
+import json
 import os
 import pickle
+import secrets
+import shutil
 import struct
+import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.loss_scale import Scale
+from rpbench.places import CHECKPOINT
+from rpbench.strict_json import parsed
+from rpbench.whole_file import read_text, sha256
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import Metadata
+
+FORMAT = 2
+DATA = "data-"
+Moments = dict[Place, dict[str, torch.Tensor]]
 
 
 class CheckpointError(ValueError):
-    """A file that a run cannot go on from."""
+    """A folder that a run cannot go on from, or cannot be saved to."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +62,13 @@ class State:
 
     num_steps: int
     masters: Tensors
-    moments: dict[Place, dict[str, torch.Tensor]]
+    moments: Moments
     stale: dict[int, Tensors] = field(default_factory=dict)
     scales: dict[int, Scale] = field(default_factory=dict)
 
     def changed(self, change: Callable[[Tensors], Tensors]) -> "State":
         """The same with all that is a tensor a weight - masters, moments, stale weights - cut or joined alike."""
-        moments: dict[Place, dict[str, torch.Tensor]] = {}
+        moments: Moments = {}
         for name in dict.fromkeys(name for found in self.moments.values() for name in found):
             of_all = change({place: found[name] for place, found in self.moments.items() if name in found})
             for place, tensor in of_all.items():
@@ -54,76 +77,363 @@ class State:
         return replace(self, masters=change(self.masters), moments=moments, stale=stale)
 
 
-def save(path: Path, state: State, subject: Mapping[str, Any]) -> None:
-    """Write a checkpoint; until it is complete and on the disk, what was at `path` before is still there.
+# --- names ----------------------------------------------------------------------------------------------------
+
+
+def named(masters: Tensors, moments: Mapping[Place, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Weights and the optimizer's state by names in the whole model, a sequence of modules with the embedding first."""
+    return {f"model.{_word(place)}": tensor for place, tensor in masters.items()} | {
+        moment_name(place, moment): tensor for place, found in moments.items() for moment, tensor in found.items()
+    }
+
+
+def moment_name(place: Place, moment: str) -> str:
+    """The name of what an optimizer knows of a parameter."""
+    return f"optimizer.state.{_word(place)}.{moment}"
+
+
+def _word(place: Place) -> str:
+    module, name = place
+    return f"{module}.{name}"
+
+
+def _place(word: str) -> Place:
+    module, _, name = word.partition(".")
+    return int(module), name
+
+
+def _unnamed(tensors: Mapping[str, torch.Tensor], manifest: "Manifest") -> State:
+    """The state whose tensors have these names."""
+    state = State(manifest.num_steps, {}, {}, {}, manifest.scales)
+    for key, tensor in tensors.items():
+        kind, _, rest = key.partition(".")
+        if kind == "model":
+            state.masters[_place(rest)] = tensor
+        elif kind == "before":
+            age, _, word = rest.partition(".")
+            state.stale.setdefault(int(age), {})[_place(word)] = tensor
+        else:
+            word, _, moment = rest.removeprefix("state.").rpartition(".")
+            state.moments.setdefault(_place(word), {})[moment] = tensor
+    return state
+
+
+# --- writing --------------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, state: State, subject: Mapping[str, Any]) -> None:
+    """Write a checkpoint; until it is complete and on the disk, what `folder` stood for before still holds.
 
     Args:
         subject: what is trained, as plain data; `load` wants the same.
 
     Raises:
-        CheckpointError: for a device, a pipe or a folder in its place.
+        CheckpointError: for anything in its place that is no checkpoint.
     """
-    if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path} is no regular file, and is left alone; name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    tensors = named(state.masters, state.moments)
+    for age, stale in state.stale.items():
+        tensors |= {f"before.{age}.{_word(place)}": tensor for place, tensor in stale.items()}
+    with begun(folder, state.num_steps) as data:
+        write(data, tensors, alone=True)
+        commit(folder, data, state.num_steps, subject, state.scales)
+
+
+@contextmanager
+def begun(folder: Path, num_steps: int) -> Iterator[Path]:
+    """A new place for data in a checkpoint's folder; it goes again if the checkpoint is not completed.
+
+    Raises:
+        CheckpointError: for anything in its place that is no checkpoint.
+    """
+    check_target(folder)
+    data = folder / f"{DATA}{num_steps}-{secrets.token_hex(4)}"
+    data.mkdir(parents=True)
+    try:
+        yield data
+    except BaseException:
+        shutil.rmtree(data, ignore_errors=True)
+        raise
+
+
+def check_target(folder: Path) -> None:
+    """Refuse to write where something else is.
+
+    Raises:
+        CheckpointError: naming it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder, and is left alone; name a new folder")
+    others = [found for found in folder.glob("*") if found.name != CHECKPOINT and not _is_ours(found.name)]
+    if others:
+        raise CheckpointError(f"{folder} holds {others[0].name}, and is left alone; name a new folder")
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith((DATA, f".{CHECKPOINT}"))
+
+
+def write(data: Path, tensors: Mapping[str, torch.Tensor], *, alone: bool) -> None:
+    """Write tensors with torch; of several processes each its own, all of which call this, unless it is `alone`."""
+    from torch.distributed import checkpoint as dcp  # half a second to import, and most runs keep nothing
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there is no process group
+        dcp.save({name: tensor.detach() for name, tensor in tensors.items()}, checkpoint_id=data, no_dist=alone)
+
+
+def commit(
+    folder: Path,
+    data: Path,
+    num_steps: int,
+    subject: Mapping[str, Any],
+    scales: Mapping[int, Scale] | None = None,
+) -> None:
+    """Make what lies under `data` the checkpoint of a folder, and remove what was before."""
     content = {
         "format": FORMAT,
         "subject": dict(subject),
-        "num_steps": state.num_steps,
-        "masters": state.masters,
-        "moments": state.moments,
-        "stale": state.stale,
-        "scales": {version: tuple(scale) for version, scale in state.scales.items()},
+        "num_steps": num_steps,
+        "scales": {str(version): list(scale) for version, scale in (scales or {}).items()},
+        "data": data.name,
+        "files": {found.name: sha256(found) for found in sorted(data.iterdir())},
     }
+    _sync(data)
+    temporary = folder / f".{CHECKPOINT}.{os.getpid()}"
     try:
-        with temporary.open("wb") as target:
-            torch.save(content, target)
+        with temporary.open("w") as target:
+            target.write(json.dumps(content | {"digest": _digest(content)}, indent=1))
             target.flush()
             os.fsync(target.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, folder / CHECKPOINT)
     finally:
         temporary.unlink(missing_ok=True)
+    _sync(folder)
+    for old in folder.glob(f"{DATA}*"):
+        if old != data:
+            shutil.rmtree(old, ignore_errors=True)
 
 
-def load(path: Path, subject: Mapping[str, Any]) -> State:
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """Have the entries of a folder on the disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+# --- reading --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A complete checkpoint whose files are those that were written.
+
+    Args:
+        data: the folder of torch's files.
+        metadata: what torch's writer says of them.
+    """
+
+    folder: Path
+    num_steps: int
+    scales: dict[int, Scale]
+    data: Path
+    metadata: "Metadata"
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Name -> shape of every tensor."""
+        return {name: kept.size for name, kept in self.metadata.state_dict_metadata.items()}  # type: ignore[union-attr]
+
+    def check_holds(self, shapes: Mapping[Place, torch.Size], moments: Collection[str]) -> None:
+        """Refuse a checkpoint that lacks a parameter, or part of what the optimizer knows of one.
+
+        Args:
+            shapes: of every trained parameter.
+            moments: what the optimizer keeps of each parameter it has updated.
+
+        Raises:
+            CheckpointError: naming the first.
+        """
+        for place, shape in shapes.items():
+            found = self.shapes.get(f"model.{_word(place)}")
+            if found != shape:
+                what = "is not in it" if found is None else f"is {tuple(found)} in it and {tuple(shape)} in the model"
+                raise CheckpointError(
+                    f"{self.folder}: parameter {_word(place)} {what}; ask for the model that was saved, or begin "
+                    "without checkpoint.resume_from"
+                )
+            has = {name for name in moments if moment_name(place, name) in self.shapes}
+            if has and has != set(moments):
+                raise CheckpointError(
+                    f"{self.folder}: {min(set(moments) - has)} of parameter {_word(place)} is not in it; begin without "
+                    "checkpoint.resume_from"
+                )
+
+    def state(self) -> State:
+        """All of it.
+
+        Raises:
+            CheckpointError: for a file that says other things than torch wrote.
+        """
+        tensors = {
+            name: torch.empty(kept.size, dtype=kept.properties.dtype)  # type: ignore[union-attr]  # looked at
+            for name, kept in self.metadata.state_dict_metadata.items()
+        }
+        try:
+            read(self.data, tensors, alone=True)
+            return _unnamed(tensors, self)
+        except _TORN as error:
+            raise _torn(self.folder, type(error).__name__) from None
+
+
+def state_in(data: Path, num_steps: int) -> State:
+    """What lies under the data of a checkpoint that was looked at (`opened`)."""
+    return Manifest(data.parent, num_steps, {}, data, metadata_of(data)).state()
+
+
+def load(folder: Path, subject: Mapping[str, Any]) -> State:
     """Read a checkpoint of the same subject.
 
     Raises:
         CheckpointError: if there is none, it is torn, or it is of something else.
     """
-    content = _read(path)
-    for key, wanted in subject.items():
-        if (found := content["subject"].get(key)) != wanted:
+    return opened(folder, subject).state()
+
+
+def opened(folder: Path, subject: Mapping[str, Any]) -> Manifest:
+    """A checkpoint of the same subject, all of whose files are whole.
+
+    Raises:
+        CheckpointError: as of `load`.
+    """
+    content = _content(folder)
+    for key, wanted in json.loads(json.dumps(dict(subject))).items():
+        if (kept := content["subject"].get(key)) != wanted:
             raise CheckpointError(
-                f"{path} was saved with {key}={found}, this run has {key}={wanted}; "
+                f"{folder} was saved with {key}={kept}, this run has {key}={wanted}; "
                 "ask for the same, or begin without checkpoint.resume_from"
             )
-    scales = {version: Scale(*scale) for version, scale in content["scales"].items()}
-    return State(content["num_steps"], content["masters"], content["moments"], content["stale"], scales)
-
-
-# What reading a file raises whose bytes are not those that were written.
-_TORN = (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, struct.error)
-
-
-def _read(path: Path) -> dict[str, Any]:
+    data = folder / content["data"]
     try:
-        with zipfile.ZipFile(path) as file:
-            if any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist()):
-                raise CheckpointError(f"{path}: no checkpoint of this program, which packs none; name another file")
-            damaged = file.testzip()
-        if damaged is None:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-            if isinstance(content, dict) and content.get("format") == FORMAT:
-                return content
-            raise CheckpointError(f"{path}: not a checkpoint of this program (format {FORMAT}); name another file")
+        for name, digest in content["files"].items():
+            if Path(name).name != name or sha256(data / name) != digest:
+                raise _torn(folder, f"{content['data']}/{name} is damaged")
+        scales = {int(version): Scale(*scale) for version, scale in content["scales"].items()}
+        return Manifest(folder, content["num_steps"], scales, data, metadata_of(data))
+    except FileNotFoundError as error:
+        raise _torn(folder, f"{error.filename} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read ({error.strerror}); name another folder") from None
     except CheckpointError:
         raise
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such checkpoint; save one with checkpoint.save_to") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); name another file") from None
     except _TORN as error:
-        raise CheckpointError(f"{path} is torn or no checkpoint ({type(error).__name__}); name another file") from None
-    raise CheckpointError(f"{path} is torn ({damaged} is damaged); name another file")
+        raise _torn(folder, type(error).__name__) from None
+
+
+# What reading files raises whose bytes are not those that were written.
+_TORN = (
+    *(zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, struct.error),
+    *(AttributeError, TypeError, AssertionError, ImportError, MemoryError),
+)
+
+
+def _torn(folder: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{folder} is torn or no checkpoint ({why}); name another folder")
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    """What `checkpoint.json` says, word for word as it was written."""
+    try:
+        content = parsed(read_text(folder / CHECKPOINT))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: there is no complete checkpoint; save one with checkpoint.save_to=FOLDER"
+        ) from None
+    except NotADirectoryError:
+        raise CheckpointError(f"{folder} is a file; a checkpoint is a folder, as checkpoint.save_to makes it") from None
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read ({error.strerror}); name another folder") from None
+    except ValueError as error:
+        raise _torn(folder, f"{CHECKPOINT}: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f"{folder}: not a checkpoint of this program (format {FORMAT}); name another folder")
+    digest = content.pop("digest", None)
+    if digest != _digest(content) or not str(content["data"]).startswith(DATA) or "/" in content["data"]:
+        raise _torn(folder, f"{CHECKPOINT} is damaged")
+    return content
+
+
+def read(data: Path, tensors: dict[str, torch.Tensor], *, alone: bool) -> None:
+    """Fill tensors by name from data that was looked at (`opened`); as of `write`."""
+    from torch.distributed import checkpoint as dcp
+
+    class Reader(dcp.FileSystemReader):
+        """Torch's reader, with an unpickler that runs no code."""
+
+        def read_metadata(self, *args: Any, **options: Any) -> "Metadata":
+            return metadata_of(data)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            dcp.load(tensors, storage_reader=Reader(data), no_dist=alone)
+        except dcp.CheckpointException as error:  # which is no Exception
+            raise RuntimeError(str(error)) from error
+
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_CLASSES = {
+    _METADATA: {
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "TensorProperties"),
+        *("ChunkStorageMetadata", "_MEM_FORMAT_ENCODING"),
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", "float64", "float32", "bfloat16", "float16", "int64", "strided"},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what torch's writer says of its files, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The class of that name, if metadata has it."""
+        if module.startswith("pathlib") and name in ("PosixPath", "WindowsPath"):
+            return lambda *parts: "/".join(parts)  # where it was written, which nobody reads
+        if name not in _CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name} is none of torch's metadata")
+        return super().find_class(module, name)
+
+
+def metadata_of(data: Path) -> "Metadata":
+    """What torch's writer says of its files, after a look at what it says.
+
+    Raises:
+        CheckpointError: for other files than those beside it, packed ones, and tensors larger than their files.
+    """
+    from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
+
+    with (data / ".metadata").open("rb") as file:
+        found: Metadata = _Unpickler(file).load()
+    found.storage_meta = StorageMeta()
+    num_bytes = 0
+    for kept in found.state_dict_metadata.values():
+        if not isinstance(kept, TensorStorageMetadata):
+            raise _torn(data, "other things than tensors")
+        num_bytes += kept.size.numel() * kept.properties.dtype.itemsize
+    if num_bytes > sum(each.stat().st_size for each in data.iterdir()):
+        raise _torn(data, f"{num_bytes:,} bytes of tensors in fewer bytes of files")
+    for where in found.storage_data.values():
+        if "/" in where.relative_path or where.transform_descriptors:
+            raise _torn(data, f"{where.relative_path} is none of its files")
+        with (data / where.relative_path).open("rb") as file:
+            file.seek(where.offset)
+            members = zipfile.ZipFile(io.BytesIO(file.read(where.length))).infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise _torn(data, f"{where.relative_path} is packed, and this program packs none")
+    return found

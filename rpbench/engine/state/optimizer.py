@@ -77,6 +77,11 @@ class OptimizerSettings:
         """The learning rate of the step that makes `version`, which counts from 1."""
         return self.learning_rate * min(1.0, version / (self.num_warmup_steps + 1))
 
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """What is kept of every parameter that has been updated."""
+        return ("step", "exp_avg", "exp_avg_sq") if self.name == "adamw" else ("momentum_buffer",) * (self.momentum > 0)
+
     def make(
         self, parameters: Iterable[torch.Tensor] | list[dict[str, Any]], delays: Sequence[float] | None = None
     ) -> torch.optim.Optimizer:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import inf
+from math import inf, log2
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,19 @@ class Bounds:
             for name, value in zip(names, values, strict=True):
                 setting = setting.changed(name, value)
             yield setting
+
+    def nearest_first(self, best: Setting) -> list[Setting]:
+        """The same by the sizes of their microbatches, those near that of one setting first, and then by their bounds.
+
+        Each with the usual recomputation, and as that setting recomputes.
+        """
+        found = [each.changed("prefetch", best.prefetch) for each in self.settings()]
+        again = [each.changed("recompute", best.recompute) for each in found]
+        size = best.microbatch_sequences
+        return sorted(
+            dict.fromkeys(found + again),
+            key=lambda each: (abs(log2(each.microbatch_sequences / size)), -self.pace(each)),
+        )
 
     def best_pace(self, is_over: Callable[[], bool]) -> float:
         """Tokens per second that no plan at all exceeds; once time is over, as all devices together compute."""

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.cost.charges import with_everything
 from rpbench.cost.memory import Footprint
 from rpbench.cost.replicas import host_bytes
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.cost.table import CostTable
-from rpbench.cost.traffic import Traffic
+from rpbench.cost.transfers import Traffic
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.passes.recomputation import Recompute, check_recompute
-from rpbench.plan.contest.charges import with_everything
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms

@@ -23,7 +23,7 @@ class Budget:
         ValueError: for less than one of either.
     """
 
-    work: int = 160
+    work: int = 320
     climb_work: int = 6_000_000
     restarts: int = 0
 
@@ -96,3 +96,15 @@ class Tuned:
 def rank(outcome: Outcome) -> float:
     """Tokens per second where a plan fits; otherwise below 0, by how much it does not."""
     return outcome.tokens_per_s if outcome.fits else -outcome.misfit
+
+
+def outcome_of(tried: Tried) -> Outcome:
+    """Of a setting that was timed."""
+    assert tried.outcome is not None
+    return tried.outcome
+
+
+def cut_of(tried: Tried) -> Partition:
+    """Of a setting that was timed."""
+    assert tried.partition is not None
+    return tried.partition

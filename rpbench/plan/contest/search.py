@@ -8,7 +8,7 @@ finalists run as many steps as the terms say. The same budget of timelines is gi
 kept with the plan.
 
 A search may also end when somebody's time is over. It then begins with what is recomputed, which takes no frame of its
-own, and its plan says whether it came to an end.
+own, and its plan says whether it came to an end. Where no single change leads is looked at last.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import Outcome
 from rpbench.plan.contest.frames import FRAME, Frames
-from rpbench.plan.contest.plans import NONE, Budget, Tried, Tuned, rank
+from rpbench.plan.contest.plans import NONE, Budget, Tried, Tuned, cut_of, outcome_of, rank
 from rpbench.plan.contest.restarts import restart
 from rpbench.plan.contest.shifted_cuts import shifted
 from rpbench.plan.contest.sketch import Sketcher
@@ -45,9 +45,9 @@ CLOSE = 0.02
 FAR, CLIMBS = 0.25, 10
 # Below this share of somebody else's pace a contender may be given up.
 GIVEN_UP = 0.5
-# Work that is left for the finalists.
 # Cuts with layers off the full devices, where nothing fits.
 ATTEMPTS = 3
+# Work that is left for the finalists.
 RESERVED = FINALISTS * (FRAME + 1)
 OUT_OF_TIME = "not searched: the time was over; give more seconds"
 
@@ -135,7 +135,7 @@ class Search:
             for changed in [each for dimension, each in self._changes(self._began) if dimension == "recompute"]:
                 if not self.time_is_over() and self._beats(self._look_at(changed), self.tried[self._began]):
                     self._began = changed
-        return _outcome(self.tried[self._began])
+        return outcome_of(self.tried[self._began])
 
     def _fitting(self, setting: Setting) -> Setting:
         """The setting, or where it does not fit one near it that does, or that lacks least.
@@ -143,12 +143,12 @@ class Search:
         Smaller microbatches first, then what else may be chosen, until no single change lacks less.
         """
         best, improved = setting, not self._cannot_fit()
-        while improved and not self.time_is_over() and not _outcome(self.tried[best]).fits:
+        while improved and not self.time_is_over() and not outcome_of(self.tried[best]).fits:
             improved = False
             for changed in self._lighter(best):
                 if not self.time_is_over() and self._beats(self._look_at(changed), self.tried[best]):
                     best, improved = changed, True
-                    if _outcome(self.tried[best]).fits:
+                    if outcome_of(self.tried[best]).fits:
                         break
         return best
 
@@ -170,29 +170,34 @@ class Search:
     def _cannot_fit(self) -> bool:
         """Whether nothing fits, and a bound says that nothing can."""
         limit = self.terms.limits.device_memory_bytes
-        return limit is not None and not _outcome(self.best()).fits and self.least_bytes > limit
+        return limit is not None and not outcome_of(self.best()).fits and self.least_bytes > limit
 
     def _weighs_too_much(self, setting: Setting) -> bool:
         """Whether weights, gradients and optimizer alone fill a device, however the layers are cut."""
-        limit, cut = self.terms.limits.device_memory_bytes, _cut(self.tried[setting])
+        limit, cut = self.terms.limits.device_memory_bytes, cut_of(self.tried[setting])
         return limit is not None and self.frames.of(setting, cut, self._num_steps(setting)).least_bytes > limit
 
-    def finish(self, to_beat: float | None = None) -> None:
+    def finish(self, to_beat: float | None = None, *, everywhere: bool = True) -> None:
         """From the best plan so far to the best one, or as far as there is time; it may be asked again.
 
         Args:
             to_beat: as of `tune`.
+            everywhere: also where no single change leads, and from random places on; otherwise that may follow later.
         """
         assert self._began is not None
         self._to_beat = to_beat or 0.0
-        setting = None if self._cannot_fit() else self._descend(self.best().setting)
-        seen = list[Setting]()
-        while setting is not None and not self._is_beaten(setting):
+        can_fit, seen = not self._cannot_fit(), list[Setting]()
+        setting = self._descend(self.best().setting) if can_fit and not self.has_ended else None
+        while can_fit:
+            if setting is None and everywhere:
+                setting = self._further()
+            if setting is None or self._is_beaten(setting):
+                break
             self._improve_cut(setting)
             seen.append(setting)
             near = self._better_with_its_cut(setting)
             setting = self._runner_up(seen) if near is None else self._descend(near)
-        if not self.time_is_over():
+        if everywhere and not self.time_is_over() and not self._is_beaten(self.best().setting):
             self._restarted = restart(self, self.budget.restarts)
         if not self.time_is_over():
             self._final = self._last()
@@ -204,11 +209,11 @@ class Search:
 
     def best(self) -> Tried:
         """The best so far."""
-        return max(self._found(), key=lambda each: rank(_outcome(each)))
+        return max(self._found(), key=lambda each: rank(outcome_of(each)))
 
     def best_pace(self) -> float:
         """Tokens per second of the best so far; 0 where nothing fits."""
-        return max(0.0, rank(_outcome(self.best())))
+        return max(0.0, rank(outcome_of(self.best())))
 
     def begin_at(self, setting: Setting) -> None:
         """Search from a setting on, as from the first one."""
@@ -216,7 +221,7 @@ class Search:
         if self._look_at(setting).outcome is None:
             return
         found = self._descend(setting)
-        if rank(_outcome(self.tried[found])) >= self.best_pace() * (1 - WORTH):
+        if rank(outcome_of(self.tried[found])) >= self.best_pace() * (1 - WORTH):
             self._improve_cut(found)
 
     def climb_from(self, setting: Setting, cut: Partition) -> None:
@@ -226,7 +231,7 @@ class Search:
             begun = self._timed(setting, cut)
         except ValueError:  # the schedule does not take it
             return
-        if rank(_outcome(begun)) < near:
+        if rank(outcome_of(begun)) < near:
             return
         self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
         self.tried[setting] = begun
@@ -237,12 +242,12 @@ class Search:
     def plan(self) -> Tuned:
         """The best plan so far, with what was spent on it."""
         best = self._final or self.best()
-        fits = _outcome(best).fits
+        fits = outcome_of(best).fits
         return Tuned(
             self.contender,
             best.setting,
-            _cut(best),
-            _outcome(best),
+            cut_of(best),
+            outcome_of(best),
             tuple(self.tried.values()),
             self.budget,
             self.work,
@@ -304,10 +309,9 @@ class Search:
     def _is_worth(self, changed: Setting, current: Setting) -> bool:
         if changed in self.tried or self._is_covered(changed):
             return False
-        if self.time_is_over():
-            return False
         if self.is_spent():
-            self.tried[changed] = Tried(changed, remark="not timed: the budget was spent")
+            if not self.time_is_over():
+                self.tried[changed] = Tried(changed, remark="not timed: the budget was spent")
             return False
         if (bound := self.bounds.pace(changed)) <= self.best_pace() * (1 + TOLERANCE):
             self.tried[changed] = Tried(changed, remark=f"bounded: at most {bound:,.0f} tokens/s; not timed")
@@ -323,7 +327,7 @@ class Search:
             return False
         # What does not fit, a sketch has seen; but where an order is made for given times, one that recomputes
         # nothing may hold less than one that could, and need not recompute either.
-        return changed.value("recompute") != "none" or len(outcome.keeps) == len(_cut(self.tried[current]).backward)
+        return changed.value("recompute") != "none" or len(outcome.keeps) == len(cut_of(self.tried[current]).backward)
 
     def _estimate(self, setting: Setting) -> float:
         if self.time_is_over():
@@ -364,15 +368,15 @@ class Search:
         for cut in cuts:
             if not (timed and self.time_is_over()):
                 timed.append(self._timed(setting, cut))
-        return max(timed, key=lambda each: rank(_outcome(each)))
+        return max(timed, key=lambda each: rank(outcome_of(each)))
 
     def _make_room(self, setting: Setting) -> None:
         """Where the best cut does not fit, others with layers off the full devices.
 
         An order that is made for given times is another one for every cut, and may need more than one attempt.
         """
-        cut, seen = _cut(self.tried[setting]), set[Partition]()
-        while not _outcome(self.tried[setting]).fits and len(seen) < ATTEMPTS and not self.time_is_over():
+        cut, seen = cut_of(self.tried[setting]), set[Partition]()
+        while not outcome_of(self.tried[setting]).fits and len(seen) < ATTEMPTS and not self.time_is_over():
             seen.add(cut)
             cut = self.frames.of(setting, cut, self._num_steps(setting)).emptier(cut, setting.recompute)
             if cut in seen:
@@ -409,7 +413,7 @@ class Search:
         place = quiet = 0
         while not self.is_spent():
             current = self.tried[setting]
-            moves = list(shifted(_cut(current)))
+            moves = list(shifted(cut_of(current)))
             if quiet >= len(moves):
                 return
             cut = moves[place % len(moves)]
@@ -427,12 +431,12 @@ class Search:
         if not entry.needs_costs or entry.separate_cuts:
             return True
         self.num_timed += 1
-        known = self.frames.of(setting, _cut(current), self._num_steps(setting))
+        known = self.frames.of(setting, cut_of(current), self._num_steps(setting))
         return self._beats(current._replace(outcome=known.outcome(cut, setting.recompute)), current)
 
     def _better_with_its_cut(self, setting: Setting) -> Setting | None:
         """A setting near by that beats this one once it has the same cut; those without a frame are not looked at."""
-        cut = _cut(self.tried[setting])
+        cut = cut_of(self.tried[setting])
         for _, near in self.space.changes(setting):
             known = self.tried.get(near, Tried(near))
             if known.partition == cut or self.is_spent():
@@ -452,13 +456,23 @@ class Search:
     def _runner_up(self, seen: Sequence[Setting]) -> Setting | None:
         """The best setting with another number of stages, whose layers have not been moved yet, if it is close."""
         counts = {each.chunks_per_device for each in seen}
-        worth = max(rank(_outcome(self.tried[each])) for each in seen) * (1 - WORTH)
+        worth = max(rank(outcome_of(self.tried[each])) for each in seen) * (1 - WORTH)
         others = [
             each
             for each in self.tried.values()
             if each.outcome is not None and each.setting.chunks_per_device not in counts and rank(each.outcome) > worth
         ]
-        return max(others, key=lambda each: rank(_outcome(each))).setting if others and not self.is_spent() else None
+        return max(others, key=lambda each: rank(outcome_of(each))).setting if others and not self.is_spent() else None
+
+    def _further(self) -> Setting | None:
+        """Down from a setting that beats the best, of those that no single change led to and no bound rules out."""
+        best = self.best().setting
+        for each in () if self.is_spent() or self._is_beaten(best) else self.bounds.nearest_first(best):
+            if self.is_spent():
+                break
+            if self._is_worth(each, best) and self._beats(self._look_at(each), self.tried[best]):
+                return self._descend(each)
+        return None
 
     def _has_frame(self, setting: Setting, cut: Partition) -> bool:
         alike = setting.chunks_per_device is None or setting.chunks_per_device * self.terms.num_devices == len(
@@ -471,26 +485,16 @@ class Search:
 
     def _last(self) -> Tried:
         """The best of the finalists, each with all its steps."""
-        finalists = sorted(self._found(), key=lambda each: rank(_outcome(each)), reverse=True)[:FINALISTS]
-        worth = rank(_outcome(finalists[0])) * (1 - CLOSE)
-        finalists = [each for each in finalists if each is finalists[0] or rank(_outcome(each)) >= worth]
+        finalists = sorted(self._found(), key=lambda each: rank(outcome_of(each)), reverse=True)[:FINALISTS]
+        worth = rank(outcome_of(finalists[0])) * (1 - CLOSE)
+        finalists = [each for each in finalists if each is finalists[0] or rank(outcome_of(each)) >= worth]
         again = [each for each in map(self._with_all_steps, finalists) if each.outcome is not None]
         if not again:
             raise ValueError(f"{self.contender.name}: no setting takes {self.terms.num_steps} steps; ask for fewer")
-        return max(again, key=lambda each: rank(_outcome(each)))
+        return max(again, key=lambda each: rank(outcome_of(each)))
 
     def _with_all_steps(self, each: Tried) -> Tried:
         try:
-            return self._timed(each.setting, _cut(each), all_steps=True)
+            return self._timed(each.setting, cut_of(each), all_steps=True)
         except ValueError as error:  # an order that follows from times may be another one in more steps
             return Tried(each.setting, remark=f"refused: {error}")
-
-
-def _outcome(tried: Tried) -> Outcome:
-    assert tried.outcome is not None
-    return tried.outcome
-
-
-def _cut(tried: Tried) -> Partition:
-    assert tried.partition is not None
-    return tried.partition

@@ -130,7 +130,19 @@ class Sketcher:
 
     def _climb(self, setting: Setting, problem: Problem, cuts: Sequence[Partition], order: ClimbOrder) -> Climb:
         fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
+        hop = self._hop(setting, streamed=problem.entry.separate_cuts) * problem.times.units_per_second
+        problem = replace(problem, times=replace(problem.times, hop=hop))
         return Climb(problem, cuts, self.tally, order, fitting=fitting)
+
+    def _hop(self, setting: Setting, *, streamed: bool) -> float:
+        """Seconds of a boundary tensor that has its links to itself, as timelines charge it.
+
+        Costs may have it slower, as software without streams sends it, and an order that follows from times has that.
+        """
+        cluster, size = self.terms.cluster, self.terms.sizes(setting.microbatch_sequences).boundary
+        through_host = streamed or cluster.intra_bytes_per_s is None
+        paces = [cluster.link_bytes_per_s(lane) for lane in (("d2h", "h2d") if through_host else ("net",))]
+        return sum(cluster.transfer_latency_s + (size / pace if pace else 0.0) for pace in paces)
 
     def _pace(self, problem: Problem, step: float) -> float:
         seconds = step / problem.times.units_per_second

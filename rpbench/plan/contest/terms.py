@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rpbench.cost.activations import LayerActivations, layer_activations
 from rpbench.cost.machine import Machine
-from rpbench.cost.sizes import ModelBytes, model_bytes
+from rpbench.cost.sizes import LayerActivations, ModelBytes, layer_activations, model_bytes
 from rpbench.cost.table import LayerTimes
-from rpbench.cost.traffic import OptimizerTraffic
+from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.workload.architecture import Architecture
 
 Source = Literal["published", "analytic"]

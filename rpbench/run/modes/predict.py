@@ -5,14 +5,16 @@ from typing import Any
 from rpbench.config.choices import ConfigError, CostConfig, Predict
 from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
-from rpbench.cost.basis import Basis, make_basis
+from rpbench.cost.basis import Basis
 from rpbench.cost.machine import Machine, machine
+from rpbench.mesh.software import Software
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.settings import Settings, given_settings, published_settings
 from rpbench.predict.systems import system
 from rpbench.records.record import Record
 from rpbench.run.collection import collection_paused
+from rpbench.run.layer_times import numbers_on
 from rpbench.run.published_run import published_run_fields
 from rpbench.run.recording import Outcome, Work, recorded
 from rpbench.workload.architecture import Architecture
@@ -43,8 +45,8 @@ def _prepare(request: Request) -> Work:
     return Work({}, lambda: outcome)
 
 
-def basis_of(cluster: Machine, cost: CostConfig) -> Basis:
-    """The numbers behind `cost=analytic` on a cluster.
+def basis_of(cluster: Machine, cost: CostConfig, known: Software | None = None) -> Basis:
+    """The numbers behind `cost=analytic` on a cluster, those of a software that was named first.
 
     Raises:
         ConfigError: for another source of costs.
@@ -52,7 +54,7 @@ def basis_of(cluster: Machine, cost: CostConfig) -> Basis:
     """
     if cost.name != "analytic":
         raise ConfigError(f"mode=predict rests on a model of the machine; set cost=analytic, not {cost.name}")
-    return make_basis(cluster, cost.constants, cost.declared)
+    return numbers_on(cluster, cost, known)
 
 
 def case_of(request: Request) -> Case:
@@ -67,7 +69,7 @@ def case_of(request: Request) -> Case:
         raise ConfigError(
             f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; ask for fewer"
         )
-    basis = basis_of(cluster, request.cost)
+    basis = basis_of(cluster, request.cost, request.software)
     check_figures(cluster, (*LAYERS, *_NEEDED), "mode=predict")
     name = _system(request)
     settings = _settings(request, name, model, cluster)
@@ -78,7 +80,7 @@ def _measured_on(model: Architecture, request: Request) -> Basis | None:
     """The constants on the machine where a published model's layers were timed."""
     if model.published_name is None:
         return None
-    return basis_of(machine(_TIMED_ON), request.cost)
+    return basis_of(machine(_TIMED_ON), request.cost, request.software)
 
 
 def _settings(request: Request, name: str, model: Architecture, cluster: Machine) -> Settings:

@@ -1,6 +1,5 @@
 """mode=train: a schedule on the engine, with tensors on a virtual clock or on threads, or with threads that sleep."""
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -42,15 +41,16 @@ from rpbench.ir.residency import stays_on_devices
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_layer
-from rpbench.models.data import TEXTS, Data, InPieces, Regrouped, SyntheticTokens, TextTokens
+from rpbench.models.data import TEXTS, Data, InPieces, Ragged, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.shards import check_shares
-from rpbench.records.record import Record, check_target
+from rpbench.records.record import Record
 from rpbench.registry import Entry
 from rpbench.run.allocator import is_tuned
 from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
+from rpbench.run.training.checkpoints import check_holds, check_save_to, checkpoint_subject, found_checkpoint
 from rpbench.run.training.curve import loss_curve
 from rpbench.run.training.device_request import check_device
 from rpbench.run.training.on_accelerators import HandlersOf, Ran, gated_on_device, run_on_accelerators
@@ -208,7 +208,7 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
     check_request(request, assembled)
     settings, workload = settings_of(request, assembled.entry), _workload(request, assembled)
     start = _start(request, assembled)
-    told = _Told(feed or StepFeed(), request.num_microbatches, request.tokens_per_microbatch or 0)
+    told = _Told(feed or StepFeed(), request.num_microbatches, request.tokens_per_step)
     with one_thread():
         if backend.name == "virtual":
             validated = _validated(request, assembled)
@@ -238,11 +238,11 @@ def _verified(fields: Fields, training: Training, dtype: torch.dtype) -> Fields:
 
 @dataclass(frozen=True)
 class _Told:
-    """Who is told of each batch of a run, and how large one is."""
+    """Who is told of each batch of a run, and how many microbatches and tokens it has."""
 
     feed: StepFeed
     num_microbatches: int
-    tokens_per_microbatch: int
+    tokens: int
 
     def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
         """The handlers of a training run, watched if somebody listens.
@@ -252,8 +252,7 @@ class _Told:
         """
         if self.feed.listener is None:
             return training.handlers
-        tokens = self.num_microbatches * self.tokens_per_microbatch
-        watch = StepWatch(training, self.feed, self.num_microbatches, tokens, known() if known else None)
+        watch = StepWatch(training, self.feed, self.num_microbatches, self.tokens, known() if known else None)
         return watch.watched(training.handlers)
 
 
@@ -400,7 +399,10 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
     sequences = request.workload.microbatch_sequences
     num_microbatches = assembled.schedule.shape.num_microbatches
     workload = workload_of(assembled.model, sequences, request.dtype, request.seed, num_microbatches, device)
-    return replace(workload, data=_same_batches(request, assembled, _data(request, assembled)))
+    data = _data(request, assembled)
+    if request.workload.by_microbatch:
+        data = Ragged(data, request.workload.by_microbatch)
+    return replace(workload, data=_same_batches(request, assembled, data), lengths=request.workload.by_microbatch)
 
 
 def _data(request: Request, assembled: Assembled) -> Data:
@@ -436,31 +438,18 @@ def _data(request: Request, assembled: Assembled) -> Data:
 
 def _subject(request: Request, assembled: Assembled) -> Fields:
     """What a checkpoint is of: everything that must be the same for training to go on as if it had not stopped."""
-    return {
-        "model": request.subject["model"],
-        "dtype": request.dtype,
-        "workload": request.subject["workload"],
-        "num_microbatches": assembled.schedule.shape.num_microbatches,
-        "seed": request.seed,
-    }
+    return checkpoint_subject(request, assembled.schedule.shape.num_microbatches)
 
 
 def _start(request: Request, assembled: Assembled) -> State | None:
-    """What to go on from, if anything.
-
-    Raises:
-        ConfigError: if it is not there, torn, or of something else.
-    """
-    if request.checkpoint.resume_from is None:
-        return None
-    try:
-        return checkpoint.load(Path(request.checkpoint.resume_from), _subject(request, assembled))
-    except checkpoint.CheckpointError as error:
-        raise ConfigError(f"checkpoint.resume_from={error}") from None
+    """What to go on from, if anything."""
+    found = found_checkpoint(request, _subject(request, assembled))
+    return None if found is None else found.state()
 
 
 def _check_checkpoint(request: Request, assembled: Assembled) -> None:
-    _start(request, assembled)
+    if (found := found_checkpoint(request, _subject(request, assembled))) is not None:
+        check_holds(found, request, _workload(request, assembled, device="meta"))
     if request.checkpoint.save_to is None:
         return
     policy, num_steps = assembled.schedule.policy, assembled.schedule.shape.num_steps
@@ -469,10 +458,7 @@ def _check_checkpoint(request: Request, assembled: Assembled) -> None:
             f"checkpoint.save_to: policy {policy.value} over {num_steps} steps leaves no state to go on from; use "
             "num_steps=2 or more, and a schedule that flushes or is one step stale"
         )
-    check_target(Path(request.checkpoint.save_to))
-    folder = Path(request.checkpoint.save_to).absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"checkpoint.save_to={request.checkpoint.save_to}: {folder} is no folder that can be written")
+    check_save_to(request)
 
 
 def _same_batches(request: Request, assembled: Assembled, data: Data) -> Data:

@@ -1,6 +1,7 @@
 """backend=torch: a schedule on torch's own pipeline runtime, a process a rank; rank 0 writes the record."""
 
 import math
+import os
 from dataclasses import asdict, replace
 
 from rpbench.config.choices import BackendConfig, ConfigError
@@ -11,6 +12,7 @@ from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
+from rpbench.run.training.checkpoints import check_holds, check_save_to, checkpoint_subject, found_checkpoint
 from rpbench.run.training.optimizer_settings import optimizer_settings
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.metrics import measure
@@ -74,7 +76,19 @@ def _request(request: Request) -> tuple[TorchRequest, Assembled]:
         verify=request.verify,
         device=backend.device,
     )
-    return asked, assembled
+    return _with_checkpoints(request, asked), assembled
+
+
+def _with_checkpoints(request: Request, asked: TorchRequest) -> TorchRequest:
+    """The same with what to go on from, and where to leave what came of it."""
+    check_save_to(request)
+    subject = checkpoint_subject(request, asked.num_microbatches)
+    asked = replace(asked, save_to=request.checkpoint.save_to and os.path.abspath(request.checkpoint.save_to))
+    asked = replace(asked, subject=subject if asked.save_to else {})
+    if (found := found_checkpoint(request, subject)) is None:
+        return asked
+    check_holds(found, request, asked.workload(own=()))
+    return replace(asked, start=str(found.data.absolute()), first_step=found.num_steps)
 
 
 def _text(request: Request) -> str | None:

@@ -1,1 +1,0 @@
-"""Readers: rows of published tables as runs; one function for each table."""

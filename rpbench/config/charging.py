@@ -1,0 +1,58 @@
+"""Charging: what a request pays for, `charge=hops` or `bytes` (`rpbench.cost.charges`); or what can be."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rpbench.config.choices import ConfigError, CostConfig, Mode, Simulate
+from rpbench.config.configuration import RunConfig
+from rpbench.config.files.keys import MOVES
+from rpbench.cost.machine import Machine
+from rpbench.registry import Entry
+
+CONSTANTS = ("optimizer_bytes", "adam_bytes")  # of the costs: traffic of the optimizer for one parameter
+WORDS = ("hops", "bytes")
+
+
+def charged_as(config: RunConfig, mode: Mode, entry: Entry, cluster: Machine, cost: CostConfig) -> dict[str, str]:
+    """`charge` and `offload` of a run, as asked for; where they are not, everything that can be is charged.
+
+    A schedule whose weights follow its work moves them then (`offload=all`), and others move nothing.
+    """
+    charge = config.charge
+    if charge is None:
+        open_to_it = isinstance(mode, Simulate) and config.tuning_budget is None and config.schedule_file is None
+        stays = entry.separate_cuts and config.offload in ("none", "weights")
+        can_be = open_to_it and not stays and not entry.shards_head and _known(config.model, cluster, cost)
+        charge = "bytes" if can_be else "hops"
+    moves = charge == "bytes" and entry.separate_cuts
+    return {"charge": charge, "offload": config.offload or ("all" if moves else "none")}
+
+
+def _known(model: Mapping[str, Any], cluster: Machine, cost: CostConfig) -> bool:
+    """Whether bytes and paces are known: of the model, the machine and the optimizer."""
+    machine = all(getattr(cluster, name) is not None for name in MOVES)
+    known = cost.name == "analytic" or all(name in cost.constants for name in CONSTANTS)
+    return machine and "hidden" in model and known
+
+
+def check_charge(charge: str, offload: str, entry: Entry, mode: Mode) -> None:
+    """Refuse what cannot be charged.
+
+    Raises:
+        ConfigError: for an unknown word, or a request whose transfers nobody has named.
+    """
+    if charge not in WORDS:
+        raise ConfigError(f"charge={charge}: one of {', '.join(WORDS)}")
+    if charge == "hops":
+        return
+    if not isinstance(mode, Simulate):
+        raise ConfigError(f"charge=bytes with mode={mode.name}: bytes are charged in simulation; use mode=simulate")
+    if entry.separate_cuts and offload not in ("all", "auto"):
+        raise ConfigError(
+            f"charge=bytes with offload={offload}: the weights of {entry.name} follow its work, and their way counts; "
+            "use offload=all, or charge=hops"
+        )
+    if entry.shards_head:
+        raise ConfigError(
+            f"charge=bytes: the sums of {entry.name} over shares of the head have no bytes; use charge=hops"
+        )

@@ -1,0 +1,151 @@
+"""Charges: what takes time beside computing, a row each. Simulation, search, advice, memory and `why` read this table.
+
+A row names its bytes, whether all devices exchange them, and which actions carry them:
+
+    in lanes          actions of their own on a link (`rpbench.ir.moved_objects` finds them); a pass may put them there
+    on computations   kinds of computation that end with an exchange over a link, which blocks the device
+
+From its row follow what it takes on a link (`rpbench.cost.transfers`), which cause of a step its seconds belong to, the
+bytes over each link, and the buffers on a device. A new charge is a row here, and a pass where it has lanes.
+
+charge=hops    a boundary tensor takes a hop of the costs, the optimizer nothing, transfers what their bytes take
+charge=bytes   all rows take what their bytes take
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from rpbench.cost.sizes import LayerSize, ModelBytes, StageSizes
+from rpbench.ir.action import Kind
+from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moves import has_transfers, moves_activations_alone
+from rpbench.ir.schedule import Schedule, Weights
+from rpbench.passes.boundary_lanes import send_over_links
+from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import shard, stream
+from rpbench.registry import Entry
+
+if TYPE_CHECKING:  # read from YAML, which a browser has not
+    from rpbench.cost.machine import Machine
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One thing that travels.
+
+    Args:
+        name: as a `Cargo` calls it.
+        bytes_of: bytes of a stage as a whole, of numbers or of arrays of stages alike.
+        exchanged: whether what goes from device to device of it is a collective: a cause of its own, at the pace that
+            collectives reach.
+        place: puts it into the lanes of a schedule with steps; None: generators and the passes they ask for do.
+        ends: kinds of computation that end with it, where it has no actions of its own. It stretches them, and like
+            them takes longer on a slower device; other transfers on the same link are not slowed down.
+        lane: the link that these use.
+    """
+
+    name: str
+    bytes_of: Callable[[LayerSize | StageSizes, ModelBytes], Any]
+    exchanged: bool = True
+    place: Callable[[Schedule, "Machine"], Schedule] | None = None
+    ends: frozenset[Kind] = frozenset()
+    lane: str = "net"
+
+    def after(self, kind: Kind, stage: int) -> Cargo:
+        """What a computation that ends with it carries."""
+        return Cargo(self.name, stage, kind not in (Kind.F, Kind.R), Fraction(1), self.lane)
+
+
+def _sum_copies(schedule: Schedule, cluster: "Machine") -> Schedule:
+    """Copies of a stage sum their gradients once a step."""
+    copies = schedule.placement and any(len(holders) > 1 for holders in schedule.placement)
+    return shard(schedule, parameters=None, gradients="step") if copies else schedule
+
+
+def _send_boundaries(schedule: Schedule, cluster: "Machine") -> Schedule:
+    return send_over_links(schedule, direct=cluster.intra_bytes_per_s is not None)
+
+
+CHARGES: tuple[Charge, ...] = (  # in the order in which they are put into lanes
+    Charge("P", lambda stage, sizes: stage.weights),
+    Charge("G", lambda stage, sizes: stage.gradients, place=_sum_copies),
+    Charge("O", lambda stage, sizes: stage.optimizer),
+    Charge("A", lambda stage, sizes: sizes.boundary),  # of stages that recompute; `StageBytes` knows which do
+    Charge("boundary", lambda stage, sizes: sizes.boundary, exchanged=False, place=_send_boundaries),
+    Charge("sum", lambda stage, sizes: sizes.boundary),
+)
+
+
+_ROWS = {charge.name: charge for charge in CHARGES}
+
+
+def charge_of(cargo: Cargo) -> Charge:
+    """The row of something that moves."""
+    return _ROWS[cargo.object]
+
+
+def cause_of(cargo: Cargo) -> str:
+    """Which cause of a step the time of something that moves belongs to."""
+    if cargo.lane == "host":
+        return "optimizer"
+    return "collectives" if is_collective(cargo) else "transfers"
+
+
+def is_collective(cargo: Cargo) -> bool:
+    """Whether devices exchange it, at the pace that collectives reach."""
+    return cargo.lane == "net" and charge_of(cargo).exchanged
+
+
+def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tuple[Cargo, ...]]:
+    """What computations of a schedule end with, by kind and stage."""
+    found: dict[tuple[Kind, int], tuple[Cargo, ...]] = {}
+    for charge in CHARGES:
+        for kind in charge.ends:
+            forward = kind in (Kind.F, Kind.R)
+            for stage in range(schedule.shape.num_stages if forward else schedule.shape.num_backward_stages):
+                found[kind, stage] = (*found.get((kind, stage), ()), charge.after(kind, stage))
+    return found
+
+
+# --- into the lanes of a schedule ----------------------------------------------------------------------------
+
+
+def with_everything(
+    order: Schedule, entry: Entry, cluster: "Machine", options: Mapping[str, Any], prefetch: int
+) -> Schedule:
+    """The order with steps and with all that it moves.
+
+    Streamed schedules move weights, gradients, boundary tensors and kept inputs over the host; methods that say
+    themselves what they move do that; everybody's optimizer steps.
+
+    Args:
+        options: of the schedule; a method's own lowering reads them.
+        prefetch: visits whose weights come ahead, where weights come for every visit.
+
+    Raises:
+        ScheduleError: if a link between devices has something beside boundary tensors and sums.
+    """
+    if entry.lower is not None:
+        return entry.lower(order, prefetch=prefetch, **(entry.options | dict(options)))
+    stepped = add_steps(order)
+    if stepped.weights is Weights.STREAMED:
+        return stepped if has_transfers(stepped) else stream(stepped, prefetch=prefetch, activations=True)
+    return with_charges(stepped, cluster)
+
+
+def with_charges(schedule: Schedule, cluster: "Machine") -> Schedule:
+    """The schedule with what every row of the table puts into lanes.
+
+    Streamed schedules, and methods that move weights or gradients themselves, have everything already.
+
+    Raises:
+        ScheduleError: if a link between devices has something beside boundary tensors, sums and activations.
+    """
+    if schedule.weights is Weights.STREAMED or (has_transfers(schedule) and not moves_activations_alone(schedule)):
+        return schedule
+    for charge in CHARGES:
+        if charge.place is not None:
+            schedule = charge.place(schedule, cluster)
+    return schedule
