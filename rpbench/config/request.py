@@ -40,7 +40,7 @@ from rpbench.config.files.source_file import SourceFile, read_source, source_of
 from rpbench.config.halved_microbatches import check_pieces, cut_sequences
 from rpbench.config.lengths import check_lengths, read_lengths
 from rpbench.config.schedule_options import check_options
-from rpbench.config.size_checks import check_sizes
+from rpbench.config.size_checks import check_sizes, num_layers
 from rpbench.config.without_effect import frozen, renamed, without_effect
 from rpbench.cost.machine import Machine, machine_of
 from rpbench.cost.measured import has_engine
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 ABSTRACT = "abstract"  # the model without a shape
 _TEXTS = Path(__file__).parents[1] / "models" / "text"  # shipped with the project; its module needs torch
 
-MOST_LAYERS_TO_CUT = 10**6  # of the model without a shape, which has as many layers as a schedule has stages
 DEVICES = 8  # of a run whose cluster does not say how many it has
 
 
@@ -240,7 +239,7 @@ def request_of(found: Composed) -> Request:
         mode=mode,
         schedule=schedule,
         model=model,
-        num_layers=_num_layers(config),
+        num_layers=num_layers(config),
         cluster=cluster,
         workload=workload,
         cost=cost,
@@ -411,13 +410,6 @@ def _own_generator(entry: Entry) -> SourceFile | None:
     return source_of(found[0], b"".join(path.read_bytes() for path in found)) if found else None
 
 
-def _num_layers(config: RunConfig) -> int | None:
-    given = config.model.get("num_layers")
-    if given is not None and (type(given) is not int or not 1 <= given <= MOST_LAYERS_TO_CUT):
-        raise ConfigError(f"model.num_layers={given!r:.60}: a whole number from 1 to {MOST_LAYERS_TO_CUT:,}")
-    return given
-
-
 def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
     path = None if workload.text is None else _TEXTS / f"{workload.text}.txt"
     return read_source("workload.text", None if path is None else str(path))
@@ -430,8 +422,13 @@ def _check_mode(request: Request) -> None:
         ConfigError: naming what to write instead.
     """
     mode, backend = request.mode, request.backend
-    if request.software is not None:
-        _check_software(request, request.software.name)
+    where = f"backend={backend.name}" if backend else f"mode={mode.name}"
+    own_seconds = request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None)
+    if request.software is not None and own_seconds:
+        raise ConfigError(
+            f"software={request.software.name} with cost={request.cost.name}, which has its own seconds: software says "
+            "what cost=analytic counts; leave one of both out"
+        )
     if request.mesh is not None and not isinstance(mode, Simulate):
         raise ConfigError(
             f"mesh with mode={mode.name}: meshes are simulated; use mode=simulate, search one with rpbench plan "
@@ -452,11 +449,9 @@ def _check_mode(request: Request) -> None:
         raise ConfigError(f"mode={mode.name} has no backend: leave backend={backend.name} out, or take mode=train")
     has_tensors = backend is not None and backend.name != "emulated"
     if request.verify and not has_tensors and not isinstance(mode, Duel):
-        where = f"backend={backend.name}" if backend else f"mode={mode.name}"
         raise ConfigError(f"verify=true: {where} has no tensors to compare; use backend=virtual or backend=cpu")
     asked = request.checkpoint.save_to or request.checkpoint.resume_from
     if asked and (backend is None or backend.name not in ("virtual", "cpu", "torch")):
-        where = f"backend={backend.name}" if backend else f"mode={mode.name}"
         raise ConfigError(f"checkpoint: {asked}: {where} has no state to keep; use backend=virtual, cpu or torch")
     if isinstance(mode, Predict | Roofline | AnyDuel) and request.model is None:
         raise ConfigError(f"mode={mode.name} needs a model with a shape; choose one, as in model=qwen3_1p7b")
@@ -473,6 +468,10 @@ def _check_mode(request: Request) -> None:
         f"cost.max_freeze_ratio={request.cost.max_freeze_ratio}": request.cost.max_freeze_ratio,
     }
     check_lengths(request.workload, request.num_microbatches, mode, backend, alone)
+    _check_recompute(request, mode)
+
+
+def _check_recompute(request: Request, mode: Mode) -> None:
     if request.recompute == "fitting" and not isinstance(mode, Simulate):
         raise ConfigError(
             f"recompute=fitting with mode={mode.name}: stage by stage is simulated; use mode=simulate, or "
@@ -487,24 +486,12 @@ def _check_mode(request: Request) -> None:
         raise ConfigError(f"recompute={request.recompute} with mode=duel: it has a key of its own; set mode.recompute")
 
 
-def _check_software(request: Request, name: str) -> None:
-    if request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None):
-        raise ConfigError(
-            f"software={name} with cost={request.cost.name}, which has its own seconds: software says what "
-            "cost=analytic counts; leave one of both out"
-        )
-
-
 def _check_frozen(request: Request) -> None:
-    ratio = request.cost.max_freeze_ratio
-    if not ratio or (isinstance(request.mode, Simulate) and request.mesh is None and request.tuning_budget is None):
-        return
-    what = f"mode={request.mode.name}"
-    if request.mesh is not None:
-        what = "a mesh"
-    elif request.tuning_budget is not None:
-        what = f"tuning_budget={request.tuning_budget}"
-    raise ConfigError(
-        f"cost.max_freeze_ratio={ratio} with {what}: backwards that make a part of the weight gradients are simulated "
-        "for one schedule on one host; use mode=simulate alone, or leave it at 0"
-    )
+    ratio, budget, mode = request.cost.max_freeze_ratio, request.tuning_budget, request.mode
+    beside = {"a mesh": request.mesh is not None, f"tuning_budget={budget}": budget is not None}
+    beside |= {f"mode={mode.name}": not isinstance(mode, Simulate)}
+    if ratio and (what := next((name for name, there in beside.items() if there), None)):
+        raise ConfigError(
+            f"cost.max_freeze_ratio={ratio} with {what}: backwards that make a part of the weight gradients are "
+            "simulated for one schedule on one host; use mode=simulate alone, or leave it at 0"
+        )

@@ -12,6 +12,19 @@ _LARGEST = 10**6
 _MOST_FORWARDS = 2**22
 _BYTES_PER_FORWARD = 2000  # of a table that is checked and simulated; 900 to 2,800 were measured, by schedule
 _MOST_PLACES = 2**28  # stages x devices: what is asked of every pair of them takes a byte
+MOST_LAYERS_TO_CUT = 10**6  # of the model without a shape, which has as many layers as a schedule has stages
+
+
+def num_layers(config: RunConfig) -> int | None:
+    """The layers that a request asks for; None: as many as its model has.
+
+    Raises:
+        ConfigError: if it is no number that can be cut.
+    """
+    given = config.model.get("num_layers")
+    if given is not None and (type(given) is not int or not 1 <= given <= MOST_LAYERS_TO_CUT):
+        raise ConfigError(f"model.num_layers={given!r:.60}: a whole number from 1 to {MOST_LAYERS_TO_CUT:,}")
+    return given
 
 
 def check_sizes(config: RunConfig, num_ranks: int) -> None:
