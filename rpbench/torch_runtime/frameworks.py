@@ -237,8 +237,7 @@ def _automodel(plan: PlanNumbers, staged: Mapping[str, Any]) -> dict[str, Any]:
     """AutoModel's options of a pipeline; its batch is that of one replica's step."""
     options: dict[str, Any] = {"pp_size": plan.pipeline}
     options |= {k if k.startswith("module") else f"pp_{k}": value for k, value in staged.items()}
-    batch = plan.sequences * plan.num_microbatches
-    return options | {"pp_microbatch_size": plan.sequences, "pp_batch_size": batch}
+    return options | {"pp_microbatch_size": plan.sequences, "pp_batch_size": plan.sequences * plan.num_microbatches}
 
 
 def roundpipe_plan(partition: Partition) -> dict[str, object]:
