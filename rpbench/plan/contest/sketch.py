@@ -131,13 +131,14 @@ class Sketcher:
     def _climb(self, setting: Setting, problem: Problem, cuts: Sequence[Partition], order: ClimbOrder) -> Climb:
         fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
         hop = self._hop(setting, streamed=problem.entry.separate_cuts) * problem.times.units_per_second
-        problem = replace(problem, times=replace(problem.times, hop=hop))
+        problem = replace(problem, times=replace(problem.times, hop=min(hop, problem.times.hop)))
         return Climb(problem, cuts, self.tally, order, fitting=fitting)
 
     def _hop(self, setting: Setting, *, streamed: bool) -> float:
         """Seconds of a boundary tensor that has its links to itself, as timelines charge it.
 
-        Costs may have it slower, as software without streams sends it, and an order that follows from times has that.
+        Costs may have it slower, as software without streams sends it, or faster, as it was measured. The smaller one is
+        taken: a sketch that promises too little hides a plan, one that promises too much costs a timeline.
         """
         cluster, size = self.terms.cluster, self.terms.sizes(setting.microbatch_sequences).boundary
         through_host = streamed or cluster.intra_bytes_per_s is None
