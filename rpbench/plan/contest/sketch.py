@@ -137,8 +137,8 @@ class Sketcher:
     def _hop(self, setting: Setting, *, streamed: bool) -> float:
         """Seconds of a boundary tensor that has its links to itself, as timelines charge it.
 
-        Costs may have it slower, as software without streams sends it, or faster, as it was measured. The smaller one is
-        taken: a sketch that promises too little hides a plan, one that promises too much costs a timeline.
+        Costs may have it slower, as software without streams sends it, or faster, as it was measured. The smaller one
+        is taken: a sketch that promises too little hides a plan, one that promises too much costs a timeline.
         """
         cluster, size = self.terms.cluster, self.terms.sizes(setting.microbatch_sequences).boundary
         through_host = streamed or cluster.intra_bytes_per_s is None
