@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .mutants import Mutant, mutants_of
+from .mutants import Fault, Mutant, mutants_of
 from .reach import PACKAGES, ROOT
 
 KEPT = Path(__file__).with_name("kept.csv")
@@ -23,27 +23,12 @@ _FIELDS = ("file", "function", "kind", "old", "new", "place", "line", "status", 
 
 
 @dataclass(frozen=True)
-class Row:
-    """A mutant, what became of it, the test that failed first, and why it lives if it does."""
+class Row(Fault):
+    """A fault, what became of it, the test that failed first, and why it lives if it does."""
 
-    file: str
-    function: str
-    kind: str
-    old: str
-    new: str
-    place: int
-    line: int
     status: str
     by: str
     why: str = ""
-
-    @property
-    def key(self) -> tuple[str, str, str, str, int]:
-        return self.file, self.function, self.old, self.new, self.place
-
-    @property
-    def package(self) -> str:
-        return self.file.split("/")[1]
 
 
 def rows() -> list[Row]:

@@ -27,7 +27,7 @@ _KEPT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.M
 
 
 @dataclass(frozen=True)
-class Mutant:
+class Fault:
     """One fault. `place` counts the equal ones of a function, so that a mutant is found again when lines move."""
 
     file: str
@@ -37,8 +37,6 @@ class Mutant:
     new: str
     place: int
     line: int
-    block: int  # the line where its block of statements begins; 0 in what a module does when imported
-    span: tuple[int, int]  # in bytes
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
@@ -47,6 +45,14 @@ class Mutant:
     @property
     def package(self) -> str:
         return self.file.split("/")[1]
+
+
+@dataclass(frozen=True)
+class Mutant(Fault):
+    """A fault, where it goes in the source."""
+
+    block: int  # the line where its block of statements begins; 0 in what a module does when imported
+    span: tuple[int, int]  # in bytes
 
     def applied(self, source: bytes) -> bytes:
         begin, end = self.span
