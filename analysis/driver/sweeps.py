@@ -1,4 +1,4 @@
-"""The experiments behind the exhibits, run through the command line, two at a time.
+"""The experiments behind the exhibits, run through the command line, two at a time; the last long one by two processes.
 
 While the records that a manifest names stand and neither the code nor the configuration has changed, its sweep need
 not be asked again: composing configurations takes longer than most runs.
@@ -24,6 +24,7 @@ LOGS = "logs"  # folder within the results
 # A machine with one core gains nothing from two, and the planner's search wants a core of its own.
 _AT_ONCE = 2
 _POLL_S = 0.1
+_LONG_S = 30.0  # a sweep that has taken so long when nothing else waits gets a second process; they share its cells
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ class _Running:
     rows: Path  # its stdout: a record a line
     log: Path
     began: float = field(default_factory=time.monotonic)
+    helps: bool = False
 
     @property
     def num_done(self) -> int:
@@ -178,6 +180,7 @@ def run_sweeps(
     waiting = sorted((sweep for sweep in sweeps if sweep not in known), key=_is_alone)
     running: list[_Running] = []
     ended: list[_Running] = []
+    helped: set[Sweep] = set()
     total = len(waiting)
     try:
         while waiting or running:
@@ -186,10 +189,15 @@ def run_sweeps(
             time.sleep(_POLL_S)
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
-                ended.append(job)
-                say(f"[{len(ended)}/{total}] {job}")
-            num_runs = sum(job.num_done for job in (*ended, *running))
-            tick(f"[{len(ended)}/{total}] {', '.join(map(str, running))}; {num_runs} runs in all")
+                if not job.helps:
+                    ended.append(job)
+                    say(f"[{len(ended)}/{total}] {job}")
+            if not waiting and len(running) == 1 and _wants_help(running[0], helped):
+                helped.add(running[0].sweep)
+                running.append(_start(running[0].sweep, results, helps=True))
+            main = [job for job in running if not job.helps]
+            num_runs = sum(job.num_done for job in (*ended, *main))
+            tick(f"[{len(ended)}/{total}] {', '.join(map(str, main))}; {num_runs} runs in all")
     finally:
         _stop(running)
     return [_failure(job) for job in ended if job.process.returncode]
@@ -206,11 +214,18 @@ def _stands(folder: Path) -> bool:
     return row is not None and all(record.kept_file(folder, row, name) is not None for name in row.get("files") or ())
 
 
-def _start(sweep: Sweep, results: Path) -> _Running:
-    rows, log = (results / LOGS / f"{sweep.manifest}.{ending}" for ending in ("jsonl", "log"))
+def _wants_help(job: _Running, helped: set[Sweep]) -> bool:
+    """Whether a second process shortens a sweep; what is timed would be disturbed by it."""
+    long = time.monotonic() - job.began > _LONG_S
+    return long and not job.helps and job.sweep not in helped and not measures(job.sweep.arguments(Path()))
+
+
+def _start(sweep: Sweep, results: Path, *, helps: bool = False) -> _Running:
+    stem = sweep.manifest + (".second" if helps else "")
+    rows, log = (results / LOGS / f"{stem}.{ending}" for ending in ("jsonl", "log"))
     command = [sys.executable, "-m", "rpbench", *sweep.arguments(results)]
     with rows.open("wb") as out, log.open("wb") as err:
-        return _Running(sweep, _open(command, out, err), rows, log)
+        return _Running(sweep, _open(command, out, err), rows, log, helps=helps)
 
 
 def _open(command: list[str], out: IO[bytes], err: IO[bytes]) -> "subprocess.Popen[bytes] | Forked":

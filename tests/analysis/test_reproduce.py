@@ -235,6 +235,25 @@ def test_an_interruption_leaves_no_process_behind(tmp_path: Path, monkeypatch: p
     assert all(process.poll() is not None for process in started)
 
 
+def test_a_long_sweep_left_alone_is_shared_by_a_second_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    begin = _instead("import time; time.sleep(0.5)")
+
+    def start(command: list[str], *files: Any) -> "subprocess.Popen[bytes]":
+        started.append(command)
+        return begin(command, *files)
+
+    monkeypatch.setattr(sweeps, "_open", start)
+    monkeypatch.setattr(sweeps, "_LONG_S", 0.0)
+    failures, said = run((Sweep("figure10"),), tmp_path)
+    assert not failures
+    assert len(said) == 1
+    assert len(started) == 2
+    assert started[0] == started[1]
+    run((Sweep("baselines_cpu"),), tmp_path)  # timed: it has the machine for itself
+    assert len(started) == 3
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_a_signal_ends_the_driver_with_one_line_and_keeps_what_is_done(number: signal.Signals, tmp_path: Path) -> None:
     """Its runs only wait, so that the signal comes while they go on."""
