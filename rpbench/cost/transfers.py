@@ -104,6 +104,7 @@ class TransferTimes:
         optimizer_bytes: traffic of the host's memory for each parameter that a STEP on lane host works on; None: such
             a step takes what the costs say.
         free: causes of a step whose transfers carry nothing.
+        on_ssd: as of a `Schedule`.
     """
 
     stages: StageBytes
@@ -111,14 +112,30 @@ class TransferTimes:
     units_per_second: int = 1
     optimizer_bytes: float | None = None
     free: frozenset[str] = frozenset()
+    on_ssd: str = ""
 
     def __call__(self, cargo: Cargo) -> float | None:
         """Time of one action on its link, 0 if it carries nothing; None if its bytes do not decide."""
         if cargo.lane == "host" and self.optimizer_bytes is None:
             return None
         carried, pace = self.bytes_of(cargo), self.bytes_per_s(cargo)
-        seconds = self.cluster.transfer_latency_s + (carried / pace if pace else 0.0)
+        seconds = self.cluster.transfer_latency_s + max(carried / pace if pace else 0.0, self.ssd_s(cargo))
         return seconds * self.units_per_second if carried else 0.0
+
+    def ssd_s(self, cargo: Cargo) -> float:
+        """Seconds of the host's SSDs that an action takes: a STEP reads states and writes them, a load reads weights.
+
+        What is read, worked on and written back goes in pieces, beside each other, and as the SSDs let it.
+        """
+        ssd = self.cluster.ssd
+        if ssd is None or not self.on_ssd:
+            return 0.0
+        if cargo.lane == "host":
+            stage = self.stages.stage(cargo.stage, backward=cargo.backward)
+            state, weights = (float(_part(size, cargo.share)) for size in (stage.optimizer, stage.gradients))
+            return ssd.seconds(state, state + weights * ("P" in self.on_ssd))  # new weights are as large as gradients
+        reads = cargo.object == "P" and cargo.lane == "h2d" and "P" in self.on_ssd
+        return ssd.seconds(float(self.stages.of(cargo)), 0.0) if reads else 0.0
 
     def bytes_of(self, cargo: Cargo) -> float:
         """Bytes that an action moves over its link, or through the host's memory."""
@@ -186,7 +203,7 @@ class Traffic:
         assert schedule.partition is not None
         stages = StageBytes(schedule.partition, self.sizes, keeps)
         on_host = None if self.optimizer is None else self.optimizer.on_host
-        return TransferTimes(stages, self.cluster, units_per_second, on_host)
+        return TransferTimes(stages, self.cluster, units_per_second, on_host, on_ssd=schedule.on_ssd)
 
     def activation_times(self, partition: Partition, units_per_second: int) -> tuple[tuple[float, ...], ...]:
         """Times of the activations that a backward stage of each number keeps of a microbatch: to the host, and back.

@@ -12,7 +12,7 @@ from rpbench.config.choices import ConfigError, CostConfig
 from rpbench.config.files.keys import MOVES, check_figures
 from rpbench.config.files.source_file import SourceFile
 from rpbench.config.request import Request
-from rpbench.cost.charges import with_charges
+from rpbench.cost.charges import check_ssd, with_charges
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
@@ -93,6 +93,7 @@ def assemble(request: Request) -> Assembled:
     if request.offload != "none":
         check_sizes(schedule, sizes)
     check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+    _check_ssd(request, schedule)
     if request.backend is not None and request.recompute != "all":
         check_nothing_leaves(schedule, request.recompute, {"P", "G"})
     if request.model is not None:
@@ -117,6 +118,16 @@ def assemble(request: Request) -> Assembled:
         keeps=keeps,
         microbatch_tokens=request.microbatch_tokens,
     )
+
+
+def _check_ssd(request: Request, schedule: Schedule) -> None:
+    """Refuse SSDs that the machine, or a backend with real tensors, does not have."""
+    check_ssd(schedule, request.cluster)
+    if schedule.on_ssd and request.backend is not None:
+        raise ConfigError(
+            f"backend={request.backend.name} keeps in the host's memory what {schedule.name} has on SSDs: "
+            "take schedule.ssd=none, or simulate it"
+        )
 
 
 def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
@@ -323,6 +334,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     sizes = _model_bytes(request)
     check_sizes(schedule, sizes)
     check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+    _check_ssd(request, schedule)
     if request.model is not None:
         schedule.shape.check_length(request.model.seq_len)
     if sizes is not None and has_transfers(schedule):
