@@ -56,9 +56,7 @@ def _put_off(steps: Row, delayed: float) -> Row:
     return tuple(sorted(steps, key=place))
 
 
-@schedule(
-    "greedysnake", source="arXiv 2512.17570", looped=True, lower=_lower, searched={"ssd": tuple(ON_SSD)}
-)
+@schedule("greedysnake", source="arXiv 2512.17570", looped=True, lower=_lower, searched={"ssd": tuple(ON_SSD)})
 def greedysnake(shape: Shape, *, delayed: float = 0.0, ssd: str = "none") -> Schedule:
     """Layer by layer over all microbatches, to and fro.
 

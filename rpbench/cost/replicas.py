@@ -67,7 +67,7 @@ def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None 
     if not schedule.on_ssd:
         return found
     on_its_way = max(_of_layer(layer, schedule.on_ssd) for layer in (*sizes.layers, sizes.embedding, sizes.head))
-    return found - ssd_bytes(schedule, sizes).held + on_its_way * schedule.shape.num_ranks
+    return found - ssd_bytes(schedule.on_ssd, sizes).held + on_its_way * schedule.shape.num_ranks
 
 
 class SsdBytes(NamedTuple):
@@ -77,15 +77,19 @@ class SsdBytes(NamedTuple):
     written: int
 
 
-def ssd_bytes(schedule: Schedule, sizes: ModelBytes) -> SsdBytes:
-    """Bytes of what lives on the host's SSDs: states, and weights if the schedule says so; new weights are written."""
-    layers, objects = (*sizes.layers, sizes.embedding, sizes.head), schedule.on_ssd
-    written = sum(layer.optimizer * ("O" in objects) + layer.gradients * ("P" in objects) for layer in layers)
-    return SsdBytes(sum(_of_layer(layer, objects) for layer in layers), written)
+def ssd_bytes(on_ssd: str, sizes: ModelBytes) -> SsdBytes:
+    """Bytes of what lives on the host's SSDs; of weights, those that are trained are written.
+
+    Args:
+        on_ssd: as of a `Schedule`.
+    """
+    layers = (*sizes.layers, sizes.embedding, sizes.head)
+    written = sum(layer.optimizer * ("O" in on_ssd) + layer.gradients * ("P" in on_ssd) for layer in layers)
+    return SsdBytes(sum(_of_layer(layer, on_ssd) for layer in layers), written)
 
 
-def _of_layer(layer: LayerSize, objects: str) -> int:
-    return layer.optimizer * ("O" in objects) + layer.weights * ("P" in objects)
+def _of_layer(layer: LayerSize, on_ssd: str) -> int:
+    return layer.optimizer * ("O" in on_ssd) + layer.weights * ("P" in on_ssd)
 
 
 def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None) -> int:

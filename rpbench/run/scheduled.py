@@ -90,7 +90,7 @@ def _facts(assembled: Assembled) -> Fields:
     if sizes is None:
         return facts
     if assembled.schedule.on_ssd:
-        facts["ssd_bytes"], facts["ssd_written_bytes"] = ssd_bytes(assembled.schedule, sizes)
+        facts["ssd_bytes"], facts["ssd_written_bytes"] = ssd_bytes(assembled.schedule.on_ssd, sizes)
     return facts | {"host_memory_bytes": host_bytes(assembled.schedule, sizes, analysis)}
 
 
@@ -110,7 +110,7 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
     if plan is not None:
         return needed, why_not(plan, assembled.cluster)
     ssd = assembled.cluster.ssd
-    if ssd is not None and (held := ssd_bytes(assembled.schedule, assembled.sizes).held) > ssd.bytes:
+    if ssd is not None and (held := ssd_bytes(assembled.schedule.on_ssd, assembled.sizes).held) > ssd.bytes:
         return needed, (
             f"{ssd.name} holds {ssd.bytes / 1e9:.1f} GB and is to hold {held / 1e9:.1f} GB: name more SSDs, as in "
             f"cluster.ssd=4x_samsung_990_pro_4tb"
