@@ -21,8 +21,8 @@ Sharded Data Parallel", VLDB'23, sections 3 and 4.
 
 from baselines.data_parallel.data_parallel import whole_microbatches, with_steps
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.passes.offload import offload as move_to_host
 from rpbench.passes.offload import keep_on_ssd, shard
+from rpbench.passes.offload import offload as move_to_host
 from rpbench.registry import schedule
 
 
