@@ -49,6 +49,8 @@ def fully_sharded(
     looped=True,
     lower=fully_sharded,
     searched={"reduce_each_microbatch": (True, False), "offload": (False, True)},
+    whole_microbatches=True,
+    gathers={},
 )
 def zero_3(shape: Shape, *, reduce_each_microbatch: bool = True, offload: bool = False) -> Schedule:
     """The order of data parallelism.

@@ -37,7 +37,7 @@ from rpbench.passes.offload import keep_on_ssd, stream
 from rpbench.registry import schedule
 
 
-def _lower(order: Schedule, *, prefetch: int, delayed: float, ssd: str) -> Schedule:
+def _lower(order: Schedule, *, prefetch: int, delayed: float, ssd: str = "none") -> Schedule:
     stepped = add_steps(order, lane="host")
     rows = tuple(
         {name: _put_off(row, delayed) if name == "host" else row for name, row in lanes.items()}

@@ -39,6 +39,8 @@ _lower = partial(fully_sharded, offload=True)
     looped=True,
     lower=_lower,
     searched={"reduce_each_microbatch": (True, False), "ssd": tuple(ON_SSD)},
+    whole_microbatches=True,
+    gathers={},
 )
 def zero_infinity(shape: Shape, *, reduce_each_microbatch: bool = True, ssd: str = "none") -> Schedule:
     """The order of data parallelism.

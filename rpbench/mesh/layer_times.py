@@ -66,7 +66,9 @@ def times_of(setting: Setting) -> LayerTimes:
         more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
         share = 1 + more / sum(layer.forward for layer in layers)
         layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
-    return as_times(layers, head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
+    times = as_times(layers, head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
+    beside = setting.software.constants["beside"] if setting.software.kernels == "tiled" else 0.0
+    return replace(times, rank_loss=lost_s(setting), beside=beside)
 
 
 def optimizer_traffic(setting: Setting) -> OptimizerTraffic:

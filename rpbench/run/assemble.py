@@ -25,11 +25,12 @@ from rpbench.ir.schedule import Schedule, ScheduleError, from_text
 from rpbench.ir.versions import Versions
 from rpbench.mesh.layer_bytes import mean_layer_bytes
 from rpbench.mesh.layer_times import optimizer_traffic
+from rpbench.mesh.placement import with_collectives
 from rpbench.passes.lower import add_steps
 from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
 from rpbench.plan import Choice, choose
 from rpbench.plan.contest.plans import Tuned
-from rpbench.plan.problem import Problem
+from rpbench.plan.problem import Problem, times_of_method
 from rpbench.registry import Entry
 from rpbench.run.layer_times import layer_times, microbatch_times, setting_of
 from rpbench.run.offloading import check_sizes, with_offload
@@ -225,7 +226,9 @@ def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffi
         return Traffic(sizes, cluster, boundaries)
     check_figures(cluster, MOVES, "charge=bytes")
     if cost.name == "analytic":
-        return Traffic(sizes, cluster, optimizer=optimizer_traffic(setting_of(request)))
+        setting = setting_of(request)
+        charged = with_collectives(cluster, setting.software)
+        return Traffic(sizes, charged, optimizer=optimizer_traffic(setting))
     for name in CONSTANTS:
         if name not in cost.constants:
             raise ConfigError(
@@ -325,7 +328,8 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     _check_timed_tokens(request)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     times = layer_times(request, request.model.num_layers if request.model else schedule.partition.num_layers)
-    costs = times.table(
+    own = times if entry is None else times_of_method(times, entry, schedule.shape.num_ranks, {})
+    costs = own.table(
         schedule.partition,
         recompute_ahead=ahead,
         fused_ahead=cost.fused_ahead,
