@@ -191,6 +191,12 @@ class Machine:
         return self.size // self.node_devices
 
     @property
+    def num_apart(self) -> int:
+        """Hosts that links tell apart: those joined by links no slower than a host's own are one."""
+        inside = self.intra_bytes_per_s or (self.gpu and self.gpu.link_bytes_per_s)
+        return 1 if inside and (self.inter_bytes_per_s or 0) >= inside else self.num_nodes
+
+    @property
     def domain_devices(self) -> int:
         """Devices that the fast links join."""
         return min(self.domain or self.node_devices, self.size)

@@ -5,7 +5,7 @@ weights, gradients or optimizer state, or a boundary tensor of one microbatch (`
 keeps for recomputation is one boundary tensor; a stage that recomputes nothing moves all its activations.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -175,12 +175,14 @@ class OptimizerTraffic:
             moments save twice their bytes.
         device_bytes_per_s: what element-wise kernels get of a device's memory.
         beside_s: seconds of a device's steps that do not follow from its parameters: norm, logging, data.
+        beside: loss of computations that run beside a collective, as a share of its seconds.
     """
 
     on_host: float
     on_device: float
     device_bytes_per_s: float
     beside_s: float = 0.0
+    beside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -234,9 +236,39 @@ class Traffic:
         work, carry = dict(costs.work), costs.carry
         if self.optimizer is not None:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
+            work |= self._slowed(schedule, work, times)
             carry = computations_that_carry(schedule)
         hop = 0 if self._boundaries_of(schedule) else costs.hop
         return replace(costs, work=work, transfer_time=times, hop=hop, carry=carry)
+
+    def _slowed(
+        self, schedule: Schedule, work: Mapping[Kind, Sequence[Work]], times: TransferTimes
+    ) -> dict[Kind, tuple[Work, ...]]:
+        """What replicas compute beside their sums, and beside gathers of a step; nothing for other schedules.
+
+        Where weights are gathered for every visit, layers have the loss already (`LayerTimes.of_whole_microbatches`).
+        """
+        shape, net = schedule.shape, schedule.lanes[0].get("net", ())
+        n = shape.num_ranks
+        if not (self.optimizer and self.optimizer.beside and net and n > 1 and len(schedule.placement)):
+            return {}
+        if any(len(holders) < n for holders in schedule.placement) or schedule.weights is Weights.STREAMED:
+            return {}
+        kinds, found = Counter(action.kind for action in net), dict[Kind, tuple[Work, ...]]()
+        microbatches = shape.total_microbatches / n  # of a device
+        if kinds[Kind.UNSHARD] > shape.num_stages * microbatches:
+            return {}
+        for exchange, kind, name in ((Kind.REDUCE_GRAD, Kind.B, "G"), (Kind.UNSHARD, Kind.F, "P")):
+            each = kinds[exchange] / shape.num_stages / microbatches  # of a computation
+            if not each:
+                continue
+            share = Fraction(n - 1, n) * (2 if name == "G" and Kind.UNSHARD not in kinds else 1)
+            lost = self.optimizer.beside * each
+            found[kind] = tuple(
+                own._replace(main=own.main + lost * (times(Cargo(name, stage, kind is Kind.B, share, "net")) or 0.0))
+                for stage, own in enumerate(work[kind])
+            )
+        return found
 
     def _boundaries_of(self, schedule: Schedule) -> bool:
         if self.boundaries is not None:

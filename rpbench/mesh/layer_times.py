@@ -76,7 +76,8 @@ def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
     numbers, constants = numbers_of(setting), setting.software.constants
     on_host = numbers["optimizer_bytes"]
     if setting.software.kernels == "tiled":
-        return OptimizerTraffic(on_host, constants["optimizer_bytes"], setting.memory_rate, constants["step_s"])
+        own, beside = constants["optimizer_bytes"], constants["beside"]
+        return OptimizerTraffic(on_host, own, setting.memory_rate, constants["step_s"], beside)
     pace = numbers["memory_bytes_per_s"] * numbers["memory_efficiency"]
     return OptimizerTraffic(on_host, numbers["adam_bytes"], pace)
 
