@@ -70,6 +70,9 @@ class Entry:
         late: the options under which an update comes one step late; None for a method without them.
         halved: the options under which the microbatches of its shape are halves of those that a run asks for; None
             for a method that never halves them. See `rpbench.config.halved_microbatches`.
+        whole_microbatches: whether every device runs its microbatches through all layers, as replicas do.
+        gathers: of these, the options under which weights come from other devices for every visit, beside the
+            computation of another; None for a method whose weights never do.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.
     """
@@ -95,9 +98,11 @@ class Entry:
     searched: Mapping[str, Values] = field(default_factory=dict)
     late: Mapping[str, Any] | None = None
     halved: Mapping[str, Any] | None = None
+    whole_microbatches: bool = False
+    gathers: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in (*self.searched, *(self.late or ()), *(self.halved or ())):
+        for name in (*self.searched, *(self.late or ()), *(self.halved or ()), *(self.gathers or ())):
             if name not in self.options:
                 raise ValueError(f"schedule {self.name} is searched over {name!r}, which is none of its options")
 

@@ -42,7 +42,9 @@ def _lower(order: Schedule, *, prefetch: int) -> Schedule:
     return replace(order, rows=rows)
 
 
-@schedule("acco", source="Nabli et al., arXiv 2406.02613", looped=True, rounds=ROUNDS, lower=_lower)
+@schedule(
+    "acco", source="Nabli et al., arXiv 2406.02613", looped=True, rounds=ROUNDS, lower=_lower, whole_microbatches=True
+)
 def acco(shape: Shape) -> Schedule:
     """The order of data parallelism, of one round after another; the shape's steps are rounds.
 

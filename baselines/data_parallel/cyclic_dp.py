@@ -61,7 +61,7 @@ def _lower(order: Schedule, *, prefetch: int, newest: bool, stagger: int) -> Sch
     return replace(stepped, rows=tuple(rows))
 
 
-@schedule("cyclic_dp", source="Fournier and Oyallon, arXiv 2403.08837", lower=_lower)
+@schedule("cyclic_dp", source="Fournier and Oyallon, arXiv 2403.08837", lower=_lower, whole_microbatches=True)
 def cyclic_dp(shape: Shape, *, newest: bool = False, stagger: int = 2) -> Schedule:
     """Worker i of N runs microbatches i, i + N, i + 2 N, ... of every step.
 

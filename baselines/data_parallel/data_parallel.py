@@ -82,7 +82,7 @@ def _lower(order: Schedule, *, prefetch: int) -> Schedule:
     return shard(with_steps(order), parameters=None, gradients="step")
 
 
-@schedule("data_parallel", source="Li et al., VLDB'20, section 3", looped=True, lower=_lower)
+@schedule("data_parallel", source="Li et al., VLDB'20, section 3", looped=True, lower=_lower, whole_microbatches=True)
 def data_parallel(shape: Shape) -> Schedule:
     """A device holds the inputs of all stages of one microbatch."""
     return whole_microbatches(shape, "data_parallel")

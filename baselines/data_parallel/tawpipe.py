@@ -94,6 +94,8 @@ def _lower(order: Schedule, *, prefetch: int, groups: int) -> Schedule:
     source="Wu et al., AAAI'26",
     lower=_lower,
     searched={"groups": lambda num_ranks, _: [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]},
+    whole_microbatches=True,
+    gathers={},
 )
 def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
     """Rank r runs microbatches r, r + p, r + 2p, ... of every step, each forth and back.

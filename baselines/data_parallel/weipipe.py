@@ -68,6 +68,8 @@ def _lower(order: Schedule, *, prefetch: int, buffers: int) -> Schedule:
     source="Lin et al., PPoPP'25",
     lower=_lower,
     searched={"buffers": lambda num_ranks, _: [n for n in (4, 6, num_ranks, num_ranks + 2) if n >= 4]},
+    whole_microbatches=True,
+    gathers={},
 )
 def weipipe(shape: Shape, *, buffers: int = 4) -> Schedule:
     """Rank r runs microbatches r, r + p, r + 2p, ... of every step.

@@ -33,6 +33,7 @@ def _lower(order: Schedule, *, prefetch: int, reduce_each_microbatch: bool) -> S
     looped=True,
     lower=_lower,
     searched={"reduce_each_microbatch": (True, False)},
+    whole_microbatches=True,
 )
 def zero_2(shape: Shape, *, reduce_each_microbatch: bool = True) -> Schedule:
     """The order of data parallelism.

@@ -21,19 +21,26 @@ Sharded Data Parallel", VLDB'23, sections 3 and 4.
 
 from baselines.data_parallel.data_parallel import whole_microbatches, with_steps
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.passes.offload import keep_on_ssd, shard
 from rpbench.passes.offload import offload as move_to_host
-from rpbench.passes.offload import shard
 from rpbench.registry import schedule
 
 
-def fully_sharded(order: Schedule, *, prefetch: int, reduce_each_microbatch: bool, offload: bool) -> Schedule:
-    """The order with steps, gathers, reduce-scatters, and shards that come from the host if they live there."""
+def fully_sharded(
+    order: Schedule, *, prefetch: int, reduce_each_microbatch: bool, offload: bool, ssd: str = "none"
+) -> Schedule:
+    """The order with steps, gathers, reduce-scatters, and shards that come from the host if they live there.
+
+    Args:
+        ssd: as of `rpbench.passes.offload.keep_on_ssd`.
+    """
     per = "visit" if reduce_each_microbatch else "step"
     steps = with_steps(order, on_host=range(order.shape.num_stages) if offload else ())
     sharded = shard(steps, parameters="visit", gradients=per, prefetch=prefetch)  # type: ignore[arg-type]
     if not offload:
         return sharded
-    return move_to_host(sharded, parameters="visit", gradients=per, prefetch=prefetch)  # type: ignore[arg-type]
+    moved = move_to_host(sharded, parameters="visit", gradients=per, prefetch=prefetch)  # type: ignore[arg-type]
+    return keep_on_ssd(moved, ssd)
 
 
 @schedule(
@@ -42,6 +49,8 @@ def fully_sharded(order: Schedule, *, prefetch: int, reduce_each_microbatch: boo
     looped=True,
     lower=fully_sharded,
     searched={"reduce_each_microbatch": (True, False), "offload": (False, True)},
+    whole_microbatches=True,
+    gathers={},
 )
 def zero_3(shape: Shape, *, reduce_each_microbatch: bool = True, offload: bool = False) -> Schedule:
     """The order of data parallelism.

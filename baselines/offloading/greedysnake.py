@@ -19,7 +19,9 @@ gradient; n (L - 1) C out and as much back as inputs of backwards; (n - 1)(L - 1
 out and back of gradients. Horizontal order moves 2nW and n gradients. The device holds a layer and the next one.
 
 Ours: the turn of the order, which the name suggests; a layer's step is put off or not, where the paper puts off a part
-of each; with several devices each streams the model for its own microbatches. The host stands for the paper's SSD.
+of each; with several devices each streams the model for its own microbatches. The paper's SSDs hold what `ssd` says:
+optimizer state, which a STEP reads and writes back, and weights, which every load reads; boundary tensors and gradients
+stay in the host's memory.
 
 Source: Yue et al., "GreedySnake: Accelerating SSD-Offloaded LLM Training with Efficient Scheduling and Optimizer Step
 Overlapping", arXiv 2512.17570, from its abstract; the order of transfers follows from it.
@@ -29,19 +31,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Row, Schedule, Shape, Weights
+from rpbench.ir.schedule import ON_SSD, Row, Schedule, Shape, Weights
 from rpbench.passes.lower import add_steps
-from rpbench.passes.offload import stream
+from rpbench.passes.offload import keep_on_ssd, stream
 from rpbench.registry import schedule
 
 
-def _lower(order: Schedule, *, prefetch: int, delayed: float) -> Schedule:
+def _lower(order: Schedule, *, prefetch: int, delayed: float, ssd: str = "none") -> Schedule:
     stepped = add_steps(order, lane="host")
     rows = tuple(
         {name: _put_off(row, delayed) if name == "host" else row for name, row in lanes.items()}
         for lanes in stepped.lanes
     )
-    return stream(replace(stepped, rows=rows), prefetch=prefetch, activations=True, spill=True)
+    return keep_on_ssd(stream(replace(stepped, rows=rows), prefetch=prefetch, activations=True, spill=True), ssd)
 
 
 def _put_off(steps: Row, delayed: float) -> Row:
@@ -54,12 +56,13 @@ def _put_off(steps: Row, delayed: float) -> Row:
     return tuple(sorted(steps, key=place))
 
 
-@schedule("greedysnake", source="arXiv 2512.17570", looped=True, lower=_lower)
-def greedysnake(shape: Shape, *, delayed: float = 0.0) -> Schedule:
+@schedule("greedysnake", source="arXiv 2512.17570", looped=True, lower=_lower, searched={"ssd": tuple(ON_SSD)})
+def greedysnake(shape: Shape, *, delayed: float = 0.0, ssd: str = "none") -> Schedule:
     """Layer by layer over all microbatches, to and fro.
 
     Args:
         delayed: of the layers, those whose step runs beside the next forward, from 0 to 1; evenly spread.
+        ssd: what lives on the host's SSDs: none, optimizer (its state), or all (weights as well).
 
     Raises:
         ValueError: if devices cannot share the microbatches evenly, or the fraction is none.

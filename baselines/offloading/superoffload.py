@@ -53,6 +53,8 @@ def _lower(order: Schedule, *, prefetch: int, speculate: bool, device_stages: in
     looped=True,
     lower=_lower,
     searched={"device_stages": (0, 1, 2), "gather_each_visit": (True, False)},
+    whole_microbatches=True,
+    gathers={"gather_each_visit": True},
 )
 def superoffload(
     shape: Shape, *, speculate: bool = True, device_stages: int = 0, gather_each_visit: bool = True

@@ -66,7 +66,7 @@ def _lower(
     return replace(stepped, rows=tuple(rows))
 
 
-@schedule("zenflow", source="DeepSpeed, runtime/zenflow", looped=True, lower=_lower)
+@schedule("zenflow", source="DeepSpeed, runtime/zenflow", looped=True, lower=_lower, whole_microbatches=True)
 def zenflow(
     shape: Shape,
     *,

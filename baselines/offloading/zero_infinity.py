@@ -12,7 +12,12 @@ back. With 2 devices (row of device 0), `prefetch` stages ahead of the one that 
 
 A device holds only the stages that are gathered; a microbatch a device loads 2/n elements a parameter over its link.
 Compute waits for a fraction of them that depends on its arithmetic intensity ait (FLOPs for a byte): the efficiency is
-ait bw / (ait bw + peak) if nothing overlaps (section 4.2). NVMe and the offload of kept inputs are not modelled.
+ait bw / (ait bw + peak) if nothing overlaps (section 4.2).
+
+With `ssd` the optimizer state lives on the host's SSDs, which all devices share: a STEP reads its 12 bytes a parameter
+there, works on them and writes them back, all three beside each other (section 6.2); with `ssd=all` the weights do as
+well, so that every load reads 2 bytes a parameter and every STEP writes 2 more. Gradients stay in the host's memory,
+where DeepSpeed writes them to the SSDs too; the offload of kept inputs is not modelled.
 
 Source: Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC'21,
 sections 4 to 6.
@@ -22,7 +27,7 @@ from functools import partial
 
 from baselines.data_parallel.data_parallel import whole_microbatches
 from baselines.data_parallel.zero_3 import fully_sharded
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.schedule import ON_SSD, Schedule, Shape
 from rpbench.registry import schedule
 
 _lower = partial(fully_sharded, offload=True)
@@ -33,12 +38,15 @@ _lower = partial(fully_sharded, offload=True)
     source="Rajbhandari et al., SC'21, section 5",
     looped=True,
     lower=_lower,
-    searched={"reduce_each_microbatch": (True, False)},
+    searched={"reduce_each_microbatch": (True, False), "ssd": tuple(ON_SSD)},
+    whole_microbatches=True,
+    gathers={},
 )
-def zero_infinity(shape: Shape, *, reduce_each_microbatch: bool = True) -> Schedule:
+def zero_infinity(shape: Shape, *, reduce_each_microbatch: bool = True, ssd: str = "none") -> Schedule:
     """The order of data parallelism.
 
     Args:
         reduce_each_microbatch: scatter gradients and store them after every backward; otherwise once a step.
+        ssd: what lives on the host's SSDs: none, optimizer (its state), or all (weights as well).
     """
     return whole_microbatches(shape, "zero_infinity")

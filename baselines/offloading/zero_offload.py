@@ -44,6 +44,7 @@ def _lower(order: Schedule, *, prefetch: int, delayed_update: bool, share: float
     lower=_lower,
     searched={"share": (1.0, 0.75, 0.5, 0.25)},
     late={"delayed_update": True},
+    whole_microbatches=True,
 )
 def zero_offload(shape: Shape, *, delayed_update: bool = False, share: float = 1.0) -> Schedule:
     """The order of data parallelism, one step stale if asked for.

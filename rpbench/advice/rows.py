@@ -9,7 +9,9 @@ from typing import Any
 
 import rpbench
 from rpbench.cost.machine import Machine
+from rpbench.cost.replicas import ssd_bytes
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
+from rpbench.ir.schedule import ON_SSD
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES, Sharded
 from rpbench.mesh.memory import fullest, needed_bytes
@@ -136,6 +138,7 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
         "peak_memory_bytes": plan.outcome.peak_bytes,
         "memory": dict(row.memory),
         "host_memory_bytes": plan.outcome.host_bytes,
+        **_ssd(plan, terms),
         **_worth(terms.model, terms.cluster, terms.num_devices, pace),
         "bubble": row.bubble,
         "staleness_steps": row.staleness_steps,
@@ -145,6 +148,16 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
         "command": command,
         "export": _export(plan, command),
     }
+
+
+def _ssd(plan: Tuned, terms: Terms) -> dict[str, Any]:
+    """What a plan has on SSDs, writes there in a step, and how long they last; nothing where it uses none."""
+    ssd, on_ssd = terms.cluster.ssd, ON_SSD[dict(plan.setting.options).get("ssd", "none")]
+    if ssd is None or not on_ssd:
+        return {}
+    held, written = ssd_bytes(on_ssd, terms.sizes(plan.setting.microbatch_sequences))
+    days = ssd.days(written, plan.outcome.step_time_s)
+    return {"ssd_bytes": held, "ssd_written_bytes": written, "ssd_days": days}
 
 
 def _worth(model: Architecture, cluster: Machine, num_devices: int, pace: float) -> dict[str, Any]:
@@ -320,6 +333,7 @@ def command_of(plan: Tuned, terms: Terms) -> str:
         f"schedule={plan.contender.entry.name}",
         f"model={terms.model.name}",
         f"cluster={terms.cluster.name}",
+        *([f"++cluster.ssd={terms.cluster.ssd.name}"] if terms.cluster.ssd else []),
         f"cost={terms.source}",
         *(["cost.split_backward=true", "cost.fused_ahead=false"] if terms.source == "published" else []),
         f"num_devices={terms.num_devices}",

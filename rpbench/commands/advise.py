@@ -50,6 +50,7 @@ from rpbench.config.files.keys import LAYERS, MOVES, check_figures
 from rpbench.config.mesh.choice import refuse_lora
 from rpbench.config.request import Request, cluster_file, load
 from rpbench.cost.basis import Basis, make_basis
+from rpbench.cost.device import ssds_named
 from rpbench.cost.machine import Machine, devices_named, machine, machine_of
 from rpbench.mesh.plans import SCHEDULES, Space
 from rpbench.mesh.terms import terms_of
@@ -66,7 +67,7 @@ BUDGET = Budget(work=1_000_000, climb_work=100_000, restarts=8)  # time ends a s
 SECONDS = 7.0  # of each of two processors, for the searches; to start, and what they lead to, takes the rest of ten
 
 OWN = (
-    *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "seconds"),
+    *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "seconds", "ssd"),
     *QUESTIONS,
     *BESIDES,
 )
@@ -115,7 +116,7 @@ def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
     asked = _asked(arguments)
     question = question_of(asked.own)
     found = _machine(asked)
-    model, machine = _model(asked), found.machine
+    model, machine = _model(asked), _with_ssd(found.machine, asked)
     sequences = _count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * machine.size)
     if question in ("max_seq_len", "max_batch"):
         answer = _limits(model, machine, asked, question, sequences)
@@ -326,6 +327,15 @@ def _machine(asked: Asked) -> Described:
     return Described(cluster.with_devices(count) if count else cluster)
 
 
+def _with_ssd(cluster: Machine, asked: Asked) -> Machine:
+    """The machine with the SSDs that are asked for."""
+    if "ssd" not in asked.own:
+        return cluster
+    if cluster.num_nodes > 1:
+        raise ConfigError(f"ssd={asked.own['ssd']}: a mesh over nodes keeps nothing in its hosts; leave it out")
+    return replace(cluster, ssd=ssds_named(asked.own["ssd"]))
+
+
 def _shipped(asked: Asked) -> Machine:
     name = asked.own["cluster"]
     if name in options_of("cluster"):
@@ -437,7 +447,7 @@ def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, ask
 
 
 def _values(given: Machine) -> dict[str, Any]:
-    return {each.name: getattr(given, each.name) for each in fields(given)}
+    return {each.name: getattr(given, each.name) for each in fields(given) if each.name != "ssd"}  # a row says it
 
 
 def _spelled_machine(given: Machine) -> str:

@@ -34,7 +34,7 @@ def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> l
     if late := answer.get("ranking_late"):
         found += ["gradients of older weights, which may cost tokens (docs/convergence.md); late=yes ranks them above:"]
         found += [_row(row, width) for row in late[:LATE_ROWS]]
-    found += _plan(answer)
+    found += [*_plan(answer), *_on_ssd(answer)]
     found += _unsearched(answer)
     found += [f"left out: {name}: {why}" for name, why in _refused(answer, asked).items()]
     found += [_why(row) for row in answer["ranking"][:2]] + meanings(answer["ranking"][:2])
@@ -158,6 +158,16 @@ def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
             yield f"10^9 tokens: {row['usd_per_1e9_tokens']:,.0f} US dollars"
         if row.get("gap") is not None and not row["searched_to_the_end"]:
             yield "gap: how much faster another plan of the same schedule may be at most, by a bound"
+
+
+def _on_ssd(answer: Mapping[str, Any]) -> Iterator[str]:
+    """What rows have on SSDs, and how long these last."""
+    for row in answer["ranking"]:
+        if row.get("ssd_bytes"):
+            days = row["ssd_days"]
+            last = "" if days is None else f"; {days:,.0f} days of it use up the writes that they are rated for"
+            size, written = gigabytes(row["ssd_bytes"]), gigabytes(row["ssd_written_bytes"])
+            yield f"{label(row)}: {size} on SSDs, {written} written a step{last}"
 
 
 def _unsearched(answer: Mapping[str, Any]) -> Iterator[str]:

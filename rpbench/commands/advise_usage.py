@@ -2,7 +2,7 @@
 
 USAGE = (
     "advise model=CONFIG.json|NAME|ORG/NAME [seq_len=N] [sequences_per_step=N] [schedules=A,B] [late=yes] "
-    "[runs_in=FRAMEWORK] [seconds=N] "
+    "[runs_in=FRAMEWORK] [seconds=N] [ssd=NAME] "
     "[finetune=full|lora|qlora lora_rank=N lora_targets=A,B] "
     "gpu=NAME num_devices=N [devices_per_node=N intra_bytes_per_s= inter_bytes_per_s= host_link_bytes_per_s= "
     "device_memory_bytes= host_memory_bytes= host_bytes_per_s=] | cluster=NAME|FILE [num_devices=N] [--json] [--open] "

@@ -251,7 +251,7 @@ def request_of(found: Composed) -> Request:
         overrides=found.overrides,
         subject={
             **_subject(config, mode, schedule, files),
-            "cluster": as_plain(cluster),
+            "cluster": {key: value for key, value in as_plain(cluster).items() if key != "ssd" or value is not None},
             **({"framework": as_plain(mesh.software)} if mesh else {}),
         },
         notes=(*notes, *renamed(found.choices), *frozen(cost), *without_effect(mode, found.overrides, eager=eager)),
@@ -314,6 +314,8 @@ def _subject(
         del subject["software"]  # likewise
     if not config.cost.get("max_freeze_ratio"):  # likewise
         subject["cost"] = {key: value for key, value in subject["cost"].items() if key != "max_freeze_ratio"}
+    if subject["schedule"].get("ssd") == "none":  # likewise
+        del subject["schedule"]["ssd"]
     if config.workload.get("lengths") is None:  # likewise
         subject["workload"] = {key: value for key, value in subject["workload"].items() if key != "lengths"}
     for found in not_finite(subject):

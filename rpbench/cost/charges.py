@@ -21,7 +21,7 @@ from rpbench.cost.sizes import LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import Kind
 from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.moves import has_transfers, moves_activations_alone
-from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.passes.boundary_lanes import send_over_links
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard, stream
@@ -109,6 +109,19 @@ def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tup
     return found
 
 
+def check_ssd(schedule: Schedule, cluster: "Machine") -> None:
+    """Refuse SSDs that the machine does not have.
+
+    Raises:
+        ScheduleError: with a way out.
+    """
+    if schedule.on_ssd and cluster.ssd is None:
+        raise ScheduleError(
+            f"{schedule.name} keeps states on SSDs, and cluster={cluster.name} has none: name them, as in "
+            "cluster.ssd=2x_samsung_990_pro_4tb, or take schedule.ssd=none"
+        )
+
+
 # --- into the lanes of a schedule ----------------------------------------------------------------------------
 
 
@@ -125,10 +138,13 @@ def with_everything(
         prefetch: visits whose weights come ahead, where weights come for every visit.
 
     Raises:
-        ScheduleError: if a link between devices has something beside boundary tensors and sums.
+        ScheduleError: if a link between devices has something beside boundary tensors and sums, or what lives on SSDs
+            has none.
     """
     if entry.lower is not None:
-        return entry.lower(order, prefetch=prefetch, **(entry.options | dict(options)))
+        lowered = entry.lower(order, prefetch=prefetch, **(entry.options | dict(options)))
+        check_ssd(lowered, cluster)
+        return lowered
     stepped = add_steps(order)
     if stepped.weights is Weights.STREAMED:
         return stepped if has_transfers(stepped) else stream(stepped, prefetch=prefetch, activations=True)

@@ -1,11 +1,14 @@
-"""Device: what one accelerator can do, from `conf/gpu/`; every figure has an origin, a source and an uncertainty."""
+"""Device: what one accelerator can do, from `conf/gpu/`, and Ssd: what SSDs can, from `conf/ssd/`.
+
+Every figure has an origin, a source and an uncertainty.
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -36,6 +39,9 @@ EAGER = (
     "memory_efficiency",
 )
 _NO_NUMBERS = ("name", "declared", "attention_flops_per_s", "peer_to_peer", "machine", "usual", "eager")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,63 @@ class Device:
         return peak * {16: self.sustained_16, 8: self.sustained_8, 4: self.sustained_4}[bits]
 
 
+@dataclass(frozen=True)
+class Ssd:
+    """SSDs of a host, which share all work evenly. Reading and writing take turns.
+
+    Args:
+        bytes: that they hold.
+        read_bytes_per_s, write_bytes_per_s: in long runs.
+        endurance_bytes: that may be written in their life; None: not known.
+        declared: for each number its origin; see `rpbench.cost.declared`.
+
+    Raises:
+        ValueError: for a number that is not finite and above 0.
+    """
+
+    name: str
+    bytes: float
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    endurance_bytes: float | None = None
+    declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in _OF_SSD:
+            value = getattr(self, name)
+            if value is not None and not (is_finite(value) and value > 0):
+                raise ValueError(f"ssd.{name}={value!r} of {self.name}: a finite number above 0")
+        declarations(self.declared)
+
+    def seconds(self, read_bytes: float, written_bytes: float) -> float:
+        """What reading and writing so much take, with nothing else beside it."""
+        return read_bytes / self.read_bytes_per_s + written_bytes / self.write_bytes_per_s
+
+    def days(self, written_bytes: float, seconds: float) -> float | None:
+        """Days until they have been written as often as they may, at so many bytes in so many seconds."""
+        if self.endurance_bytes is None or not written_bytes:
+            return None
+        return self.endurance_bytes / written_bytes * seconds / 86_400
+
+
+_OF_SSD = ("bytes", "read_bytes_per_s", "write_bytes_per_s", "endurance_bytes")
+
+
+def ssds_named(text: str) -> Ssd:
+    """SSDs of a file in ssd/, such as `samsung_990_pro_4tb`, or several: `2x_samsung_990_pro_4tb`.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest, or a file of the user's own that describes none.
+    """
+    count, name = found.groups() if (found := re.fullmatch(r"([1-9]\d*) ?x[ _]?(.+)", text)) else ("1", text)
+    path = file_of("ssd", name)
+    if path is None:
+        raise ValueError(unknown_option("ssd", name, [each.stem for each in files_of("ssd")]))
+    one = _of_file(path, Ssd, "ssd")
+    several = {key: value and int(count) * value for key in _OF_SSD for value in (getattr(one, key),)}
+    return replace(one, name=text, **several)
+
+
 def device(name: str) -> Device:
     """The accelerator of a file in gpu/, as one writes its name: `L40S`, `RTX 4090`, `A100 SXM4 80GB`.
 
@@ -166,19 +229,21 @@ def device(name: str) -> Device:
         raise ValueError(unknown_option("gpu", name, known) if not fitting else _ambiguous(name, fitting))
     path = file_of("gpu", fitting[0])
     assert path is not None
-    return _of_file(path)
+    return _of_file(path, Device, "gpu")
 
 
 @cache
-def _of_file(path: Path) -> Device:
+def _of_file(path: Path, kind: type[T], group: str) -> T:
     values = {name: _numbers(value) for name, value in read_keys(path).items()}
-    known = [each.name for each in fields(Device)]
+    each = fields(kind)  # type: ignore[arg-type]  # a dataclass
+    known = [own.name for own in each]
     for key in values:
         if key not in known:
-            raise ValueError(f"{path}: {unknown_name('key of gpu', key, known)}")
-    if missing := [each.name for each in fields(Device) if _is_needed(each) and values.get(each.name) is None]:
-        raise ValueError(f"{path} has no {', '.join(missing)}; `rpbench new gpu NAME` writes an example of each")
-    return Device(**values)
+            raise ValueError(f"{path}: {unknown_name(f'key of {group}', key, known)}")
+    if missing := [own.name for own in each if _is_needed(own) and values.get(own.name) is None]:
+        way = "`rpbench new gpu NAME` writes an example of each" if group == "gpu" else "see those of conf/ssd/"
+        raise ValueError(f"{path} has no {', '.join(missing)}; {way}")
+    return kind(**values)
 
 
 def _is_needed(each: Field[Any]) -> bool:

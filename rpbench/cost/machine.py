@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from rpbench.cost.collective_rates import CollectiveRate, collective_rates, ring_hops
-from rpbench.cost.device import IN_MACHINE, Device, device, names, read, unknown_option
+from rpbench.cost.device import IN_MACHINE, Device, Ssd, device, names, read, ssds_named, unknown_option
 from rpbench.cost.measured import MEASURED
 from rpbench.finite import is_finite
 from rpbench.places import CONF
@@ -24,7 +24,7 @@ _COUNTS = (
     "devices_per_root_complex",
     "devices_per_node",
 )
-_NO_NUMBERS = ("name", "published_name", "gpu", "device_speeds", "measured", "collectives", "declared")
+_NO_NUMBERS = ("name", "published_name", "gpu", "ssd", "device_speeds", "measured", "collectives", "declared")
 _MAY_BE_0 = ("transfer_latency_s", "intra_latency_s", "inter_latency_s", "domain")
 _SHARES = ("matmul_efficiency", "wide_matmul_efficiency", "attention_efficiency", "memory_efficiency")
 
@@ -83,6 +83,7 @@ class Machine:
             achieved; None: a share of the links, which a framework's file says.
         host_bytes_per_s: traffic of the host's memory under an optimizer or many copies, all devices together.
         host_memory_bytes: memory of a host.
+        ssd: the SSDs of a host; None for one without any that training may use.
         launch_s: what a layer costs its device beside its operators: interpreter and launches.
         measured: constants of `cost=analytic` on this machine, which come before the general ones; see
             `rpbench.cost.measured`. Empty where the machine was not calibrated (`python -m rpbench calibrate`).
@@ -121,6 +122,7 @@ class Machine:
     host_memory_bytes: int | None = None
     launch_s: float | None = None
     gpu: Device | None = None
+    ssd: Ssd | None = None
     devices_per_node: int | None = None
     domain: int = 0
     inter_bytes_per_s: float | None = None
@@ -187,6 +189,12 @@ class Machine:
     def num_nodes(self) -> int:
         """Hosts."""
         return self.size // self.node_devices
+
+    @property
+    def num_apart(self) -> int:
+        """Hosts that links tell apart: those joined by links no slower than a host's own are one."""
+        inside = self.intra_bytes_per_s or (self.gpu and self.gpu.link_bytes_per_s)
+        return 1 if inside and (self.inter_bytes_per_s or 0) >= inside else self.num_nodes
 
     @property
     def domain_devices(self) -> int:
@@ -298,7 +306,7 @@ class Machine:
     def shares_links(self) -> bool:
         """Whether transfers of different devices slow each other down."""
         complexes = self.devices_per_root_complex is not None and self.root_complex_bytes_per_s is not None
-        return complexes or self.shared_host_bytes_per_s is not None
+        return complexes or self.shared_host_bytes_per_s is not None or self.ssd is not None
 
     def speeds_of(self, num_devices: int) -> tuple[float, ...]:
         """The speed of each device of a run; empty where all are equal.
@@ -344,6 +352,8 @@ def machine_of(values: Mapping[str, Any]) -> Machine:
         if key not in known:
             raise ValueError(unknown_name("key of cluster", str(key), sorted(known)))
     given = {key: value for key, value in values.items() if value is not None}
+    if "ssd" in given:
+        given["ssd"] = ssds_named(str(given["ssd"]))
     if "gpu" not in given:
         return Machine(**given)
     own = device(str(given["gpu"]))

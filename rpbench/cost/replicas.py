@@ -55,14 +55,45 @@ def shares_or_offloads(schedule: Schedule) -> bool:
 
 
 def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None = None) -> int:
-    """Bytes at home on the host: what is loaded for every visit, stored, or updated there.
+    """Bytes in the host's memory: what is loaded for every visit, stored, or updated there.
 
     Streamed schedules keep everything there, and of every microbatch of a step the inputs they recompute from, unless
-    those stay on the device.
+    those stay on the device. Of what lives on SSDs there is a layer for each device, on its way.
 
     Args:
         analysis: of the same actions, if there is one already.
     """
+    found = _at_home(schedule, sizes, analysis)
+    if not schedule.on_ssd:
+        return found
+    on_its_way = max(_of_layer(layer, schedule.on_ssd) for layer in (*sizes.layers, sizes.embedding, sizes.head))
+    return found - ssd_bytes(schedule.on_ssd, sizes).held + on_its_way * schedule.shape.num_ranks
+
+
+class SsdBytes(NamedTuple):
+    """What the SSDs of a host hold, and what a step writes there."""
+
+    held: int
+    written: int
+
+
+def ssd_bytes(on_ssd: str, sizes: ModelBytes) -> SsdBytes:
+    """Bytes of what lives on the host's SSDs; of weights, those that are trained are written.
+
+    Args:
+        on_ssd: as of a `Schedule`.
+    """
+    layers = (*sizes.layers, sizes.embedding, sizes.head)
+    written = sum(layer.optimizer * ("O" in on_ssd) + layer.gradients * ("P" in on_ssd) for layer in layers)
+    return SsdBytes(sum(_of_layer(layer, on_ssd) for layer in layers), written)
+
+
+def _of_layer(layer: LayerSize, on_ssd: str) -> int:
+    return layer.optimizer * ("O" in on_ssd) + layer.weights * ("P" in on_ssd)
+
+
+def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None) -> int:
+    """Bytes at home on the host, its SSDs included."""
     if schedule.partition is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
     numbers = range(schedule.shape.num_backward_stages)

@@ -160,6 +160,8 @@ class LayerTimes:
         head_forward, head_backward: norm, LM head and loss; never recomputed.
         input_grad, weight_grad, head_input_grad, head_weight_grad: the two halves of backward, where known.
         step, head_step: the optimizer's step for the weights of each layer and of the head; none where not known.
+        rank_loss: of every forward and backward of a layer, its part of what a rank loses with a microbatch.
+        beside: loss of layers that run while weights come over a link, as a share.
         hop: one boundary tensor between two devices.
         overlap_gain, speeds: as in `CostTable`.
 
@@ -182,6 +184,8 @@ class LayerTimes:
     speeds: tuple[Number, ...] = ()
     step: Sequence[Number] = ()
     head_step: Number = 0
+    rank_loss: Number = 0
+    beside: Number = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap_gain <= 1:
@@ -198,6 +202,30 @@ class LayerTimes:
     @property
     def num_layers(self) -> int:
         return len(self.forward)
+
+    def of_whole_microbatches(self, num_ranks: int, *, gathers: bool) -> "LayerTimes":
+        """The same on devices that run all layers: each loses once with a microbatch what else every rank loses.
+
+        Args:
+            gathers: whether the weights of layers come beside the computation of others.
+        """
+        less, more = self.rank_loss * (num_ranks - 1) / num_ranks, 1 + self.beside * gathers
+        if not less and more == 1:
+            return self
+
+        def changed(times: Sequence[Number], less: Number = 0) -> Sequence[Number]:
+            return [max(0, time - less) * more for time in times]
+
+        return replace(
+            self,
+            forward=changed(self.forward, less),
+            recompute=changed(self.recompute),
+            backward=changed(self.backward, less),
+            input_grad=changed(self.input_grad, less),
+            weight_grad=changed(self.weight_grad),
+            rank_loss=0,
+            beside=0,
+        )
 
     def frozen(self, num_layers: int) -> "LayerTimes":
         """The same where the first layers are not trained: nothing of them runs again, and no backward goes there."""

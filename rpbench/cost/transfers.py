@@ -5,7 +5,7 @@ weights, gradients or optimizer state, or a boundary tensor of one microbatch (`
 keeps for recomputation is one boundary tensor; a stage that recomputes nothing moves all its activations.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -104,6 +104,7 @@ class TransferTimes:
         optimizer_bytes: traffic of the host's memory for each parameter that a STEP on lane host works on; None: such
             a step takes what the costs say.
         free: causes of a step whose transfers carry nothing.
+        on_ssd: as of a `Schedule`.
     """
 
     stages: StageBytes
@@ -111,14 +112,30 @@ class TransferTimes:
     units_per_second: int = 1
     optimizer_bytes: float | None = None
     free: frozenset[str] = frozenset()
+    on_ssd: str = ""
 
     def __call__(self, cargo: Cargo) -> float | None:
         """Time of one action on its link, 0 if it carries nothing; None if its bytes do not decide."""
         if cargo.lane == "host" and self.optimizer_bytes is None:
             return None
         carried, pace = self.bytes_of(cargo), self.bytes_per_s(cargo)
-        seconds = self.cluster.transfer_latency_s + (carried / pace if pace else 0.0)
+        seconds = self.cluster.transfer_latency_s + max(carried / pace if pace else 0.0, self.ssd_s(cargo))
         return seconds * self.units_per_second if carried else 0.0
+
+    def ssd_s(self, cargo: Cargo) -> float:
+        """Seconds of the host's SSDs that an action takes: a STEP reads states and writes them, a load reads weights.
+
+        What is read, worked on and written back goes in pieces, beside each other, and as the SSDs let it.
+        """
+        ssd = self.cluster.ssd
+        if ssd is None or not self.on_ssd:
+            return 0.0
+        if cargo.lane == "host":
+            stage = self.stages.stage(cargo.stage, backward=cargo.backward)
+            state, weights = (float(_part(size, cargo.share)) for size in (stage.optimizer, stage.gradients))
+            return ssd.seconds(state, state + weights * ("P" in self.on_ssd))  # new weights are as large as gradients
+        reads = cargo.object == "P" and cargo.lane == "h2d" and "P" in self.on_ssd
+        return ssd.seconds(float(self.stages.of(cargo)), 0.0) if reads else 0.0
 
     def bytes_of(self, cargo: Cargo) -> float:
         """Bytes that an action moves over its link, or through the host's memory."""
@@ -158,12 +175,14 @@ class OptimizerTraffic:
             moments save twice their bytes.
         device_bytes_per_s: what element-wise kernels get of a device's memory.
         beside_s: seconds of a device's steps that do not follow from its parameters: norm, logging, data.
+        beside: loss of computations that run beside a collective, as a share of its seconds.
     """
 
     on_host: float
     on_device: float
     device_bytes_per_s: float
     beside_s: float = 0.0
+    beside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -186,7 +205,7 @@ class Traffic:
         assert schedule.partition is not None
         stages = StageBytes(schedule.partition, self.sizes, keeps)
         on_host = None if self.optimizer is None else self.optimizer.on_host
-        return TransferTimes(stages, self.cluster, units_per_second, on_host)
+        return TransferTimes(stages, self.cluster, units_per_second, on_host, on_ssd=schedule.on_ssd)
 
     def activation_times(self, partition: Partition, units_per_second: int) -> tuple[tuple[float, ...], ...]:
         """Times of the activations that a backward stage of each number keeps of a microbatch: to the host, and back.
@@ -217,9 +236,39 @@ class Traffic:
         work, carry = dict(costs.work), costs.carry
         if self.optimizer is not None:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
+            work |= self._slowed(schedule, work, times)
             carry = computations_that_carry(schedule)
         hop = 0 if self._boundaries_of(schedule) else costs.hop
         return replace(costs, work=work, transfer_time=times, hop=hop, carry=carry)
+
+    def _slowed(
+        self, schedule: Schedule, work: Mapping[Kind, Sequence[Work]], times: TransferTimes
+    ) -> dict[Kind, tuple[Work, ...]]:
+        """What replicas compute beside their sums, and beside gathers of a step; nothing for other schedules.
+
+        Where weights are gathered for every visit, layers have the loss already (`LayerTimes.of_whole_microbatches`).
+        """
+        shape, net = schedule.shape, schedule.lanes[0].get("net", ())
+        n = shape.num_ranks
+        if not (self.optimizer and self.optimizer.beside and net and n > 1 and len(schedule.placement)):
+            return {}
+        if any(len(holders) < n for holders in schedule.placement) or schedule.weights is Weights.STREAMED:
+            return {}
+        kinds, found = Counter(action.kind for action in net), dict[Kind, tuple[Work, ...]]()
+        microbatches = shape.total_microbatches / n  # of a device
+        if kinds[Kind.UNSHARD] > shape.num_stages * microbatches:
+            return {}
+        for exchange, kind, name in ((Kind.REDUCE_GRAD, Kind.B, "G"), (Kind.UNSHARD, Kind.F, "P")):
+            each = kinds[exchange] / shape.num_stages / microbatches  # of a computation
+            if not each:
+                continue
+            share = Fraction(n - 1, n) * (2 if name == "G" and Kind.UNSHARD not in kinds else 1)
+            lost = self.optimizer.beside * each
+            found[kind] = tuple(
+                own._replace(main=own.main + lost * (times(Cargo(name, stage, kind is Kind.B, share, "net")) or 0.0))
+                for stage, own in enumerate(work[kind])
+            )
+        return found
 
     def _boundaries_of(self, schedule: Schedule) -> bool:
         if self.boundaries is not None:

@@ -16,6 +16,7 @@ from rpbench.ir.policy import Policy
 from rpbench.ir.rest_rule import LateRest
 
 LANES = ("compute", "h2d", "d2h", "net", "host")
+ON_SSD = {"none": "", "optimizer": "O", "all": "OP"}  # what may live on SSDs, by its word
 SCHEMA = "rpbench-schedule 1"
 
 Row = tuple[Action, ...] | PlainRow
@@ -155,6 +156,7 @@ class Schedule:
         partition: the layers behind the stages, when known.
         told: what a generator that searches has to say of what it found, as fields of a record; no part of the order.
         late_rest: which columns are stepped at once, and when the others are, under policy selective.
+        on_ssd: what lives on SSDs instead of in the host's memory: "O", optimizer state, or "OP", weights as well.
     """
 
     shape: Shape
@@ -166,6 +168,7 @@ class Schedule:
     partition: Partition | None = field(default=None)
     told: Mapping[str, Any] = field(default_factory=dict, compare=False)
     late_rest: LateRest | None = None
+    on_ssd: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(_lanes_of(row) for row in self.rows))
@@ -173,6 +176,9 @@ class Schedule:
             raise ScheduleError(
                 f"{len(self.rows)} rows for {self.shape.num_ranks} ranks: a schedule has one row per rank"
             )
+
+        if self.on_ssd not in ON_SSD.values():
+            raise ScheduleError(f"on_ssd={self.on_ssd}: O for optimizer state, OP for weights as well")
 
     @cached_property
     def lanes(self) -> tuple[Mapping[str, Row], ...]:
@@ -291,6 +297,7 @@ def _header(schedule: Schedule) -> str:
         **({"keeps_every": shape.keeps_every} if shape.keeps_every > 1 else {}),
         **({"sequence_parallel": 1} if shape.sequence_parallel else {}),
         **({"late_rest": schedule.late_rest} if schedule.late_rest else {}),
+        **({"on_ssd": schedule.on_ssd} if schedule.on_ssd else {}),
         "policy": schedule.policy.value,
         "weights": schedule.weights.value,
         "placement": ",".join("+".join(map(str, holders)) for holders in schedule.placement) or "-",
@@ -344,6 +351,7 @@ def _read_header(line: str, num_rows: int) -> Schedule:
             weights=Weights(header["weights"]),
             placement=() if placement == "-" else tuple(_holders(part) for part in placement.split(",")),
             late_rest=LateRest.parse(header["late_rest"]) if "late_rest" in header else None,
+            on_ssd=header.get("on_ssd", ""),
         )
         if cut != "-":
             schedule = schedule.with_partition(partitions.parse(cut))

@@ -116,7 +116,7 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
     owned += columns["experts"] * most / np.where(plans.shared == 0, 1.0, expert_shards(columns, replicas))
     rate = question.machine.device.memory_bytes_per_s * question.machine.device.sustained_memory
     step += owned * constants["optimizer_bytes"] / rate + constants["step_s"]
-    nodes = question.machine.num_nodes
+    nodes = question.machine.num_apart
     step *= 1.0 + (constants["jitter"] * log2(nodes) if nodes > 1 else 0.0)
     return Timed(
         step, peak_bytes(question.software, question.architecture.tied, plans, columns, ranks, p, v, m, replicas)

@@ -66,7 +66,9 @@ def times_of(setting: Setting) -> LayerTimes:
         more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
         share = 1 + more / sum(layer.forward for layer in layers)
         layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
-    return as_times(layers, head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
+    times = as_times(layers, head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
+    beside = setting.software.constants["beside"] if setting.software.kernels == "tiled" else 0.0
+    return replace(times, rank_loss=lost_s(setting), beside=beside)
 
 
 def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
@@ -74,7 +76,8 @@ def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
     numbers, constants = numbers_of(setting), setting.software.constants
     on_host = numbers["optimizer_bytes"]
     if setting.software.kernels == "tiled":
-        return OptimizerTraffic(on_host, constants["optimizer_bytes"], setting.memory_rate, constants["step_s"])
+        own, beside = constants["optimizer_bytes"], constants["beside"]
+        return OptimizerTraffic(on_host, own, setting.memory_rate, constants["step_s"], beside)
     pace = numbers["memory_bytes_per_s"] * numbers["memory_efficiency"]
     return OptimizerTraffic(on_host, numbers["adam_bytes"], pace)
 

@@ -90,7 +90,7 @@ def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers:
     step_s = _step_s(sharded, timeline) + late_s
     terms["data"] = step_s - pipeline
     if counts_layers:
-        terms = step_terms(job) if _gathers_layers(job) else _with_rest(job, terms)
+        terms = _of_replicas(job, order) if _has_replicas_alone(job) else _with_rest(job, terms)
         step_s = sum(terms.values())
     return Step(order, graph, versions, sharded, charged, timeline, step_s, terms)
 
@@ -102,9 +102,18 @@ def _step_s(graph: Graph, timeline: Timeline) -> float:
     return float(np.max(np.asarray(timeline.end, float))) / timeline.units_per_second
 
 
-def _gathers_layers(job: Job) -> bool:
-    """Whether layers' parameters are gathered one layer after another, which no action of a stage says."""
-    return job.mesh.pipeline == 1 and job.mesh.sharing.what == "parameters" and job.mesh.shard_group > 1
+def _has_replicas_alone(job: Job) -> bool:
+    """Whether nothing but replicas exchange: layer by layer, beside computation, which no action of a stage says."""
+    return job.mesh.pipeline == 1 and (job.mesh.replicas > 1 or job.mesh.expert_replicas > 1)
+
+
+def _of_replicas(job: Job, order: Schedule) -> Terms:
+    """Terms by the closed forms, as a search over meshes has them; their work by what it is made of."""
+    closed = step_terms(job)
+    if job.mesh.sharing.what == "parameters" and job.mesh.shard_group > 1:
+        return closed  # gathers are a part of it
+    work = closed.pop("work")
+    return _work(job, order, work) | {"bubble": 0.0, "hops": 0.0} | closed
 
 
 def _busiest_s(graph: Graph, timeline: Timeline) -> float:

@@ -7,6 +7,7 @@ Otherwise domain / stride members of it share a domain, and all sibling groups u
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from rpbench.cost.collective_rates import CollectiveRate
@@ -47,11 +48,24 @@ class Links(NamedTuple):
     inter_bytes_per_s: float
 
 
+def with_collectives(machine: Machine, software: Software) -> Machine:
+    """The machine with what a framework's collectives reach inside a domain, where nobody has measured or given it."""
+    known = machine.gpu is not None or machine.intra_bytes_per_s is not None
+    if machine.ring_bytes_per_s is not None or software.kernels != "tiled" or not known:
+        return machine
+    return replace(machine, collective_bytes_per_s=_reached_inside(machine, software))
+
+
+def _reached_inside(machine: Machine, software: Software) -> float:
+    measured = machine.ring_bytes_per_s
+    if measured is not None:
+        return measured
+    return (machine.intra_bytes_per_s or machine.device.link_bytes_per_s) * software.constants["intra"]
+
+
 def reached(machine: Machine, software: Software) -> Links:
     """What a framework's collectives reach of a machine's links; all of what was measured."""
-    inside = machine.ring_bytes_per_s
-    if inside is None:
-        inside = (machine.intra_bytes_per_s or machine.device.link_bytes_per_s) * software.constants["intra"]
+    inside = _reached_inside(machine, software)
     if machine.num_nodes == 1 and machine.inter_bytes_per_s is None:
         return Links(inside, inside)
     return Links(inside, machine.known("inter_bytes_per_s") * software.constants["inter"])

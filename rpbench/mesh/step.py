@@ -35,7 +35,7 @@ def step_terms(job: Job) -> Terms:
     terms["fixed"] = job.software.constants["step_s"]
     if job.mesh.sharing.what == "optimizer":
         terms["fixed"] += _broadcasts_s(job)
-    nodes = job.machine.num_nodes
+    nodes = job.machine.num_apart
     if nodes > 1:
         terms["jitter"] = sum(terms.values()) * job.software.constants["jitter"] * log2(nodes)
     return terms

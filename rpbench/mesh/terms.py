@@ -12,6 +12,7 @@ from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.mesh.layer_bytes import mean_layer_bytes
 from rpbench.mesh.layer_seconds import Setting
 from rpbench.mesh.layer_times import optimizer_traffic, pipeline_setting, setting_of, times_of, with_halves
+from rpbench.mesh.placement import with_collectives
 from rpbench.mesh.software import Software, usual_software
 from rpbench.plan.contest.terms import Limits, Source, Terms, Timed, default_microbatches
 from rpbench.workload.architecture import Architecture
@@ -50,6 +51,8 @@ def terms_of(
         limits = Limits(cluster.usable_memory_bytes, cluster.host_memory_bytes)
     basis["host_bytes_per_s"]  # named here if it is missing: the host's optimizer cannot be charged without
     kernels = known or usual_software(cluster.measured)
+    if source == "analytic":
+        cluster = with_collectives(cluster, kernels)
 
     def setting(sequences: float) -> Setting:
         return pipeline_setting(model, cluster, num_devices, kernels, sequences * model.seq_len, basis)

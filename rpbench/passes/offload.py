@@ -6,6 +6,7 @@ it with transfers in the lanes h2d, d2h and net. What they mean stands in `rpben
     stream    weights follow the work: RoundPipe, Mobius, ZeRO-Infinity
     shard     replicas keep a shard each: FSDP and ZeRO-3, or ZeRO-1 and -2, or plain data parallel
     offload   gradients go to the host, new weights come back: ZeRO-Offload
+    keep_on_ssd   what is at home on the host lives on its SSDs: ZeRO-Infinity, GreedySnake
 
 A visit is an unbroken run of one stage on a device. With prefetch 1, two buffers for weights, visits 0, 1, 2, ...:
 
@@ -28,7 +29,7 @@ from rpbench.ir.index import Index
 from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.saved_inputs import keeping_stage
-from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.schedule import ON_SSD, Schedule, ScheduleError
 from rpbench.ir.visits import Visit, visits_of
 from rpbench.passes.weight_lanes import After, WeightLanes
 
@@ -149,6 +150,20 @@ def offload(
         row["d2h"] = [action for _, found in stored for action in found]
         rows.append(row)
     return _with_lanes(schedule, rows)
+
+
+def keep_on_ssd(schedule: Schedule, what: str) -> Schedule:
+    """What is at home on the host lives on its SSDs: every STEP reads it there and writes it back.
+
+    Args:
+        what: `none`; `optimizer`: master weights and moments; `all`: weights as well, which every load reads.
+
+    Raises:
+        ValueError: for another word.
+    """
+    if what not in ON_SSD:
+        raise ValueError(f"schedule.ssd={what}: what lives on SSDs, one of {', '.join(ON_SSD)}")
+    return replace(schedule, on_ssd=ON_SSD[what])
 
 
 # --- activations ---------------------------------------------------------------------------------------------

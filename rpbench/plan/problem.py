@@ -17,6 +17,15 @@ from rpbench.passes.lower import add_steps
 from rpbench.registry import Entry
 
 
+def times_of_method(times: LayerTimes, entry: Entry, num_ranks: int, options: Mapping[str, Any]) -> LayerTimes:
+    """Times of layers where a method runs them: ranks of a pipeline have some, replicas all of them."""
+    if not entry.whole_microbatches:
+        return times
+    given, wanted = entry.options | dict(options), entry.gathers
+    gathers = num_ranks > 1 and wanted is not None and all(given[name] == value for name, value in wanted.items())
+    return times.of_whole_microbatches(num_ranks, gathers=gathers)
+
+
 @dataclass(frozen=True)
 class Problem:
     """A schedule, the times of the model's layers and the sizes of a run; the partition is looked for.
@@ -62,6 +71,11 @@ class Problem:
     sizes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        each = {
+            id(own): times_of_method(own, self.entry, self.num_ranks, self.options) for own in (self.times, *self.each)
+        }
+        object.__setattr__(self, "times", each[id(self.times)])
+        object.__setattr__(self, "each", tuple(each[id(own)] for own in self.each))
         if self.num_layers < 1:
             raise ValueError(f"num_layers={self.num_layers}: a model to cut has at least 1 layer")
         if self.chunks_per_rank is None and self.entry.chunks is not None and not self.entry.more_chunks:

@@ -12,7 +12,7 @@ from rpbench.config.choices import ConfigError, CostConfig
 from rpbench.config.files.keys import MOVES, check_figures
 from rpbench.config.files.source_file import SourceFile
 from rpbench.config.request import Request
-from rpbench.cost.charges import with_charges
+from rpbench.cost.charges import check_ssd, with_charges
 from rpbench.cost.machine import Machine
 from rpbench.cost.memory import Footprint
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
@@ -25,11 +25,12 @@ from rpbench.ir.schedule import Schedule, ScheduleError, from_text
 from rpbench.ir.versions import Versions
 from rpbench.mesh.layer_bytes import mean_layer_bytes
 from rpbench.mesh.layer_times import optimizer_traffic
+from rpbench.mesh.placement import with_collectives
 from rpbench.passes.lower import add_steps
 from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
 from rpbench.plan import Choice, choose
 from rpbench.plan.contest.plans import Tuned
-from rpbench.plan.problem import Problem
+from rpbench.plan.problem import Problem, times_of_method
 from rpbench.registry import Entry
 from rpbench.run.layer_times import layer_times, microbatch_times, setting_of
 from rpbench.run.offloading import check_sizes, with_offload
@@ -93,6 +94,7 @@ def assemble(request: Request) -> Assembled:
     if request.offload != "none":
         check_sizes(schedule, sizes)
     check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+    _check_ssd(request, schedule)
     if request.backend is not None and request.recompute != "all":
         check_nothing_leaves(schedule, request.recompute, {"P", "G"})
     if request.model is not None:
@@ -117,6 +119,16 @@ def assemble(request: Request) -> Assembled:
         keeps=keeps,
         microbatch_tokens=request.microbatch_tokens,
     )
+
+
+def _check_ssd(request: Request, schedule: Schedule) -> None:
+    """Refuse SSDs that the machine, or a backend with real tensors, does not have."""
+    check_ssd(schedule, request.cluster)
+    if schedule.on_ssd and request.backend is not None:
+        raise ConfigError(
+            f"backend={request.backend.name} keeps in the host's memory what {schedule.name} has on SSDs: "
+            "take schedule.ssd=none, or simulate it"
+        )
 
 
 def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
@@ -214,7 +226,9 @@ def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffi
         return Traffic(sizes, cluster, boundaries)
     check_figures(cluster, MOVES, "charge=bytes")
     if cost.name == "analytic":
-        return Traffic(sizes, cluster, optimizer=optimizer_traffic(setting_of(request)))
+        setting = setting_of(request)
+        charged = with_collectives(cluster, setting.software)
+        return Traffic(sizes, charged, optimizer=optimizer_traffic(setting))
     for name in CONSTANTS:
         if name not in cost.constants:
             raise ConfigError(
@@ -314,7 +328,8 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     _check_timed_tokens(request)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     times = layer_times(request, request.model.num_layers if request.model else schedule.partition.num_layers)
-    costs = times.table(
+    own = times if entry is None else times_of_method(times, entry, schedule.shape.num_ranks, {})
+    costs = own.table(
         schedule.partition,
         recompute_ahead=ahead,
         fused_ahead=cost.fused_ahead,
@@ -323,6 +338,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     sizes = _model_bytes(request)
     check_sizes(schedule, sizes)
     check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
+    _check_ssd(request, schedule)
     if request.model is not None:
         schedule.shape.check_length(request.model.seq_len)
     if sizes is not None and has_transfers(schedule):

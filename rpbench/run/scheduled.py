@@ -6,7 +6,7 @@ from typing import Any
 from rpbench.config.request import Request
 from rpbench.cost.memory import device_bytes, why_infeasible
 from rpbench.cost.profiled import to_text
-from rpbench.cost.replicas import host_bytes
+from rpbench.cost.replicas import host_bytes, ssd_bytes
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.ir.analysis import Analysis
 from rpbench.records.clock import clock
@@ -87,7 +87,11 @@ def _facts(assembled: Assembled) -> Fields:
         **transfer_bytes(analysis, sizes, assembled.costs, assembled.keeps),
         **assembled.schedule.told,
     }
-    return facts if sizes is None else facts | {"host_memory_bytes": host_bytes(assembled.schedule, sizes, analysis)}
+    if sizes is None:
+        return facts
+    if assembled.schedule.on_ssd:
+        facts["ssd_bytes"], facts["ssd_written_bytes"] = ssd_bytes(assembled.schedule.on_ssd, sizes)
+    return facts | {"host_memory_bytes": host_bytes(assembled.schedule, sizes, analysis)}
 
 
 def _analysis(assembled: Assembled) -> Analysis:
@@ -97,7 +101,7 @@ def _analysis(assembled: Assembled) -> Analysis:
 
 
 def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
-    """Bytes on each device where the model has a shape, and why they do not fit, if they do not."""
+    """Bytes on each device where the model has a shape, and why they, or those on SSDs, do not fit, if they do not."""
     if assembled.sizes is None:
         return None, ""
     in_flight, limit = peak_in_flight(assembled.graph), assembled.cluster.usable_memory_bytes
@@ -105,6 +109,12 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
     needed = device_bytes(assembled.schedule, assembled.sizes, in_flight, assembled.keeps, _analysis(assembled))
     if plan is not None:
         return needed, why_not(plan, assembled.cluster)
+    ssd = assembled.cluster.ssd
+    if ssd is not None and (held := ssd_bytes(assembled.schedule.on_ssd, assembled.sizes).held) > ssd.bytes:
+        return needed, (
+            f"{ssd.name} holds {ssd.bytes / 1e9:.1f} GB and is to hold {held / 1e9:.1f} GB: name more SSDs, as in "
+            f"cluster.ssd=4x_samsung_990_pro_4tb"
+        )
     if limit is None or max(needed) <= limit:
         return needed, ""
     return needed, why_infeasible(assembled.schedule, DeviceMemory(assembled.sizes, limit), in_flight)

@@ -196,6 +196,8 @@ def why_not(plan: Tuned, cluster: Machine) -> str:
     ):
         if limit is not None and needed > limit:
             parts.append(f"{where} needs {needed / 1e9:.1f} GB and has {max(0, limit) / 1e9:.1f} GB")
+    if not parts:
+        parts.append("the host's SSDs need more than they have")
     return f"{' and '.join(parts)} with the plan that lacks least of {len(plan.tried)} settings"
 
 

@@ -24,8 +24,8 @@ class Edges(NamedTuple):
 
 
 class Works(NamedTuple):
-    """What actions take: time before and in the main phase; or bytes (0: none flow), the pace of their own link, and
-    two shared links, the host's memory and that of a root complex (-1: none)."""
+    """What actions take: time before and in the main phase; or bytes (0: none flow), the pace of their own link, two
+    shared links, the host's memory and that of a root complex (-1: none), and seconds of the host's SSDs a byte."""
 
     pre: Array
     main: Array
@@ -33,6 +33,7 @@ class Works(NamedTuple):
     pace: Array
     memory: Array
     complex: Array
+    ssd: Array
 
 
 class Times(NamedTuple):
@@ -53,11 +54,13 @@ class Flows(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Links that transfers share: bytes a second of each, and room to note what is left of it, and for how many."""
+    """Links that transfers share, the SSDs the last: what each gives in a second, and room to note what is left of it,
+    for how many, and what these take of it for a byte each."""
 
     capacity: Array
     room: Array
     users: Array
+    taken: Array
 
 
 def begin(place: int, edges: Edges, pre: Array, times: Times) -> None:
@@ -124,10 +127,10 @@ def enter(place: int, num_flows: int, flows: Flows, works: Works) -> None:
 def share(num_flows: int, flows: Flows, works: Works, shared: Shared) -> None:
     """Max-min fair rates: all rise together; the slowest of them stops at the pace of its own link, or at the fair part
     of the shared link that is full first, whichever is less."""
-    (capacity, room, users), (places, _, rates) = shared, flows
-    pace, memory, complexes = works.pace, works.memory, works.complex
+    (capacity, room, users, taken), (places, _, rates) = shared, flows
+    pace, memory, complexes, ssd, drives = works.pace, works.memory, works.complex, works.ssd, len(shared.capacity) - 1
     for link in range(len(capacity)):
-        room[link], users[link] = capacity[link], 0
+        room[link], users[link], taken[link] = capacity[link], 0, 0.0
     for number in range(num_flows):
         flow = places[number]
         rates[flow] = -1.0  # still rising
@@ -135,28 +138,41 @@ def share(num_flows: int, flows: Flows, works: Works, shared: Shared) -> None:
             users[memory[flow]] += 1
         if complexes[flow] >= 0:
             users[complexes[flow]] += 1
+        if ssd[flow] > 0:
+            users[drives] += 1
+            taken[drives] += ssd[flow]
+    for link in range(drives):
+        taken[link] = users[link]
     first = 0
     for _ in range(num_flows):
         tightest, level = -1, inf
         for link in range(len(capacity)):
-            if users[link] > 0 and room[link] / users[link] < level:
-                tightest, level = link, room[link] / users[link]
+            if users[link] > 0 and room[link] / taken[link] < level:
+                tightest, level = link, room[link] / taken[link]
         while rates[places[first]] >= 0:
             first += 1
         flow = places[first]
         rate = pace[flow]
         if rate > level:
             number, rate = first, level
-            while rates[flow] >= 0 or (memory[flow] != tightest and complexes[flow] != tightest):
+            while rates[flow] >= 0 or (
+                memory[flow] != tightest and complexes[flow] != tightest and (tightest != drives or ssd[flow] == 0)
+            ):
                 number += 1
                 flow = places[number]
         rates[flow] = rate
         if memory[flow] >= 0:
             room[memory[flow]] -= rate
             users[memory[flow]] -= 1
+            taken[memory[flow]] -= 1
         if complexes[flow] >= 0:
             room[complexes[flow]] -= rate
             users[complexes[flow]] -= 1
+            taken[complexes[flow]] -= 1
+        if ssd[flow] > 0:
+            room[drives] -= rate * ssd[flow]
+            users[drives] -= 1
+            taken[drives] -= ssd[flow]
 
 
 def share_links(

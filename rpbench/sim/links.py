@@ -100,7 +100,7 @@ def _simulate(
     groups: tuple[Any, ...] = (
         (*waits.edges, delay, late_edges(graph, costs)),
         (pre, main, *flows),
-        (capacity, np.zeros(len(capacity)), np.zeros(len(capacity), np.int64)),
+        (capacity, np.zeros(len(capacity)), np.zeros(len(capacity), np.int64), np.zeros(len(capacity))),
         (waits.counts.copy(), np.zeros(num, np.int64)),
         (np.zeros(num, np.int64), np.zeros(num), np.zeros(num)),
         np.zeros((4, num)),
@@ -118,6 +118,8 @@ def _simulate(
 def _flows(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[list[npt.NDArray[Any]], Floats]:
     """By position, bytes that flow, the pace of the link alone and the shared links; and the capacity of these.
 
+    The last of them are the SSDs, whose capacity is a second a second; flows know the seconds that a byte takes of it.
+
     Args:
         each: the times of every microbatch of a step, where they differ.
     """
@@ -126,26 +128,26 @@ def _flows(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[lis
     if each:
         microbatch = microbatches_of(graph)
         table = np.where(microbatch < 0, -1, microbatch % len(each))
-    carried, pace, memory = np.array(tables).transpose(2, 0, 1)[:, table, graph.slot]
+    carried, pace, memory, ssd = np.array(tables).transpose(2, 0, 1)[:, table, graph.slot]
     memory = memory.astype(np.int64)
     capacity = [cluster.shared_host_bytes_per_s or inf]
     if cluster.devices_per_root_complex is None or cluster.root_complex_bytes_per_s is None:
-        return [carried, pace, memory, np.full(len(memory), -1)], np.array(capacity)
+        return [carried, pace, memory, np.full(len(memory), -1), ssd], np.array([*capacity, 1.0])
     lane = np.array([-1 if cargo is None else ("h2d", "d2h", "net", "host").index(cargo.lane) for cargo in graph.cargo])
     complexes = graph.columns.device[graph.order] // cluster.devices_per_root_complex
     ways = np.where(np.isin(lane, (0, 1)), lane, -1)[graph.slot]  # each complex has a link in, and one out
     capacity += [cluster.root_complex_bytes_per_s] * (2 * int(complexes.max(initial=0)) + 2)
-    return [carried, pace, memory, np.where(ways < 0, -1, 1 + 2 * complexes + ways)], np.array(capacity)
+    return [carried, pace, memory, np.where(ways < 0, -1, 1 + 2 * complexes + ways), ssd], np.array([*capacity, 1.0])
 
 
-_STAYS = (0.0, inf, -1)
+_STAYS = (0.0, inf, -1, 0.0)
 
 
-def _flow(cargo: Cargo, times: TransferTimes) -> tuple[float, float, int]:
-    """Bytes, pace of the link alone, and the number of the host's memory where it is used."""
-    carried, pace = times.bytes_of(cargo), times.bytes_per_s(cargo)
-    if not carried or not (pace or times.cluster.transfer_latency_s):
+def _flow(cargo: Cargo, times: TransferTimes) -> tuple[float, float, int, float]:
+    """Bytes, pace of the link alone, the number of the host's memory where it is used, and seconds of SSDs a byte."""
+    carried, pace, ssd_s = times.bytes_of(cargo), times.bytes_per_s(cargo), times.ssd_s(cargo)
+    if not carried or not (pace or ssd_s or times.cluster.transfer_latency_s):
         return _STAYS  # as nothing takes time
     if cargo.lane == "host":
-        return carried, inf, 0
-    return carried, pace or inf, -1 if cargo.lane == "net" else 0
+        return carried, inf, 0, ssd_s / carried
+    return carried, pace or inf, -1 if cargo.lane == "net" else 0, ssd_s / carried

@@ -36,9 +36,10 @@ def test_rates_are_those_of_max_min_fairness(flows, capacity, each):
     num = len(flows)
     pace, below = map(list, zip(*flows, strict=True))
     memory = [0 if way >= 0 else -1 for way in below]
-    works = Works([0.0] * num, [0.0] * num, [1.0] * num, pace, memory, [way if way > 0 else -1 for way in below])
+    ways, no_ssd = [way if way > 0 else -1 for way in below], [0.0] * num
+    works = Works([0.0] * num, [0.0] * num, [1.0] * num, pace, memory, ways, no_ssd)
     under_way = Flows(list(range(num)), [1.0] * num, [0.0] * num)
-    share(num, under_way, works, Shared([capacity, each, each], [0.0] * 3, [0] * 3))
+    share(num, under_way, works, Shared([capacity, each, each, 1.0], [0.0] * 4, [0] * 4, [0.0] * 4))
     uses = {
         number: [number, *(["memory"] if way >= 0 else []), ("complex", way)] for number, (_, way) in enumerate(flows)
     }

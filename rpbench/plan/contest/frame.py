@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rpbench.cost.charges import with_everything
 from rpbench.cost.memory import Footprint
-from rpbench.cost.replicas import host_bytes
+from rpbench.cost.replicas import host_bytes, ssd_bytes
 from rpbench.cost.sizes import DeviceMemory
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import Traffic
@@ -135,7 +135,7 @@ class Frame:
         shape, setting, limits = schedule.shape, self.setting, self.terms.limits
         peak = self._peak(partition, keeps)
         host = self._host_bytes
-        misfits = (_over(peak, limits.device_memory_bytes), _over(host, limits.host_memory_bytes))
+        misfits = (_over(peak, limits.device_memory_bytes), _over(host, limits.host_memory_bytes), self._over_ssd)
         tokens = self.terms.tokens(setting.microbatch_sequences) * shape.num_microbatches
         return Outcome(tokens / step_s, step_s, keeps, peak, host, max(misfits))
 
@@ -143,6 +143,11 @@ class Frame:
     def _host_bytes(self) -> int:
         """Of the cut that the frame was made for; another one moves layers on the host, and leaves their sum."""
         return host_bytes(self.schedule, self.terms.sizes(self.setting.microbatch_sequences), self.graph.analysis)
+
+    @cached_property
+    def _over_ssd(self) -> float:
+        ssd, sizes = self.terms.cluster.ssd, self.terms.sizes(self.setting.microbatch_sequences)
+        return 0.0 if ssd is None else ssd_bytes(self.schedule.on_ssd, sizes).held / ssd.bytes
 
     def costs(self, partition: Partition, keeps: tuple[int, ...]) -> CostTable:
         """Times of all actions of a cut, transfers and optimizer included."""

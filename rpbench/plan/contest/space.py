@@ -116,6 +116,8 @@ def space_of(contender: Contender, terms: Terms, recomputes: Sequence[Recompute]
     fixed = dict(contender.fixed)
     streams = entry.separate_cuts or entry.lower is not None
     searched = {name: entry.values(name, terms.num_devices, most) for name in entry.searched if name not in fixed}
+    if terms.cluster.ssd is None:
+        searched.pop("ssd", None)  # none there
     others = {name: value for name, value in entry.options.items() if name not in searched and name not in fixed}
     return Space(
         {
