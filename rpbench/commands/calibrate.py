@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from rpbench.records.record import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from rpbench.cost.collective_rates import CollectiveRate
+    from rpbench.engine.stream_order.machine import Machine
 
 DEFAULT_NAME = "this_machine"
-OPTIONS = "name=NAME, device=cpu|cuda, num_devices=NUMBER, ranks=NUMBER and out=FOLDER"
+OPTIONS = "name=NAME, device=cpu|accelerator, num_devices=NUMBER, ranks=NUMBER, out=FOLDER and dry=NUMBER"
 BUSY = 0.15  # cores that other programs may have before it is worth a warning
 
 _MARK = "python -m rpbench calibrate"  # in the first line of what this has written
@@ -31,9 +33,10 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     """Measure the machine and write `NAME.yaml`; says where it is and what it holds.
 
     Args:
-        arguments: `name=`, `device=cpu|cuda`, `num_devices=` (cores that work at the same time; default: all this
-            process may use), `ranks=` (processes between which collectives are measured, for meshes; default: none),
-            `out=FOLDER` (default: where `cluster=` looks, in the user's nearest place if there is one).
+        arguments: `name=`, `device=cpu|accelerator`, `num_devices=` (cores that work at the same time; default: all
+            this process may use), `ranks=` (processes between which collectives are measured, for meshes; default:
+            none), `out=FOLDER` (default: where `cluster=` looks, in the user's nearest place if there is one), `dry=`
+            (so many accelerators are made up, whose order of streams is checked; nothing is written).
 
     Raises:
         ConfigError: for an unknown option, a name that is no name, or one that would replace a shipped file.
@@ -46,20 +49,38 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(
             f"calibrate out={folder}: it takes a folder, where it writes {name}.yaml; name the file by name="
         )
-    device, path = options.get("device", "cpu"), folder / f"{name}.yaml"
+    device, path = _device(options), folder / f"{name}.yaml"
+    dry = _dry(options, device)
     _check_name(name, path)
-    from rpbench.engine.measure.calibration import calibrate_cores, calibrate_gpu, check_device  # torch
+    from rpbench.engine.measure.calibration import (  # torch
+        calibrate_accelerators,
+        calibrate_cores,
+        calibrate_dry,
+        check_device,
+    )
+    from rpbench.engine.stream_order.machine import Machine
     from rpbench.run.cluster_file import cluster_of, to_text
 
-    check_device(device)
-    num_devices = _num_devices(options, device)
-    check_writable(folder, "out")
     began, tell = time.monotonic(), _teller()
-    collectives = _collectives(options["ranks"], device, num_devices, tell) if "ranks" in options else []
-    found = calibrate_gpu(tell) if device == "cuda" else calibrate_cores(num_devices, tell)
-    cluster = cluster_of(name, found, _devices(device, num_devices), collectives)
+    with ExitStack() as stack:
+        machine = dry and stack.enter_context(Machine(dry))
+        check_device(device)
+        num_devices = _num_devices(options, device)
+        if not machine:
+            check_writable(folder, "out")
+        collectives = _collectives(options["ranks"], device, num_devices, dry, tell) if "ranks" in options else []
+        if device == "cpu":
+            found = calibrate_cores(num_devices, tell)
+        else:
+            found = (calibrate_dry if machine else calibrate_accelerators)(tell)
+        cluster = cluster_of(name, found, _devices(device, num_devices), collectives)
+    text = to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", found.foreign_cores)
+    if machine:
+        return {"cluster": name, "num_devices": dry, "collectives": [each.name for each in collectives]} | _order(
+            machine
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", found.foreign_cores))
+    write_atomically(path, text)
     if (found.foreign_cores or 0.0) > BUSY:
         _say(f"other programs kept {found.foreign_cores:.2f} cores busy meanwhile: run it again on a quiet machine")
     return {
@@ -69,6 +90,7 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
         "matmul_flops_per_s": cluster.matmul_flops_per_s,
         "memory_bytes_per_s": cluster.memory_bytes_per_s,
         "copy_bytes_per_s": cluster.copy_bytes_per_s,
+        "intra_bytes_per_s": cluster.intra_bytes_per_s,
         "host_bytes_per_s": cluster.host_bytes_per_s,
         "launch_s": cluster.launch_s,
         "collectives": {each.name: each.plain() for each in collectives},
@@ -77,14 +99,41 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _order(machine: "Machine") -> dict[str, Any]:
+    """What a record of a dry run says of its order of streams."""
+    from rpbench.run.training.on_accelerators import order_found
+
+    return order_found(machine.trace)
+
+
 def _options(arguments: Sequence[str]) -> dict[str, str]:
     options = dict(item.partition("=")[::2] for item in arguments)
     for key, value in options.items():
-        if key not in ("name", "device", "num_devices", "ranks", "out"):
+        if key not in ("name", "device", "num_devices", "ranks", "out", "dry"):
             raise ConfigError(f"calibrate takes {OPTIONS}, not {key!r}")
         if not value:
             raise ConfigError(f"{key}= has no value; calibrate takes {OPTIONS}")
     return options
+
+
+def _device(options: dict[str, str]) -> str:
+    device = options.get("device", "cpu")
+    if device == "cuda":
+        _say("device=cuda is now called device=accelerator")
+        return "accelerator"
+    return device
+
+
+def _dry(options: dict[str, str], device: str) -> int:
+    """How many accelerators are to be made up; 0: none."""
+    asked = options.get("dry")
+    if asked is None:
+        return 0
+    if not asked.isdecimal() or not int(asked):
+        raise ConfigError(f"dry={asked}: how many accelerators to make up, 1 or more")
+    if device != "accelerator":
+        raise ConfigError(f"dry={asked}: accelerators are made up with device=accelerator alone; add it")
+    return int(asked)
 
 
 def _check_name(name: str, path: Path) -> None:
@@ -96,30 +145,37 @@ def _check_name(name: str, path: Path) -> None:
 
 def _num_devices(options: dict[str, str], device: str) -> int:
     """Devices that work at the same time."""
+    asked = options.get("num_devices")
+    if device != "cpu":
+        if asked is not None:
+            raise ConfigError(f"num_devices={asked}: with device={device} they are counted; leave it out")
+        import torch
+
+        return torch.accelerator.device_count()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if "num_devices" not in options:
+    if asked is None:
         return cores
-    asked = options["num_devices"]
-    if device == "cuda":
-        raise ConfigError(f"num_devices={asked}: with device=cuda the GPUs are counted; leave it out")
     if not asked.isdecimal() or not 1 <= int(asked) <= cores:
         raise ConfigError(f"num_devices={asked}: a whole number from 1 to the {cores} cores this process may use")
     return int(asked)
 
 
-def _collectives(asked: str, device: str, num_devices: int, tell: Callable[[str], None]) -> "list[CollectiveRate]":
-    """Rates of the collectives between several ranks of this host."""
+def _collectives(
+    asked: str, device: str, num_devices: int, dry: int, tell: Callable[[str], None]
+) -> "list[CollectiveRate]":
+    """Rates of the collectives between several ranks of this host; on its cores where accelerators are made up."""
     from rpbench.cost.collective_rates import fit_rate
+    from rpbench.engine.backends import accelerator
     from rpbench.torch_runtime.collectives import STALL_S, CollectiveRequest
     from rpbench.torch_runtime.diagnosis import RunFailed
     from rpbench.torch_runtime.ranks import Ranks
 
     if not asked.isdecimal():
         raise ConfigError(f"ranks={asked}: a whole number of at least 2")
-    request = CollectiveRequest(int(asked), device=device)
+    request = CollectiveRequest(int(asked), device="cpu" if device == "cpu" or dry else accelerator.kind())
     request.check()
-    if device == "cpu" and request.num_ranks > num_devices:
-        raise ConfigError(f"ranks={asked}: at most one for each of the {num_devices} cores that are devices here")
+    if request.num_ranks > num_devices:
+        raise ConfigError(f"ranks={asked}: at most one for each of the {num_devices} devices here")
     tell(f"collectives of {asked} ranks")
     try:
         with Ranks(request.num_ranks, STALL_S) as ranks:
@@ -137,8 +193,7 @@ def _devices(device: str, num_devices: int) -> dict[str, int]:
         return {"num_devices": num_devices}
     import torch
 
-    memory = torch.cuda.get_device_properties(0).total_memory
-    return {"num_devices": torch.cuda.device_count(), "device_memory_bytes": memory}
+    return {"num_devices": num_devices, "device_memory_bytes": torch.accelerator.get_memory_info(0)[1]}
 
 
 def _teller() -> Callable[[str], None]:
