@@ -5,7 +5,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from rpbench.records.record import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from rpbench.cost.collective_rates import CollectiveRate
-    from rpbench.engine.stream_order.machine import Machine
+    from rpbench.cost.machine import Machine
 
 DEFAULT_NAME = "this_machine"
 OPTIONS = "name=NAME, device=cpu|accelerator, num_devices=NUMBER, ranks=NUMBER, out=FOLDER and dry=NUMBER"
@@ -52,37 +51,18 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     device, path = _device(options), folder / f"{name}.yaml"
     dry = _dry(options, device)
     _check_name(name, path)
-    from rpbench.engine.measure.calibration import (  # torch
-        calibrate_accelerators,
-        calibrate_cores,
-        calibrate_dry,
-        check_device,
-    )
-    from rpbench.engine.stream_order.machine import Machine
-    from rpbench.run.cluster_file import cluster_of, to_text
-
     began, tell = time.monotonic(), _teller()
-    with ExitStack() as stack:
-        machine = dry and stack.enter_context(Machine(dry))
-        check_device(device)
-        num_devices = _num_devices(options, device)
-        if not machine:
-            check_writable(folder, "out")
-        collectives = _collectives(options["ranks"], device, num_devices, dry, tell) if "ranks" in options else []
-        if device == "cpu":
-            found = calibrate_cores(num_devices, tell)
-        else:
-            found = (calibrate_dry if machine else calibrate_accelerators)(tell)
-        cluster = cluster_of(name, found, _devices(device, num_devices), collectives)
-    text = to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", found.foreign_cores)
-    if machine:
-        return {"cluster": name, "num_devices": dry, "collectives": [each.name for each in collectives]} | _order(
-            machine
-        )
+    if dry:
+        return {"cluster": name} | _dry_run(options, device, dry, tell)
+    from rpbench.run.cluster_file import to_text
+
+    num_devices = _num_devices(options, device)
+    check_writable(folder, "out")
+    cluster, foreign_cores = _measured(options, device, num_devices, tell)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
-    if (found.foreign_cores or 0.0) > BUSY:
-        _say(f"other programs kept {found.foreign_cores:.2f} cores busy meanwhile: run it again on a quiet machine")
+    write_atomically(path, to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", foreign_cores))
+    if (foreign_cores or 0.0) > BUSY:
+        _say(f"other programs kept {foreign_cores:.2f} cores busy meanwhile: run it again on a quiet machine")
     return {
         "cluster": name,
         "path": str(path),
@@ -93,17 +73,38 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
         "intra_bytes_per_s": cluster.intra_bytes_per_s,
         "host_bytes_per_s": cluster.host_bytes_per_s,
         "launch_s": cluster.launch_s,
-        "collectives": {each.name: each.plain() for each in collectives},
-        "foreign_cores": found.foreign_cores,
+        "collectives": dict(cluster.collectives),
+        "foreign_cores": foreign_cores,
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
-def _order(machine: "Machine") -> dict[str, Any]:
-    """What a record of a dry run says of its order of streams."""
+def _measured(
+    options: dict[str, str], device: str, num_devices: int, tell: Callable[[str], None], dry: int = 0
+) -> "tuple[Machine, float | None]":
+    """The machine, and how many cores other programs kept busy meanwhile."""
+    from rpbench.engine.measure import calibration  # torch
+    from rpbench.run.cluster_file import cluster_of
+
+    collectives = _collectives(options["ranks"], device, num_devices, dry, tell) if "ranks" in options else []
+    if device == "cpu":
+        found = calibration.calibrate_cores(num_devices, tell)
+    else:
+        found = (calibration.calibrate_dry if dry else calibration.calibrate_accelerators)(tell)
+    name = options.get("name", DEFAULT_NAME)
+    return cluster_of(name, found, _devices(device, num_devices), collectives), found.foreign_cores
+
+
+def _dry_run(options: dict[str, str], device: str, dry: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """The same on made-up accelerators: what is missing in its order of streams, and no rate."""
+    from rpbench.engine.stream_order.machine import Machine as Accelerators
+    from rpbench.run.cluster_file import to_text
     from rpbench.run.training.on_accelerators import order_found
 
-    return order_found(machine.trace)
+    with Accelerators(dry) as machine:
+        cluster, foreign_cores = _measured(options, device, _num_devices(options, device), tell, dry)
+    to_text(cluster, _MARK, foreign_cores)
+    return {"num_devices": dry, "collectives": list(cluster.collectives)} | order_found(machine.trace)
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:
@@ -144,7 +145,14 @@ def _check_name(name: str, path: Path) -> None:
 
 
 def _num_devices(options: dict[str, str], device: str) -> int:
-    """Devices that work at the same time."""
+    """Devices that work at the same time.
+
+    Raises:
+        ValueError: for a device that is not there.
+    """
+    from rpbench.engine.measure.calibration import check_device  # torch
+
+    check_device(device)
     asked = options.get("num_devices")
     if device != "cpu":
         if asked is not None:
