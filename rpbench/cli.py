@@ -143,7 +143,9 @@ def all_verbs() -> dict[str, Verb]:
         "plan": Verb(plan, "search a partition; mesh=search a mesh; plan=pipedream stages of a profile"),
         "profile": Verb(profile, "measure a model's layers", "key=value ... [out=PREFIX] [num_runs=N]"),
         "calibrate": Verb(
-            calibrate, "measure this machine, for cluster=NAME", "[name=NAME] [device=cpu|cuda] [ranks=N]"
+            calibrate,
+            "measure this machine, for cluster=NAME",
+            "[name=NAME] [device=cpu|accelerator] [ranks=N] [dry=N]",
         ),
         "check-order": Verb(
             check_order,
@@ -295,16 +297,18 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def calibrate(arguments: Sequence[str]) -> int:
-    """Measure this machine and write a cluster file; where it is, as one JSON object."""
+    """Measure this machine and write a cluster file; where it is, as one JSON object. Exit status 1 if ranks failed, or
+    a wait is missing in a dry run."""
     from rpbench.commands.calibrate import RanksFailed
     from rpbench.commands.calibrate import calibrate as measure
 
     try:
-        print(json.dumps(measure(arguments)))
+        found = measure(arguments)
     except RanksFailed as error:
         print(f"rpbench: {error}", file=sys.stderr)
         return 1
-    return 0
+    print(json.dumps(found))
+    return 1 if found.get("order_findings") else 0
 
 
 def check_order(arguments: Sequence[str]) -> int:

@@ -87,8 +87,7 @@ def run_on_accelerators(results: Path, out: Path, dry: int | None, say: Callable
             break
         problems += [f"experiment={each.sweep.experiment}: {each.words} (log: {each.log})" for each in failures]
         problems += open_cells(results, sweep)
-    if dry is None:
-        problems += _calibrated(results, max(0.0, end - time.monotonic()), say)
+    problems += _calibrated(results, dry, max(0.0, end - time.monotonic()), say)
     try:
         say(f"page: {build(results, out / 'gpu.html')}")
     except ValueError as error:  # no record at all
@@ -96,19 +95,23 @@ def run_on_accelerators(results: Path, out: Path, dry: int | None, say: Callable
     return problems
 
 
-def _calibrated(results: Path, limit_s: float, say: Callable[[str], None]) -> list[str]:
-    """Rates of the first accelerator, its link and its layers, as a cluster; nothing where a file is there."""
+def _calibrated(results: Path, dry: int | None, limit_s: float, say: Callable[[str], None]) -> list[str]:
+    """Rates of the first accelerator, its links, its layers and collectives, as a cluster, unless its file is there."""
     import torch
 
-    folder, found = results / "cluster", torch.accelerator.current_accelerator()
-    if found is None or found.type != "cuda":
-        return [f"calibrate: rates are measured on CUDA devices alone, and this is {found}"]
+    folder, log, num = results / "cluster", results / LOGS / "calibrate.log", dry or torch.accelerator.device_count()
     if (folder / "this_gpu.yaml").exists():
         return []
-    command = [sys.executable, "-m", "rpbench", "calibrate", "device=cuda", "name=this_gpu", f"out={folder}"]
-    log = results / LOGS / "calibrate.log"
-    say("calibrate: rates of the first accelerator")
-    return _ended(command, log, limit_s)
+    command = [sys.executable, "-m", "rpbench", "calibrate", "device=accelerator", "name=this_gpu", f"out={folder}"]
+    command += [f"dry={dry}"] if dry else []
+    say("calibrate: rates of the first accelerator, its links and its layers")
+    if num == 1:
+        return _ended(command, log, limit_s)
+    end = time.monotonic() + limit_s
+    problems = _ended([*command, f"ranks={num}"], log, limit_s)
+    if problems:  # the rates of one are kept where its collectives fail
+        problems += _ended(command, log.with_stem("calibrate_alone"), max(0.0, end - time.monotonic()))
+    return problems
 
 
 def _ended(command: Sequence[str], log: Path, limit_s: float) -> list[str]:

@@ -15,9 +15,10 @@ from rpbench.records.record import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from rpbench.cost.collective_rates import CollectiveRate
+    from rpbench.cost.machine import Machine
 
 DEFAULT_NAME = "this_machine"
-OPTIONS = "name=NAME, device=cpu|cuda, num_devices=NUMBER, ranks=NUMBER and out=FOLDER"
+OPTIONS = "name=NAME, device=cpu|accelerator, num_devices=NUMBER, ranks=NUMBER, out=FOLDER and dry=NUMBER"
 BUSY = 0.15  # cores that other programs may have before it is worth a warning
 
 _MARK = "python -m rpbench calibrate"  # in the first line of what this has written
@@ -31,9 +32,10 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     """Measure the machine and write `NAME.yaml`; says where it is and what it holds.
 
     Args:
-        arguments: `name=`, `device=cpu|cuda`, `num_devices=` (cores that work at the same time; default: all this
-            process may use), `ranks=` (processes between which collectives are measured, for meshes; default: none),
-            `out=FOLDER` (default: where `cluster=` looks, in the user's nearest place if there is one).
+        arguments: `name=`, `device=cpu|accelerator`, `num_devices=` (cores that work at the same time; default: all
+            this process may use), `ranks=` (processes between which collectives are measured, for meshes; default:
+            none), `out=FOLDER` (default: where `cluster=` looks, in the user's nearest place if there is one), `dry=`
+            (so many accelerators are made up, whose order of streams is checked; nothing is written).
 
     Raises:
         ConfigError: for an unknown option, a name that is no name, or one that would replace a shipped file.
@@ -46,22 +48,21 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(
             f"calibrate out={folder}: it takes a folder, where it writes {name}.yaml; name the file by name="
         )
-    device, path = options.get("device", "cpu"), folder / f"{name}.yaml"
+    device, path = _device(options), folder / f"{name}.yaml"
+    dry = _dry(options, device)
     _check_name(name, path)
-    from rpbench.engine.measure.calibration import calibrate_cores, calibrate_gpu, check_device  # torch
-    from rpbench.run.cluster_file import cluster_of, to_text
+    began, tell = time.monotonic(), _teller()
+    if dry:
+        return {"cluster": name} | _dry_run(options, device, dry, tell)
+    from rpbench.run.cluster_file import to_text
 
-    check_device(device)
     num_devices = _num_devices(options, device)
     check_writable(folder, "out")
-    began, tell = time.monotonic(), _teller()
-    collectives = _collectives(options["ranks"], device, num_devices, tell) if "ranks" in options else []
-    found = calibrate_gpu(tell) if device == "cuda" else calibrate_cores(num_devices, tell)
-    cluster = cluster_of(name, found, _devices(device, num_devices), collectives)
+    cluster, foreign_cores = _measured(options, device, num_devices, tell)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", found.foreign_cores))
-    if (found.foreign_cores or 0.0) > BUSY:
-        _say(f"other programs kept {found.foreign_cores:.2f} cores busy meanwhile: run it again on a quiet machine")
+    write_atomically(path, to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", foreign_cores))
+    if (foreign_cores or 0.0) > BUSY:
+        _say(f"other programs kept {foreign_cores:.2f} cores busy meanwhile: run it again on a quiet machine")
     return {
         "cluster": name,
         "path": str(path),
@@ -69,22 +70,71 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
         "matmul_flops_per_s": cluster.matmul_flops_per_s,
         "memory_bytes_per_s": cluster.memory_bytes_per_s,
         "copy_bytes_per_s": cluster.copy_bytes_per_s,
+        "intra_bytes_per_s": cluster.intra_bytes_per_s,
         "host_bytes_per_s": cluster.host_bytes_per_s,
         "launch_s": cluster.launch_s,
-        "collectives": {each.name: each.plain() for each in collectives},
-        "foreign_cores": found.foreign_cores,
+        "collectives": dict(cluster.collectives),
+        "foreign_cores": foreign_cores,
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+def _measured(
+    options: dict[str, str], device: str, num_devices: int, tell: Callable[[str], None], dry: int = 0
+) -> "tuple[Machine, float | None]":
+    """The machine, and how many cores other programs kept busy meanwhile."""
+    from rpbench.engine.measure import calibration  # torch
+    from rpbench.run.cluster_file import cluster_of
+
+    collectives = _collectives(options["ranks"], device, num_devices, dry, tell) if "ranks" in options else []
+    if device == "cpu":
+        found = calibration.calibrate_cores(num_devices, tell)
+    else:
+        found = (calibration.calibrate_dry if dry else calibration.calibrate_accelerators)(tell)
+    name = options.get("name", DEFAULT_NAME)
+    return cluster_of(name, found, _devices(device, num_devices), collectives), found.foreign_cores
+
+
+def _dry_run(options: dict[str, str], device: str, dry: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """The same on made-up accelerators: what is missing in its order of streams, and no rate."""
+    from rpbench.engine.stream_order.machine import Machine as Accelerators
+    from rpbench.run.cluster_file import to_text
+    from rpbench.run.training.on_accelerators import order_found
+
+    with Accelerators(dry) as machine:
+        cluster, foreign_cores = _measured(options, device, _num_devices(options, device), tell, dry)
+    to_text(cluster, _MARK, foreign_cores)
+    return {"num_devices": dry, "collectives": list(cluster.collectives)} | order_found(machine.trace)
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:
     options = dict(item.partition("=")[::2] for item in arguments)
     for key, value in options.items():
-        if key not in ("name", "device", "num_devices", "ranks", "out"):
+        if key not in ("name", "device", "num_devices", "ranks", "out", "dry"):
             raise ConfigError(f"calibrate takes {OPTIONS}, not {key!r}")
         if not value:
             raise ConfigError(f"{key}= has no value; calibrate takes {OPTIONS}")
     return options
+
+
+def _device(options: dict[str, str]) -> str:
+    device = options.get("device", "cpu")
+    if device == "cuda":
+        _say("device=cuda is now called device=accelerator")
+        return "accelerator"
+    return device
+
+
+def _dry(options: dict[str, str], device: str) -> int:
+    """How many accelerators are to be made up; 0: none."""
+    asked = options.get("dry")
+    if asked is None:
+        return 0
+    if not asked.isdecimal() or not int(asked):
+        raise ConfigError(f"dry={asked}: how many accelerators to make up, 1 or more")
+    if device != "accelerator":
+        raise ConfigError(f"dry={asked}: accelerators are made up with device=accelerator alone; add it")
+    return int(asked)
 
 
 def _check_name(name: str, path: Path) -> None:
@@ -95,31 +145,45 @@ def _check_name(name: str, path: Path) -> None:
 
 
 def _num_devices(options: dict[str, str], device: str) -> int:
-    """Devices that work at the same time."""
+    """Devices that work at the same time.
+
+    Raises:
+        ValueError: for a device that is not there.
+    """
+    from rpbench.engine.measure.calibration import check_device  # torch
+
+    check_device(device)
+    asked = options.get("num_devices")
+    if device != "cpu":
+        if asked is not None:
+            raise ConfigError(f"num_devices={asked}: with device={device} they are counted; leave it out")
+        import torch
+
+        return torch.accelerator.device_count()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if "num_devices" not in options:
+    if asked is None:
         return cores
-    asked = options["num_devices"]
-    if device == "cuda":
-        raise ConfigError(f"num_devices={asked}: with device=cuda the GPUs are counted; leave it out")
     if not asked.isdecimal() or not 1 <= int(asked) <= cores:
         raise ConfigError(f"num_devices={asked}: a whole number from 1 to the {cores} cores this process may use")
     return int(asked)
 
 
-def _collectives(asked: str, device: str, num_devices: int, tell: Callable[[str], None]) -> "list[CollectiveRate]":
-    """Rates of the collectives between several ranks of this host."""
+def _collectives(
+    asked: str, device: str, num_devices: int, dry: int, tell: Callable[[str], None]
+) -> "list[CollectiveRate]":
+    """Rates of the collectives between several ranks of this host; on its cores where accelerators are made up."""
     from rpbench.cost.collective_rates import fit_rate
+    from rpbench.engine.backends import accelerator
     from rpbench.torch_runtime.collectives import STALL_S, CollectiveRequest
     from rpbench.torch_runtime.diagnosis import RunFailed
     from rpbench.torch_runtime.ranks import Ranks
 
     if not asked.isdecimal():
         raise ConfigError(f"ranks={asked}: a whole number of at least 2")
-    request = CollectiveRequest(int(asked), device=device)
+    request = CollectiveRequest(int(asked), device="cpu" if device == "cpu" or dry else accelerator.kind())
     request.check()
-    if device == "cpu" and request.num_ranks > num_devices:
-        raise ConfigError(f"ranks={asked}: at most one for each of the {num_devices} cores that are devices here")
+    if request.num_ranks > num_devices:
+        raise ConfigError(f"ranks={asked}: at most one for each of the {num_devices} devices here")
     tell(f"collectives of {asked} ranks")
     try:
         with Ranks(request.num_ranks, STALL_S) as ranks:
@@ -137,8 +201,7 @@ def _devices(device: str, num_devices: int) -> dict[str, int]:
         return {"num_devices": num_devices}
     import torch
 
-    memory = torch.cuda.get_device_properties(0).total_memory
-    return {"num_devices": torch.cuda.device_count(), "device_memory_bytes": memory}
+    return {"num_devices": num_devices, "device_memory_bytes": torch.accelerator.get_memory_info(0)[1]}
 
 
 def _teller() -> Callable[[str], None]:

@@ -49,7 +49,7 @@ def measures(arguments: Sequence[str]) -> bool:
     """
     arguments, folders = split_dirs(arguments)
     if arguments and arguments[0] == "calibrate":
-        return "device=cuda" not in arguments
+        return not any(item.startswith("device=") and item != "device=cpu" for item in arguments)
     chosen = dict(argument.lstrip("+").split("=", 1) for argument in arguments if "=" in argument)
     if "backend" in chosen or "mode" in chosen:
         return _is_real(chosen.get("backend", "")) or _is_real(chosen.get("mode", ""))

@@ -69,6 +69,8 @@ def _figures(found: Calibration, devices: Mapping[str, int]) -> Figures:
     rates = asdict(found.rates)
     rates.pop("half_rate_width")
     attention = rates.pop("attention_flops_per_s")
+    if found.peer_bytes_per_s is not None:
+        rates["intra_bytes_per_s"] = found.peer_bytes_per_s
     return {
         **rates,
         "matmul_efficiency": 1.0,

@@ -1,4 +1,5 @@
-"""Collectives: their seconds on the ranks of a run, by size; gloo between cores, NCCL between GPUs.
+"""Collectives: their seconds on the ranks of a run, by size; gloo between cores, an accelerator's own
+library between accelerators.
 
 All ranks begin a collective together (a barrier), and it has taken as long as it took the slowest of them.
 """
@@ -29,7 +30,7 @@ class CollectiveRequest:
     Args:
         num_ranks: processes that take part.
         sizes: bytes of the tensors, rounded down to whole values for every rank.
-        device: cpu or cuda.
+        device: cpu, or what torch calls this machine's accelerators: cuda, xpu, ...
     """
 
     num_ranks: int
@@ -45,10 +46,9 @@ class CollectiveRequest:
         """
         if self.num_ranks < 2:
             raise ValueError(f"ranks={self.num_ranks}: a collective needs at least 2")
-        if self.device == "cuda" and torch.cuda.device_count() < self.num_ranks:
-            raise ValueError(
-                f"ranks={self.num_ranks}: torch sees {torch.cuda.device_count()} CUDA devices, and each rank needs one"
-            )
+        num = torch.accelerator.device_count()
+        if self.device != "cpu" and num < self.num_ranks:
+            raise ValueError(f"ranks={self.num_ranks}: torch finds {num} accelerators, and each rank needs one")
         if self.repeats < 1 or len(self.sizes) < 2 or min(self.sizes) < 4 * self.num_ranks:
             raise ValueError(f"sizes={self.sizes}: at least two, each of a value of 4 bytes for every rank")
 
@@ -65,7 +65,7 @@ class CollectiveRequest:
 
 def run_collectives(request: CollectiveRequest, place: Place) -> dict[str, Any] | None:
     """Seconds of every collective and size, repeat by repeat: rank 0's answer, None on the others."""
-    device = torch.device("cpu" if request.device == "cpu" else f"cuda:{torch.cuda.current_device()}")
+    device = torch.device(request.device, 0 if request.device == "cpu" else torch.accelerator.current_device_index())
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in COLLECTIVES}
     position = 0
     for name in COLLECTIVES:
@@ -110,5 +110,5 @@ def _call(name: str, whole: torch.Tensor, ranks: int) -> Callable[[], object]:
 
 
 def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

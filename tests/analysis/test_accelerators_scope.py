@@ -8,7 +8,7 @@ import torch
 
 from analysis.driver import accelerators, reproduce
 from analysis.driver.accelerators import PARTS, run_on_accelerators
-from analysis.driver.sweeps import Failure
+from analysis.driver.sweeps import LOGS, Failure
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
@@ -36,6 +36,7 @@ def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
         return [Failure(sweep, 1, "the device is gone", tmp_path / "log") for sweep in sweeps[:1]]
 
     monkeypatch.setattr(accelerators, "run_sweeps", failing)
+    monkeypatch.setattr(accelerators, "_calibrated", lambda *_: ["calibrate ended with status 1"])
     problems = run_on_accelerators(tmp_path, tmp_path, 2, lambda line: None)
     assert ran == [part.experiment for part in PARTS]
     assert sum("the device is gone" in problem for problem in problems) == len(PARTS)
@@ -45,8 +46,25 @@ def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
 def test_when_the_time_is_over_what_is_left_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "LIMIT_S", -1.0)
     monkeypatch.setattr(accelerators, "run_sweeps", lambda sweeps, results, say, tick: tick(""))
+    monkeypatch.setattr(accelerators, "_calibrated", lambda *_: [])
     problems = run_on_accelerators(tmp_path, tmp_path, 2, lambda line: None)
     assert "are over: gpu_gradients, gpu_single, gpu_duel did not end" in problems[0]
+
+
+def test_rates_of_one_are_kept_where_its_collectives_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ended(command, log, limit_s):
+        asked.append(command)
+        return ["calibrate ended with status 1"] if "ranks=3" in command else []
+
+    monkeypatch.setattr(accelerators, "run_sweeps", lambda sweeps, results, say, tick: [])
+    monkeypatch.setattr(accelerators, "_ended", ended)
+    assert "calibrate ended with status 1" in run_on_accelerators(tmp_path, tmp_path, 3, lambda line: None)
+    assert [set(each) & {"ranks=3", "dry=3", "device=accelerator"} for each in asked] == [
+        {"ranks=3", "dry=3", "device=accelerator"},
+        {"dry=3", "device=accelerator"},
+    ]
 
 
 @pytest.mark.slow
@@ -67,6 +85,9 @@ def test_every_part_runs_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert len(row["accelerators"]) == len(row["accelerator_peak_memory_bytes"]) == 2
     compared = [row for row in rows if row["experiment"] == "gpu_gradients"]
     assert {row["device_grad_max_abs_diff"] for row in compared} == {0.0}
+    said = json.loads((results / LOGS / "calibrate.log").read_text().splitlines()[-1])
+    assert (said["evidence"], said["order_findings"], len(said["collectives"])) == ("dry", [], 4)
+    assert not (results / "cluster").exists()
     pages = "".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("gpu_pages/*.html"))
     assert (tmp_path / "gpu.html").exists()
     assert "tokens/s" not in pages

@@ -1,8 +1,6 @@
-"""Calibration: every device busy, every part timed; on a GPU, by a stand-in, both directions of a link at once."""
+"""Calibration: every device busy, every part timed; on accelerators both directions of a link at once."""
 
-import contextlib
 import threading
-import time
 
 import pytest
 import torch
@@ -11,10 +9,12 @@ from spared import slow
 from rpbench.config.configuration import CONF
 from rpbench.config.request import load
 from rpbench.cost.measured import PARTS
-from rpbench.engine.measure import calibration
-from rpbench.engine.measure.calibration import calibrate_cores, calibrate_gpu, check_device
-from rpbench.engine.measure.probes import ON_CORES, ON_GPUS, Probe
-from rpbench.engine.measure.stopwatch import CoreStopwatch, GpuStopwatch
+from rpbench.engine.measure.calibration import calibrate_accelerators, calibrate_cores, check_device
+from rpbench.engine.measure.probes import ON_ACCELERATORS, ON_CORES, Probe
+from rpbench.engine.measure.stopwatch import AcceleratorStopwatch, CoreStopwatch
+from rpbench.engine.stream_order.happens_before import HappensBefore, findings
+from rpbench.engine.stream_order.machine import KIND, Machine
+from rpbench.engine.stream_order.trace import Recorded, SynchronisedEvent, Work
 from rpbench.workload.architecture import Architecture
 
 SMALL = Probe(Architecture("small", num_layers=1, hidden=16, heads=2, vocab=32, gated=False, seq_len=8), 16)
@@ -56,14 +56,14 @@ def test_an_error_in_a_worker_is_raised_and_nobody_waits_for_it():
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="device=tpu: one of cpu, cuda"):
+    with pytest.raises(ValueError, match="device=tpu: one of cpu, accelerator"):
         check_device("tpu")
-    monkeypatch.setattr(calibration.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="torch sees no CUDA device; use device=cpu"):
-        check_device("cuda")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="torch finds no accelerator on this machine; use device=cpu"):
+        check_device("accelerator")
 
 
-@pytest.mark.parametrize("probes", [ON_CORES, ON_GPUS])
+@pytest.mark.parametrize("probes", [ON_CORES, ON_ACCELERATORS])
 def test_probes_are_no_layers_of_the_duel_and_tell_the_terms_apart(probes):
     for name in ("mid_gpt", "fat_head_gpt"):
         duel = load(["experiment=cpu_duel", f"model={name}"]).model
@@ -75,122 +75,79 @@ def test_probes_are_no_layers_of_the_duel_and_tell_the_terms_apart(probes):
     assert (CONF / "experiment" / "cpu_duel.yaml").exists()
 
 
-# --- a GPU, by a stand-in ------------------------------------------------------------------------------------
-
-
-class StandIn:
-    """A torch.cuda of streams that are done at once, and that note what they were told."""
-
-    def __init__(self, num_gpus: int) -> None:
-        self.num_gpus = num_gpus
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            self.at_s = None
-
-        def record(self, stream) -> None:
-            self.at_s = time.perf_counter()
-            stream.told.append(("record", self))
-
-        def synchronize(self) -> None:
-            assert self.at_s is not None
-
-        def elapsed_time(self, other) -> float:
-            return 1e3 * (other.at_s - self.at_s)
-
-    class Stream:
-        def __init__(self, device: int) -> None:
-            self.device, self.told = device, []
-
-        def wait_event(self, event) -> None:
-            assert event.at_s is not None, "waits for an event that nobody has recorded"
-            self.told.append(("wait", event))
-
-    def device_count(self) -> int:
-        return self.num_gpus
-
-    def current_stream(self, gpu: int):
-        return self.Stream(gpu)
-
-    def synchronize(self, gpu: int) -> None:
-        pass
-
-    def device(self, gpu: int):
-        return contextlib.nullcontext()
-
-    def stream(self, stream):
-        return contextlib.nullcontext()
-
-
-class Noting(StandIn):
-    """Keeps its streams, and which of them work was issued to."""
-
-    def __init__(self):
-        super().__init__(1)
-        self.streams, self.issued = [], []
-        self.main = self.Stream(0)
-
-    def current_stream(self, gpu):
-        return self.main
-
-    def new_stream(self, device):
-        self.streams.append(StandIn.Stream(device))
-        return self.streams[-1]
-
-    def stream(self, stream):
-        self.issued.append(stream)
-        return super().stream(stream)
-
-
-def gpu_watch():
-    cuda = Noting()
-    runtime = Noting()
-    runtime.Stream = runtime.new_stream
-    runtime.main = cuda.main
-    return runtime, GpuStopwatch(runtime, "cpu", torch.float32, pins=False, repeats=2)
+# --- accelerators, made up -----------------------------------------------------------------------------------
 
 
 def test_both_directions_are_under_way_together():
-    runtime, watch = gpu_watch()
-    order = []
+    """Each on a stream of its own, none behind the other, both between the two events of the clock."""
+    with Machine(1) as machine:
+        watch = AcceleratorStopwatch(repeats=1)
+        place, marks = torch.device(watch.device), {}
 
-    def work(name):
-        return lambda: lambda: order.append((name, runtime.issued[-1]))
+        def copying(name):
+            def made():
+                source, target = torch.ones(4, pin_memory=True), torch.zeros(4, device=place)
+                marks[name] = machine.home(target).number
+                return lambda: target.copy_(source, non_blocking=True)
 
-    assert watch.seconds_together(work("up"), work("down")) >= 0
-    up, down = runtime.streams
-    assert order == [("up", up), ("down", down)] * 3  # a warm-up and two repeats, each way on a stream of its own
-    for stream in (up, down):
-        # Nothing of it begins before the clock does, and the clock's end waits for it.
-        (waits, begun), (records, ended), *_ = stream.told
-        assert (waits, records) == ("wait", "record")
-        assert ("record", begun) in runtime.main.told
-        assert ("wait", ended) in runtime.main.told
-        assert runtime.main.told.index(("record", begun)) < runtime.main.told.index(("wait", ended))
+            return made
+
+        assert watch.seconds_together(copying("up"), copying("down")) > 0
+    assert not findings(machine.trace)
+    order, copies, clocks = HappensBefore(machine.trace), {"up": [], "down": []}, []
+    for entry in machine.trace.entries:
+        order.take(entry)
+        if isinstance(entry, Recorded):
+            clocks.append((entry.stream, list(order.clocks[entry.stream])))
+        for name, number in marks.items():
+            if isinstance(entry, Work) and entry.name == "copy_" and number in entry.writes:
+                copies[name].append((entry.stream, list(order.clocks[entry.stream])))
+    assert list(map(len, copies.values())) == [2, 2]  # a warm-up and a repeat
+    (up, of_up), (down, of_down) = copies["up"][-1], copies["down"][-1]
+    assert up != down
+    assert of_down[up] < of_up[up]
+    assert of_up[down] < of_down[down]
+    (main, start), (_, end) = clocks[-2:]
+    assert of_up[main] >= start[main]
+    assert of_down[main] >= start[main]
+    assert end[up] >= of_up[up]
+    assert end[down] >= of_down[down]
 
 
 def test_what_is_timed_lies_between_two_events_of_the_stream():
-    runtime, watch = gpu_watch()
-    watch.seconds(lambda: lambda: runtime.main.told.append(("work", None)))
-    assert [what for what, _ in runtime.main.told] == ["work", *["record", "work", "record"] * 2]
+    with Machine(1) as machine:
+        watch = AcceleratorStopwatch(repeats=2)
+
+        def made():
+            target = torch.zeros(4, device=watch.device)
+            return lambda: target.add_(1)
+
+        watch.seconds(made)
+    told = [entry for entry in machine.trace.entries if isinstance(entry, Recorded | Work | SynchronisedEvent)]
+    names = [getattr(entry, "name", type(entry).__name__) for entry in told]
+    assert names == ["zeros", "add_", *["Recorded", "add_", "Recorded", "SynchronisedEvent"] * 2]
+    assert len({entry.stream for entry in told if not isinstance(entry, SynchronisedEvent)}) == 1
 
 
-def test_a_gpu_is_measured_and_its_host_steps_on_one_core():
-    _, watch = gpu_watch()
-    threads = torch.get_num_threads()
-    found = calibrate_gpu(lambda line: None, watch, [SMALL], [SMALL], **SIZES)
+@pytest.mark.parametrize("kind, num", [(KIND, 2), slow(("cuda", 1)), slow(("xpu", 1))])
+def test_accelerators_are_measured_whatever_their_kind_and_host_steps_on_one_core(kind, num):
+    threads, before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_fp16_accumulation
+    with Machine(num, kind) as machine:
+        found = calibrate_accelerators(lambda line: None, [SMALL], [SMALL], **SIZES)
+    assert not findings(machine.trace)
     assert min(found.halves) >= 0
     assert min(vars(found.rates).values()) > 0
+    assert (found.peer_bytes_per_s or 0.0) > 0.0 or num == 1
     ((_, times),) = found.probes
     assert set(times) == set(PARTS)
     assert min(times.values()) > 0
     assert torch.get_num_threads() == threads
-    assert torch.backends.cuda.matmul.allow_fp16_accumulation is False
+    assert torch.backends.cuda.matmul.allow_fp16_accumulation is before
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine")
-def test_a_real_gpu_is_measured():
-    found = calibrate_gpu(lambda line: None, probes=ON_GPUS[:2], width=2048)
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="torch finds no accelerator on this machine")
+def test_a_real_accelerator_is_measured():
+    found = calibrate_accelerators(lambda line: None, ON_ACCELERATORS[:2], width=2048)
     assert found.rates.matmul_flops_per_s > 1e12
     assert all(0 < took < 1 for _, times in found.probes for took in times.values())

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 from omegaconf import OmegaConf
@@ -19,6 +20,8 @@ from rpbench.engine.measure import calibration
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.engine.measure.probes import ON_CORES
 from rpbench.engine.measure.rates import Rates
+from rpbench.engine.stream_order.machine import Machine as Accelerators
+from rpbench.engine.stream_order.streams import MachineStream
 from rpbench.mesh.engine_kernels import counted
 from rpbench.mesh.layer_seconds import eager_kernels
 from rpbench.mesh.layer_times import setting_of, times_of
@@ -164,7 +167,10 @@ def test_its_own_file_is_replaced_and_stands_until_then(tmp_path, monkeypatch, m
         (["name="], "name= has no value"),
         (["name=a b"], "name='a b': letters"),
         (["name=8x_a800"], "was not written by calibrate; take another name"),
-        (["device=tpu"], "device=tpu: one of cpu, cuda"),
+        (["device=tpu"], "device=tpu: one of cpu, accelerator"),
+        (["dry=1"], "dry=1: accelerators are made up with device=accelerator alone"),
+        (["device=accelerator", "dry=none"], "dry=none: how many accelerators to make up"),
+        (["device=accelerator", "dry=2", "ranks=3"], "ranks=3: at most one for each of the 2 devices"),
         (["num_devices=0"], "num_devices=0: a whole number from 1 to"),
         (["num_devices=1000000"], "num_devices=1000000: a whole number from 1 to"),
         (["num_devices=two"], "num_devices=two: a whole number"),
@@ -186,9 +192,35 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, measured):
 
 
 def test_gpus_are_counted_and_not_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration, "check_device", lambda device: None)
-    with pytest.raises(ConfigError, match="num_devices=2: with device=cuda the GPUs are counted"):
-        calibrate.calibrate(["device=cuda", "num_devices=2", f"out={tmp_path}"])
+    with Accelerators(3), pytest.raises(ConfigError, match="num_devices=2: with device=accelerator they are counted"):
+        calibrate.calibrate(["device=accelerator", "num_devices=2", f"out={tmp_path}"])
+
+
+def test_accelerators_become_a_cluster_with_their_links_and_memory(tmp_path, monkeypatch, capsys):
+    small = {"probes": calibration.DRY, "halved": calibration.HALVED_DRY, "width": 64, "copy_bytes": 2**14}
+    measure = partial(calibration.calibrate_accelerators, **small)
+    monkeypatch.setattr(calibration, "calibrate_accelerators", measure)
+    monkeypatch.setattr(ranks, "Ranks", Answering)
+    with Accelerators(2, memory_bytes=2**32):
+        assert dispatch(["calibrate", "device=cuda", "name=mine", "ranks=2", f"out={tmp_path}"]) == 0
+    out, err = capsys.readouterr()
+    said, read = json.loads(out), Machine(**OmegaConf.to_container(OmegaConf.load(tmp_path / "mine.yaml")))
+    assert (read.num_devices, read.device_memory_bytes) == (2, 2**32)
+    assert read.intra_bytes_per_s == pytest.approx(said["intra_bytes_per_s"], rel=1e-6)
+    assert said["collectives"]["all_gather"]["bytes_per_s"] == pytest.approx(1e9)
+    assert "device=cuda is now called device=accelerator" in err
+
+
+def test_a_dry_calibration_says_so_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    assert dispatch(["calibrate", "device=accelerator", "dry=2", f"out={tmp_path}"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["evidence"], said["order_findings"], said["num_devices"]) == ("dry", [], 2)
+    assert said["order_num_entries"] > 10_000
+    assert not [key for key in said if key.endswith("per_s")]
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(MachineStream, "wait_stream", lambda self, stream: None)  # streams of copies begin too early
+    assert dispatch(["calibrate", "device=accelerator", "dry=1", f"out={tmp_path}"]) == 1
+    assert "WAW" in "".join(json.loads(capsys.readouterr().out)["order_findings"])
 
 
 # --- collectives between ranks -------------------------------------------------------------------------------

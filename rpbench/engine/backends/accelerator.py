@@ -4,7 +4,9 @@ Everything else that the engine says to an accelerator is `torch.accelerator`, `
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -41,6 +43,21 @@ def make_repeatable() -> None:
         own()
 
 
+@contextmanager
+def summed_in_16_bits(allowed: bool) -> Iterator[None]:
+    """Whether products in fp16 may be summed in fp16 meanwhile, where the accelerator can."""
+    here = torch.accelerator.current_accelerator()
+    own = None if here is None else _SUMS_IN_16_BITS.get(here.type)
+    if own is None:
+        yield
+        return
+    before, own.allow_fp16_accumulation = own.allow_fp16_accumulation, allowed
+    try:
+        yield
+    finally:
+        own.allow_fp16_accumulation = before
+
+
 def _repeatable_cuda() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first handle is made
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -58,9 +75,10 @@ def _repeatable_npu() -> None:
             own.allow_hf32 = False
 
 
-# What is one kind's own; nothing else in the project asks which kind it is.
+# What is one kind's own; nothing else in the engine asks which kind it is.
 _REPEATABLE: Mapping[str, Callable[[], None]] = {
     "cuda": _repeatable_cuda,  # NVIDIA, and AMD under ROCm
     "xpu": _repeatable_xpu,  # Intel
     "npu": _repeatable_npu,  # Ascend
 }
+_SUMS_IN_16_BITS: Mapping[str, Any] = {"cuda": torch.backends.cuda.matmul}

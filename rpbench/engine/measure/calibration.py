@@ -3,30 +3,31 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
 
 import torch
 
 from rpbench.engine.measure.other_load import ForeignLoad
 from rpbench.engine.measure.probes import (
+    DRY,
+    HALVED_DRY,
+    HALVED_ON_ACCELERATORS,
     HALVED_ON_CORES,
-    HALVED_ON_GPUS,
+    ON_ACCELERATORS,
     ON_CORES,
-    ON_GPUS,
     Probe,
     Shares,
     Times,
+    halves_on_accelerator,
     halves_on_cores,
-    halves_on_gpu,
+    probe_on_accelerator,
     probe_on_cores,
-    probe_on_gpu,
 )
-from rpbench.engine.measure.rates import Rates, measure_rates
-from rpbench.engine.measure.stopwatch import CoreStopwatch, GpuStopwatch
+from rpbench.engine.measure.rates import COPY_BYTES, WIDTH, Rates, measure_rates, peer_rate
+from rpbench.engine.measure.stopwatch import AcceleratorStopwatch, CoreStopwatch
 
 Told = Callable[[str], None]
 
-DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "accelerator")
 
 
 @dataclass(frozen=True)
@@ -38,24 +39,26 @@ class Calibration:
         probes: with the seconds that the parts of the engine's work took.
         halves: what the two halves of a split backward take over the whole.
         foreign_cores: cores that other programs kept busy meanwhile; None where the system does not say.
+        peer_bytes_per_s: from one accelerator to another; None where there is no other.
     """
 
     rates: Rates
     probes: Sequence[tuple[Probe, Times]]
     halves: Shares
     foreign_cores: float | None
+    peer_bytes_per_s: float | None = None
 
 
 def check_device(device: str) -> None:
     """Refuse a device that is not there.
 
     Raises:
-        ValueError: unless it is `cpu`, or `cuda` where torch sees a GPU.
+        ValueError: unless it is `cpu`, or `accelerator` where torch finds one.
     """
     if device not in DEVICES:
         raise ValueError(f"device={device}: one of {', '.join(DEVICES)}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device=cuda: torch sees no CUDA device; use device=cpu")
+    if device == "accelerator" and not torch.accelerator.is_available():
+        raise ValueError("device=accelerator: torch finds no accelerator on this machine; use device=cpu, or dry=1")
 
 
 def calibrate_cores(num_devices: int, tell: Told, probes: Sequence[Probe] = ON_CORES, **sizes: int) -> Calibration:
@@ -78,30 +81,36 @@ def calibrate_cores(num_devices: int, tell: Told, probes: Sequence[Probe] = ON_C
     return Calibration(rates, found, halves, foreign.cores)
 
 
-def calibrate_gpu(
+def calibrate_accelerators(
     tell: Told,
-    watch: Any | None = None,
-    probes: Sequence[Probe] = ON_GPUS,
-    halved: Sequence[Probe] = HALVED_ON_GPUS,
-    **sizes: int,
+    probes: Sequence[Probe] = ON_ACCELERATORS,
+    halved: Sequence[Probe] = HALVED_ON_ACCELERATORS,
+    *,
+    width: int = WIDTH,
+    copy_bytes: int = COPY_BYTES,
 ) -> Calibration:
-    """Calibrate the first GPU.
+    """Calibrate the first accelerator, and its link to the second.
 
     Args:
-        watch: its stopwatch, if not that of torch.cuda.
+        width, copy_bytes: of the operators, as `measure_rates` takes them.
     """
-    with ForeignLoad() as foreign, watch or GpuStopwatch() as clock:
-        tell("rates of the GPU and its link")
-        rates, found = measure_rates(clock, **sizes), []
+    with ForeignLoad() as foreign, AcceleratorStopwatch() as clock:
+        tell("rates of the accelerator and its links")
+        rates, peer, found = measure_rates(clock, width, copy_bytes), peer_rate(clock, copy_bytes), []
         for probe in probes:
             tell(f"layers of width {probe.model.hidden} on {probe.num_tokens} tokens")
-            found.append((probe, probe_on_gpu(probe, clock)))
+            found.append((probe, probe_on_accelerator(probe, clock)))
         tell("backwards in halves")
-        halves = _mean(halves_on_gpu(probe, clock) for probe in halved)
-    return Calibration(rates, found, halves, foreign.cores)
+        halves = _mean(halves_on_accelerator(probe, clock) for probe in halved)
+    return Calibration(rates, found, halves, foreign.cores, peer)
+
+
+def calibrate_dry(tell: Told) -> Calibration:
+    """The same at tiny sizes, for accelerators that are made up: its numbers are of no use."""
+    return calibrate_accelerators(tell, DRY, HALVED_DRY, width=64, copy_bytes=2**14)
 
 
 def _mean(shares: Iterable[Shares]) -> Shares:
-    """Of both halves; a GPU that hides one behind the other may give next to nothing for it."""
+    """Of both halves; a device that hides one behind the other may give next to nothing for it."""
     firsts, seconds = zip(*shares, strict=True)
     return max(0.0, mean(firsts)), max(0.0, mean(seconds))

@@ -56,7 +56,7 @@ ON_CORES = (
     _probe(320, 8, 6144, 192),
     _probe(448, 8, 12288, 80),
 )
-ON_GPUS = (
+ON_ACCELERATORS = (
     _probe(32, 2, 64, 16),
     _probe(768, 12, 49152, 1024),
     _probe(768, 12, 16384, 6144, 6),
@@ -67,7 +67,10 @@ ON_GPUS = (
 
 # Layers whose backward is split as well; their vocabularies do not matter.
 HALVED_ON_CORES = (_probe(192, 6, 512, 96), _probe(320, 8, 512, 128))
-HALVED_ON_GPUS = (_probe(768, 12, 512, 2048, 2), _probe(2560, 20, 512, 4096, 4))
+HALVED_ON_ACCELERATORS = (_probe(768, 12, 512, 2048, 2), _probe(2560, 20, 512, 4096, 4))
+
+# Where accelerators are made up: nothing is told apart by what they take.
+DRY, HALVED_DRY = ON_ACCELERATORS[:1], (_probe(32, 2, 64, 32, 2),)
 
 Times = dict[str, float]  # part of the engine's work -> seconds
 Shares = tuple[float, float]  # of both halves over a whole backward; what one half adds to recomputation is its own
@@ -113,7 +116,7 @@ def _workload(probe: Probe, dtype: torch.dtype = torch.float32, device: str = "c
     return Workload(list(build_model(model, seed=SEED, dtype=dtype, device=device)), tokens, MICROBATCHES, SEED)
 
 
-# --- on a GPU, where lanes are streams: the engine's own calls, one after another ---------------------------------
+# --- on an accelerator, where lanes are streams: the engine's own calls, one after another ---------------------------
 
 
 class _OneBatch(NamedTuple):
@@ -125,8 +128,8 @@ class _OneBatch(NamedTuple):
         return self.batch
 
 
-def probe_on_gpu(probe: Probe, watch: Stopwatch) -> Times:
-    """What the parts of a probe take on one GPU, and its steps on the host."""
+def probe_on_accelerator(probe: Probe, watch: Stopwatch) -> Times:
+    """What the parts of a probe take on one accelerator, and its steps on the host."""
     workload = _workload(probe, watch.dtype, watch.device)
     batch = Batch(*(each.to(watch.device) for each in workload.batch(0)))
     workload = Workload(workload.modules, _OneBatch(batch), workload.num_microbatches, SEED)
@@ -166,8 +169,8 @@ def probe_on_gpu(probe: Probe, watch: Stopwatch) -> Times:
     }
 
 
-def halves_on_gpu(probe: Probe, watch: Stopwatch) -> Shares:
-    """The same on one GPU."""
+def halves_on_accelerator(probe: Probe, watch: Stopwatch) -> Shares:
+    """The same on one accelerator."""
     workload = _workload(probe, watch.dtype, watch.device)
     whole, split = (
         Stages(workload, Weights(workload, {}), Shells(workload.modules), splits=splits) for splits in (False, True)

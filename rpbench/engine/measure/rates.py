@@ -3,13 +3,13 @@
 What is timed is done by all devices at once, as in a run: they share memory and caches.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
+from rpbench.engine.backends.accelerator import place, summed_in_16_bits
 from rpbench.engine.measure.stopwatch import Stopwatch
 
 COPY_BYTES = 64 * 2**20
@@ -63,24 +63,13 @@ def _random(watch: Stopwatch, *shape: int) -> torch.Tensor:
 
 def _product_rate(watch: Stopwatch, width: int, *, fast: bool) -> float:
     """FLOP/s of a square product; `fast` sums in 16 bits where the device can."""
-    with _summed_in_16_bits(fast and watch.dtype is torch.float16):
+    with summed_in_16_bits(fast and watch.dtype is torch.float16):
 
         def made() -> Callable[[], object]:
             left, right, out = (_random(watch, width, width) for _ in range(3))
             return lambda: torch.mm(left, right, out=out)
 
         return 2 * width**3 / watch.seconds(made)
-
-
-@contextmanager
-def _summed_in_16_bits(allowed: bool) -> Iterator[None]:
-    """Whether products in fp16 may be summed in fp16 meanwhile."""
-    before = torch.backends.cuda.matmul.allow_fp16_accumulation
-    torch.backends.cuda.matmul.allow_fp16_accumulation = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_fp16_accumulation = before
 
 
 def _half_rate_width(watch: Stopwatch, width: int, rate: float) -> float:
@@ -134,6 +123,18 @@ def _copy_rates(watch: Stopwatch, num_bytes: int) -> tuple[float, float, float]:
 
     alone = num_bytes / watch.seconds(up), num_bytes / watch.seconds(down)
     return (*alone, min(*alone, num_bytes / watch.seconds_together(up, down)))
+
+
+def peer_rate(watch: Stopwatch, num_bytes: int = COPY_BYTES) -> float | None:
+    """Bytes per second from the first accelerator to the second; None where there is one."""
+    if torch.accelerator.device_count() < 2:
+        return None
+
+    def made() -> Callable[[], object]:
+        source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=place(number)) for number in range(2))
+        return lambda: target.copy_(source, non_blocking=True)
+
+    return num_bytes / watch.seconds(made)
 
 
 def _optimizer_rate(watch: Stopwatch, num_bytes: int) -> float:

@@ -2,17 +2,18 @@
 
 On the processor a device is a thread with one core. All of them do the work at the same time, each on tensors of its
 own, and what counts is their processor time, so that other programs make nothing longer; of the devices' times it is
-the mean. On a GPU it is the time between two events of its stream.
+the mean. On an accelerator it is the time between two events of its stream.
 """
 
 import threading
 import time
 from collections.abc import Callable
 from statistics import mean
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from rpbench.engine.backends.accelerator import place
 from rpbench.engine.backends.workers import Workers
 
 Work = Callable[[], object]
@@ -104,34 +105,20 @@ class CoreStopwatch:
         return min(times)
 
 
-class GpuStopwatch:
-    """One GPU.
+class AcceleratorStopwatch:
+    """The first accelerator, real or made up."""
 
-    Args:
-        runtime: `torch.cuda`, or what stands in for it.
-        device: where its tensors are.
-        pins: whether host memory can be pinned.
-    """
+    dtype, pins, num_workers = torch.float16, True, 1
 
-    num_workers = 1
+    def __init__(self, repeats: int = REPEATS) -> None:
+        self._place, self._repeats = place(0), repeats
+        self.device = str(self._place)
 
-    def __init__(
-        self,
-        runtime: Any = torch.cuda,
-        device: str = "cuda:0",
-        dtype: torch.dtype = torch.float16,
-        *,
-        pins: bool = True,
-        repeats: int = REPEATS,
-    ) -> None:
-        self._cuda, self._repeats = runtime, repeats
-        self.device, self.dtype, self.pins = device, dtype, pins
-
-    def __enter__(self) -> "GpuStopwatch":
+    def __enter__(self) -> "AcceleratorStopwatch":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._cuda.synchronize(0)
+        torch.accelerator.synchronize(self._place)
 
     def seconds(self, made: Made) -> float:
         """Between two events of the current stream."""
@@ -142,19 +129,16 @@ class GpuStopwatch:
     def seconds_together(self, one: Made, other: Made) -> float:
         """Both on streams of their own, from the first start to the last end: the slower of the two."""
         works = [one(), other()]
-        streams = [self._cuda.Stream(device=0) for _ in works]
+        streams = [torch.Stream(device=self._place) for _ in works]
 
         def both() -> None:
-            main = self._cuda.current_stream(0)
+            main = torch.accelerator.current_stream(self._place)
             for work, stream in zip(works, streams, strict=True):
-                begun = self._cuda.Event(enable_timing=False)
-                begun.record(main)
-                stream.wait_event(begun)
-                with self._cuda.stream(stream):
+                stream.wait_stream(main)
+                with stream:
                     work()
-                ended = self._cuda.Event(enable_timing=False)
-                ended.record(stream)
-                main.wait_event(ended)
+            for stream in streams:  # not before both are issued: the second would come after the first
+                main.wait_stream(stream)
 
         both()
         return min(self._between_events(both) for _ in range(self._repeats))
@@ -175,10 +159,10 @@ class GpuStopwatch:
         return min(times)
 
     def _between_events(self, work: Work) -> float:
-        self._cuda.synchronize(0)
-        start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
-        with self._cuda.device(0):
-            stream = self._cuda.current_stream(0)
+        torch.accelerator.synchronize(self._place)
+        start, end = (torch.Event(self._place, enable_timing=True) for _ in range(2))
+        with torch.accelerator.device_index(0):
+            stream = torch.accelerator.current_stream(self._place)
             start.record(stream)
             work()
             end.record(stream)

@@ -31,6 +31,8 @@ from rpbench.engine.stream_order.trace import (
 )
 from rpbench.models.constants import constants
 
+ENDLESS = 2**50  # what a device has where nobody says
+
 _HERE = str(Path(__file__).parent)
 _PACKAGE = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
@@ -219,6 +221,11 @@ class Notes:
 
     def reset_peak(self, device: Any = None) -> None:
         self.peak[self.chosen(device)] = self.held[self.chosen(device)]
+
+    def memory_info(self, device: Any = None) -> tuple[int, int]:
+        """Bytes that are free, and all."""
+        whole = ENDLESS if self._memory_bytes is None else self._memory_bytes
+        return whole - self.held[self.chosen(device)], whole
 
     @contextmanager
     def making_on(self, index: int | None) -> Iterator[None]:

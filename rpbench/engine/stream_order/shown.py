@@ -55,6 +55,7 @@ def shown(machine: Notes, issuing: Issuing) -> Iterator[tuple[Any, str, Any]]:
         "memory_allocated": lambda device=None: machine.held[machine.chosen(device)],
         "max_memory_allocated": lambda device=None: machine.peak[machine.chosen(device)],
         "reset_peak_memory_stats": machine.reset_peak,
+        "get_memory_info": machine.memory_info,
     }
     yield from ((torch.accelerator, name, value) for name, value in faces.items())
     yield threading.Thread, "start", _started(machine, issuing, threading.Thread.start)

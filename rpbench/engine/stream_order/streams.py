@@ -65,6 +65,9 @@ class MachineStream(torch.Stream):
     def query(self) -> bool:
         return False
 
+    def is_capturing(self) -> bool:
+        return False
+
     def __enter__(self) -> Self:
         local = now().local
         self._before.append((local.device, local.streams.get(self.device_index)))

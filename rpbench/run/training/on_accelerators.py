@@ -89,7 +89,7 @@ def run_on_accelerators(
             **(_beside_plain_training(training, workload) if verify else {}),
         }
     training.workload = replace(training.workload, data=workload.data)
-    fields |= _order_found(machine.trace) if machine else {"evidence": "measured"}
+    fields |= order_found(machine.trace) if machine else {"evidence": "measured"}
     return Ran(training, program, timeline, fields, wall_s, machine.trace if machine else None)
 
 
@@ -139,7 +139,7 @@ def _predicted_by_class(assembled: Assembled, num_accelerators: int) -> Fields:
     }
 
 
-def _order_found(trace: Trace) -> Fields:
+def order_found(trace: Trace) -> Fields:
     """What may go wrong in the order that a dry run has issued."""
     found = findings(trace)
     fields: Fields = {
