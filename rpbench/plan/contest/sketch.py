@@ -1,6 +1,7 @@
 """Sketch: cuts of a setting worth timing, found by their computation alone, and the pace that is left to hope for."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -23,6 +24,8 @@ CUTS = 2
 # decides between them, so that more of them are worth timing. A sketch that may time less looks at fewer: at one for so
 # many actions.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
+# Cuts whose own orders are made, where orders follow from times; between these numbers, one for so many actions.
+FEWEST_ORDERS, MOST_ORDERS, ACTIONS_AN_ORDER = 4, 12, 64
 # Steps of schedules whose steps overlap.
 STEPS = 2
 
@@ -121,12 +124,32 @@ class Sketcher:
             climbs.append(self._climb(setting, problem, starts, self._order(setting, problem, first)))
             climbs[-1].run(self.work)
             climbs.sort(key=lambda climb: climb.best_score)
-        if problem.entry.needs_costs and not problem.entry.separate_cuts:  # once more, with the order of the best cut
-            before = climbs[0]
-            again = self._climb(setting, problem, before.leaders(CUTS), ClimbOrder(problem, first, before.best))
-            again.run(self.work)
-            climbs.append(again)
+        if problem.entry.needs_costs and not problem.entry.separate_cuts:
+            return self._with_own_orders(setting, problem, first, climbs[0])
         return sorted(climbs, key=lambda climb: climb.best_score)
+
+    def _with_own_orders(self, setting: Setting, problem: Problem, counts: Counts, before: Climb) -> list[Climb]:
+        """Cuts, each with the order that is made for it, the best first: those before, plain ones, and those near.
+
+        Under the order of another cut one may seem to fit, or to be fast, and with its own do neither.
+        """
+        orders, found = dict[Partition, ClimbOrder](), dict[Partition, Climb]()
+        most = max(FEWEST_ORDERS, min(MOST_ORDERS, self.work // (ACTIONS_AN_ORDER * before.num_actions)))
+
+        def look_at(cuts: Sequence[Partition], most: int) -> Partition | None:
+            for cut in cuts:
+                if cut not in found and len(found) < most:
+                    with suppress(ValueError):  # what its times lead to the schedule refuses
+                        orders[cut] = ClimbOrder(problem, counts, cut)
+                        found[cut] = self._climb(setting, problem, [cut], orders[cut])
+            return min(found, key=lambda cut: found[cut].best_score, default=None)
+
+        best, looked = look_at([*before.leaders(CUTS), *plain_partitions(problem, counts)[::-1]], most - CUTS), None
+        while best is not None and best != looked and len(found) < most:
+            looked, near = best, self._climb(setting, problem, [best], orders[best])
+            near.run(self.work)
+            best = look_at(near.leaders(CUTS), most)
+        return sorted(found.values(), key=lambda climb: climb.best_score)[: 1 + CUTS] or [before]
 
     def _climb(self, setting: Setting, problem: Problem, cuts: Sequence[Partition], order: ClimbOrder) -> Climb:
         fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
