@@ -24,8 +24,8 @@ CUTS = 2
 # decides between them, so that more of them are worth timing. A sketch that may time less looks at fewer: at one for so
 # many actions.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
-# Cuts whose own orders are made, where orders follow from times; between these numbers, one for so many actions.
-FEWEST_ORDERS, MOST_ORDERS, ACTIONS_AN_ORDER = 4, 12, 64
+# Plain cuts whose own orders are made, where orders follow from times: at most so many, one for so many actions.
+MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
 # Steps of schedules whose steps overlap.
 STEPS = 2
 
@@ -125,31 +125,22 @@ class Sketcher:
             climbs[-1].run(self.work)
             climbs.sort(key=lambda climb: climb.best_score)
         if problem.entry.needs_costs and not problem.entry.separate_cuts:
-            return self._with_own_orders(setting, problem, first, climbs[0])
+            again = self._climb(setting, problem, climbs[0].leaders(CUTS), ClimbOrder(problem, first, climbs[0].best))
+            again.run(self.work)  # with the order of the best cut
+            climbs += [again, *self._with_own_order(setting, problem, first, again.num_actions)]
         return sorted(climbs, key=lambda climb: climb.best_score)
 
-    def _with_own_orders(self, setting: Setting, problem: Problem, counts: Counts, before: Climb) -> list[Climb]:
-        """Cuts, each with the order that is made for it, the best first: those before, plain ones, and those near.
+    def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:
+        """The best of the plain cuts with the order that is made for it, if one fits.
 
-        Under the order of another cut one may seem to fit, or to be fast, and with its own do neither.
+        Under the order of another cut one may seem not to fit, or to be slow, and with its own be neither.
         """
-        orders, found = dict[Partition, ClimbOrder](), dict[Partition, Climb]()
-        most = max(FEWEST_ORDERS, min(MOST_ORDERS, self.work // (ACTIONS_AN_ORDER * before.num_actions)))
-
-        def look_at(cuts: Sequence[Partition], most: int) -> Partition | None:
-            for cut in cuts:
-                if cut not in found and len(found) < most:
-                    with suppress(ValueError):  # what its times lead to the schedule refuses
-                        orders[cut] = ClimbOrder(problem, counts, cut)
-                        found[cut] = self._climb(setting, problem, [cut], orders[cut])
-            return min(found, key=lambda cut: found[cut].best_score, default=None)
-
-        best, looked = look_at([*before.leaders(CUTS), *plain_partitions(problem, counts)[::-1]], most - CUTS), None
-        while best is not None and best != looked and len(found) < most:
-            looked, near = best, self._climb(setting, problem, [best], orders[best])
-            near.run(self.work)
-            best = look_at(near.leaders(CUTS), most)
-        return sorted(found.values(), key=lambda climb: climb.best_score)[: 1 + CUTS] or [before]
+        most, found = min(MOST_ORDERS, self.work // (ACTIONS_AN_ORDER * num_actions)), list[Climb]()
+        for cut in plain_partitions(problem, counts)[::-1][:most]:  # those that leave room for the head first
+            with suppress(ValueError):  # the schedule refuses what its times lead to
+                found.append(self._climb(setting, problem, [cut], ClimbOrder(problem, counts, cut)))
+        best = min(found, key=lambda climb: climb.best_score, default=None)
+        return [] if best is None or best.best_score >= MISFIT else [best]
 
     def _climb(self, setting: Setting, problem: Problem, cuts: Sequence[Partition], order: ClimbOrder) -> Climb:
         fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
