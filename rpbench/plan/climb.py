@@ -115,7 +115,7 @@ class Climb:
         self._separate = problem.entry.separate_cuts
         order = order or ClimbOrder(problem, self.counts)
         keeps_last, graph = problem.keeps_last and order.turns_at_once, order.graph
-        self._num_actions = graph.num_actions
+        self.num_actions = graph.num_actions
         self._batch = PlanBatch(
             graph,
             problem.times,
@@ -214,7 +214,7 @@ class Climb:
         scores, before, first = self._score(rows), self.best_score, len(self._plans)
         self._plans.extend(rows)
         self._tally.num_evaluated += len(rows)
-        self._tally.work += self._num_actions * len(rows)
+        self._tally.work += self.num_actions * len(rows)
         lowest = int(scores.argmin())
         improved = bool(scores[lowest] < before * (1 - TOLERANCE))
         if improved:

@@ -1,6 +1,7 @@
 """Sketch: cuts of a setting worth timing, found by their computation alone, and the pace that is left to hope for."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -23,6 +24,8 @@ CUTS = 2
 # decides between them, so that more of them are worth timing. A sketch that may time less looks at fewer: at one for so
 # many actions.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
+# Plain cuts whose own orders are made, where orders follow from times: at most so many, one for so many actions.
+MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
 # Steps of schedules whose steps overlap.
 STEPS = 2
 
@@ -121,12 +124,23 @@ class Sketcher:
             climbs.append(self._climb(setting, problem, starts, self._order(setting, problem, first)))
             climbs[-1].run(self.work)
             climbs.sort(key=lambda climb: climb.best_score)
-        if problem.entry.needs_costs and not problem.entry.separate_cuts:  # once more, with the order of the best cut
-            before = climbs[0]
-            again = self._climb(setting, problem, before.leaders(CUTS), ClimbOrder(problem, first, before.best))
-            again.run(self.work)
-            climbs.append(again)
+        if problem.entry.needs_costs and not problem.entry.separate_cuts:
+            again = self._climb(setting, problem, climbs[0].leaders(CUTS), ClimbOrder(problem, first, climbs[0].best))
+            again.run(self.work)  # with the order of the best cut
+            climbs += [again, *self._with_own_order(setting, problem, first, again.num_actions)]
         return sorted(climbs, key=lambda climb: climb.best_score)
+
+    def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:
+        """The best of the plain cuts with the order that is made for it, if one fits.
+
+        Under the order of another cut one may seem not to fit, or to be slow, and with its own be neither.
+        """
+        most, found = min(MOST_ORDERS, self.work // (ACTIONS_AN_ORDER * num_actions)), list[Climb]()
+        for cut in plain_partitions(problem, counts)[::-1][:most]:  # those that leave room for the head first
+            with suppress(ValueError):  # the schedule refuses what its times lead to
+                found.append(self._climb(setting, problem, [cut], ClimbOrder(problem, counts, cut)))
+        best = min(found, key=lambda climb: climb.best_score, default=None)
+        return [] if best is None or best.best_score >= MISFIT else [best]
 
     def _climb(self, setting: Setting, problem: Problem, cuts: Sequence[Partition], order: ClimbOrder) -> Climb:
         fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
