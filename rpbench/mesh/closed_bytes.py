@@ -47,6 +47,11 @@ def rank_layers(layers: int, p: Floats, v: Floats) -> RankLayers:
     )
 
 
+def end_matrices(tied: bool, p: Floats) -> Floats:
+    """Matrices of embedding and head on an end of a pipeline: one, or two where it is both ends and they differ."""
+    return np.where(p == 1, 1.0 if tied else 2.0, 1.0)
+
+
 def peak_bytes(
     software: Software,
     tied: bool,
@@ -61,7 +66,7 @@ def peak_bytes(
     """Bytes of the first rank, of the first of those with most layers, or of the last, whichever has most."""
     names = np.array(plans.schedules)[plans.schedule]
     alone = p == 1
-    ends = columns["matrix"] * np.where(alone, 1.0 if tied else 2.0, 1.0)
+    ends = columns["matrix"] * end_matrices(tied, p)
     found = np.zeros_like(p)
     for rank, layers, matrix, logits in (
         (np.zeros_like(p), ranks.first, ends, alone),

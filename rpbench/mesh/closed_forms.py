@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rpbench.cost.machine import Machine
-from rpbench.mesh.closed_bytes import expert_shards, peak_bytes, rank_layers
+from rpbench.mesh.closed_bytes import end_matrices, expert_shards, peak_bytes, rank_layers
 from rpbench.mesh.data_parallel import TAIL
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Precision, padded_vocab
@@ -109,10 +109,11 @@ def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Ti
     ranks = rank_layers(layers, p, v)
     most = ranks.most
     step = _pipeline_s(question, plans, columns, most, ranks.last, p, v, m)
-    step += _data_s(question, plans, columns, most, data, m)
+    matrices = columns["matrix"] * end_matrices(question.architecture.tied, p)
+    step += _data_s(question, plans, columns, most, matrices, data, m)
     constants = question.software.constants
     replicas = data * columns["context"]
-    owned = columns["dense"] * most / np.where(plans.shared == 0, 1.0, replicas)
+    owned = (columns["dense"] * most + matrices) / np.where(plans.shared == 0, 1.0, replicas)
     owned += columns["experts"] * most / np.where(plans.shared == 0, 1.0, expert_shards(columns, replicas))
     rate = question.machine.device.memory_bytes_per_s * question.machine.device.sustained_memory
     step += owned * constants["optimizer_bytes"] / rate + constants["step_s"]
@@ -154,15 +155,25 @@ def _pipeline_s(
 
 
 def _data_s(
-    question: Question, plans: Plans, columns: dict[str, Floats], most: Floats, data: Floats, m: Floats
+    question: Question,
+    plans: Plans,
+    columns: dict[str, Floats],
+    most: Floats,
+    matrices: Floats,
+    data: Floats,
+    m: Floats,
 ) -> Floats:
-    """Seconds that data parallelism adds."""
+    """Seconds that data parallelism adds; `matrices` counts parameters of embedding and head on a device.
+
+    Where parameters are shared, embedding and head are one unit: gathered once for a microbatch, since its backward
+    follows its forward, and reduced once a step. A tied matrix is gathered once for both uses.
+    """
     software = question.software
     beside = software.constants["beside"]
     replicas = data * columns["context"]
     bandwidth, latency = _group(question.machine, software, replicas, columns["tensor"])
     part = (replicas - 1) / replicas
-    own = (columns["dense"] * most + columns["matrix"]) * part / bandwidth
+    own = (columns["dense"] * most + matrices) * part / bandwidth
     others = replicas * columns["tensor"] / columns["expert"]
     expert_bandwidth, _ = _group(question.machine, software, others, columns["expert"])
     own += columns["experts"] * most * (others - 1) / np.maximum(others, 1) / expert_bandwidth
@@ -178,7 +189,7 @@ def _data_s(
     ahead = np.maximum(columns["forward"] * (1 + beside), 2.0 * layer) - columns["forward"]
     back = columns["backward"] + columns["recompute"]
     behind = np.maximum(back * (1 + beside), (2.0 + software.gradient_bytes) * layer) - back
-    whole = m * most * (ahead + behind) + (2.0 * m + software.gradient_bytes) * columns["matrix"] * part / bandwidth
+    whole = m * most * (ahead + behind) + (2.0 * m + software.gradient_bytes) * matrices * part / bandwidth
     fully = plans.shared == SHARED.index("parameters")
     return np.where(replicas == 1, 0.0, np.where(fully, whole, found))
 

@@ -22,7 +22,7 @@ import pytest
 
 from . import kept, shared
 from .choice import Reach
-from .mutants import Mutant, drawn
+from .mutants import Mutant
 from .reach import ROOT, mark, named_blocks
 from .trial import Trials
 
@@ -43,13 +43,13 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="try: those that survived, new tests first")
     parser.add_argument("--cap", type=float, default=CAP_S, help="try: seconds of tests for a mutant")
     parser.add_argument("tests", nargs="*", help="reach: these instead of all")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     given.work = given.work.resolve()
     given.work.mkdir(parents=True, exist_ok=True)
     if given.verb == "reach":
         return _reach(given)
     if given.verb == "table":
-        kept.keep(given.work, drawn(SEED, EACH), SEED)
+        kept.keep(given.work, kept.current(SEED, EACH), SEED)
         return 0
     part, parts = map(int, given.part.split("/"))
     copy = given.work / f"copy-{given.verb}-{part}"
@@ -87,8 +87,9 @@ def _reach(given: argparse.Namespace) -> int:
 
 def _try(given: argparse.Namespace, part: int, parts: int) -> int:
     reach = Reach(given.work / "reach", named_blocks())
-    done = {tuple(row["key"]): row["status"] for row in kept.tried(given.work)}
-    mine = [mutant for number, mutant in enumerate(drawn(SEED, EACH)) if number % parts == part]
+    done = {row.key: row.status for row in kept.rows()}
+    done |= {tuple(row["key"]): row["status"] for row in kept.tried(given.work)}
+    mine = [mutant for number, mutant in enumerate(kept.current(SEED, EACH)) if number % parts == part]
     if given.only:
         chosen = [mutant for mutant in mine if given.only in mutant.file]
     else:

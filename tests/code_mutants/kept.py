@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .mutants import Fault, Mutant, mutants_of
+from .mutants import Fault, Mutant, drawn, mutants_of
 from .reach import PACKAGES, ROOT
 
 KEPT = Path(__file__).with_name("kept.csv")
@@ -48,8 +48,12 @@ def tried(work: Path) -> list[dict]:
 
 
 def keep(work: Path, mutants: Iterable[Mutant], seed: int) -> None:
-    """Write `kept.csv` and the page. Reasons are written by hand; one stays as long as its mutant lives."""
-    results = {tuple(row["key"]): row for row in tried(work)}
+    """Write `kept.csv` and the page; what was not tried again is as it was.
+
+    Reasons are written by hand; one stays as long as its mutant lives.
+    """
+    results = {row.key: {"status": row.status, "by": row.by} for row in rows()}
+    results |= {tuple(row["key"]): row for row in tried(work)}
     reasons = {row.key: (row.status, row.why) for row in rows() if row.why}
     found = []
     for mutant in mutants:
@@ -97,6 +101,25 @@ def _told(row: Row) -> str:
     short = [each if len(each) <= 100 else f"{each[:97]}..." for each in (old, new)]
     place = f"{row.file.removeprefix('rpbench/')}:{row.line}"
     return f"- `{place}`, {row.kind}: `{short[0]}` → `{short[1]}`. {row.why}"
+
+
+# --- what is kept, in the tree as it is --------------------------------------------------------------------------
+
+
+def current(seed: int, each: int) -> list[Mutant]:
+    """The mutants of `kept.csv` that the tree still has; others of their package, newly drawn, for those that are gone.
+
+    Where nothing is kept yet, all are drawn.
+    """
+    there = {mutant.key: mutant for _, mutant in found_again(rows()) if mutant is not None}
+    chosen = list(there.values())
+    lines = {(mutant.file, mutant.line) for mutant in chosen}
+    left = {package: each - sum(mutant.package == package for mutant in chosen) for package in PACKAGES}
+    for mutant in drawn(seed, 2 * each):
+        if left[mutant.package] > 0 and (mutant.file, mutant.line) not in lines:
+            left[mutant.package] -= 1
+            chosen.append(mutant)
+    return sorted(chosen, key=lambda mutant: PACKAGES.index(mutant.package))
 
 
 # --- the sample --------------------------------------------------------------------------------------------------

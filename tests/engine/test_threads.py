@@ -19,12 +19,15 @@ from rpbench.engine.backends import threads
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import replay_clock
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.program import Edge, Program, make_program
+from rpbench.engine.program import Edge, Program, _group_edges, make_program
 from rpbench.engine.training import Training
 from rpbench.ir.action import Kind
-from rpbench.ir.schedule import ScheduleError
-from rpbench.passes.lower import split_backward
+from rpbench.ir.partition import symmetric
+from rpbench.ir.schedule import ScheduleError, Shape
+from rpbench.passes.lower import add_steps, split_backward
+from rpbench.registry import entries
 from rpbench.sim.events import deal
+from rpbench.sim.graph import build_graph
 
 
 @pytest.fixture
@@ -34,6 +37,20 @@ def backend():
         yield found
     left = [thread.name for thread in threading.enumerate() if thread not in before and thread.is_alive()]
     assert not left, "no worker outlives its backend"
+
+
+def test_steps_of_a_group_wait_for_the_gradients_and_the_last_steps_of_the_others():
+    """Two stages under one norm, three steps: threads alone could bring a STEP before the other's last one."""
+    order = entries()["1f1b"].build(Shape(2, 2, 2, num_steps=3)).with_partition(symmetric((1, 1)))
+    analysis = build_graph(add_steps(order)).analysis
+    index, steps = analysis.index, analysis.index.steps
+    found = set(_group_edges(analysis, [(0, 1)]))
+    last = {(steps[stage, version], steps[1 - stage, version - 1]) for stage in (0, 1) for version in (2, 3)}
+    assert {edge for edge in found if edge[1] in steps.values()} == last
+    gradients = {
+        (steps[stage, version], number) for stage, version in steps for number in index.gradients(1 - stage, version)
+    }
+    assert found == last | gradients
 
 
 def nothing(action, number, gate):

@@ -100,6 +100,19 @@ def test_a_sketch_promises_no_less_than_timelines_give(name):
         assert sketch.tokens_per_s >= max(each.tokens_per_s for each in timed) * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1"])
+def test_layers_and_devices_that_differ_are_bounded_by_the_quickest(name):
+    """Of five layers one takes eight times as long, and the device of the first stage is four times as fast."""
+    case = small_of(small(sequences_per_step=8), 5, {"hidden": 512, "vocab": 2_000})
+
+    def uneven(sequences):
+        times = case.timed(sequences)
+        names = ("forward", "recompute", "backward", "input_grad", "weight_grad")
+        return replace(times, **{each: (*getattr(times, each)[:-1], 8 * getattr(times, each)[-1]) for each in names})
+
+    check(name, replace(case, cluster=replace(case.cluster, device_speeds=(4.0, 1.0)), timed=uneven), None)
+
+
 def check(name, case, share):
     """Every plan against the bounds, and the found one against every plan."""
     who = contender(name)

@@ -34,16 +34,20 @@ def nodes():
         yield found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "one step late"])
-@pytest.mark.parametrize("backend", ["virtual", "cpu"])
-def test_two_nodes_train_as_one_plain_loop(nodes, asynchronous, backend):
+def check_nodes_train_as_one_plain_loop(nodes, asynchronous, backend):
     answer = nodes.run_nodes(request_of(roundpipe(asynchronous=asynchronous), backend=backend))
     assert answer["grad_max_abs_diff"] == 0.0  # the loop adds up each node's rounds before the nodes, too
     assert answer["weight_max_abs_diff"] == 0.0
     assert answer["copies_max_abs_diff"] == 0.0
     assert answer["sent_bytes"] == answer["expected_bytes"] > 0
     assert answer["losses"] == pytest.approx(answer["reference_losses"], rel=1e-14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous, backend", [(False, "cpu"), (True, "cpu"), (True, "virtual")])
+def test_two_nodes_train_as_one_plain_loop(nodes, asynchronous, backend):
+    """The fourth is a test of `test_running`, whose ranks are there anyway."""
+    check_nodes_train_as_one_plain_loop(nodes, asynchronous, backend)
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
 """Collectives between ranks: what cannot be timed is refused; a rank that hangs or dies ends all, with a message."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from faulty_collectives import MARKED
 
 from rpbench.side_processes import GRACE_S
-from rpbench.torch_runtime.collectives import STALL_S, CollectiveRequest
+from rpbench.torch_runtime import collectives
+from rpbench.torch_runtime.board import Phase
+from rpbench.torch_runtime.collectives import COLLECTIVES, STALL_S, CollectiveRequest, run_collectives
 from rpbench.torch_runtime.diagnosis import RunFailed
 from rpbench.torch_runtime.ranks import LAST_WORDS_S, Ranks
 
@@ -30,6 +33,19 @@ def test_a_request_survives_the_line_it_is_sent_as():
 def test_what_cannot_be_timed_is_refused(asked, rule):
     with pytest.raises(ValueError, match=rule):
         asked.check()
+
+
+def test_the_board_says_which_collective_a_rank_is_at(monkeypatch):
+    """Numbered through, size by size: of a rank that hangs this is all that is known."""
+    written, begun = [], []
+    alone = SimpleNamespace(get_backend=lambda: "gloo", get_rank=lambda: 0)
+    monkeypatch.setattr(collectives, "dist", alone)
+    monkeypatch.setattr(collectives, "timed", lambda name, size, *_: begun.append(len(written)) or (size, [0.5]))
+    found = run_collectives(CollectiveRequest(2, (64, 1024)), SimpleNamespace(write=lambda *said: written.append(said)))
+    calls = 2 * len(COLLECTIVES)
+    assert written == [*((Phase.COMPUTING, number, 0) for number in range(calls)), (Phase.BETWEEN,)]
+    assert begun == list(range(1, calls + 1))  # said before it begins
+    assert found["seconds"] == {name: {"64": [0.5], "1024": [0.5]} for name in COLLECTIVES}
 
 
 @pytest.mark.slow
