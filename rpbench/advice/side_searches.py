@@ -29,7 +29,9 @@ from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
 LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.03, 0.4, 0.12
-FAIR = 2.0  # of an equal part of what is left, for each search before anybody has more
+FAIR = 1.5  # of an equal part of what is left, for each search before anybody has more
+# Of what is left, for each round of searches; of what is left of that, for one (0: a fair part); also from elsewhere.
+ROUNDS = ((0.5, 0.0, False), (0.5, 0.0, False), (1.0, ONE_SEARCH, False), (1.0, 0.0, True))
 
 
 # Weights that stay, weights that stream over a link with others, orders by times: between them they call every kernel.
@@ -110,7 +112,7 @@ class Share:
         except ValueError as error:
             return Glance(remark=str(error))
         self.searches[number] = search
-        search.frames.keep_only(search.plan())
+        search.keep_one_frame()
         return Glance(rank(outcome), outcome.tokens_per_s if outcome.fits else 0.0)
 
     def finish(self, numbers: Sequence[int], to_beat: float | None, seconds: float) -> dict[int, Any]:
@@ -119,11 +121,14 @@ class Share:
         Args:
             to_beat: as of `rpbench.plan.contest.search.tune`.
         """
-        end, found, waiting = self.clock.spent + seconds, dict[int, Any](), list(numbers)
-        # Everybody for a while; then who is not done, the fastest first; then everybody from elsewhere.
-        for part_of_last, everywhere in ((0.0, False), (ONE_SEARCH, False), (0.0, True)):
+        end, found = self.clock.spent + seconds, dict[int, Any]()
+        able = [number for number in numbers if not self.searches[number].cannot_fit()]
+        waiting = able
+        # Everybody for a while, twice; then who is not done, the fastest first; then everybody from elsewhere.
+        for of_round, part_of_last, everywhere in ROUNDS:
+            until = end - (1 - of_round) * (end - self.clock.spent)
             for place, number in enumerate(waiting):
-                left, search = end - self.clock.spent, self.searches[number]
+                left, search = until - self.clock.spent, self.searches[number]
                 part = part_of_last or min(ONE_SEARCH, FAIR / (len(waiting) - place))
                 self.clock.allow(self.clock.spent + part * left)
                 if left > 0:
@@ -132,7 +137,7 @@ class Share:
                     except ValueError as error:
                         found[number] = str(error)
             ended = {number for number in numbers if self.searches[number].has_ended}
-            waiting = [each for each in numbers if each not in found and (part_of_last or each not in ended)]
+            waiting = [each for each in able if each not in found and (part_of_last or each not in ended)]
             waiting.sort(key=self._promise)
         self.clock.allow(inf)
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
@@ -146,7 +151,7 @@ class Share:
         search = self.searches[number]
         try:
             plan = search.plan()
-            search.frames.keep_only(plan)
+            search.keep_one_frame()
             row = self._row(plan, search.frames)
         except ValueError as error:
             return str(error)

@@ -60,7 +60,7 @@ def test_only_the_frame_of_a_plan_is_kept_and_serves_more_memory():
     frames = Frames(contender("1f1b"), case)
     plan = tune(contender("1f1b"), case, BUDGET, frames=frames)
     made = frames.num_made
-    frames.keep_only(plan)
+    frames.keep_only(plan.setting, plan.partition, plan.num_steps or case.num_steps)
     assert frames.of_plan(plan).outcome(plan.partition, plan.setting.recompute) == plan.outcome
     assert frames.num_made == made
     roomy = small()

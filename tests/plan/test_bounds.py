@@ -14,11 +14,13 @@ from rpbench.ir.partition import symmetric
 from rpbench.mesh.terms import terms_of
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import rank
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import space_of
+from rpbench.plan.counts import plain_partitions
 from rpbench.plan.linear import prices
 
 # Pipelines of one and several stages a device, split backwards, a V, shared weights, weights on the host.
@@ -98,6 +100,31 @@ def test_a_sketch_promises_no_less_than_timelines_give(name):
         sketch = Sketcher(who, case, 100_000).of(at)
         timed = [Frames(who, case).of(at, cut, case.num_steps).outcome(cut, "none") for cut in sketch.cuts]
         assert sketch.tokens_per_s >= max(each.tokens_per_s for each in timed) * (1 - 1e-6)
+
+
+def test_the_best_plain_cut_is_among_those_of_a_sketch_where_orders_follow_from_times():
+    """Seven layers on three devices: with the order that is made for the first plain cut, the best one is slower."""
+    who = contender("zb_auto")
+    case = small_of(small(num_devices=3, sequences_per_step=12, num_steps=3), 7, {"hidden": 1024, "vocab": 32_000})
+    at = space_of(who, case).first.changed("recompute", "all")
+    frames, problem = Frames(who, case), posed(who, at, case, 1)
+    paces = {cut: frames.of(at, cut, 3).outcome(cut, "all").tokens_per_s for cut in plain_partitions(problem, (3, 3))}
+    assert max(paces, key=paces.get) in Sketcher(who, case, 1_000_000).of(at).cuts
+
+
+def test_a_sketch_without_time_has_cuts_and_is_made_again_once_there_is_time():
+    case, over = small(), True
+    at = space_of(contender("zb_auto"), case).first
+    sketcher = Sketcher(contender("zb_auto"), case, 1_000_000, is_over=lambda: over)
+    hasty = sketcher.of(at)
+    few = sketcher.tally.num_evaluated
+    assert hasty.cuts
+    assert sketcher.of(at) is hasty
+    over = False
+    whole = Sketcher(contender("zb_auto"), case, 1_000_000)
+    assert sketcher.of(at) == whole.of(at)
+    assert few < whole.tally.num_evaluated
+    assert sketcher.of(at) is sketcher.of(at)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb_h1"])

@@ -35,10 +35,10 @@ class Frames:
             found._known = {key: frame.under(terms) for key, frame in self._known.items()}
         return found
 
-    def keep_only(self, plan: Tuned) -> None:
-        """Forget all frames but the one of a plan: those of many contenders take gigabytes."""
-        frame = self.of_plan(plan)
-        self._known = {key: known for key, known in self._known.items() if known.schedule is frame.schedule}
+    def keep_only(self, setting: Setting, cut: Partition, num_steps: int) -> None:
+        """Forget all frames but the one that times a cut: those of many contenders take gigabytes."""
+        frame = self.of(setting, cut, num_steps)
+        self._known = {key: known for key, known in self._known.items() if known is frame}
 
     def keep_only_of(self, setting: Setting) -> None:
         """Forget all frames but those of a setting, whatever it recomputes, that time any cut."""

@@ -9,6 +9,9 @@ from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import Outcome
 from rpbench.plan.contest.space import Setting
 
+# What is better by less is no improvement.
+TOLERANCE = 1e-4
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -96,6 +99,14 @@ class Tuned:
 def rank(outcome: Outcome) -> float:
     """Tokens per second where a plan fits; otherwise below 0, by how much it does not."""
     return outcome.tokens_per_s if outcome.fits else -outcome.misfit
+
+
+def beats(one: Tried, other: Tried) -> bool:
+    """Whether one is better than another, by more than rounding."""
+    if one.outcome is None or other.outcome is None:
+        return one.outcome is not None
+    known = rank(other.outcome)
+    return rank(one.outcome) > known + TOLERANCE * abs(known)
 
 
 def outcome_of(tried: Tried) -> Outcome:

@@ -23,7 +23,7 @@ from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import Outcome
 from rpbench.plan.contest.frames import FRAME, Frames
-from rpbench.plan.contest.plans import NONE, Budget, Tried, Tuned, cut_of, outcome_of, rank
+from rpbench.plan.contest.plans import NONE, TOLERANCE, Budget, Tried, Tuned, beats, cut_of, outcome_of, rank
 from rpbench.plan.contest.restarts import restart
 from rpbench.plan.contest.shifted_cuts import shifted
 from rpbench.plan.contest.sketch import Sketcher
@@ -33,8 +33,6 @@ from rpbench.sim.kernels import compile_orders
 
 # A setting whose sketch is slower than the best one's by more than this is not timed.
 WORTH = 0.06
-# What is better by less is no improvement.
-TOLERANCE = 1e-4
 # Steps in a row while searching, where each waits for the one before; the second one counts.
 FEW_STEPS = 2
 # Plans that run all steps in the end.
@@ -104,7 +102,7 @@ class Search:
         self.contender, self.terms, self.budget = contender, terms, budget
         self.space = space or space_of(contender, terms)
         self.frames = frames or Frames(contender, terms)
-        self.sketcher = Sketcher(contender, terms, budget.climb_work)
+        self.sketcher = Sketcher(contender, terms, budget.climb_work, is_over=is_over)
         self.bounds = Bounds(contender, terms, self.space)
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
@@ -133,7 +131,7 @@ class Search:
         self._began = self._fitting(self._start())
         if self.is_over is not None and self._began.recompute != "fitting":
             for changed in [each for dimension, each in self._changes(self._began) if dimension == "recompute"]:
-                if not self.time_is_over() and self._beats(self._look_at(changed), self.tried[self._began]):
+                if not self.time_is_over() and beats(self._look_at(changed), self.tried[self._began]):
                     self._began = changed
         return outcome_of(self.tried[self._began])
 
@@ -142,11 +140,11 @@ class Search:
 
         Smaller microbatches first, then what else may be chosen, until no single change lacks less.
         """
-        best, improved = setting, not self._cannot_fit()
+        best, improved = setting, not self.cannot_fit()
         while improved and not self.time_is_over() and not outcome_of(self.tried[best]).fits:
             improved = False
             for changed in self._lighter(best):
-                if not self.time_is_over() and self._beats(self._look_at(changed), self.tried[best]):
+                if not self.time_is_over() and beats(self._look_at(changed), self.tried[best]):
                     best, improved = changed, True
                     if outcome_of(self.tried[best]).fits:
                         break
@@ -167,7 +165,7 @@ class Search:
         """Bytes that the fullest device holds at least, whatever is chosen."""
         return self.bounds.least_bytes(self.terms.limits.device_memory_bytes or 0)
 
-    def _cannot_fit(self) -> bool:
+    def cannot_fit(self) -> bool:
         """Whether nothing fits, and a bound says that nothing can."""
         limit = self.terms.limits.device_memory_bytes
         return limit is not None and not outcome_of(self.best()).fits and self.least_bytes > limit
@@ -186,8 +184,10 @@ class Search:
         """
         assert self._began is not None
         self._to_beat = to_beat or 0.0
-        can_fit, seen = not self._cannot_fit(), list[Setting]()
-        setting = self._descend(self.best().setting) if can_fit and not self.has_ended else None
+        can_fit, seen, start = not self.cannot_fit(), list[Setting](), self.best().setting
+        if self.is_over is not None and can_fit:  # which may have ended the way to one that fits
+            start = self._fitting(start)
+        setting = self._descend(start) if can_fit and not self.has_ended else None
         while can_fit:
             if setting is None and everywhere:
                 setting = self._further()
@@ -218,10 +218,8 @@ class Search:
     def begin_at(self, setting: Setting) -> None:
         """Search from a setting on, as from the first one."""
         self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
-        if self._look_at(setting).outcome is None:
-            return
-        found = self._descend(setting)
-        if rank(outcome_of(self.tried[found])) >= self.best_pace() * (1 - WORTH):
+        found = self._descend(setting) if self._look_at(setting).outcome is not None else None
+        if found is not None and rank(outcome_of(self.tried[found])) >= self.best_pace() * (1 - WORTH):
             self._improve_cut(found)
 
     def climb_from(self, setting: Setting, cut: Partition) -> None:
@@ -236,8 +234,14 @@ class Search:
         self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
         self.tried[setting] = begun
         self._improve_cut(setting)
-        if known is not None and not self._beats(self.tried[setting], known):
+        if known is not None and not beats(self.tried[setting], known):
             self.tried[setting] = known
+
+    def keep_one_frame(self) -> None:
+        """Forget all frames but that of the best plan so far."""
+        best = self._final or self.best()
+        num_steps = self.terms.num_steps if self._final else self._num_steps(best.setting)
+        self.frames.keep_only(best.setting, cut_of(best), num_steps)
 
     def plan(self) -> Tuned:
         """The best plan so far, with what was spent on it."""
@@ -269,6 +273,8 @@ class Search:
     def _start(self) -> Setting:
         """The usual setting, or one near it that the schedule takes."""
         first, refused = self.space.first, ""
+        if self.is_over is not None and "fitting" in self.space.dimensions["recompute"]:
+            first = first.changed("recompute", "fitting")  # which covers the others
         near = [first, *(changed for _, changed in self._changes(first))]
         for setting in dict.fromkeys([*near, *(far for one in near for _, far in self._changes(one))]):
             if refused and self.time_is_over():
@@ -297,9 +303,16 @@ class Search:
                     usual = self.space.first.recompute
                     changes = list(dict.fromkeys(each.changed("recompute", usual) for each in changes)) + changes
                 for changed in sorted(changes, key=self._estimate, reverse=True):  # of equals, the usual value first
-                    if self._is_worth(changed, current) and self._beats(self._look_at(changed), self.tried[current]):
+                    if self._is_worth(changed, current) and beats(self._look_at(changed), self.tried[current]):
                         current, improved = changed, True
+                    elif self._is_owed(changed):  # and then there is no time for more
+                        return changed if beats(self._look_at(changed), self.tried[current]) else current
         return current
+
+    def _is_owed(self, setting: Setting) -> bool:
+        """Whether time ended between a sketch and its timeline, and the sketch promises much more than was found."""
+        is_untimed = self.time_is_over() and setting not in self.tried and not self._is_covered(setting)
+        return is_untimed and self._estimate(setting) > self.best_pace() * (1 + WORTH)
 
     def _is_beaten(self, current: Setting) -> bool:
         """Whether somebody else is far ahead of a setting that fits."""
@@ -330,7 +343,7 @@ class Search:
         return changed.value("recompute") != "none" or len(outcome.keeps) == len(cut_of(self.tried[current]).backward)
 
     def _estimate(self, setting: Setting) -> float:
-        if self.time_is_over():
+        if self.time_is_over() and not self.sketcher.knows(setting):
             return 0.0
         try:
             return self.sketcher.of(setting).tokens_per_s
@@ -382,7 +395,7 @@ class Search:
             if cut in seen:
                 return
             again = self._timed(setting, cut)
-            if self._beats(again, self.tried[setting]):
+            if beats(again, self.tried[setting]):
                 self.tried[setting] = again
 
     def _timed(self, setting: Setting, cut: Partition, *, all_steps: bool = False) -> Tried:
@@ -393,18 +406,10 @@ class Search:
             self._refused[setting.recompute, setting.options] = f"refused: {error}"
             raise
         self.num_timed += 1
-        outcome = frame.outcome(cut, setting.recompute)
-        return Tried(setting, cut, outcome)
+        return Tried(setting, cut, frame.outcome(cut, setting.recompute))
 
     def _num_steps(self, setting: Setting) -> int:
         return self.terms.num_steps if self.sketcher.of(setting).overlaps else FEW_STEPS
-
-    @staticmethod
-    def _beats(one: Tried, other: Tried) -> bool:
-        if one.outcome is None or other.outcome is None:
-            return one.outcome is not None
-        known = rank(other.outcome)
-        return rank(one.outcome) > known + TOLERANCE * abs(known)
 
     # --- cuts ---
 
@@ -420,7 +425,7 @@ class Search:
             with suppress(ValueError):  # the order follows from times, and that of this cut does not take the setting
                 if self._is_promising(current, cut):
                     moved = self._timed(setting, cut)
-                    if self._beats(moved, current):
+                    if beats(moved, current):
                         self.tried[setting], quiet = moved, 0
                         continue
             place, quiet = place + 1, quiet + 1
@@ -432,7 +437,7 @@ class Search:
             return True
         self.num_timed += 1
         known = self.frames.of(setting, cut_of(current), self._num_steps(setting))
-        return self._beats(current._replace(outcome=known.outcome(cut, setting.recompute)), current)
+        return beats(current._replace(outcome=known.outcome(cut, setting.recompute)), current)
 
     def _better_with_its_cut(self, setting: Setting) -> Setting | None:
         """A setting near by that beats this one once it has the same cut; those without a frame are not looked at."""
@@ -447,9 +452,9 @@ class Search:
                 recut = self._timed(near, cut)
             except ValueError:  # the schedule does not take the setting, or its order for this cut does not
                 continue
-            if self._beats(recut, known):
+            if beats(recut, known):
                 self.tried[near] = recut
-            if self._beats(recut, self.tried[setting]):
+            if beats(recut, self.tried[setting]):
                 return near
         return None
 
@@ -457,20 +462,15 @@ class Search:
         """The best setting with another number of stages, whose layers have not been moved yet, if it is close."""
         counts = {each.chunks_per_device for each in seen}
         worth = max(rank(outcome_of(self.tried[each])) for each in seen) * (1 - WORTH)
-        others = [
-            each
-            for each in self.tried.values()
-            if each.outcome is not None and each.setting.chunks_per_device not in counts and rank(each.outcome) > worth
-        ]
-        return max(others, key=lambda each: rank(outcome_of(each))).setting if others and not self.is_spent() else None
+        others = [each for each in self._found() if each.setting.chunks_per_device not in counts]
+        best = max(others, key=lambda each: rank(outcome_of(each)), default=None)
+        return None if best is None or rank(outcome_of(best)) <= worth or self.is_spent() else best.setting
 
     def _further(self) -> Setting | None:
         """Down from a setting that beats the best, of those that no single change led to and no bound rules out."""
         best = self.best().setting
         for each in () if self.is_spent() or self._is_beaten(best) else self.bounds.nearest_first(best):
-            if self.is_spent():
-                break
-            if self._is_worth(each, best) and self._beats(self._look_at(each), self.tried[best]):
+            if not self.is_spent() and self._is_worth(each, best) and beats(self._look_at(each), self.tried[best]):
                 return self._descend(each)
         return None
 

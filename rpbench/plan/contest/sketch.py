@@ -1,6 +1,6 @@
 """Sketch: cuts of a setting worth timing, found by their computation alone, and the pace that is left to hope for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -47,12 +47,20 @@ class Sketch(NamedTuple):
 
 
 class Sketcher:
-    """Sketches of one contender's settings, each made once."""
+    """Sketches of one contender's settings, each made once; one that was cut short is made again when there is time.
 
-    def __init__(self, contender: Contender, terms: Terms, work: int) -> None:
-        self.contender, self.terms, self.work = contender, terms, work
+    Args:
+        work: actions timed in one sketch.
+        is_over: whether time is: then a sketch has the plain cuts that are scored first, and no more. None: never.
+    """
+
+    def __init__(
+        self, contender: Contender, terms: Terms, work: int, *, is_over: Callable[[], bool] | None = None
+    ) -> None:
+        self.contender, self.terms, self.work, self._is_over = contender, terms, work, is_over
         self.tally = Tally()
         self._known: dict[Setting, Sketch] = {}
+        self._cut_short: set[Setting] = set()
         self._orders: dict[tuple[Setting, Counts, int], ClimbOrder] = {}
 
     def of(self, setting: Setting) -> Sketch:
@@ -61,10 +69,20 @@ class Sketcher:
         Raises:
             ValueError: if the schedule does not take it.
         """
-        setting = setting.changed("prefetch", 1)  # which is nothing to computation
-        if setting not in self._known:
+        setting = _sketched(setting)
+        if setting not in self._known or (setting in self._cut_short and not self._time_is_over()):
+            self._cut_short.discard(setting)
             self._known[setting] = self._made(setting)
+            if self._time_is_over():
+                self._cut_short.add(setting)
         return self._known[setting]
+
+    def knows(self, setting: Setting) -> bool:
+        """Whether there is a sketch of a setting."""
+        return _sketched(setting) in self._known
+
+    def _time_is_over(self) -> bool:
+        return self._is_over is not None and self._is_over()
 
     def _made(self, setting: Setting) -> Sketch:
         problem = posed(self.contender, setting, self.terms, 1)
@@ -111,20 +129,22 @@ class Sketcher:
 
     def _climbs(self, setting: Setting, problem: Problem, first: Counts) -> list[Climb]:
         others = promising_counts(problem)[: self._num_pairs] if problem.entry.separate_cuts else ()
-        climbs = [
-            self._climb(setting, problem, cuts, self._order(setting, problem, counts))
-            for counts in dict.fromkeys([first, *others])
-            if (cuts := plain_partitions(problem, counts))
-        ]
+        climbs = list[Climb]()
+        for counts in dict.fromkeys([first, *others]):
+            cuts = plain_partitions(problem, counts)
+            if cuts and not (climbs and self._time_is_over()):
+                climbs.append(self._climb(setting, problem, cuts, self._order(setting, problem, counts)))
         climbs = sorted(climbs, key=lambda climb: climb.best_score)[:CLOSELY]
         for climb in climbs:
-            climb.run(self.work // len(climbs))
-        if setting.recompute == "fitting" and not problem.entry.separate_cuts and not climbs[0].keeps_everything:
+            if not self._time_is_over():
+                climb.run(self.work // len(climbs))
+        fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
+        if fitting and not self._time_is_over() and not climbs[0].keeps_everything:
             starts = self.of(setting.changed("recompute", "none")).cuts  # what would be best without
             climbs.append(self._climb(setting, problem, starts, self._order(setting, problem, first)))
             climbs[-1].run(self.work)
             climbs.sort(key=lambda climb: climb.best_score)
-        if problem.entry.needs_costs and not problem.entry.separate_cuts:
+        if problem.entry.needs_costs and not problem.entry.separate_cuts and not self._time_is_over():
             again = self._climb(setting, problem, climbs[0].leaders(CUTS), ClimbOrder(problem, first, climbs[0].best))
             again.run(self.work)  # with the order of the best cut
             climbs += [again, *self._with_own_order(setting, problem, first, again.num_actions)]
@@ -137,6 +157,8 @@ class Sketcher:
         """
         most, found = min(MOST_ORDERS, self.work // (ACTIONS_AN_ORDER * num_actions)), list[Climb]()
         for cut in plain_partitions(problem, counts)[::-1][:most]:  # those that leave room for the head first
+            if self._time_is_over():
+                break
             with suppress(ValueError):  # the schedule refuses what its times lead to
                 found.append(self._climb(setting, problem, [cut], ClimbOrder(problem, counts, cut)))
         best = min(found, key=lambda climb: climb.best_score, default=None)
@@ -162,6 +184,11 @@ class Sketcher:
     def _pace(self, problem: Problem, step: float) -> float:
         seconds = step / problem.times.units_per_second
         return self.terms.tokens(self.terms.sequences_per_step) / seconds if seconds < inf else 0.0
+
+
+def _sketched(setting: Setting) -> Setting:
+    """The setting that one is sketched as: what comes ahead is nothing to computation."""
+    return setting.changed("prefetch", 1)
 
 
 def _turn(problem: Problem, *, runs_again: bool) -> float:
