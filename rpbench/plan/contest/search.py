@@ -310,9 +310,9 @@ class Search:
         return current
 
     def _is_owed(self, setting: Setting) -> bool:
-        """Whether time ended between a sketch and its timeline, and the sketch promises more than that of the best."""
+        """Whether time ended between a sketch and its timeline, and the sketch promises much more than was found."""
         is_untimed = self.time_is_over() and setting not in self.tried and not self._is_covered(setting)
-        return is_untimed and self._estimate(setting) > self._estimate(self.best().setting)
+        return is_untimed and self._estimate(setting) > self.best_pace() * (1 + WORTH)
 
     def _is_beaten(self, current: Setting) -> bool:
         """Whether somebody else is far ahead of a setting that fits."""
