@@ -91,8 +91,14 @@ def test_cuts_conserve_the_parameters(tensor, pipeline):
 
 @pytest.mark.parametrize(
     "name, chunks, num, in_flight",
-    [("1f1b", 1, 8, 4), ("1f1b", 1, 40, 4), ("gpipe", 1, 8, 8), ("gpipe", 1, 40, 40), ("zb_h2", 1, 8, 7)]
-    + [("interleaved_1f1b", 2, 8, 5.5)],
+    [
+        ("1f1b", 1, 8, 4),
+        ("1f1b", 1, 40, 4),
+        ("gpipe", 1, 8, 8),
+        ("gpipe", 1, 40, 40),
+        ("zb_h2", 1, 8, 7),
+        ("interleaved_1f1b", 2, 8, 5.5),
+    ],
 )
 def test_activations_in_flight_come_from_the_order(name, chunks, num, in_flight):
     """Rank 0 of 4: p; all m, in a long step too; 2 p - 1; (v p + p - 1) chunks of 1 / v."""
