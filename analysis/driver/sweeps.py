@@ -192,7 +192,7 @@ def run_sweeps(
                 if not job.helps:
                     ended.append(job)
                     say(f"[{len(ended)}/{total}] {job}")
-            if not waiting and len(running) == 1 and _wants_help(running[0], helped):
+            if all(map(_is_alone, waiting)) and len(running) == 1 and _wants_help(running[0], helped):
                 helped.add(running[0].sweep)
                 running.append(_start(running[0].sweep, results, helps=True))
             main = [job for job in running if not job.helps]
