@@ -12,6 +12,7 @@ from torch_cases import TWO_WAY, schedule_near
 
 from rpbench.cli import dispatch
 from rpbench.cost.constant import unit_times
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.ir.partition import Partition, parse, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text
 from rpbench.registry import entries
@@ -446,11 +447,20 @@ def test_its_host_memory_by_hand():
     shapes = [40 * 24, *layer, *layer, 24, 40 * 24]
     blocks = sum(next(2**n for n in range(40) if 2**n >= 2 * size) for size in shapes)
     total = sum(shapes)
-    assert roundpipe_host_bytes(model) == {
-        "alloc": 2 * blocks + 16 * total,
-        "register": 2 * total + blocks + 16 * total,
-        "off": 2 * total + blocks + 16 * total,
+    matrices = (24, 40), *[(24, 24)] * 8, *[(24, 32)] * 6, (24, 40)
+    state = {
+        "adamw": 12 * total,
+        "sgd": 4 * total,
+        "rmsprop": 8 * total,
+        "adafactor": 4 * total + 4 * (sum(map(sum, matrices)) + 5 * 24),  # norms keep a moment of every element
     }
+    for name, num_bytes in state.items():
+        assert roundpipe_host_bytes(model, OptimizerSettings(name=name)) == {
+            "alloc": 2 * blocks + 4 * total + num_bytes,
+            "register": 2 * total + blocks + 4 * total + num_bytes,
+            "off": 2 * total + blocks + 4 * total + num_bytes,
+        }
+    assert OptimizerSettings(name="sgd", momentum=0.9).state_bytes((3, 5)) == 8 * 15
 
 
 def test_the_librarys_own_class_takes_the_plan():
