@@ -25,6 +25,7 @@ from rpbench.advice.model_source import (
 )
 from rpbench.advice.ranking import Misfit, advise
 from rpbench.advice.rows import FRAMEWORKS, space_of_framework
+from rpbench.commands.advise_around import around
 from rpbench.commands.advise_nodes import advise_nodes
 from rpbench.commands.advise_questions import (
     BESIDES,
@@ -55,7 +56,7 @@ from rpbench.mesh.plans import SCHEDULES, Space
 from rpbench.mesh.terms import terms_of
 from rpbench.places import file_of
 from rpbench.plan.contest.plans import Budget
-from rpbench.plan.contest.terms import Terms
+from rpbench.plan.contest.terms import Terms, default_microbatches
 from rpbench.registry import unknown_name
 from rpbench.workload.architecture import Architecture, model_keys, unknown_key
 
@@ -106,8 +107,11 @@ class Asked:
         return load(words)
 
 
-def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
+def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = False) -> dict[str, Any]:
     """The advice as JSON-ready data; its table goes to `people`.
+
+    Args:
+        with_around: also the rows at other settings, `around`, for a page.
 
     Raises:
         ValueError: for whatever in the request cannot be.
@@ -125,6 +129,11 @@ def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
         answer = rents(machine, asked.own, lambda part: _on(model, part, asked, sequences))
     else:
         answer = _on(model, machine, asked, sequences)
+    plans = _plans(answer)
+    if with_around and plans:
+        part = machine.with_devices(answer["num_devices"])
+        sizes = default_microbatches(sequences, part.size)
+        answer["around"] = around(answer, plans, part, lambda each: _terms(model, each, asked, sequences, sizes)[0])
     answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused), "notes": _notes(asked)}
     width = shutil.get_terminal_size((120, 24)).columns  # COLUMNS, the terminal's, or that of a pipe
     if "limits" in answer:
@@ -180,7 +189,14 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
     asked = _asked(arguments)
     found = _machine(asked).machine
     sequences = _count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size)
-    return _on_nodes(_model(asked), found, asked, sequences)
+    answer = _on_nodes(_model(asked), found, asked, sequences)
+    _plans(answer)
+    return answer
+
+
+def _plans(answer: dict[str, Any]) -> list[Any]:
+    """The plans of an answer's rows, which are no JSON, taken out of them; those on time first."""
+    return [row.pop("plan") for name in ("ranking", "ranking_late") for row in answer.get(name, ())]
 
 
 def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
@@ -417,6 +433,8 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
         framework=_framework(asked),
     )
     answer = found.plain() | {"seq_len": model.seq_len}
+    for name, rows in (("ranking", found.ranking), ("ranking_late", found.ranking_late)):
+        answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]
     if not found.ranking and not found.ranking_late:
         answer |= _smallest_change(found.does_not_fit, terms)
     return _runnable(answer, model, cluster, asked)
@@ -431,7 +449,7 @@ def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, ask
         words[f"cluster={cluster.name}"] = _spelled_machine(cluster)
     for row in (*answer.get("ranking", ()), *answer.get("ranking_late", ()), *answer.get("limits", ())):
         for short, long in words.items():
-            for key in row.keys() & {"command", "export"}:
+            for key in row.keys() & {"command", "export", "export_note"}:
                 row[key] = row[key] and row[key].replace(f" {short} ", f" {long} ")
     return answer
 

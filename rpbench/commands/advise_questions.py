@@ -209,6 +209,11 @@ def counts_of(machine: Machine) -> list[int]:
     return [*range(1, min(each, size) + 1), *range(2 * each, size + 1, each)]
 
 
+def powers_and_last(counts: Sequence[int]) -> list[int]:
+    """The powers of two among some numbers that rise, and the largest."""
+    return sorted({count for count in counts if count & (count - 1) == 0} | {counts[-1]})
+
+
 def fewest_devices(machine: Machine, ask: Callable[[Machine], dict[str, Any]]) -> dict[str, Any]:
     """Advice on as few devices as hold the model, and what fewer lack."""
     fewer: list[dict[str, Any]] = []
@@ -240,8 +245,7 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
         price = machine.price_usd_per_hour / machine.size
     else:
         raise ConfigError(f"usd_per_device_hour= is missing: nobody knows the rent of {machine.name}; give its price")
-    known = counts_of(machine)
-    counts = sorted({count for count in known if count & (count - 1) == 0} | {known[-1]})
+    counts = powers_and_last(counts_of(machine))
     rows: list[dict[str, Any]] = []
     answers: dict[int, dict[str, Any]] = {}
     for count in counts:
@@ -259,7 +263,7 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
         rows.append({"num_devices": count, "days": needs, "usd": usd, "why": label(first)})
     timely = [row for row in rows if row["days"] is not None and row["days"] <= days]
     if not answers:
-        raise ConfigError(f"deadline_days={own['deadline_days']}: nothing fits on {known[-1]} devices or fewer")
+        raise ConfigError(f"deadline_days={own['deadline_days']}: nothing fits on {counts[-1]} devices or fewer")
     best = min(timely, key=lambda row: row["usd"]) if timely else None
     answer = answers[best["num_devices"] if best else max(answers)]
     return answer | {"rents": rows, "cheapest": best, "deadline_days": days, "tokens": tokens}

@@ -156,6 +156,8 @@ def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"host memory: {host}; a day: {row['tokens_per_day'] / 1e9:,.2f} billion tokens"
         if row["usd_per_1e9_tokens"] is not None:
             yield f"10^9 tokens: {row['usd_per_1e9_tokens']:,.0f} US dollars"
+        if row.get("export_note"):
+            yield f"export: {row['export_note']}"
         if row.get("gap") is not None and not row["searched_to_the_end"]:
             yield "gap: how much faster another plan of the same schedule may be at most, by a bound"
 
