@@ -46,7 +46,8 @@ def around(
     if not rows:
         return None
     on_nodes = isinstance(plans[0], Job)
-    counts = powers_and_last(counts_of(machine))
+    alike = machine.device_speeds is None  # or a command for fewer would have to say which
+    counts = powers_and_last(counts_of(machine)) if alike else [machine.size]
     on = {count: _put(machine, count, (lambda part: part) if on_nodes else terms_on) for count in counts}
     every = max(1, len(rows) // STEPS)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from rpbench.advice.limits import Limit, largest, limit_of
-from rpbench.advice.rows import RUNS_IN, command_of, command_of_mesh
-from rpbench.commands.advise_table import label
+from rpbench.advice.limits import Limit, largest, least_more, limit_of
+from rpbench.advice.rows import RUNS_IN, Misfit, command_of, command_of_mesh
+from rpbench.commands.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
 from rpbench.cost.machine import Machine
 from rpbench.explain.side import Side, Work
@@ -269,15 +269,30 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
     return answer | {"rents": rows, "cheapest": best, "deadline_days": days, "tokens": tokens}
 
 
+def _devices(row: Mapping[str, Any]) -> str:
+    return f"{row['num_devices']} device{'s' if row['num_devices'] > 1 else ''}"
+
+
 def question_lines(answer: Mapping[str, Any]) -> list[str]:
     """What a question about numbers of devices found, for people; before the advice on the one that it chose."""
-    found = [f"{row['num_devices']} devices: {row['why']}" for row in answer.get("fewer", ())]
+    found = [f"{_devices(row)}: {row['why']}" for row in answer.get("fewer", ())]
     if answer.get("fewest_devices"):
         found.append(f"fewest devices: {answer['fewest_devices']}")
     for row in answer.get("rents", ()):
         told = "" if row["days"] is None else f"{row['days']:,.1f} days, {row['usd']:,.0f} US dollars, "
-        found.append(f"{row['num_devices']} devices: {told}{row['why']}")
+        found.append(f"{_devices(row)}: {told}{row['why']}")
     if "cheapest" in answer:
         best, days = answer["cheapest"], f"{answer['deadline_days']:g} days"
-        found.append(f"cheapest within {days}: {best['num_devices']} devices" if best else f"none within {days}")
+        found.append(f"cheapest within {days}: {_devices(best)}" if best else f"none within {days}")
     return found
+
+
+def smallest_change(misfits: Sequence[Misfit], terms: Terms) -> dict[str, Any]:
+    """The least memory that makes something fit, as a sentence and as data."""
+    found = least_more(misfits, terms)
+    where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
+    told = "; ".join(
+        f"{gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} let {more.schedule} fit" for more in found
+    )
+    told = f"no schedule fits with any of the options tried; {told or 'none is known to with more of one memory'}"
+    return {"smallest_change": told, "change": [more._asdict() for more in found]}

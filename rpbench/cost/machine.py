@@ -196,6 +196,8 @@ class Machine:
     def with_devices(self, num_devices: int) -> "Machine":
         """As many whole nodes as that many devices need, or a part of one; rent goes with the devices.
 
+        Of devices that differ in speed it is the fastest, in the order that they stand in.
+
         Raises:
             ValueError: if the devices do not fill nodes.
         """
@@ -205,7 +207,17 @@ class Machine:
         price, size = self.price_usd_per_hour, self.num_devices
         if price is not None and size is not None:
             price = price * num_devices / size
-        return replace(self, num_devices=num_devices, domain=0 if whole else self.domain, price_usd_per_hour=price)
+        speeds = self.device_speeds
+        if speeds is not None and num_devices < len(speeds):
+            fastest = sorted(range(len(speeds)), key=lambda place: -speeds[place])[:num_devices]
+            speeds = tuple(speeds[place] for place in sorted(fastest))
+        return replace(
+            self,
+            num_devices=num_devices,
+            domain=0 if whole else self.domain,
+            price_usd_per_hour=price,
+            device_speeds=speeds,
+        )
 
     @cached_property
     def device(self) -> Device:
