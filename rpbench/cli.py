@@ -64,7 +64,8 @@ def dispatch(arguments: Sequence[str]) -> int:
         print(f"rpbench: {error.strerror or error}: {where}; what had ended before is kept", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("rpbench: interrupted; finished runs are kept", file=sys.stderr)
+        kept = "nothing was written" if list(arguments[:1]) == ["advise"] else "finished runs are kept"
+        print(f"rpbench: interrupted; {kept}", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -149,6 +149,8 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
         print(line, file=people)
     if answer.get("comparison"):
         print_explanation(answer["comparison"], people)
+    elif "comparison" in answer:
+        print(f"compare={asked.own['compare']}: {_not_compared(answer, asked)}", file=people)
     for note in answer["notes"]:
         print(f"note: {note}", file=people)
     return answer
@@ -161,6 +163,13 @@ def _on(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> 
     if "compare" in asked.own:
         answer["comparison"] = comparison(answer, compared(asked.own), model, cluster)
     return answer
+
+
+def _not_compared(answer: Mapping[str, Any], asked: Asked) -> str:
+    """Why two schedules are not laid beside each other."""
+    there = {row["schedule"].partition("(")[0] for row in answer["ranking"]}
+    missing = [name for name in compared(asked.own) if name not in there]
+    return f"{' and '.join(missing)}: no plan that runs in {asked.own.get('runs_in', 'any framework or here')} and fits"
 
 
 def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, sequences: int) -> dict[str, Any]:

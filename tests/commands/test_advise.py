@@ -466,6 +466,13 @@ def test_a_truncated_config_is_named(config, capsys):
     assert "no complete JSON" in capsys.readouterr().err
 
 
+def test_what_cannot_be_compared_is_named():
+    words = [*SMALL[:-1], "gpu=l40s", "num_devices=2", "compare=1f1b,zb_h1", "runs_in=torchtitan"]
+    answer = advise_on(words, people := io.StringIO())
+    assert answer["comparison"] is None
+    assert "zb_h1: no plan that runs in torchtitan and fits" in " ".join(people.getvalue().split())
+
+
 def test_a_part_of_devices_of_two_kinds_is_the_fastest(tmp_path):
     lines = (CONF / "cluster" / "8x_rtx4090.yaml").read_text().splitlines()
     lines = [line for line in lines if not line.startswith(("name:", "device_speeds:", "num_devices:"))]
