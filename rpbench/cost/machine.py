@@ -209,8 +209,8 @@ class Machine:
             price = price * num_devices / size
         speeds = self.device_speeds
         if speeds is not None and num_devices < len(speeds):
-            fastest = sorted(range(len(speeds)), key=lambda place: -speeds[place])[:num_devices]
-            speeds = tuple(speeds[place] for place in sorted(fastest))
+            fastest = sorted(enumerate(speeds), key=lambda pair: -pair[1])[:num_devices]
+            speeds = tuple(speed for _, speed in sorted(fastest))
         return replace(
             self,
             num_devices=num_devices,
