@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from rpbench.engine.layout import layout_of
 from rpbench.engine.state.optimizer import OptimizerSettings
-from rpbench.ir.partition import Partition
+from rpbench.ir.partition import Partition, filled
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.models.build import build_layer
 from rpbench.torch_runtime.tables import make_table
@@ -163,7 +163,9 @@ def module_names_per_stage(partition: Partition, names: ModuleNames) -> list[lis
         own = [*(names.embedding if stage == 0 else ()), *(names.layer.format(layer=layer) for layer in layers)]
         own += names.head if stage == last else ()
         if not own:
-            raise ValueError(f"partition {partition}: stage {stage} holds no module; give it a layer at least")
+            near = "-".join(map(str, next(filled(counts), ())))
+            out = f"take the cut beside it, 'partition=\"{near}\"'" if near else "take fewer stages"
+            raise ValueError(f"partition {partition}: stage {stage} holds no module, and theirs hold one each; {out}")
         found.append([*own, *names.everywhere])
     return found
 
