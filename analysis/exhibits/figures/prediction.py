@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Table, exhibit_of
+from analysis.exhibits.exhibit import Table, columns_of, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, look_up
@@ -71,14 +71,7 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """One row a model and estimate, with the published estimate where there is one."""
-    columns = (
-        "model",
-        "estimate",
-        "simulated (tokens/s)",
-        "published estimate (1,000 tokens/s)",
-        "published measurement (tokens/s)",
-        "simulated / measured",
-    )
+    columns = columns_of("prediction")
     rows = []
     for row in data.itertuples():
         column = {"sync": "predicted_sync_ktokens_per_s", "label": "predicted_async_ktokens_per_s"}.get(row.estimate)

@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Shown, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -13,14 +13,7 @@ from analysis.records.experiments import Experiments
 def exhibit(experiments: Experiments) -> Shown:
     """The table."""
     data = numbers(experiments)
-    columns = (
-        "model",
-        "bubble as in the artifact (%)",
-        "bubble, the head waits (%)",
-        "makespan as in the artifact (s)",
-        "makespan, the head waits (s)",
-        "longer (%)",
-    )
+    columns = columns_of("causal")
     return Shown(table=table(columns, map(_row, data.to_dict("records"))), words={"answer": answer(data)})
 
 

@@ -2,7 +2,7 @@
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, look_up
@@ -12,19 +12,7 @@ CUTS = ("published", "even", "greedy", "search")
 
 def tabulate(found: dict[tuple[str, str], dict]) -> Table:
     """One row a model and cut."""
-    columns = (
-        "model",
-        "plan",
-        "forward stages",
-        "backward stages",
-        "known forward stages",
-        "known backward stages",
-        "bubble (%)",
-        "switch and intra (%)",
-        "known bubble (%)",
-        "plans tried",
-        "layers per stage",
-    )
+    columns = columns_of("plans")
     models = [model for model in runs.MODELS if (model, "published") in found]
     return table(columns, (_row(found[model, cut]) for model in models for cut in CUTS))
 
