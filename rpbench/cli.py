@@ -64,7 +64,8 @@ def dispatch(arguments: Sequence[str]) -> int:
         print(f"rpbench: {error.strerror or error}: {where}; what had ended before is kept", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("rpbench: interrupted; finished runs are kept", file=sys.stderr)
+        kept = "nothing was written" if list(arguments[:1]) == ["advise"] else "finished runs are kept"
+        print(f"rpbench: interrupted; {kept}", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -187,13 +188,15 @@ def advise(arguments: Sequence[str]) -> int:
     from rpbench.commands.advise import advise_on
 
     flags = {item for item in arguments if item in ("--json", "--open")}
-    answer = advise_on([item for item in arguments if item not in flags], sys.stderr)
+    words = [item for item in arguments if item not in flags]
+    answer = advise_on(words, sys.stderr, with_around="--open" in flags)
+    moves = answer.pop("around", None)
     if "--json" in flags or not sys.stdout.isatty():
         print(json.dumps(answer, allow_nan=False), flush=True)
     if "--open" in flags:
         from rpbench.commands.advise_page import show_page, write_page
 
-        path = write_page(answer)
+        path = write_page(answer, moves)
         shown = "" if show_page(path) else "; there is no screen to open it on"
         print(f"rpbench: the page is {path}{shown}", file=sys.stderr)
     return 0

@@ -3,13 +3,14 @@
 Below them calls back to back, and both with a fused stage whose forward waits for its input, as it must on a machine.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from analysis.claims.claim import Claim, Record, section
+from analysis.claims.claim import Claim, section
 from analysis.claims.evidence import Need, causal, figure17, steady_causal, steady_state
 from analysis.claims.ours import stated
 from analysis.claims.printed import Printed, cell, printed, rows
 from analysis.exhibits.style import method_name, model_name
+from analysis.exhibits.tables.published_cells import cell_numbers
 from analysis.records.paper import PUBLISHED_MODELS
 from analysis.records.runs import SCHEDULES
 
@@ -29,37 +30,26 @@ def figure17_claims() -> Iterator[Claim]:
         yield _label_as_steady_state(model, called, "benchmark", "as many as the throughput runs take")
 
 
-def _share(part: str) -> Callable[[Record], float]:
-    return lambda run: 100 * run[part] / (run["num_devices"] * run["makespan_s"])
-
-
-def _ms(quantity: str) -> Callable[[Record], float]:
-    return lambda run: 1e3 * run[quantity]
-
-
-# Column of bubble.csv -> what it is called, its unit, and how it follows from a record.
-_FIELDS: dict[str, tuple[str, str, Callable[[Record], float]]] = {
-    "layer_events": ("layer events", "events", lambda run: run["num_layer_events"]),
-    "makespan_ms": ("makespan", "ms", _ms("makespan_s")),
-    "bubble_time_gpu_ms": ("bubble time", "GPU-ms", _ms("idle_s")),
-    "bubble_ratio_percent": ("bubble ratio", "%", lambda run: 100 * run["bubble_makespan"]),
-    "fill_time_gpu_ms": ("fill time", "GPU-ms", _ms("fill_s")),
-    "fill_ratio_percent": ("fill ratio", "%", _share("fill_s")),
-    "switch_time_gpu_ms": ("switch time", "GPU-ms", _ms("switch_s")),
-    "switch_ratio_percent": ("switch ratio", "%", _share("switch_s")),
-    "drain_time_gpu_ms": ("drain time", "GPU-ms", _ms("drain_s")),
-    "drain_ratio_percent": ("drain ratio", "%", _share("drain_s")),
-    "intra_time_gpu_ms": ("intra time", "GPU-ms", _ms("intra_s")),
-    "intra_ratio_percent": ("intra ratio", "%", _share("intra_s")),
-    "comm_total_ms": ("total communication", "ms", _ms("comm_total_s")),
-    "comm_exposed_ms": ("exposed communication", "ms", _ms("comm_exposed_s")),
-    "comm_exposed_ratio_percent": ("exposed communication ratio", "%", _share("comm_exposed_s")),
+# Column of bubble.csv -> what it is called, and its unit.
+_FIELDS = {
+    "layer_events": ("layer events", "events"),
+    "makespan_ms": ("makespan", "ms"),
+    "bubble_time_gpu_ms": ("bubble time", "GPU-ms"),
+    "bubble_ratio_percent": ("bubble ratio", "%"),
+    **{
+        f"{part}_{column}": (f"{part} {metric}", unit)
+        for part in ("fill", "switch", "drain", "intra")
+        for column, metric, unit in (("time_gpu_ms", "time", "GPU-ms"), ("ratio_percent", "ratio", "%"))
+    },
+    "comm_total_ms": ("total communication", "ms"),
+    "comm_exposed_ms": ("exposed communication", "ms"),
+    "comm_exposed_ratio_percent": ("exposed communication ratio", "%"),
 }
 
 
 def _cell(schedule: str, model: str) -> Iterator[Claim]:
     subject = f"{method_name(schedule)} on {model_name(model)}"
-    for column, (metric, unit, value) in _FIELDS.items():
+    for column, (metric, unit) in _FIELDS.items():
         yield Claim(
             id=f"figure17/{schedule}/{model}/{column}",
             statement_id=f"figure17/{schedule}/{model}",
@@ -69,7 +59,7 @@ def _cell(schedule: str, model: str) -> Iterator[Claim]:
             published=printed("bubble", column, scheduler=schedule.replace("_", "-"), model=PUBLISHED_MODELS[model]),
             tolerance=0.0 if unit == "events" else None,
             needs=(figure17(schedule, model),),
-            value=value,
+            value=lambda run, column=column: cell_numbers(run)[column],
         )
 
 
@@ -88,7 +78,7 @@ def _label(model: str) -> Claim:
         unit="%",
         published=_bar(model),
         needs=(figure17("roundpipe", model),),
-        value=lambda run: _share("switch_s")(run) + _share("intra_s")(run),
+        value=lambda run: sum(cell_numbers(run)[f"{part}_ratio_percent"] for part in ("switch", "intra")),
     )
 
 

@@ -7,12 +7,14 @@ run those that do not depend on the machine's pace - parity, counts, bytes - are
 
 from collections.abc import Iterator, Mapping
 from math import isclose
+from pathlib import Path
 from typing import Any
 
 from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import Need
 from analysis.claims.expected import held_experiments, read_table
 from analysis.claims.printed import Printed
+from rpbench.yaml_file import read_keys
 
 AS_ACCEPTED = "as accepted"
 # Of a loss: another torch adds in another order, another processor in vectors of another width, and updates carry that
@@ -24,87 +26,7 @@ REL_TOLERANCE = 1e-6  # of a number that is computed; another platform rounds th
 _CELL = "cell."  # how columns begin that say which cell a row is of
 CONTENDER = "contender"
 
-# What says who asked, where and when, and is not a result.
-_BESIDES = (
-    "run_id",
-    "clock",
-    "schedule",
-    "generator",
-    "model",
-    "cluster",
-    "workload",
-    "cost",
-    "mode",
-    "backend",
-    "experiment",
-    "choices",
-    "overrides",
-    "config",
-    "files",
-    "file_digests",
-    "code_version",
-    "git_commit",
-    "versions",
-    "schema",
-    "digest",
-    "surroundings",
-    "notes",
-    "hardware",
-    "started_at",
-    "settings",
-    CONTENDER,
-    "engine",
-    "malloc_tuned",
-    "reason",
-    "cell",
-)
-# What depends on how fast a machine is, and on what else it does: of a measured run nothing to hold it to.
-_PACE = (
-    "makespan_s",
-    "step_time_s",
-    "tokens_per_s",
-    "bubble_makespan",
-    "bubble_span",
-    "bubble_over_ideal",
-    "bubble_steady",
-    "bubble_between_ends",
-    "span_s",
-    "busy_s",
-    "idle_s",
-    "fill_s",
-    "switch_s",
-    "drain_s",
-    "intra_s",
-    "comm_total_s",
-    "comm_data_s",
-    "comm_exposed_s",
-    "replay_makespan_s",
-    "replay_busy_s",
-    "replay_bubble_makespan",
-    "foreign_cpu_share",
-    "loss_curve_s",
-    "sums_wait_s",
-    "held_memory_bytes",
-)
-# What follows from a plan that was searched on times measured on the machine.
-_OF_A_PLAN = (
-    "partition_layers",
-    "num_stages",
-    "num_backward_stages",
-    "num_actions",
-    "num_updates",
-    "num_layer_events",
-    "num_plans_evaluated",
-    "peak_in_flight",
-    "peak_memory_bytes",
-    "host_memory_bytes",
-    "h2d_bytes",
-    "d2h_bytes",
-    "net_bytes",
-    "staleness_steps",
-    "weight_versions",
-    "round_size",
-)
+_UNHELD: dict[str, list[str]] = read_keys(Path(__file__).with_suffix(".yaml"))  # fields by why nothing holds them
 
 
 @section(180, "Every cell as it was accepted")
@@ -165,11 +87,13 @@ def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
 
 def fields_of(run: Record) -> list[str]:
     """The fields of a record that can be held to what they were."""
-    names = [name for name, value in run.items() if name not in _BESIDES and not _is_nested(value)]
+    names = [name for name, value in run.items() if name not in _UNHELD["besides"] and not _is_nested(value)]
     if run["evidence"] == "measured":
-        names = [name for name in names if name not in _PACE]
+        names = [name for name in names if name not in _UNHELD["pace"]]
     if run["mode"] == "duel" or run["cost"] == "profiled":
-        names = [name for name in names if name not in _OF_A_PLAN and not name.endswith(("_s", "_share", "_cores"))]
+        names = [
+            name for name in names if name not in _UNHELD["of_a_plan"] and not name.endswith(("_s", "_share", "_cores"))
+        ]
     return names
 
 

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from analysis.claims import Need
 from analysis.driver.forked import Forked, can_fork, fork_command
 from analysis.records.experiments import Experiments, Sweep, is_complete
 from rpbench.records import record
 from rpbench.run.allocator import measures
+from rpbench.yaml_file import read_keys
 
 ROOT = Path(__file__).parents[2]
 LOGS = "logs"  # folder within the results
@@ -44,93 +45,22 @@ class Scope:
         return known and experiments.plans(need.experiment, need.choices)
 
 
-# What measures time needs the machine for itself.
-_ALONE = ("cpu_duel", "aa_duel", "torch_duel", "baselines_cpu", "gpu_gradients", "gpu_single", "gpu_duel")
-
-# What takes longest, first; experiments that are not named here follow.
-_LONGEST = (
-    "figure10",
-    "equivalence",
-    "convergence",
-    "figure10_published",
-    "thousand_devices",
-    "partitions",
-    "uneven_head",
-    "steady_state",
-    "steady_causal",
-    "recompute_ahead",
-    "roofline",
-    "figure17",
-)
-
-
-# Only for a machine with a GPU.
-_ON_GPUS = ("gpu_gradients", "gpu_single", "gpu_duel")
-
-# Hours, or the machine for itself once more: only where somebody asks for them.
-ON_REQUEST = ("aa_duel", "convergence_study")
+# Experiments by what is known of them; `sweeps.yaml` says what each list is for.
+_LISTS: dict[str, Any] = read_keys(Path(__file__).with_suffix(".yaml"))
+ON_REQUEST = tuple(_LISTS["on_request"])
 
 
 def experiments() -> list[str]:
     """The experiments of `conf/experiment/` that any machine can run and everybody waits for; long ones first."""
-    names = sorted({path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} - {*_ON_GPUS, *ON_REQUEST})
-    return sorted(names, key=lambda name: _LONGEST.index(name) if name in _LONGEST else len(_LONGEST))
+    longest, others = _LISTS["longest"], {*_LISTS["on_gpus"], *ON_REQUEST}
+    names = sorted({path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} - others)
+    return sorted(names, key=lambda name: longest.index(name) if name in longest else len(longest))
 
 
-# Races in real time: they take an hour each and the machine for themselves.
-_DUELS = ("cpu_duel", "torch_duel")
-DUELS = Scope("duels", tuple(Sweep(experiment) for experiment in _DUELS))
-
-# Everything else that any machine can run: the paper, and our own studies.
-ALL = Scope("all", tuple(Sweep(experiment) for experiment in experiments() if experiment not in _DUELS))
-
-# What the paper's figures and claims rest on; nothing in it measures time.
-_OF_THE_PAPER = (
-    "partitions",
-    "steady_state",
-    "steady_causal",
-    "figure17",
-    "recompute_ahead",
-    "roofline",
-    "one_round",
-    "causal",
-    "hand_cuts",
-)
-PAPER = Scope("paper", tuple(Sweep(experiment) for experiment in _OF_THE_PAPER))
-
-# The published cells, asynchronous steps as the benchmarks take them, the closed forms of one machine, some schedules
-# against plain training, and a small duel without verdicts: everybody trains bit for bit as plain training does, and
-# takes one turn.
-_SMALL_DUEL = (
-    "model=half_mid_gpt",
-    "model.num_layers=4",
-    "model.vocab=1024",
-    "model.seq_len=32",
-    "model.name=half_mid_gpt",  # as the figure of the duel knows it
-    "num_microbatches=4",
-    "num_steps=2",
-    "mode.num_starts=1",
-    "mode.budget_s=0.1",  # one turn
-    "mode.run_off_s=0.1",
-    "mode.search_budget=20",
-    "mode.parity_seq_len=8",
-    "mode.calibrate=false",
-    "mode.contenders=roundpipe+limit",
-)
-# A schedule of every kind: flushed, split backward, stale, sharded, in shares, dealt.
-_SOME_SCHEDULES = "schedule=1f1b,zb_h1,dualpipe,pipedream,zero_3,vocab_parallel,megatron_tp,roundpipe"
-QUICK = Scope(
-    "quick",
-    (
-        Sweep("cpu_duel", _SMALL_DUEL),
-        Sweep("equivalence", ("backend=virtual", _SOME_SCHEDULES)),
-        Sweep("steady_state", ("num_microbatches=10",)),
-        Sweep("figure17"),
-        Sweep("roofline", ("cluster=8x_rtx4090",)),
-        Sweep("causal"),
-        Sweep("hand_cuts"),
-    ),
-)
+DUELS = Scope("duels", tuple(map(Sweep, _LISTS["duels"])))
+ALL = Scope("all", tuple(Sweep(experiment) for experiment in experiments() if experiment not in _LISTS["duels"]))
+PAPER = Scope("paper", tuple(map(Sweep, _LISTS["paper"])))
+QUICK = Scope("quick", tuple(Sweep(name, tuple(overrides)) for name, overrides in _LISTS["quick"].items()))
 
 
 @dataclass
@@ -192,7 +122,7 @@ def run_sweeps(
                 if not job.helps:
                     ended.append(job)
                     say(f"[{len(ended)}/{total}] {job}")
-            if not waiting and len(running) == 1 and _wants_help(running[0], helped):
+            if all(map(_is_alone, waiting)) and len(running) == 1 and _wants_help(running[0], helped):
                 helped.add(running[0].sweep)
                 running.append(_start(running[0].sweep, results, helps=True))
             main = [job for job in running if not job.helps]
@@ -205,7 +135,7 @@ def run_sweeps(
 
 def _is_alone(sweep: Sweep) -> bool:
     """Whether nothing may run beside it, because it measures time; of the small duel nobody reads one."""
-    return sweep.experiment in _ALONE and sweep.overrides != _SMALL_DUEL
+    return sweep.experiment in _LISTS["alone"] and sweep not in QUICK.sweeps
 
 
 def _stands(folder: Path) -> bool:

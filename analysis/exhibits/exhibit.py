@@ -68,6 +68,11 @@ class Exhibit:
         return tuple(self.run_ids) or (self.table.run_ids if self.table else ())
 
 
+def columns_of(identity: str) -> tuple[str, ...]:
+    """The headings of an exhibit's table, as `exhibits.yaml` has them where they are the same whatever was run."""
+    return tuple(DECLARED[identity]["columns"])
+
+
 Maker = Callable[[Experiments], Exhibit]
 TEXTS = Path(__file__).with_name("exhibits.yaml")
 DECLARED: dict[str, dict[str, Any]] = read_keys(TEXTS)  # by identity, in the order of the report

@@ -1,9 +1,14 @@
-"""The runs that several exhibits share: one step of figure 17 by its cut, and closed forms by their count."""
+"""The runs behind exhibits, whole or not at all: calls of figure 17, closed forms, models, all of a sweep."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 import pandas as pd
 
-from analysis.records.experiments import Experiments, succeeded
+from analysis.records.experiments import Experiments, index, succeeded
 from analysis.records.paper import PUBLISHED_MODELS
+from rpbench.config.configuration import swept
 
 MODELS = tuple(PUBLISHED_MODELS)
 BASELINES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
@@ -30,7 +35,53 @@ def single_call(experiments: Experiments, partition: str = "published") -> pd.Da
     return rows if rows.empty else rows[rows["partition"] == partition]
 
 
+def calls(experiments: Experiments, partition: str = "published", schedules: Sequence[str] = SCHEDULES) -> pd.DataFrame:
+    """`single_call` of every schedule on every model, in this order.
+
+    Raises:
+        MissingRuns: if one is not there.
+    """
+    experiment = "figure17" if partition == "published" else "partitions"
+    wanted = list(product(schedules, MODELS))
+    return index(single_call(experiments, partition), ("schedule", "model"), wanted, experiment)
+
+
 def closed_forms(experiments: Experiments, cluster: str, convention: str) -> pd.DataFrame:
-    """Roofline records of a cluster, by how FLOPs are counted."""
+    """Roofline records of a cluster, a model each, by how FLOPs are counted.
+
+    Raises:
+        MissingRuns: if one is not there.
+    """
     rows = succeeded(experiments.cells("roofline"))
-    return rows if rows.empty else rows[(rows["cluster"] == cluster) & (rows["convention"] == convention)]
+    rows = rows if rows.empty else rows[(rows["cluster"] == cluster) & (rows["convention"] == convention)]
+    return index(rows, ("model",), [(model,) for model in MODELS], "roofline")
+
+
+def of_models(experiments: Experiments, experiment: str, **varied: Sequence[Any]) -> pd.DataFrame:
+    """The runs of an experiment on every model, with every value of what is varied besides.
+
+    of_models(experiments, "steady_state", num_microbatches=(8, 10))
+
+    Raises:
+        MissingRuns: if one is not there.
+    """
+    wanted = list(product(MODELS, *varied.values()))
+    return index(succeeded(experiments.cells(experiment)), ("model", *varied), wanted, experiment)
+
+
+def whole(experiments: Experiments, experiment: str, **keys: str) -> pd.DataFrame:
+    """Every run that the sweep of an experiment asks for, by columns and the keys of its sweep that they stand for.
+
+    A column that records lack is read off their configuration.
+
+    whole(experiments, "hop_latency", schedule="schedule", hop="cost.hop_ms")
+
+    Raises:
+        MissingRuns: if one is not there.
+    """
+    rows = succeeded(experiments.cells(experiment))
+    for column, key in keys.items():
+        if column not in rows:
+            group, _, name = key.partition(".")
+            rows = rows.assign(**{column: [config[group][name] for config in rows["config"]]})
+    return index(rows, tuple(keys), list(product(*(swept(experiment, key) for key in keys.values()))), experiment)

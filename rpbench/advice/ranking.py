@@ -1,9 +1,10 @@
 """Ranking: every contender searched on equal terms under the memory, everything charged, the fastest first."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -14,10 +15,11 @@ from rpbench.advice.rows import Misfit, Ranked, parameters, plain_misfit, plain_
 from rpbench.advice.side_searches import CHANGING, Side, bare, compile_kernels, dealt
 from rpbench.cost.basis import Basis
 from rpbench.ir.analysis import replay
+from rpbench.ir.partition import filled, symmetric
 from rpbench.ir.policy import Policy
 from rpbench.plan.contest.contender import Contender, contenders, why_not_charged
 from rpbench.plan.contest.frames import Frames
-from rpbench.plan.contest.plans import Budget, Tuned
+from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import OUT_OF_TIME
 from rpbench.plan.contest.terms import Terms
 
@@ -41,6 +43,7 @@ FIRST = (
 # Looked at last: they take the longest, and are seldom among the first two (AdaPtis is second of Llama-3.1-8B on H100).
 LAST = (*("megatron_tp", "megatrain", "zb_v", "v_half", "v_min", "hanayo", "chimera", "zb_auto", "adaptis"),)
 UNSEARCHED = OUT_OF_TIME
+BESIDE = 4  # cuts without empty stages that are timed beside one with some
 QUICK = Budget(work=100, climb_work=300_000)
 
 
@@ -165,7 +168,12 @@ def _searched(
 
 def _whole(row: _Row, who: Contender) -> _Row:
     """The row with its contender, which does not travel."""
-    return row if isinstance(row, str) else replace(row, plan=replace(row.plan, contender=who))
+    if isinstance(row, str):
+        return row
+    found = replace(row, plan=replace(row.plan, contender=who))
+    if isinstance(found, Ranked) and found.filled is not None:
+        found = replace(found, filled=replace(found.filled, contender=who))
+    return found
 
 
 def _what_would_change(
@@ -212,7 +220,22 @@ def _place(each: Contender) -> int:
 def _row(terms: Terms, basis: Basis, plan: Tuned, frames: Frames) -> Ranked | Misfit:
     if not plan.outcome.fits:
         return _misfit(plan, terms)
-    return _ranked(Timed(plan, frames.of_plan(plan)), terms, basis)
+    ranked = _ranked(Timed(plan, frames.of_plan(plan)), terms, basis)
+    return replace(ranked, filled=_filled(plan, frames))
+
+
+def _filled(plan: Tuned, frames: Frames) -> Tuned | None:
+    """The best plan beside one whose cut has stages without layers, which some frameworks cannot have."""
+    counts = plan.partition.forward
+    if 0 not in counts[1:-1] or plan.partition.forward != plan.partition.backward:
+        return None
+    found = []
+    for beside in islice(filled(counts), BESIDE):
+        other = replace(plan, partition=symmetric(beside))
+        with suppress(ValueError):  # an order that follows from times may not take the setting
+            outcome = frames.of_plan(other).outcome(other.partition, plan.setting.recompute)
+            found.append(bare(replace(other, outcome=outcome)))
+    return max(found, key=lambda each: rank(each.outcome), default=None)
 
 
 # --- rows ----------------------------------------------------------------------------------------------------

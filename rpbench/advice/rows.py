@@ -87,6 +87,7 @@ class Ranked:
         staleness_steps: between the weights that a gradient is of and those that it changes.
         why: seconds of a step by cause.
         memory: bytes of the fullest device by class.
+        filled: the best of the cuts beside it in which every stage holds something; None where it is one itself.
     """
 
     plan: Tuned
@@ -95,6 +96,7 @@ class Ranked:
     staleness_steps: int
     why: Mapping[str, float]
     memory: Mapping[str, int]
+    filled: Tuned | None = None
 
     @property
     def bubble(self) -> float:
@@ -146,7 +148,7 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
         "why": dict(row.why),
         "runs_in": list(runs_in(name)),
         "command": command,
-        "export": _export(plan, command),
+        **_exported(row, command, terms),
     }
 
 
@@ -158,6 +160,20 @@ def _ssd(plan: Tuned, terms: Terms) -> dict[str, Any]:
     held, written = ssd_bytes(on_ssd, terms.sizes(plan.setting.microbatch_sequences))
     days = ssd.days(written, plan.outcome.step_time_s)
     return {"ssd_bytes": held, "ssd_written_bytes": written, "ssd_days": days}
+
+
+def _exported(row: Ranked, command: str, terms: Terms) -> dict[str, Any]:
+    """The command that writes a plan for a framework, and where it takes another cut, that one with its pace."""
+    export, note = _export(row.plan, command), None
+    beside = row.filled if "torchtitan" in runs_in(row.plan.contender.entry.name) else None
+    if beside is not None and "format=torchtitan" not in (export or ""):
+        written = _export(beside, command_of(beside, terms))
+        cut, pace = beside.partition, beside.outcome.tokens_per_s
+        fits = f"{pace:,.0f} tokens/s" if beside.outcome.fits else "which does not fit"
+        note = f"torchtitan has no stage without layers: not {row.plan.partition}, but {cut} beside it ({fits})"
+        export = export or written
+        note += "" if export == written else f": {written}"
+    return {"export": export, "export_note": note}
 
 
 def _worth(model: Architecture, cluster: Machine, num_devices: int, pace: float) -> dict[str, Any]:
@@ -211,6 +227,7 @@ def mesh_row(found: Prediction, reach: float) -> dict[str, Any]:
         "runs_in": list(names),
         "command": command,
         "export": export,
+        "export_note": None,
     }
 
 
@@ -366,7 +383,7 @@ def _export(plan: Tuned, command: str) -> str | None:
     for framework in runs_in(entry.name):
         staged = entry.lower is None and not entry.tensor_parallel
         if framework not in EXPORTS or (framework == "torchtitan" and staged and 0 in counts[1:-1]):
-            continue  # a stage of torchtitan's has a module at least
+            continue  # a stage of torchtitan's has a module at least: `_exported` has the cut beside it
         shown = command.replace("python -m rpbench ", "python -m rpbench show ", 1)
         # What is at home where its sharing is not charged, and so what fits, is another matter.
         left_out = ("num_steps=",) if entry.lower else ("num_steps=", "charge=", "offload=")

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
-from rpbench.advice.limits import least_more
 from rpbench.advice.machine_figures import FIGURES, Described, described
 from rpbench.advice.model_source import (
     SIZES,
@@ -23,8 +22,11 @@ from rpbench.advice.model_source import (
     model_of_sizes,
     trained,
 )
-from rpbench.advice.ranking import Misfit, advise
+from rpbench.advice.ranking import advise
 from rpbench.advice.rows import FRAMEWORKS, space_of_framework
+from rpbench.advice.unequal import with_lengths
+from rpbench.commands.advise_around import around
+from rpbench.commands.advise_lengths import NOTE, lengths_asked, timed_again
 from rpbench.commands.advise_nodes import advise_nodes
 from rpbench.commands.advise_questions import (
     BESIDES,
@@ -40,8 +42,9 @@ from rpbench.commands.advise_questions import (
     question_lines,
     question_of,
     rents,
+    smallest_change,
 )
-from rpbench.commands.advise_table import gigabytes, table
+from rpbench.commands.advise_table import table
 from rpbench.commands.advise_usage import USAGE
 from rpbench.commands.explain import print_explanation
 from rpbench.config.choices import ConfigError
@@ -56,7 +59,7 @@ from rpbench.mesh.plans import SCHEDULES, Space
 from rpbench.mesh.terms import terms_of
 from rpbench.places import file_of
 from rpbench.plan.contest.plans import Budget
-from rpbench.plan.contest.terms import Terms
+from rpbench.plan.contest.terms import Terms, default_microbatches
 from rpbench.registry import unknown_name
 from rpbench.workload.architecture import Architecture, model_keys, unknown_key
 
@@ -67,7 +70,9 @@ BUDGET = Budget(work=1_000_000, climb_work=100_000, restarts=8)  # time ends a s
 SECONDS = 7.0  # of each of two processors, for the searches; to start, and what they lead to, takes the rest of ten
 
 OWN = (
-    *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "seconds", "ssd"),
+    *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "lengths"),
+    "seconds",
+    "ssd",
     *QUESTIONS,
     *BESIDES,
 )
@@ -80,6 +85,7 @@ class Asked:
     own: Mapping[str, str]
     figures: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
+    lengths: tuple[int, ...] = ()  # tokens of every sequence of a step, where they differ
 
     def words(self) -> dict[str, str]:
         """The words again by key, without questions and what a search over meshes does not read."""
@@ -107,8 +113,11 @@ class Asked:
         return load(words)
 
 
-def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
+def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = False) -> dict[str, Any]:
     """The advice as JSON-ready data; its table goes to `people`.
+
+    Args:
+        with_around: also the rows at other settings, `around`, for a page.
 
     Raises:
         ValueError: for whatever in the request cannot be.
@@ -117,7 +126,8 @@ def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
     question = question_of(asked.own)
     found = _machine(asked)
     model, machine = _model(asked), _with_ssd(found.machine, asked)
-    sequences = _count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * machine.size)
+    asked = replace(asked, lengths=lengths_asked(asked.own, model, machine, question))
+    sequences = _count(asked, "sequences_per_step", len(asked.lengths) or SEQUENCES_PER_DEVICE * machine.size)
     if question in ("max_seq_len", "max_batch"):
         answer = _limits(model, machine, asked, question, sequences)
     elif question == "fewest_devices":
@@ -126,6 +136,11 @@ def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
         answer = rents(machine, asked.own, lambda part: _on(model, part, asked, sequences))
     else:
         answer = _on(model, machine, asked, sequences)
+    plans = _plans(answer)
+    if with_around and plans and not asked.lengths:
+        part = machine.with_devices(answer["num_devices"])
+        sizes = default_microbatches(sequences, part.size)
+        answer["around"] = around(answer, plans, part, lambda each: _terms(model, each, asked, sequences, sizes)[0])
     answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused), "notes": _notes(asked)}
     width = shutil.get_terminal_size((120, 24)).columns  # COLUMNS, the terminal's, or that of a pipe
     if "limits" in answer:
@@ -136,6 +151,8 @@ def advise_on(arguments: Sequence[str], people: TextIO) -> dict[str, Any]:
         print(line, file=people)
     if answer.get("comparison"):
         print_explanation(answer["comparison"], people)
+    elif "comparison" in answer:
+        print(f"compare={asked.own['compare']}: {_not_compared(answer, asked)}", file=people)
     for note in answer["notes"]:
         print(f"note: {note}", file=people)
     return answer
@@ -148,6 +165,13 @@ def _on(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> 
     if "compare" in asked.own:
         answer["comparison"] = comparison(answer, compared(asked.own), model, cluster)
     return answer
+
+
+def _not_compared(answer: Mapping[str, Any], asked: Asked) -> str:
+    """Why two schedules are not laid beside each other."""
+    there = {row["schedule"].partition("(")[0] for row in answer["ranking"]}
+    missing = [name for name in compared(asked.own) if name not in there]
+    return f"{' and '.join(missing)}: no plan that runs in {asked.own.get('runs_in', 'any framework or here')} and fits"
 
 
 def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, sequences: int) -> dict[str, Any]:
@@ -181,7 +205,14 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
     asked = _asked(arguments)
     found = _machine(asked).machine
     sequences = _count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size)
-    return _on_nodes(_model(asked), found, asked, sequences)
+    answer = _on_nodes(_model(asked), found, asked, sequences)
+    _plans(answer)
+    return answer
+
+
+def _plans(answer: dict[str, Any]) -> list[Any]:
+    """The plans of an answer's rows, which are no JSON, taken out of them; those on time first."""
+    return [row.pop("plan") for name in ("ranking", "ranking_late") for row in answer.get(name, ())]
 
 
 def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
@@ -379,7 +410,7 @@ def _notes(asked: Asked) -> list[str]:
         found.append(
             "qlora: frozen weights are counted in 4.127 bits (arXiv 2305.14314); making them 16 again is not timed"
         )
-    return found
+    return [*found, NOTE] if asked.lengths else found
 
 
 def _no_model(name: str) -> str:
@@ -410,7 +441,7 @@ def _terms(
         microbatches=microbatches,
         num_steps=NUM_STEPS,
     )
-    return terms, basis
+    return (with_lengths(terms, basis, asked.lengths) if asked.lengths else terms), basis
 
 
 def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
@@ -427,9 +458,12 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
         framework=_framework(asked),
     )
     answer = found.plain() | {"seq_len": model.seq_len}
+    for name, rows in (("ranking", found.ranking), ("ranking_late", found.ranking_late)):
+        answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]
     if not found.ranking and not found.ranking_late:
-        answer |= _smallest_change(found.does_not_fit, terms)
-    return _runnable(answer, model, cluster, asked)
+        answer |= smallest_change(found.does_not_fit, terms)
+    answer = _runnable(answer, model, cluster, asked)
+    return timed_again(answer, asked.own["lengths"], asked.lengths, model, cluster) if asked.lengths else answer
 
 
 def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, asked: Asked) -> dict[str, Any]:
@@ -441,7 +475,7 @@ def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, ask
         words[f"cluster={cluster.name}"] = _spelled_machine(cluster)
     for row in (*answer.get("ranking", ()), *answer.get("ranking_late", ()), *answer.get("limits", ())):
         for short, long in words.items():
-            for key in row.keys() & {"command", "export"}:
+            for key in row.keys() & {"command", "export", "export_note"}:
                 row[key] = row[key] and row[key].replace(f" {short} ", f" {long} ")
     return answer
 
@@ -475,14 +509,3 @@ def _words(key: str, value: Any) -> list[str]:
     if isinstance(value, str) and not re.fullmatch(r"\w+", value):
         value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return [] if value is None else [shlex.quote(f"++{key}={value}")]
-
-
-def _smallest_change(misfits: Sequence[Misfit], terms: Terms) -> dict[str, Any]:
-    """The least memory that makes something fit, as a sentence and as data."""
-    found = least_more(misfits, terms)
-    where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
-    told = "; ".join(
-        f"{gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} let {more.schedule} fit" for more in found
-    )
-    told = f"no schedule fits with any of the options tried; {told or 'none is known to with more of one memory'}"
-    return {"smallest_change": told, "change": [more._asdict() for more in found]}

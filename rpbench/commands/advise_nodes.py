@@ -58,7 +58,7 @@ def advise_nodes(
         pace = faster[0].tokens_per_s_per_device if faster else best
         levers.append({"name": name, "tokens_per_s": pace * machine.size, "gain": max(0.0, pace / best - 1)})
     return about | {
-        "ranking": [mesh_row(each, REACH) for each in found.best],
+        "ranking": [mesh_row(each, REACH) | {"plan": each.job} for each in found.best],
         "does_not_fit": [],
         "num_plans": found.num_plans,
         "num_plans_that_fit": found.num_fitting,

@@ -1,5 +1,6 @@
 """The page of `advise --open`: the answer as one HTML file that opens from disk and asks nobody for anything."""
 
+import json
 import os
 import sys
 import webbrowser
@@ -13,26 +14,46 @@ from rpbench.commands.advise_table import gap, label, lacks, meanings, notes
 from rpbench.records.record import write_atomically
 
 PAGE = Path("advice.html")
+SCRIPT = Path(__file__).with_suffix(".js")
+TURNED = (
+    *(("schedule", ""), ("s a step", ""), ("tokens/s", ' colspan="2"'), ("memory, GB", ' colspan="2"')),
+    *(("host, GB", ""), ("sequences", ""), ("recomputed", ""), ("layers by stage", "")),
+)
+TOLD = (
+    "Each row at other microbatch sizes, recomputation and numbers of devices: simulated beforehand with the row's own "
+    "other settings and the best of a few cuts; a step keeps its sequences. A row of the ranking was searched longer, "
+    "so that a point beside it may be a little below what a search finds there."
+)
 # Okabe and Ito's palette; each cause is named in the table below the bars as well.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#999999", "#56b4e9", "#000000")
 STYLE = """
 :root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 84rem; padding: 0 1rem; }
 div.wide { overflow-x: auto; }
 table { border-collapse: collapse; } th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } tr { border-bottom: 1px solid #8886; }
 div.bar { display: flex; height: 1.4rem; width: 100%; } details code { overflow-wrap: anywhere; }
+#controls { display: flex; flex-wrap: wrap; gap: .5rem 2rem; } select { font: inherit; }
+div.meter { width: 6rem; height: .8rem; background: #8883; } div.meter div { height: 100%; transition: width .3s; }
+div.within { background: #0072b2; } div.over { background: #d55e00; } tr.unfit { opacity: .75; }
+#rows th { font-weight: normal; }
+td.why { text-align: left; white-space: normal; min-width: 16rem; }
+@media (prefers-reduced-motion: reduce) { div.meter div { transition: none; } }
+@media (prefers-color-scheme: dark) { div.within { background: #56b4e9; } div.over { background: #e69f00; } }
 span.key { display: inline-block; width: .9rem; height: .9rem; margin: 0 .3rem 0 .9rem; vertical-align: -.1rem; }
 """
 
 
-def write_page(answer: Mapping[str, Any], path: Path = PAGE) -> Path:
+def write_page(answer: Mapping[str, Any], around: Mapping[str, Any] | None = None, path: Path = PAGE) -> Path:
     """Write the page of an answer.
+
+    Args:
+        around: its rows at other settings (`rpbench.commands.advise_around`).
 
     Raises:
         OSError: if it cannot be written.
     """
-    write_atomically(path, page(answer))
+    write_atomically(path, page(answer, around))
     return path
 
 
@@ -43,7 +64,7 @@ def show_page(path: Path) -> bool:
     return False
 
 
-def page(answer: Mapping[str, Any]) -> str:
+def page(answer: Mapping[str, Any], around: Mapping[str, Any] | None = None) -> str:
     """The page as text; everything that a user named is escaped."""
     title = escape(f"{answer['model']} on {answer['num_devices']} devices of {answer['cluster']}")
     head = (
@@ -56,6 +77,7 @@ def page(answer: Mapping[str, Any]) -> str:
     return (
         f"{head}<p>Predicted. {answer['seq_len']:,} tokens a sequence, {answer['tokens_per_step']:,} a step. Nine of "
         f"ten outcomes should lie between low and high.</p>{_ranking(answer['ranking'])}{_late(answer)}"
+        f"{_turned(around) if around else ''}"
         f"{_causes(answer['ranking'])}{_misfits(answer)}"
         f"<h2>What would change it, and what was assumed</h2><ul>{told}</ul>{_commands(answer['ranking'])}</html>\n"
     )
@@ -82,6 +104,18 @@ def _ranking(rows: Sequence[Mapping[str, Any]]) -> str:
 def _ranking_table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = ("schedule", "tokens/s", "low", "high", "gap", "memory, GB", "MFU, %", "bubble, %", "steps late")
     return _table([*head, "sequences", "recomputed", "runs in"], [_cells(row) for row in rows])
+
+
+def _turned(around: Mapping[str, Any]) -> str:
+    """A table that moves with three controls; without scripts the page is whole as it is."""
+    data = json.dumps(around, allow_nan=False).replace("<", "\\u003c")
+    names = "".join(f'<th scope="col"{span}>{escape(name)}</th>' for name, span in TURNED)
+    return (
+        f"<h2>Other settings</h2><p>{TOLD}</p>"
+        '<div id="controls"></div><p id="told" role="status"></p><div class="wide" tabindex="0" role="region" '
+        f'aria-label="rows at these settings"><table><thead><tr>{names}</tr></thead><tbody id="rows"></tbody></table>'
+        f'</div><script type="application/json" id="around">{data}</script><script>{SCRIPT.read_text("utf-8")}</script>'
+    )
 
 
 def _late(answer: Mapping[str, Any]) -> str:

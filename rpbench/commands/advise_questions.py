@@ -6,9 +6,9 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from rpbench.advice.limits import Limit, largest, limit_of
-from rpbench.advice.rows import RUNS_IN, command_of, command_of_mesh
-from rpbench.commands.advise_table import label
+from rpbench.advice.limits import Limit, largest, least_more, limit_of
+from rpbench.advice.rows import RUNS_IN, Misfit, command_of, command_of_mesh
+from rpbench.commands.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
 from rpbench.cost.machine import Machine
 from rpbench.explain.side import Side, Work
@@ -209,6 +209,11 @@ def counts_of(machine: Machine) -> list[int]:
     return [*range(1, min(each, size) + 1), *range(2 * each, size + 1, each)]
 
 
+def powers_and_last(counts: Sequence[int]) -> list[int]:
+    """The powers of two among some numbers that rise, and the largest."""
+    return sorted({count for count in counts if count & (count - 1) == 0} | {counts[-1]})
+
+
 def fewest_devices(machine: Machine, ask: Callable[[Machine], dict[str, Any]]) -> dict[str, Any]:
     """Advice on as few devices as hold the model, and what fewer lack."""
     fewer: list[dict[str, Any]] = []
@@ -240,8 +245,7 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
         price = machine.price_usd_per_hour / machine.size
     else:
         raise ConfigError(f"usd_per_device_hour= is missing: nobody knows the rent of {machine.name}; give its price")
-    known = counts_of(machine)
-    counts = sorted({count for count in known if count & (count - 1) == 0} | {known[-1]})
+    counts = powers_and_last(counts_of(machine))
     rows: list[dict[str, Any]] = []
     answers: dict[int, dict[str, Any]] = {}
     for count in counts:
@@ -259,21 +263,36 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
         rows.append({"num_devices": count, "days": needs, "usd": usd, "why": label(first)})
     timely = [row for row in rows if row["days"] is not None and row["days"] <= days]
     if not answers:
-        raise ConfigError(f"deadline_days={own['deadline_days']}: nothing fits on {known[-1]} devices or fewer")
+        raise ConfigError(f"deadline_days={own['deadline_days']}: nothing fits on {counts[-1]} devices or fewer")
     best = min(timely, key=lambda row: row["usd"]) if timely else None
     answer = answers[best["num_devices"] if best else max(answers)]
     return answer | {"rents": rows, "cheapest": best, "deadline_days": days, "tokens": tokens}
 
 
+def _devices(row: Mapping[str, Any]) -> str:
+    return f"{row['num_devices']} device{'s' if row['num_devices'] > 1 else ''}"
+
+
 def question_lines(answer: Mapping[str, Any]) -> list[str]:
     """What a question about numbers of devices found, for people; before the advice on the one that it chose."""
-    found = [f"{row['num_devices']} devices: {row['why']}" for row in answer.get("fewer", ())]
+    found = [f"{_devices(row)}: {row['why']}" for row in answer.get("fewer", ())]
     if answer.get("fewest_devices"):
         found.append(f"fewest devices: {answer['fewest_devices']}")
     for row in answer.get("rents", ()):
         told = "" if row["days"] is None else f"{row['days']:,.1f} days, {row['usd']:,.0f} US dollars, "
-        found.append(f"{row['num_devices']} devices: {told}{row['why']}")
+        found.append(f"{_devices(row)}: {told}{row['why']}")
     if "cheapest" in answer:
         best, days = answer["cheapest"], f"{answer['deadline_days']:g} days"
-        found.append(f"cheapest within {days}: {best['num_devices']} devices" if best else f"none within {days}")
+        found.append(f"cheapest within {days}: {_devices(best)}" if best else f"none within {days}")
     return found
+
+
+def smallest_change(misfits: Sequence[Misfit], terms: Terms) -> dict[str, Any]:
+    """The least memory that makes something fit, as a sentence and as data."""
+    found = least_more(misfits, terms)
+    where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
+    told = "; ".join(
+        f"{gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} let {more.schedule} fit" for more in found
+    )
+    told = f"no schedule fits with any of the options tried; {told or 'none is known to with more of one memory'}"
+    return {"smallest_change": told, "change": [more._asdict() for more in found]}

@@ -90,13 +90,19 @@ def gigabytes(count: float) -> str:
 def _head(answer: Mapping[str, Any]) -> list[str]:
     devices = f"{answer['num_devices']} device{'s' if answer['num_devices'] > 1 else ''} of {answer['cluster']}"
     tokens = f"{answer['seq_len']:,} tokens a sequence, {answer['tokens_per_step']:,} a step"
+    if lengths := answer.get("lengths"):
+        tokens = f"{len(lengths)} sequences of {min(lengths):,} to {max(lengths):,} tokens, {sum(lengths):,} a step"
     found = [f"{answer['model']} on {devices}, {tokens} (predicted)"]
     if sizes := answer.get("parameters"):
         limit = answer["device_memory_bytes"]
         room = "" if limit is None else f"; {limit / 1e9:.1f} GB of each device for it"
-        counted = ", ".join(f"{count / 1e9:,.2f} billion {name}" for name, count in sizes.items())
+        counted = ", ".join(f"{_large(count)} {name}" for name, count in sizes.items())
         found.append(f"parameters: {counted}{room}")
     return found
+
+
+def _large(count: int) -> str:
+    return f"{count / 1e9:,.2f} billion" if count >= 1e8 else f"{count / 1e6:,.2f} million"
 
 
 def _columns(width: int) -> str:
@@ -156,6 +162,8 @@ def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"host memory: {host}; a day: {row['tokens_per_day'] / 1e9:,.2f} billion tokens"
         if row["usd_per_1e9_tokens"] is not None:
             yield f"10^9 tokens: {row['usd_per_1e9_tokens']:,.0f} US dollars"
+        if row.get("export_note"):
+            yield f"export: {row['export_note']}"
         if row.get("gap") is not None and not row["searched_to_the_end"]:
             yield "gap: how much faster another plan of the same schedule may be at most, by a bound"
 

@@ -50,6 +50,7 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
 
 
 def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: str) -> str:
+    from rpbench.run.training.optimizer_settings import optimizer_settings
     from rpbench.sim.longest_path import simulate
     from rpbench.torch_runtime.export import Given, export  # torch's forms; text needs none of them
     from rpbench.torch_runtime.frameworks import numbers_of
@@ -65,6 +66,7 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
         model=assembled.model,
         host_memory_bytes=assembled.cluster.host_memory_bytes,
         plan=numbers_of(assembled.schedule, options, **known),
+        optimizer=optimizer_settings(request.optimizer),
     )
     if sequences != int(sequences) and form in FILES:
         raise ConfigError(f"microbatches of {sequences} sequences: format={form} takes whole ones; take larger ones")

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rpbench.config.config_error import ConfigError
 from rpbench.config.hydra_words import reworded
+from rpbench.registry import unknown_name
 
 T = TypeVar("T")
 
@@ -74,6 +75,10 @@ def at_least_one(settings: object, prefix: str, *names: str) -> None:
             raise ConfigError(f"{prefix}{name}={value}: a whole number of at least 1")
 
 
+COSTS = ["unit", "constant", "published", "analytic", "profiled"]  # a user's own option is one of them, otherwise set
+BACKENDS = ["virtual", "cpu", "device", "emulated", "torch"]
+
+
 @dataclass
 class CostConfig:
     """Any of `conf/cost/`."""
@@ -97,6 +102,8 @@ class CostConfig:
     declared: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.name not in (MISSING, *COSTS):
+            raise ConfigError(unknown_name("cost.name", self.name, COSTS))
         if not 0 <= self.overlap_gain <= 1:
             raise ConfigError(
                 f"cost.overlap_gain={self.overlap_gain}: a fraction, from 0 (nothing is hidden) to 1 (all is)"
@@ -155,6 +162,8 @@ class BackendConfig:
     dry_accelerators: int | None = None
 
     def __post_init__(self) -> None:
+        if self.name not in (MISSING, *BACKENDS):
+            raise ConfigError(unknown_name("backend.name", self.name, BACKENDS))
         if not self.time_scale > 0:
             raise ConfigError(f"backend.time_scale={self.time_scale}: a factor above 0; 1 is real time")
         if not self.stall_s > 0:

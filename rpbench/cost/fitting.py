@@ -34,7 +34,7 @@ class Moments:
         step = max(1, ON_ONE_THREAD // self._levels.size)
         for at in range(0, len(each), step):  # exact below 2^53 bytes, and many times as fast as of integers
             held[at : at + step] = each[at : at + step].astype(np.float64) @ self._levels
-        found: Ints = np.maximum.reduceat(held, self._first, axis=1).astype(np.int64)
+        found: Ints = np.maximum.reduceat(held, self._first, axis=1).astype(each.dtype)
         return found
 
 

@@ -204,6 +204,8 @@ class Machine:
     def with_devices(self, num_devices: int) -> "Machine":
         """As many whole nodes as that many devices need, or a part of one; rent goes with the devices.
 
+        Of devices that differ in speed it is the fastest, in the order that they stand in.
+
         Raises:
             ValueError: if the devices do not fill nodes.
         """
@@ -213,7 +215,17 @@ class Machine:
         price, size = self.price_usd_per_hour, self.num_devices
         if price is not None and size is not None:
             price = price * num_devices / size
-        return replace(self, num_devices=num_devices, domain=0 if whole else self.domain, price_usd_per_hour=price)
+        speeds = self.device_speeds
+        if speeds is not None and num_devices < len(speeds):
+            fastest = sorted(enumerate(speeds), key=lambda pair: -pair[1])[:num_devices]
+            speeds = tuple(speed for _, speed in sorted(fastest))
+        return replace(
+            self,
+            num_devices=num_devices,
+            domain=0 if whole else self.domain,
+            price_usd_per_hour=price,
+            device_speeds=speeds,
+        )
 
     @cached_property
     def device(self) -> Device:

@@ -143,7 +143,7 @@ class Footprint:
 
     def _take(self, sizes: ModelBytes) -> None:
         self._sizes = sizes
-        self._embedding, self._head = np.array([sizes.embedding, sizes.head], np.int64)
+        self._embedding, self._head = np.array([sizes.embedding, sizes.head])
         below = np.zeros((1, len(LayerSize._fields)), np.int64)
         self._running: Ints = np.concatenate([below, np.cumsum(sizes.layers, axis=0)]).T  # (sizes, layers + 1)
 
@@ -249,7 +249,8 @@ class Footprint:
     def _with_activations(self, stages: StageSizes, keeps: Bools) -> dict[str, Ints]:
         """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
         if not self._in_flight_by_stage:
-            self._in_flight_by_stage.append(Moments(_levels(self._analysis, self._sizes.each)))
+            levels = _levels(self._analysis, self._sizes.each, self._sizes.until_weights)
+            self._in_flight_by_stage.append(Moments(levels))
         whole = stages.activations.copy()
         whole[:, -1] += self._sizes.logits
         peaks = self._in_flight_by_stage[0].peaks(np.where(keeps, whole, self._sizes.boundary))
@@ -345,23 +346,28 @@ def _holds(schedule: Schedule) -> Ints:
     return found
 
 
-def _levels(analysis: Analysis, each: Sequence[float] = ()) -> list[Ints]:
+def _levels(analysis: Analysis, each: Sequence[float] = (), until_weights: float = 1.0) -> list[Ints]:
     """For each device, microbatches of each stage that it holds, when most are, (moments, stages).
 
-    A microbatch counts what `each` says of it (1 where that is empty), or 1 where some move.
+    A microbatch counts what `each` says of it (1 where that is empty), or 1 where some move; between I and W the part
+    that W lets go.
     """
     schedule = analysis.schedule
     if moves_activations(schedule):
         return [np.array(sorted(levels), np.int64) for levels in resident_levels(analysis)]
     stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
-    return [_moments(schedule.compute(device), stages, each) for device in devices]
+    return [_moments(schedule.compute(device), stages, each, until_weights) for device in devices]
 
 
-def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float]) -> Ints:
+def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float], until_weights: float) -> Ints:
     """Microbatches in flight of each stage as its forwards begin, when most are, (moments, stages)."""
     kind, stage, counts = _columns_of(row, each)
     taken = _changes(kind == Kind.F, stage, num_stages, counts)
-    levels = np.cumsum(taken - _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages, counts), axis=0)
+    freed: Any = _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages, counts)
+    if until_weights < 1:
+        halves = (_changes(kind == half, stage, num_stages, counts) for half in (Kind.I, Kind.W))
+        freed = freed + (1 - until_weights) * np.subtract(*halves)
+    levels = np.cumsum(taken - freed, axis=0)
     before = np.concatenate([np.zeros((1, num_stages), np.int64), levels[:-1]]) if len(row) else levels
     return undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
 

@@ -58,6 +58,7 @@ class ModelBytes:
         boundary: bytes that pass from one stage to the next for one microbatch.
         logits, logits_chunk: of a whole microbatch, and of as many tokens as a chunked loss takes at a time.
         keeps_activations: whether they stay from forward to backward; otherwise a stage's input does.
+        until_weights: the part of activations that stay which only W lets go; the rest goes at I.
         each: tokens of every microbatch of a step over those of the largest, which the sizes are of; empty where all
             are alike.
     """
@@ -69,6 +70,7 @@ class ModelBytes:
     logits: int
     logits_chunk: int
     keeps_activations: bool = False
+    until_weights: float = 1.0
     each: tuple[float, ...] = ()
 
     @property

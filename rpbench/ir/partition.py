@@ -1,5 +1,6 @@
 """Partition: layers cut into forward stages and backward stages, which may differ."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -103,6 +104,23 @@ def parse(text: str) -> Partition:
 def symmetric(counts: tuple[int, ...]) -> Partition:
     """The same cut for both directions."""
     return Partition(counts, counts)
+
+
+def filled(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The cuts nearest to one without stages that hold nothing: these get a layer of a stage below or above.
+
+    The first stage has the embedding and the last one the head: they hold something without layers.
+    """
+    hole = next((stage for stage, layers in enumerate(counts[1:-1], 1) if not layers), None)
+    if hole is None:
+        yield counts
+        return
+    ends = (0, len(counts) - 1)
+    for way in (range(hole - 1, -1, -1), range(hole + 1, len(counts))):
+        giver = next((stage for stage in way if counts[stage] > (stage not in ends)), None)
+        if giver is not None:
+            moved = {giver: counts[giver] - 1, hole: 1}
+            yield from filled(tuple(moved.get(stage, layers) for stage, layers in enumerate(counts)))
 
 
 def split_evenly(num_layers: int, num_stages: int) -> tuple[int, ...]:

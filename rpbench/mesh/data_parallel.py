@@ -5,7 +5,7 @@ from typing import NamedTuple
 from rpbench.mesh.collectives import gather_s, reduce_s, scatter_s
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_seconds import Seconds
-from rpbench.mesh.parameters import Held, held, trained
+from rpbench.mesh.parameters import Held, trained
 from rpbench.mesh.placement import expert_replica_group, replica_group
 
 TAIL = 0.06  # of what runs beside computation: the first bucket or the last has nothing to hide behind
@@ -54,7 +54,7 @@ def exposed_s(job: Job, rank: int, forward: float, backward: float) -> float:
     Args:
         forward, backward: of one microbatch on that rank, behind which collectives may hide.
     """
-    found = reduced(job, trained(job, held(job, rank), job.stages_of(rank)))
+    found = reduced(job, trained(job, rank))
     hidden_gradients = backward if job.software.gradients_beside else 0.0
     hidden_parameters = forward if job.software.parameters_beside else 0.0
     return _left(found.gradients, hidden_gradients, job) + _left(found.parameters, hidden_parameters, job)

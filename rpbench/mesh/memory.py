@@ -1,20 +1,32 @@
-"""Bytes of each device by class, under any mesh."""
+"""Bytes of each device by class, under any mesh, of any order.
+
+`rpbench.cost.memory` replays an order: stages dealt in turn or in a V, copies of stages, stashed versions, streamed
+stages. Here the sizes of a device of the mesh, under its software, take the place of the model's.
+"""
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rpbench.ir.action import Kind, parts_of
-from rpbench.ir.schedule import Schedule, Shape
+import numpy as np
+
+from rpbench.cost.memory import Footprint
+from rpbench.cost.sizes import LayerSize, ModelBytes
+from rpbench.ir.action import parts_of
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layer_seconds import padded_vocab
-from rpbench.mesh.parameters import held, states_held, trained
+from rpbench.mesh.parameters import Held, held_layers, learning, states_held
 from rpbench.registry import entry
 from rpbench.workload.parts import Layer
 
 Bytes = dict[str, float]
 WEIGHT_SHARE = 0.55  # of a layer's activations that the gradient of the weights still needs
+_NO_LAYER = LayerSize(0, 0, 0)
+_NOTHING = ModelBytes((_NO_LAYER,), _NO_LAYER, _NO_LAYER, 0, 0, 0, keeps_activations=True, until_weights=WEIGHT_SHARE)
 
 
 class Verdict(NamedTuple):
@@ -26,22 +38,42 @@ class Verdict(NamedTuple):
 
 def rank_bytes(job: Job, rank: int) -> Bytes:
     """Bytes of a device of a pipeline rank, by class; allocated tensors, no reserve."""
-    own, mesh, software = held(job, rank), job.mesh, job.software
-    learns = trained(job, own, job.stages_of(rank))
-    found: Bytes = {**states_held(job, learns)._asdict(), "weights": states_held(job, own).weights}
-    adapters = 2.0 * learns.dense if job.adapters else 0.0
-    if mesh.sharing.what == "parameters":
-        found["gathered"] = (4.0 * own.largest + software.accumulate_bytes * learns.largest) * (mesh.shard_group > 1)
-        if mesh.pipeline > 1 and not mesh.sharing.reshard:  # gathered once a step, gradients summed whole
-            found["weights"] += 2.0 * (own.dense + own.experts) + adapters
-            found["gradients"] = float(software.accumulate_bytes) * (learns.dense + learns.experts)
-    else:
-        found["weights"] += adapters
-    found["activations"] = _activations(job, rank)
-    found["working set"] = working_set_bytes(job)
-    if rank == mesh.pipeline - 1:
-        rows = padded_vocab(job.setting) / mesh.tensor
-        found["logits"] = software.logit_bytes * job.setting.tokens * rows
+    return bytes_of_ranks(job)[rank]
+
+
+def bytes_of_ranks(job: Job) -> list[Bytes]:
+    """The same of every rank, of the order that the job's schedule has without costs."""
+    ranks, chunks, microbatches = job.mesh.pipeline, job.chunks, job.num_microbatches
+    enough = min(microbatches, 4 * ranks * chunks)  # most orders have no more in flight in a long step
+    found = _replayed(job.schedule, ranks, chunks, enough)
+    if found.in_flight >= enough < microbatches:  # GPipe keeps them all
+        found = _replayed(job.schedule, ranks, chunks, microbatches)
+    return _with_mesh(job, found.order, found.footprint, symmetric(job.cut))
+
+
+def bytes_of_order(job: Job, order: Schedule, analysis: Analysis) -> list[Bytes]:
+    """The same of another order.
+
+    Args:
+        order: what the ranks compute, with its partition; without what data parallelism moves.
+        analysis: of the order.
+    """
+    assert order.partition is not None
+    nothing_recomputed = [0] * order.shape.num_ranks
+    return _with_mesh(job, order, Footprint(order, _NOTHING, nothing_recomputed, analysis=analysis), order.partition)
+
+
+def _with_mesh(job: Job, order: Schedule, footprint: Footprint, cut: Partition) -> list[Bytes]:
+    """Classes of a footprint with the sizes of a mesh, and what a device of the mesh holds beside an order."""
+    streamed = order.weights is Weights.STREAMED
+    sized = footprint.of_sizes(mesh_sizes(job, streamed=streamed))
+    tables = sized.classes(np.array([cut.forward]), np.array([cut.backward]))
+    found: list[Bytes] = []
+    for rank in range(order.shape.num_ranks):
+        each: Bytes = {name: float(table[0, rank]) for name, table in tables.items()}
+        if not streamed:
+            each |= {"working set": working_set_bytes(job)} | _gathered(job) | _logits(job, order, rank)
+        found.append(each)
     return found
 
 
@@ -52,8 +84,8 @@ def measured_bytes(job: Job, classes: Mapping[str, float]) -> float:
 
 def fullest(job: Job) -> tuple[int, Bytes]:
     """The rank with most bytes, and its classes."""
-    found = {rank: rank_bytes(job, rank) for rank in _candidates(job)}
-    rank = max(found, key=lambda each: sum(found[each].values()))
+    found = bytes_of_ranks(job)
+    rank = max(range(len(found)), key=lambda each: sum(found[each].values()))
     return rank, found[rank]
 
 
@@ -90,25 +122,6 @@ def kept_bytes(job: Job, layer: Layer) -> float:
     return 0.5 * found if job.recompute == "per_op" else found
 
 
-def _activations(job: Job, rank: int) -> float:
-    stages = job.stages_of(rank)
-    sizes = tuple(sum(count * kept_bytes(job, kind) for kind, count in job.stage_layers[stage]) for stage in stages)
-    most = 0.0
-    for counts in _most_in_flight(job, rank):
-        most = max(most, sum(size * count for size, count in zip(sizes, counts, strict=True)))
-    return most
-
-
-def _most_in_flight(job: Job, rank: int) -> tuple[tuple[float, ...], ...]:
-    """`_moments` of a step; most orders have no more in flight in a long one than in a shorter one."""
-    microbatches, ranks = job.num_microbatches, job.mesh.pipeline
-    enough = min(microbatches, 4 * ranks * job.chunks)
-    found = _moments(job.schedule, ranks, job.chunks, enough, rank)
-    if enough < microbatches and any(max(counts) >= enough for counts in found):  # GPipe keeps them all
-        return _moments(job.schedule, ranks, job.chunks, microbatches, rank)
-    return found
-
-
 def working_set_bytes(job: Job) -> float:
     """What a backward needs besides: one layer's activations where everything is recomputed, and buffers."""
     own = job.setting.tokens * job.architecture.hidden * 8.0
@@ -117,57 +130,83 @@ def working_set_bytes(job: Job) -> float:
     return own
 
 
-@lru_cache(maxsize=4096)
-def _moments(name: str, ranks: int, chunks: int, microbatches: int, rank: int) -> tuple[tuple[float, ...], ...]:
-    """Microbatches that each stage of a rank has in flight, at the moments when no other has more of all."""
-    schedule = order(name, ranks, chunks, microbatches)
-    place = {stage: number for number, stage in enumerate(sorted(_stages_of(schedule, rank)))}
-    now, found = [0.0] * len(place), set[tuple[float, ...]]()
-    for action in schedule.lanes[rank]["compute"]:
-        for part in parts_of(action):
-            if part.kind is Kind.F:
-                now[place[part.stage]] += 1.0
-                found.add(tuple(now))
-            elif part.kind is Kind.B:
-                now[place[part.stage]] -= 1.0
-            elif part.kind is Kind.I:
-                now[place[part.stage]] -= 1.0 - WEIGHT_SHARE
-            elif part.kind is Kind.W:
-                now[place[part.stage]] -= WEIGHT_SHARE
-    return _largest(found)
+class _Replayed(NamedTuple):
+    """An order with what it holds when, and most microbatches of a stage in flight."""
 
-
-def _largest(found: set[tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
-    """Those that no other exceeds in every stage."""
-    if len(found) > 400:
-        found = set(sorted(found, key=sum)[-400:])
-    return tuple(
-        each
-        for each in found
-        if not any(other != each and all(a >= b for a, b in zip(other, each, strict=True)) for other in found)
-    )
-
-
-def _stages_of(schedule: Schedule, rank: int) -> set[int]:
-    return {part.stage for action in schedule.lanes[rank]["compute"] for part in parts_of(action)}
+    order: Schedule
+    footprint: Footprint
+    in_flight: float
 
 
 @lru_cache(maxsize=512)
-def order(name: str, ranks: int, chunks: int, microbatches: int) -> Schedule:
+def _replayed(name: str, ranks: int, chunks: int, microbatches: int) -> _Replayed:
     """The order a registered schedule gives to these sizes.
 
     Raises:
         ValueError: if the schedule does not take them.
     """
-    return entry(name).build(Shape(ranks, ranks * chunks, microbatches))
+    found = entry(name).build(Shape(ranks, ranks * chunks, microbatches))
+    footprint = Footprint(found, _NOTHING, [0] * ranks)
+    return _Replayed(found, footprint, max(levels.max() for levels in footprint.moments()))
 
 
-def _candidates(job: Job) -> tuple[int, ...]:
-    """Ranks that may be fullest: at both ends, and the first with each set of layers, since later ones keep less."""
-    last = job.mesh.pipeline - 1
-    if last < 4:
-        return tuple(range(last + 1))
-    first: dict[object, int] = {}
-    for rank in range(last + 1):
-        first.setdefault(tuple(job.stage_layers[stage] for stage in job.stages_of(rank)), rank)
-    return tuple(sorted({0, 1, last - 1, last, *first.values()}))
+# --- the sizes of a device of a mesh ----------------------------------------------------------------------------
+
+
+def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
+    """A model's layers as one device of the mesh holds them, after data parallelism has shared their states."""
+    own, tokens = job.architecture, job.setting.tokens
+    sizes = {kind: _layer(job, kind, streamed) for kind in dict.fromkeys(own.layers)}
+    one_matrix = own.tied and job.mesh.pipeline == 1
+    return ModelBytes(
+        layers=tuple(sizes[kind] for kind in own.layers),
+        embedding=_shared(job, held_layers(job, (), first=True, last=False), ()),
+        head=_NO_LAYER if one_matrix else _shared(job, held_layers(job, (), first=False, last=True), ()),
+        boundary=round(2.0 * tokens * own.hidden / job.setting.spread),
+        logits=0,  # one microbatch's, counted apart: the loss is taken as soon as they are there
+        logits_chunk=round(_logits_bytes(job)),
+        keeps_activations=not streamed,
+        until_weights=WEIGHT_SHARE,
+    )
+
+
+def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
+    layers = ((kind, 1),)
+    found = _shared(job, held_layers(job, layers, first=False, last=False), layers)
+    kept: Any = layer_bytes(job.setting, kind) if streamed else kept_bytes(job, kind)
+    return found._replace(activations=kept)
+
+
+def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> LayerSize:
+    """Bytes of parameters on one device; what is shared is divided by the devices that share it."""
+    learns = learning(job, own, layers)
+    _, gradients, optimizer = states_held(job, learns)
+    weights, adapters = states_held(job, own).weights, 2.0 * learns.dense if job.adapters else 0.0
+    if job.mesh.sharing.what != "parameters":
+        weights += adapters
+    elif job.mesh.pipeline > 1 and not job.mesh.sharing.reshard:  # gathered once a step, gradients summed whole
+        weights += 2.0 * (own.dense + own.experts) + adapters
+        gradients = float(job.software.accumulate_bytes) * (learns.dense + learns.experts)
+    return LayerSize(weights, gradients, optimizer)
+
+
+def _gathered(job: Job) -> Bytes:
+    """Two layers' gathered weights, and the gradients of one, where parameters are shared."""
+    if job.mesh.sharing.what != "parameters" or job.mesh.shard_group == 1:
+        return {}
+    held = [(held_layers(job, ((kind, 1),), first=False, last=False), ((kind, 1),)) for kind in job.kinds]
+    learns = max(learning(job, own, layers).largest for own, layers in held)
+    return {"gathered": 4.0 * max(own.largest for own, _ in held) + job.software.accumulate_bytes * learns}
+
+
+def _logits(job: Job, order: Schedule, rank: int) -> Bytes:
+    """Of one microbatch, on the ranks that hold the last stage, or a share of the head."""
+    shape = order.shape
+    held = (part.stage for action in order.compute(rank) for part in parts_of(action))
+    if not shape.num_head_shards and shape.num_stages - 1 not in held:
+        return {}
+    return {"logits": _logits_bytes(job) / (shape.num_head_shards or 1)}
+
+
+def _logits_bytes(job: Job) -> float:
+    return job.software.logit_bytes * job.setting.tokens * padded_vocab(job.setting) / job.mesh.tensor

@@ -65,13 +65,17 @@ def states_held(job: Job, own: Held) -> States:
     return states_of(job.software, mesh.sharing.what, own.dense + own.experts, shard)
 
 
-def trained(job: Job, own: Held, stages: Iterable[int]) -> Held:
-    """What learns of a device's parameters of some stages: all of them, or the adapters beside them."""
+def trained(job: Job, rank: int) -> Held:
+    """What learns of the parameters of a device of a pipeline rank."""
+    return learning(job, held(job, rank), (each for stage in job.stages_of(rank) for each in job.stage_layers[stage]))
+
+
+def learning(job: Job, own: Held, layers: Iterable[tuple[Layer, int]]) -> Held:
+    """What learns of the parameters of some layers, (kind, how many): all of them, or the adapters beside them."""
     if job.adapters is None:
         return own
     sizes = {kind: float(job.adapters.rank * sum(map(sum, adapted_maps(job.setting, kind)))) for kind in job.kinds}
-    each = sum(count * sizes[kind] for number in stages for kind, count in job.stage_layers[number])
-    return Held(each, 0.0, max(sizes.values()))
+    return Held(sum(count * sizes[kind] for kind, count in layers), 0.0, max(sizes.values()))
 
 
 def held_by_stage(job: Job, stage: int) -> Held:

@@ -122,7 +122,7 @@ def _optimizer_s(job: Job) -> float:
     """Seconds of the optimizer: the bytes of every parameter a device owns."""
     found = 0.0
     for rank in _fullest(job):
-        own = trained(job, held(job, rank), job.stages_of(rank))
+        own = trained(job, rank)
         owned = own.dense / job.mesh.shard_group + own.experts / job.mesh.expert_shard_group
         found = max(found, owned * job.software.constants["optimizer_bytes"] / job.setting.memory_rate)
     return found

@@ -8,6 +8,7 @@ from rpbench.cost.machine import NUMBERS
 from rpbench.cost.published import published_tokens_per_microbatch
 from rpbench.mesh.eager_kernels import PARTS, correction_name
 from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.placement import Group
 from rpbench.predict.settings import Settings
 from rpbench.workload.architecture import Architecture
 
@@ -75,6 +76,12 @@ class Case:
 
 Terms = dict[str, float]  # seconds of a step by cause; they add up to the step
 Bytes = dict[str, float]  # bytes by class of tensor
+
+
+def ring(num_devices: int, basis: Basis) -> Group:
+    """Devices in a ring at the rate that each link reaches while all send; one device sends nothing."""
+    pace = basis["collective_bytes_per_s"] if num_devices > 1 else float("inf")
+    return Group(num_devices, num_devices, pace, pace, 0.0)
 
 
 # --- constants that published timings bind -----------------------------------------------------------------------

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
-from rpbench.cost.sizes import HEAD_CHUNK_TOKENS
+from rpbench.cost.sizes import HEAD_CHUNK_TOKENS, model_bytes
+from rpbench.cost.transfers import StageBytes
 from rpbench.ir.partition import Partition
 from rpbench.mesh.layer_seconds import eager_kernels
 from rpbench.mesh.layer_times import boundary_bytes, setting_of
 from rpbench.mesh.layout import Mesh
 from rpbench.predict.case import FUSED, Bytes, Case
 from rpbench.predict.roundpipe import first_plan, planned
-from rpbench.predict.traffic import weights_of
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
 
@@ -97,17 +97,18 @@ def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
     buffers = min(2, case.settings.chunks.num)  # the next microbatch comes in while this one runs
     kernels = eager_kernels(setting_of(model, tokens, basis, case.software))
     kept_by_layer, working = kernels.kept_bytes(), kernels.working_bytes()
-    weights = weights_of(model, plan.backward, backward=True)
-    gradients = weights_of(model, plan.backward, backward=True, trained=True)
+    stages = StageBytes(plan, model_bytes(model, 1))
+    backward = [stages.stage(number, backward=True) for number in range(len(plan.backward))]
+    forward = [stages.stage(number, backward=False).weights for number in range(len(plan.forward))]
     logits = basis["chunk_logit_bytes"] * min(tokens, HEAD_CHUNK_TOKENS) * model.vocab
     for stage, layers in enumerate(plan.backward):
         fused = stage == len(plan.backward) - 1
         live = layers if case.grain == "stage" or fused else min(1, layers)
         kept_inputs = 1 if case.grain == "stage" or fused else max(1, layers)
         yield {
-            "weights": weights[stage],
-            "prefetched weights": weights[stage - 1] if stage and ahead else 0.0,
-            "gradients": gradients[stage],
+            "weights": float(backward[stage].weights),
+            "prefetched weights": float(backward[stage - 1].weights) if stage and ahead else 0.0,
+            "gradients": float(backward[stage].gradients),
             "activations": live * kept_by_layer + min(1, layers) * working,
             "boundary tensors": buffers * (kept_inputs + GRADIENT_TENSORS) * boundary,
             **({"logits": logits} if fused else {}),
@@ -115,7 +116,7 @@ def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
     most = max(plan.forward)
     outputs = most if case.grain == "layer" else 1  # on their way to the host
     yield {
-        "weights": (1 + ahead) * max(weights_of(model, plan.forward, backward=False)),
+        "weights": float((1 + ahead) * max(forward)),
         "activations": kept_by_layer / 2 + working,
         "boundary tensors": buffers * (outputs + 1) * boundary,
     }

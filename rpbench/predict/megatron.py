@@ -18,11 +18,11 @@ from rpbench import registry
 from rpbench.cost.basis import Basis
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.schedule import Shape
+from rpbench.mesh.collectives import reduce_s
 from rpbench.mesh.layer_seconds import eager_kernels
 from rpbench.mesh.layer_times import boundary_bytes, setting_of, times_of
 from rpbench.mesh.layout import Mesh
-from rpbench.predict.case import FUSED, Case, Terms
-from rpbench.predict.collectives import reduce_s, send_s
+from rpbench.predict.case import FUSED, Case, Terms, ring
 from rpbench.predict.cuts import bound_cut
 from rpbench.predict.experts import loop_s
 from rpbench.sim.graph import Graph, build_graph
@@ -41,7 +41,7 @@ def pipeline_step(case: Case, basis: Basis) -> Terms:
     tied = GRADIENT_BYTES * model.embedding_parameters if model.tied and case.num_devices > 1 else 0
     return {
         "pipeline": float(max(timeline.end)),
-        "tied embedding": reduce_s(tied, 2, basis) if tied else 0.0,
+        "tied embedding": reduce_s(tied, ring(2, basis)) if tied else 0.0,
         "optimizer": basis["adam_bytes"] * most * model.trainable_layer_parameters / rate,
     }
 
@@ -52,7 +52,10 @@ def pipeline_times(case: Case, basis: Basis) -> LayerTimes:
     Grouped products know no adapters: with them, every process loops over the experts of its stage.
     """
     times = times_of(setting_of(case.model, case.microbatch_tokens, basis, FUSED))
-    hop = send_s(boundary_bytes(case.model, case.microbatch_tokens), basis) if case.num_devices > 1 else 0.0
+    hop = 0.0
+    if case.num_devices > 1:  # directly, or down to the host and up again, whichever is faster
+        pace = max(basis["collective_bytes_per_s"], basis["copy_bytes_per_s"] / 2)
+        hop = boundary_bytes(case.model, case.microbatch_tokens) / pace
     loop = loop_s(case.model, basis) if case.model.lora_rank else 0.0
     forward, recompute, backward = (
         [time + loop for time in part] for part in (times.forward, times.recompute, times.backward)
@@ -72,7 +75,7 @@ def tensor_step(case: Case, basis: Basis) -> Terms:
     forward, input_grad, weight_grad = kernels.layer()
     layer, head = 2 * forward + input_grad + weight_grad, sum(kernels.head())
     reduced = basis["tensor_reductions"] * model.num_layers + 2
-    each = reduce_s(boundary_bytes(model, tokens), devices, basis)
+    each = reduce_s(boundary_bytes(model, tokens), ring(devices, basis))
     rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
     calls = case.settings.num_calls
     return {

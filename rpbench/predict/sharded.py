@@ -19,9 +19,9 @@ Source: Rajbhandari et al., "ZeRO", SC'20, section 7; "ZeRO-Infinity", SC'21, se
 """
 
 from rpbench.cost.basis import Basis
+from rpbench.mesh.collectives import gather_s, reduce_s
 from rpbench.mesh.layer_times import setting_of, times_of
-from rpbench.predict.case import Case, Terms
-from rpbench.predict.collectives import gather_s, host_copy_s, reduce_s
+from rpbench.predict.case import Case, Terms, ring
 from rpbench.predict.experts import waiting_s
 from rpbench.workload.counts import BYTES_PER_VALUE
 
@@ -33,9 +33,9 @@ def zero2_step(case: Case, basis: Basis) -> Terms:
     return {
         "computation": calls * compute_s(case, basis),
         "expert loop": calls * waiting_s(case.model, basis),
-        "gradients": calls * reduce_s(gradients, devices, basis),
+        "gradients": calls * reduce_s(gradients, ring(devices, basis)),
         "gradient copies": calls * _gradient_copies_s(case, basis),
-        "weights": gather_s(gradients, devices, basis),
+        "weights": gather_s(gradients, ring(devices, basis)),
         "optimizer": _device_optimizer_s(case, basis),
     }
 
@@ -43,12 +43,12 @@ def zero2_step(case: Case, basis: Basis) -> Terms:
 def fsdp_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step of FSDP; computation counts where the gathers do not hide it, and the reverse."""
     calls, devices = case.settings.num_calls, case.num_devices
-    gathers = calls * 2 * gather_s(BYTES_PER_VALUE * case.model.total_parameters, devices, basis)
+    gathers = calls * 2 * gather_s(BYTES_PER_VALUE * case.model.total_parameters, ring(devices, basis))
     computation = calls * (compute_s(case, basis) + waiting_s(case.model, basis))
     return {
         "computation": computation,
         "weights": max(0.0, gathers - computation),
-        "gradients": gather_s(BYTES_PER_VALUE * case.model.trainable_parameters, devices, basis),
+        "gradients": gather_s(BYTES_PER_VALUE * case.model.trainable_parameters, ring(devices, basis)),
         "optimizer": _device_optimizer_s(case, basis),
     }
 
@@ -62,10 +62,10 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
     return {
         "computation": calls * compute_s(case, basis),
         "expert loop": calls * waiting_s(case.model, basis),
-        "weights": calls * 2 * gather_s(weights, devices, basis),
-        "gradients": calls * gather_s(gradients, devices, basis),
+        "weights": calls * 2 * gather_s(weights, ring(devices, basis)),
+        "gradients": calls * gather_s(gradients, ring(devices, basis)),
         "gradient copies": calls * _gradient_copies_s(case, basis),
-        "copies": calls * host_copy_s((2 * weights + gradients) / devices, devices, basis),
+        "copies": calls * _host_copy_s((2 * weights + gradients) / devices, devices, basis),
         "adding gradients": calls * basis["host_accumulate_bytes"] * trained / basis["host_bytes_per_s"],
         "optimizer": basis["adam_bytes"] * trained / basis["host_bytes_per_s"],
     }
@@ -84,6 +84,14 @@ def _gradient_copies_s(case: Case, basis: Basis) -> float:
     """Seconds a device passes over all gradients of a micro-step on their way into DeepSpeed's buckets and out."""
     rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
     return basis["deepspeed_gradient_bytes"] * case.model.trainable_parameters / rate
+
+
+def _host_copy_s(bytes_each: float, num_devices: int, basis: Basis) -> float:
+    """Seconds for every device to copy as much at once: the link or the host's memory, whichever is slower.
+
+    Of equal copies that begin together nothing is left to simulate: each has its fair share until all end.
+    """
+    return max(bytes_each / basis["copy_bytes_per_s"], bytes_each * num_devices / basis["host_bytes_per_s"])
 
 
 def _device_optimizer_s(case: Case, basis: Basis) -> float:

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rpbench.cost.basis import Basis
+from rpbench.cost.sizes import model_bytes
 from rpbench.cost.table import CostTable
+from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.mesh.layer_times import boundary_bytes, setting_of, times_of
 from rpbench.predict.case import Case
 from rpbench.predict.experts import expert_s, loop_s
 from rpbench.predict.jobs import Jobs, Lanes, Slot
 from rpbench.predict.streaming import lanes_of
-from rpbench.sim.bandwidth_shares import COPY, HOST, LOOP, NOTHING, Capacity, run
-from rpbench.workload.architecture import Architecture
+from rpbench.sim.tasks import COPY, HOST, LOOP, NOTHING, Capacity, run
 from rpbench.workload.counts import BYTES_PER_VALUE
 
 INF = float("inf")
@@ -94,10 +95,7 @@ class Needs:
         }
         self.tokens = {False: chunks.size * seq, True: chunks.last * seq}
         model = case.model
-        self.forward = weights_of(model, plan.forward, backward=not plan.fused)
-        self.backward = weights_of(model, plan.backward, backward=True)
-        self.gradients = weights_of(model, plan.backward, backward=True, trained=True)
-        self.refreshed = weights_of(model, plan.forward, backward=not plan.fused, trained=True)
+        self.stages = StageBytes(plan, model_bytes(model, 1))
         self.expert_s = {
             short: expert_s(model, tokens, basis) if jobs.routed else 0.0 for short, tokens in self.tokens.items()
         }
@@ -114,10 +112,10 @@ class Needs:
         if slot.what in ("refresh", "convert", "adam"):
             return Need(amount=self._host_bytes(slot), served_by=HOST)
         if slot.what == "gradients":
-            return Need(amount=self.gradients[slot.stage], served_by=COPY + slot.group)
+            return Need(amount=self.stages.stage(slot.stage, backward=True).gradients, served_by=COPY + slot.group)
         if slot.what == "weights":
-            moved = (self.backward if slot.backward else self.forward)[slot.stage]
-            moved += self.gradients[slot.stage] if slot.again else 0.0
+            stage = self.stages.stage(slot.stage, backward=slot.backward)
+            moved = stage.weights + stage.gradients * slot.again
             return Need(amount=moved / slot.pieces, served_by=COPY + slot.group)
         return Need(amount=boundary_bytes(self.case.model, self.tokens[slot.short]), served_by=COPY + slot.group)
 
@@ -140,24 +138,5 @@ class Needs:
         if slot.what == "adam":
             return adam * self.case.model.trainable_parameters
         each = (self.basis["optimizer_bytes"] - adam) / 2
-        trained = self.refreshed if slot.what == "refresh" and not slot.backward else self.gradients
-        return each * trained[slot.stage] / BYTES_PER_VALUE
-
-
-def weights_of(model: Architecture, counts: Sequence[int], *, backward: bool, trained: bool = False) -> list[float]:
-    """16-bit bytes of every stage's weights, ends of the model included.
-
-    Args:
-        counts: layers of each stage.
-        backward: whether the last stage holds the head.
-        trained: only what gets a gradient.
-    """
-    frozen = model.lora_rank is not None
-    layer = model.trainable_layer_parameters if trained else model.layer_parameters
-    if frozen and not trained:
-        layer += model.trainable_layer_parameters
-    parameters = [count * layer for count in counts]
-    if not (trained and frozen):
-        parameters[0] += model.embedding_parameters
-        parameters[-1] += model.head_parameters * backward
-    return [float(BYTES_PER_VALUE * each) for each in parameters]
+        stage = self.stages.stage(slot.stage, backward=slot.what == "convert" or slot.backward)
+        return each * stage.gradients / BYTES_PER_VALUE

@@ -217,7 +217,13 @@ def check_writable(folder: Path, key: str) -> None:
     Raises:
         ValueError: with the key of the request that named it.
     """
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # a link to itself, a name that is too long
+        raise ValueError(f"{key}={folder}: {error.strerror}; name another folder") from None
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir() or not _takes_a_folder(existing):
         raise ValueError(f"{key}={folder}: {existing} is no folder that can be written; name another")
 

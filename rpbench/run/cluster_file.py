@@ -88,7 +88,7 @@ def to_text(cluster: Machine, first_line: str, foreign_cores: float | None) -> s
     foreign = "" if foreign_cores is None else f"; other programs kept {foreign_cores:.2f} cores busy meanwhile"
     lines = [f"# {first_line}", f"# {machine}{foreign}", f"name: {cluster.name}", "published_name: null"]
     lines += [f"{key}: {_number(getattr(cluster, key))}" for key in NUMBERS]
-    lines += ["transfer_latency_s: 0.0", "device_speeds: null"]
+    lines += ["ssd: null", "transfer_latency_s: 0.0", "device_speeds: null"]
     lines.append(
         "measured:   # constants of cost=analytic on this machine; rpbench/mesh/engine_kernels.py says what of"
     )

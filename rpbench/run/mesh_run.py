@@ -9,8 +9,7 @@ from rpbench.config.request import Request
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.exact import mesh_times
 from rpbench.mesh.job import Job
-from rpbench.mesh.memory import Bytes, verdict_of
-from rpbench.mesh.order_memory import bytes_of_ranks
+from rpbench.mesh.memory import Bytes, bytes_of_order, verdict_of
 from rpbench.mesh.ordered_step import Step, simulate_step
 from rpbench.mesh.smallest_change import smallest_change
 from rpbench.mesh.wrapping import under_mesh
@@ -20,7 +19,6 @@ from rpbench.run.assemble import build_schedule
 from rpbench.run.collection import collection_paused
 from rpbench.run.layer_times import layer_times
 from rpbench.run.recording import Fields, Outcome, Work
-from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import measure
 
 
@@ -119,7 +117,7 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
     counted = request.mesh.counts_layers
     evidence = "predicted" if counted else "simulated"
     facts = _facts(job, step)
-    memory = bytes_of_ranks(job, step.order, peak_in_flight(step.graph), step.graph.analysis)
+    memory = bytes_of_order(job, step.order, step.graph.analysis)
     rank = max(range(len(memory)), key=lambda each: sum(memory[each].values()))
     found = verdict_of(job, rank, memory[rank])
     facts |= _memory_fields(rank, memory) | {"verdict": found.answer}

@@ -1,14 +1,20 @@
-"""The event loop of transfers that share links: plain Python on lists, or compiled by numba on arrays, with one result.
+"""The event loop of what shares links, memory or an interpreter: plain Python on lists, or compiled, with one result.
 
-Everything is by topological position. Links that several transfers share are numbered; the link of a device's own lane
-carries one transfer at a time, and is known by its pace.
+An action begins when all that it waits for has ended and its port, if it needs one, is free; a port takes one action at
+a time, urgent ones first. It ends when its own time has passed and its amount, such as bytes, has been served.
+
+A server gives all actions under way in it the same rate, and so has one clock of what each has been given: the action
+whose amount ends first is the one whose turn on that clock comes first, and no amount is stored for each. Rates are
+max-min fair and change whenever an amount begins or ends. Ties go to the lower action, so the order of events is one.
 """
 
-import heapq
+from collections.abc import Callable
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rpbench.sim.kernels import Array
+import numpy as np
+
+from rpbench.sim.kernels import Array, compiled
 
 
 class Edges(NamedTuple):
@@ -24,16 +30,59 @@ class Edges(NamedTuple):
 
 
 class Works(NamedTuple):
-    """What actions take: time before and in the main phase; or bytes (0: none flow), the pace of their own link, two
-    shared links, the host's memory and that of a root complex (-1: none), and seconds of the host's SSDs a byte."""
+    """By action, time before and in the main phase; an amount (0: none) and its server; a port (-1: none) and the place
+    in its line (0: urgent)."""
 
     pre: Array
     main: Array
-    carried: Array
+    amount: Array
+    server: Array
+    port: Array
+    line: Array
+
+
+class Servers(NamedTuple):
+    """By server, the pace of one action alone; two of the links that servers share (-1: none); whether its actions
+    share one part of these, being threads of the host that fill its cores; and seconds of SSDs that a unit takes."""
+
     pace: Array
     memory: Array
     complex: Array
+    together: Array
     ssd: Array
+
+
+class Shared(NamedTuple):
+    """Links that servers share, the last that of SSDs, if any: units a second of each, those beside the host's threads,
+    and room to note what is left of it, for how many, and what these take of it for a unit each."""
+
+    capacity: Array
+    beside_host: Array
+    room: Array
+    users: Array
+    taken: Array
+
+
+class Queues(NamedTuple):
+    """Sorted entries, from `head` to `tail`, of each server, behind these of each port, and last of moments at which an
+    action's own time ends (twice its number) or its amount begins to be served (and one)."""
+
+    key: Array
+    entry: Array
+    head: Array
+    tail: Array
+
+
+class Way(NamedTuple):
+    """What changes: by action for how many others it waits, and its open parts; those that are ready; whether a port is
+    taken; by server the clock and the rate."""
+
+    waiting: Array
+    open_parts: Array
+    ready: Array
+    taken: Array
+    clock: Array
+    rates: Array
 
 
 class Times(NamedTuple):
@@ -45,29 +94,22 @@ class Times(NamedTuple):
     exposed: Array
 
 
-class Flows(NamedTuple):
-    """Transfers under way, those with the slowest link first; by position, bytes still to come and bytes a second."""
-
-    places: Array
-    left: Array
-    rates: Array
-
-
-class Shared(NamedTuple):
-    """Links that transfers share, the SSDs the last: what each gives in a second, and room to note what is left of it,
-    for how many, and what these take of it for a byte each."""
-
-    capacity: Array
-    room: Array
-    users: Array
-    taken: Array
+def enqueue(queues: Queues, queue: int, key: float, entry: int) -> None:
+    """Add an entry behind those with a lower key, or with the same and a lower number."""
+    keys, entries, head, tail = queues
+    at = tail[queue]
+    tail[queue] += 1
+    while at > head[queue] and (keys[at - 1] > key or (keys[at - 1] == key and entries[at - 1] > entry)):
+        keys[at], entries[at] = keys[at - 1], entries[at - 1]
+        at -= 1
+    keys[at], entries[at] = key, entry
 
 
-def begin(place: int, edges: Edges, pre: Array, times: Times) -> None:
+def begin(place: int, now: float, edges: Edges, pre: Array, times: Times) -> None:
     """Everything that an action waits for has ended: write its start and the begin of its main phase."""
     previous = edges.previous[place]
     free = times.end[previous] if previous >= 0 else 0.0
-    early, early_free, behind, behind_free = free, free, free, free
+    early, early_free, behind, behind_free = free, free, now, free
     for edge in range(edges.pred_start[place], edges.pred_start[place + 1]):
         bare = times.end[edges.pred[edge]]
         if edges.late[edge]:
@@ -82,160 +124,239 @@ def begin(place: int, edges: Edges, pre: Array, times: Times) -> None:
     times.exposed[place] = at - max(early_free + pre[place], behind_free)
 
 
-def finish(place: int, edges: Edges, waiting: Array, ready: Array, num_ready: int) -> int:
+def follow(place: int, edges: Edges, waiting: Array, queue: Array, ready: int) -> int:
     """An action has ended: what waited for it alone is ready; how many are."""
     for edge in range(edges.consumer_start[place], edges.consumer_start[place + 1]):
         consumer = edges.consumers[edge]
         waiting[consumer] -= 1
         if waiting[consumer] == 0:
-            ready[num_ready] = consumer
-            num_ready += 1
-    return num_ready
+            queue[ready] = consumer
+            ready += 1
+    return ready
 
 
-def next_arrival(num_flows: int, flows: Flows, now: float, unit: float) -> float:
-    """When the first of the transfers under way would arrive."""
-    places, left, rates = flows
-    arrival = inf
-    for number in range(num_flows):
-        flow = places[number]
-        arrival = min(arrival, now + left[flow] / rates[flow] * unit)
-    return arrival
+def end_part(
+    place: int, now: float, edges: Edges, port: Array, way: Way, queues: Queues, times: Times, ready: int
+) -> int:
+    """A part of an action has ended, and with the last all of it; how many are ready then."""
+    way.open_parts[place] -= 1
+    if way.open_parts[place] == 0:
+        times.end[place] = now
+        if port[place] >= 0:  # it is free for the first in its line
+            line = len(way.clock) + port[place]
+            way.taken[port[place]] = False
+            if queues.tail[line] > queues.head[line]:
+                way.ready[ready] = queues.entry[queues.head[line]]
+                queues.head[line] += 1
+                ready += 1
+        ready = follow(place, edges, way.waiting, way.ready, ready)
+    return ready
 
 
-def advance(num_flows: int, flows: Flows, now: float, moment: float, arrival: float, unit: float) -> None:
-    """Let bytes flow until a moment; what arrives by then has none left."""
-    places, left, rates = flows
-    for number in range(num_flows):
-        flow = places[number]
-        if moment == arrival and now + left[flow] / rates[flow] * unit <= moment:
-            left[flow] = 0.0
+def begin_all(
+    ready: int, now: float, latency: float, edges: Edges, works: Works, way: Way, queues: Queues, times: Times
+) -> None:
+    """Begin what is ready, and note when own times end and amounts begin to be served."""
+    main, amount, port, moments = works.main, works.amount, works.port, len(queues.head) - 1
+    while ready > 0:
+        ready -= 1
+        place = way.ready[ready]
+        if port[place] >= 0 and way.taken[port[place]]:
+            enqueue(queues, len(way.clock) + port[place], works.line[place], place)
         else:
-            left[flow] -= min(left[flow], rates[flow] * (moment - now) / unit)
+            if port[place] >= 0:
+                way.taken[port[place]] = True
+            begin(place, now, edges, works.pre, times)
+            at = times.begun[place]
+            if amount[place] > 0:
+                way.open_parts[place] += 1
+                enqueue(queues, moments, at + latency, 2 * place + 1)
+            if main[place] > 0 or amount[place] <= 0:
+                way.open_parts[place] += 1
+                if at + main[place] > now:
+                    enqueue(queues, moments, at + main[place], 2 * place)
+                else:
+                    ready = end_part(place, now, edges, port, way, queues, times, ready)
 
 
-def enter(place: int, num_flows: int, flows: Flows, works: Works) -> None:
-    """The bytes of a transfer begin to flow; it stands behind those with a link as slow."""
-    flows.left[place] = works.carried[place]
-    number = num_flows
-    while number > 0 and works.pace[flows.places[number - 1]] > works.pace[place]:
-        flows.places[number] = flows.places[number - 1]
-        number -= 1
-    flows.places[number] = place
+def next_served(queues: Queues, way: Way, now: float, unit: float) -> tuple[float, int]:
+    """When the first of the amounts under way would end, and its server; -1 for none."""
+    moment, first = inf, -1
+    for server in range(len(way.clock)):
+        head = queues.head[server]
+        if queues.tail[server] > head:
+            at = now + (queues.key[head] - way.clock[server]) / way.rates[server] * unit
+            if at < moment or first < 0:
+                moment, first = at, server
+    return moment, first
 
 
-def share(num_flows: int, flows: Flows, works: Works, shared: Shared) -> None:
-    """Max-min fair rates: all rise together; the slowest of them stops at the pace of its own link, or at the fair part
-    of the shared link that is full first, whichever is less."""
-    (capacity, room, users, taken), (places, _, rates) = shared, flows
-    pace, memory, complexes, ssd, drives = works.pace, works.memory, works.complex, works.ssd, len(shared.capacity) - 1
-    for link in range(len(capacity)):
-        room[link], users[link], taken[link] = capacity[link], 0, 0.0
-    for number in range(num_flows):
-        flow = places[number]
-        rates[flow] = -1.0  # still rising
-        if memory[flow] >= 0:
-            users[memory[flow]] += 1
-        if complexes[flow] >= 0:
-            users[complexes[flow]] += 1
-        if ssd[flow] > 0:
-            users[drives] += 1
-            taken[drives] += ssd[flow]
-    for link in range(drives):
-        taken[link] = users[link]
-    first = 0
-    for _ in range(num_flows):
-        tightest, level = -1, inf
-        for link in range(len(capacity)):
+def advance(queues: Queues, way: Way, time: float) -> None:
+    """Let every server serve for some time."""
+    for server in range(len(way.clock)):
+        if queues.tail[server] > queues.head[server]:
+            way.clock[server] += way.rates[server] * time
+
+
+def join(server: int, num: int, rate: float, servers: Servers, shared: Shared) -> None:
+    """So many actions of a server rise on its links; or, a negative number, have stopped at a rate."""
+    for link in (servers.memory[server], servers.complex[server]):
+        if link >= 0:
+            shared.room[link] += num * rate
+            shared.users[link] += num
+            shared.taken[link] += num
+    if servers.ssd[server] > 0:
+        link = len(shared.room) - 1
+        shared.room[link] += num * rate * servers.ssd[server]
+        shared.users[link] += num
+        shared.taken[link] += num * servers.ssd[server]
+
+
+def share(queues: Queues, servers: Servers, shared: Shared, rates: Array) -> None:
+    """Max-min fair rates: all rise together; the slowest of them stop at their own pace, or at the fair part of the
+    link that is full first, whichever is less."""
+    (pace, memory, complexes, together, ssd), (_, _, head, tail) = servers, queues
+    room, users, taken, rising, crowded, drives = (
+        shared.room,
+        shared.users,
+        shared.taken,
+        0,
+        False,
+        len(shared.room) - 1,
+    )
+    for server in range(len(pace)):
+        crowded = crowded or (together[server] and tail[server] > head[server])
+    for link in range(len(room)):
+        room[link], users[link] = shared.beside_host[link] if crowded else shared.capacity[link], 0
+        taken[link] = 0.0
+    for server in range(len(pace)):
+        rates[server] = 0.0
+        if tail[server] > head[server]:
+            rates[server] = -1.0  # still rising
+            rising += 1
+            join(server, 1 if together[server] else tail[server] - head[server], 0.0, servers, shared)
+    while rising > 0:
+        tightest, level, slowest = -1, inf, inf
+        for link in range(len(room)):
             if users[link] > 0 and room[link] / taken[link] < level:
                 tightest, level = link, room[link] / taken[link]
-        while rates[places[first]] >= 0:
-            first += 1
-        flow = places[first]
-        rate = pace[flow]
-        if rate > level:
-            number, rate = first, level
-            while rates[flow] >= 0 or (
-                memory[flow] != tightest and complexes[flow] != tightest and (tightest != drives or ssd[flow] == 0)
-            ):
-                number += 1
-                flow = places[number]
-        rates[flow] = rate
-        if memory[flow] >= 0:
-            room[memory[flow]] -= rate
-            users[memory[flow]] -= 1
-            taken[memory[flow]] -= 1
-        if complexes[flow] >= 0:
-            room[complexes[flow]] -= rate
-            users[complexes[flow]] -= 1
-            taken[complexes[flow]] -= 1
-        if ssd[flow] > 0:
-            room[drives] -= rate * ssd[flow]
-            users[drives] -= 1
-            taken[drives] -= ssd[flow]
+        for server in range(len(pace)):
+            if rates[server] < 0 and pace[server] < slowest:
+                slowest = pace[server]
+        rate = min(slowest, level)
+        for server in range(len(pace)):
+            held = (
+                memory[server] == tightest or complexes[server] == tightest or (tightest == drives and ssd[server] > 0)
+            )
+            if rates[server] < 0 and (pace[server] == slowest if slowest <= level else held):
+                num, rising = tail[server] - head[server], rising - 1
+                rates[server] = rate / num if together[server] else rate
+                join(server, -1 if together[server] else -num, rate, servers, shared)
 
 
-def share_links(
+def run_events(
     edges: Edges,
     works: Works,
-    latency: float,
+    servers: Servers,
     shared: Shared,
+    latency: float,
     unit: float,
-    waiting: Array,
-    ready: Array,
-    flows: Flows,
+    way: Way,
+    queues: Queues,
     times: Times,
 ) -> None:
     """Write the times of every action.
 
     Args:
-        latency: before the bytes of a transfer flow.
+        latency: before an amount begins to be served.
         unit: of times, a second.
-        waiting: for how many others each action waits; it is changed.
-        ready, flows: room for what is under way.
     """
-    events, num_flows, now, num_ready = [(0.0, 0, 0)], 0, 0.0, 0  # (moment, action, whether its bytes begin to flow)
-    events.pop()
-    for place in range(len(waiting)):
-        if waiting[place] == 0:
-            ready[num_ready] = place
-            num_ready += 1
-    while True:
-        while num_ready > 0:
-            num_ready -= 1
-            place = ready[num_ready]
-            begin(place, edges, works.pre, times)
-            if works.carried[place] > 0:
-                heapq.heappush(events, (times.begun[place] + latency, place, 1))
-            else:
-                times.end[place] = times.begun[place] + works.main[place]
-                heapq.heappush(events, (times.end[place], place, 0))
-        if len(events) == 0 and num_flows == 0:
-            return
-        arrival = next_arrival(num_flows, flows, now, unit)
-        is_event = len(events) > 0 and events[0][0] <= arrival
-        moment = events[0][0] if is_event else arrival
-        advance(num_flows, flows, now, moment, arrival, unit)
-        now = moment
-        if is_event:
-            _, place, flows_now = heapq.heappop(events)
-            if flows_now == 0:
-                num_ready = finish(place, edges, waiting, ready, num_ready)
-                continue
-            enter(place, num_flows, flows, works)
-            num_flows += 1
+    key, entry, head, tail = queues
+    moments, now, moment, ready, changed = len(head) - 1, 0.0, 0.0, 0, False
+    for place in range(len(way.waiting)):
+        if way.waiting[place] == 0:
+            way.ready[ready] = place
+            ready += 1
+    while moment < inf:
+        begin_all(ready, now, latency, edges, works, way, queues, times)
+        ready, first = 0, head[moments]
+        if tail[moments] > first and key[first] <= now and entry[first] % 2 == 1:
+            place = entry[first] // 2
+            server = works.server[place]
+            head[moments] += 1
+            enqueue(queues, server, way.clock[server] + works.amount[place], place)
+            changed = True
         else:
-            kept = 0
-            for number in range(num_flows):
-                flow = flows.places[number]
-                if flows.left[flow] > 0:
-                    flows.places[kept] = flow
-                    kept += 1
-                else:
-                    times.end[flow] = now
-                    num_ready = finish(flow, edges, waiting, ready, num_ready)
-            num_flows = kept
-        share(num_flows, flows, works, shared)
+            if changed:
+                share(queues, servers, shared, way.rates)
+            moment, source = next_served(queues, way, now, unit)
+            if tail[moments] > first and key[first] <= moment:
+                moment, source = key[first], -1
+            if now < moment < inf:
+                advance(queues, way, (moment - now) / unit)
+                now = moment
+            changed = source >= 0
+            if changed:
+                place = entry[head[source]]
+                way.clock[source] = key[head[source]]
+                head[source] += 1
+                ready = end_part(place, now, edges, works.port, way, queues, times, ready)
+            elif moment < inf and entry[first] % 2 == 0:
+                head[moments] += 1
+                ready = end_part(entry[first] // 2, now, edges, works.port, way, queues, times, ready)
 
 
-PARTS = (begin, finish, next_arrival, advance, enter, share)  # what `share_links` calls, compiled before it
+PARTS = (
+    enqueue,
+    begin,
+    follow,
+    end_part,
+    begin_all,
+    next_served,
+    advance,
+    join,
+    share,
+)
+
+
+def timed(
+    edges: Edges,
+    works: Works,
+    servers: Servers,
+    capacity: tuple[Array, Array],
+    waiting: Array,
+    *,
+    latency: float = 0.0,
+    unit: float = 1.0,
+    compiles: bool = True,
+) -> Times:
+    """The times of every action, as arrays.
+
+    Args:
+        capacity: of the links that servers share, and beside the host's threads.
+        waiting: for how many others each action waits.
+        latency, unit: as of `run_events`.
+        compiles: whether by the compiled loop, where it can be had.
+    """
+    num, num_servers = len(waiting), len(servers.pace)
+    served, lines = works.server[works.amount > 0], np.bincount(works.port[works.port >= 0])
+    sizes = np.concatenate([np.bincount(served, minlength=num_servers), lines, [num + len(served)]])
+    base, total = np.cumsum(sizes) - sizes, int(sizes.sum())
+    (left, load), users = np.zeros((2, len(capacity[0]))), np.zeros(len(capacity[0]), np.int64)
+    open_parts, ready = np.zeros((2, num), np.int64)
+    taken, (clock, rates) = np.zeros(len(lines), np.bool_), np.zeros((2, num_servers))
+    groups: Any = (
+        edges,
+        works,
+        servers,
+        Shared(*capacity, left, users, load),
+        Way(waiting.copy(), open_parts, ready, taken, clock, rates),
+        Queues(np.zeros(total), np.zeros(total, np.int64), base, base.copy()),
+        Times(*np.zeros((4, num))),
+    )
+    kernel: Callable[..., Any] = compiled(run_events, *PARTS, allocates=False) if compiles else run_events
+    if kernel is run_events:  # plain Python is at home on lists
+        groups = (type(group)(*(column.tolist() for column in group)) for group in groups)
+    edges, works, servers, shared, way, queues, times = groups
+    kernel(edges, works, servers, shared, latency, unit, way, queues, times)
+    return Times(*map(np.asarray, times))

@@ -1,4 +1,4 @@
-"""The two loops of the simulator, written once: plain Python on lists, or compiled by numba on arrays.
+"""The loops over orders and longest paths, written once: plain Python on lists, or compiled by numba on arrays.
 
 Both give the same bits: the compiled form neither reorders nor contracts arithmetic. Compilation is worth its
 half second (a fraction of that from the cache) only for large graphs, so numba is imported when first needed.
@@ -160,19 +160,22 @@ def is_warm() -> bool:
 
 
 @cache
-def compiled(kernel: Callable[..., Any], *parts: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(kernel: Callable[..., Any], *parts: Callable[..., Any], allocates: bool = True) -> Callable[..., Any]:
     """The kernel compiled for arrays; the plain function where numba cannot be had.
 
     Args:
         parts: functions that it calls, and that call each other, of the same module: those that are called first.
+        allocates: whether one of them makes lists or arrays. Those that do not need not count references to arrays,
+            which took seven eighths of the time of a loop over thirty of them.
     """
     try:
         from numba import njit
     except ImportError:
         return kernel
     names, made = dict(kernel.__globals__), kernel  # where compiled functions find each other; the plain ones stay
+    compile_one: Any = njit(cache=True, nogil=True, _nrt=allocates)  # type: ignore[call-overload]
     for function in (*parts, kernel):
-        made = njit(cache=True, nogil=True)(FunctionType(function.__code__, names, function.__name__))
+        made = compile_one(FunctionType(function.__code__, names, function.__name__))
         names[function.__name__] = made
     return made
 

@@ -7,7 +7,7 @@ and the others go on rising. Rates change whenever a transfer begins or ends. Wi
 of `rpbench.sim.longest_path`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -18,9 +18,8 @@ from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.fair_shares import PARTS, Edges, Flows, Shared, Times, Works, share_links
+from rpbench.sim.fair_shares import Edges, Servers, Works, timed
 from rpbench.sim.graph import COMPILE_FROM, Graph
-from rpbench.sim.kernels import compiled
 from rpbench.sim.longest_path import (
     all_hops,
     hop_times,
@@ -82,72 +81,73 @@ class _Waits:
         producer = np.concatenate([graph.pred, graph.previous[behind]])
         consumer = np.concatenate([np.repeat(places, np.diff(graph.pred_start)), places[behind]])
         first = np.concatenate([[0], np.cumsum(np.bincount(producer, minlength=graph.num_actions))])
-        edges = (graph.previous, graph.pred_start, graph.pred, first, consumer[np.argsort(producer, kind="stable")])
-        self.edges = tuple(column.astype(np.int64) for column in edges)
-        self.counts = np.diff(graph.pred_start).astype(np.int64) + behind
+        behind = consumer[np.argsort(producer, kind="stable")]
+        columns = graph.previous, graph.pred_start, graph.pred, first, behind, (), ()
+        self.edges = Edges(*(np.asarray(column, np.int64) for column in columns))
+        self.counts = np.diff(graph.pred_start).astype(np.int64) + (graph.previous >= 0)
 
 
 def _simulate(
     graph: Graph, waits: _Waits, costs: CostTable, times: TransferTimes, less: Sequence[float] = (), *, compiles: bool
 ) -> Timeline:
-    num, delay = graph.num_actions, hop_times(graph, costs)
+    num = graph.num_actions
     slot, works = works_by_slot(graph, costs)
     if less:
         works = shortened([works[number] for number in slot.tolist()], less)
         slot = np.arange(num, dtype=np.int32)
     pre, main = np.array([(float(work.pre), float(work.main)) for work in works])[slot].T
-    flows, capacity = _flows(graph, times, [own.transfer_time for own in costs.each])
-    groups: tuple[Any, ...] = (
-        (*waits.edges, delay, late_edges(graph, costs)),
-        (pre, main, *flows),
-        (capacity, np.zeros(len(capacity)), np.zeros(len(capacity), np.int64), np.zeros(len(capacity))),
-        (waits.counts.copy(), np.zeros(num, np.int64)),
-        (np.zeros(num, np.int64), np.zeros(num), np.zeros(num)),
-        np.zeros((4, num)),
+    amount, server, servers, capacity = _amounts(graph, times, [own.transfer_time for own in costs.each])
+    found = timed(
+        waits.edges._replace(delay=hop_times(graph, costs), late=late_edges(graph, costs)),
+        Works(pre, np.where(amount > 0, 0.0, main), amount, server, np.full(num, -1), np.zeros(num, np.int64)),
+        servers,
+        (capacity, capacity),
+        waits.counts,
+        latency=times.cluster.transfer_latency_s * costs.units_per_second,
+        unit=float(costs.units_per_second),
+        compiles=compiles,
     )
-    kernel: Callable[..., Any] = compiled(share_links, *PARTS) if compiles else share_links
-    if kernel is share_links:  # plain Python is at home on lists
-        groups = tuple([column.tolist() for column in group] for group in groups)
-    edges, works_of, shared, rooms, under_way, found = groups
-    latency, unit = times.cluster.transfer_latency_s * costs.units_per_second, float(costs.units_per_second)
-    kernel(Edges(*edges), Works(*works_of), latency, Shared(*shared), unit, *rooms, Flows(*under_way), Times(*found))
-    start, begun, end, exposed = (np.asarray(column)[graph.rank] for column in found)
+    start, begun, end, exposed = (column[graph.rank] for column in found)
     return Timeline(graph.schedule, start, begun, end, exposed, all_hops(graph, costs), costs.units_per_second)
 
 
-def _flows(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[list[npt.NDArray[Any]], Floats]:
-    """By position, bytes that flow, the pace of the link alone and the shared links; and the capacity of these.
-
-    The last of them are the SSDs, whose capacity is a second a second; flows know the seconds that a byte takes of it.
+def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[Floats, Integers, Servers, Floats]:
+    """By position, bytes that flow and their server; servers of flows that are alike; the capacity of shared links.
 
     Args:
         each: the times of every microbatch of a step, where they differ.
     """
-    cluster, table = times.cluster, np.array(-1)
-    tables = [[_STAYS if cargo is None else _flow(cargo, own) for cargo in graph.cargo] for own in (*each, times)]
+    cluster, table, capacity = times.cluster, np.array(-1), [times.cluster.shared_host_bytes_per_s or inf]
+    flows = [[_flow(cargo, own) for cargo in graph.cargo] for own in (*each, times)]
     if each:
         microbatch = microbatches_of(graph)
         table = np.where(microbatch < 0, -1, microbatch % len(each))
-    carried, pace, memory, ssd = np.array(tables).transpose(2, 0, 1)[:, table, graph.slot]
-    memory = memory.astype(np.int64)
-    capacity = [cluster.shared_host_bytes_per_s or inf]
-    if cluster.devices_per_root_complex is None or cluster.root_complex_bytes_per_s is None:
-        return [carried, pace, memory, np.full(len(memory), -1), ssd], np.array([*capacity, 1.0])
-    lane = np.array([-1 if cargo is None else ("h2d", "d2h", "net", "host").index(cargo.lane) for cargo in graph.cargo])
-    complexes = graph.columns.device[graph.order] // cluster.devices_per_root_complex
-    ways = np.where(np.isin(lane, (0, 1)), lane, -1)[graph.slot]  # each complex has a link in, and one out
-    capacity += [cluster.root_complex_bytes_per_s] * (2 * int(complexes.max(initial=0)) + 2)
-    return [carried, pace, memory, np.where(ways < 0, -1, 1 + 2 * complexes + ways), ssd], np.array([*capacity, 1.0])
+    complexes, num = np.zeros(graph.num_actions, np.int32), 0
+    if cluster.devices_per_root_complex is not None and cluster.root_complex_bytes_per_s is not None:
+        complexes = graph.columns.device[graph.order] // cluster.devices_per_root_complex
+        num = int(complexes.max(initial=0)) + 1
+        capacity += [cluster.root_complex_bytes_per_s] * (2 * num)  # each complex has a link in, and one out
+    capacity.append(1.0)  # SSDs give a second a second
+    first, found = dict[tuple[float, int, int, float], int](), list[tuple[float, int, int, float]]()
+    for pace, memory, way, ssd in dict.fromkeys(flow[1:] for own in flows for flow in own):
+        first[pace, memory, way, ssd] = len(found)
+        ways = [1 + way + 2 * number if num and way >= 0 else -1 for number in range(max(1, num))]
+        found += [(pace, memory, way, ssd) for way in ways]
+    columns = [np.array(column) for column in zip(*found, strict=True)]
+    servers = Servers(columns[0], columns[1], columns[2], np.zeros(len(found), np.bool_), columns[3])
+    amounts = np.array([[flow[0] for flow in own] for own in flows])
+    of = np.array([[first[flow[1:]] for flow in own] for own in flows])
+    return amounts[table, graph.slot], of[table, graph.slot] + complexes, servers, np.array(capacity)
 
 
-_STAYS = (0.0, inf, -1, 0.0)
-
-
-def _flow(cargo: Cargo, times: TransferTimes) -> tuple[float, float, int, float]:
-    """Bytes, pace of the link alone, the number of the host's memory where it is used, and seconds of SSDs a byte."""
-    carried, pace, ssd_s = times.bytes_of(cargo), times.bytes_per_s(cargo), times.ssd_s(cargo)
-    if not carried or not (pace or ssd_s or times.cluster.transfer_latency_s):
-        return _STAYS  # as nothing takes time
+def _flow(cargo: Cargo | None, times: TransferTimes) -> tuple[float, float, int, int, float]:
+    """Bytes; pace of the link alone; the number of the host's memory where it is used; the way through a complex; and
+    seconds of SSDs a byte."""
+    carried, pace = (0, 0) if cargo is None else (times.bytes_of(cargo), times.bytes_per_s(cargo))
+    ssd_s = 0.0 if cargo is None else times.ssd_s(cargo)
+    if cargo is None or not carried or not (pace or ssd_s or times.cluster.transfer_latency_s):
+        return 0.0, inf, -1, -1, 0.0  # as nothing takes time
     if cargo.lane == "host":
-        return carried, inf, 0, ssd_s / carried
-    return carried, pace or inf, -1 if cargo.lane == "net" else 0, ssd_s / carried
+        return carried, inf, 0, -1, ssd_s / carried
+    way = ("h2d", "d2h", "net").index(cargo.lane)
+    return (carried, pace or inf, *((-1, -1) if way == 2 else (0, way)), ssd_s / carried)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.ir.schedule import Schedule, to_text
 from rpbench.ir.timeline import Timeline
 from rpbench.torch_runtime.frameworks import (
@@ -36,6 +37,7 @@ class Given(NamedTuple):
         model: what is trained; None where there are no shapes.
         host_memory_bytes: of a host, where it is known.
         plan: how large microbatches are, what replicas share and the like; None: as `numbers_of` takes it.
+        optimizer: how weights are stepped.
     """
 
     times: Times
@@ -43,6 +45,7 @@ class Given(NamedTuple):
     model: Architecture | None = None
     host_memory_bytes: int | None = None
     plan: PlanNumbers | None = None
+    optimizer: OptimizerSettings = OptimizerSettings()
 
 
 def export(schedule: Schedule, form: str, given: Given) -> str:
@@ -115,7 +118,7 @@ def _roundpipe(schedule: Schedule, given: Given) -> str:
         raise ValueError("format=roundpipe writes a partition, and this schedule has none: name a model")
     plan = roundpipe_plan(schedule.partition)
     if given.model is not None:
-        needed = roundpipe_host_bytes(given.model)
+        needed = roundpipe_host_bytes(given.model, given.optimizer)
         plan["host_bytes"] = needed
         if given.host_memory_bytes is not None:
             plan["fits_host"] = {pin: num_bytes <= given.host_memory_bytes for pin, num_bytes in needed.items()}

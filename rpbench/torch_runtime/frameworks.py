@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rpbench.engine.layout import layout_of
-from rpbench.ir.partition import Partition
+from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.ir.partition import Partition, filled
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.models.build import build_layer
 from rpbench.torch_runtime.tables import make_table
@@ -162,7 +163,9 @@ def module_names_per_stage(partition: Partition, names: ModuleNames) -> list[lis
         own = [*(names.embedding if stage == 0 else ()), *(names.layer.format(layer=layer) for layer in layers)]
         own += names.head if stage == last else ()
         if not own:
-            raise ValueError(f"partition {partition}: stage {stage} holds no module; give it a layer at least")
+            near = "-".join(map(str, next(filled(counts), ())))
+            out = f"take the cut beside it, 'partition=\"{near}\"'" if near else "take fewer stages"
+            raise ValueError(f"partition {partition}: stage {stage} holds no module, and theirs hold one each; {out}")
         found.append([*own, *names.everywhere])
     return found
 
@@ -266,16 +269,12 @@ def roundpipe_plan(partition: Partition) -> dict[str, object]:
     }
 
 
-# Bytes of a trainable parameter that the library never pins: master, gradient of the optimizer and Adam's two moments,
-# in 32 bits each.
-_UNPINNED_BYTES = 16
-
-
-def roundpipe_host_bytes(model: Architecture) -> dict[str, int]:
+def roundpipe_host_bytes(model: Architecture, optimizer: OptimizerSettings) -> dict[str, int]:
     """The host's memory under the released library by its `pin_model`, without inputs that are kept to recompute from.
 
     16-bit weights are pinned by torch's allocator (`alloc`), whose blocks are powers of two, in place (`register`), or
-    not at all (`off`). Their gradients come home into blocks of that allocator whichever it is.
+    not at all (`off`). Their gradients come home into blocks of that allocator whichever it is. The optimizer's
+    masters, gradients and moments, in 32 bits each, are never pinned.
 
     Source: roundpipe 0.1.1, `memory.py`, `transfer.py` and `optim`; torch, `c10/core/CachingHostAllocator`.
     """
@@ -289,7 +288,7 @@ def roundpipe_host_bytes(model: Architecture) -> dict[str, int]:
             weights["exact"] += copies * size
             weights["blocks"] += copies * block
             if parameter.requires_grad:
-                weights["trained"] += copies * (block + _UNPINNED_BYTES * parameter.numel())
+                weights["trained"] += copies * (block + 4 * parameter.numel() + optimizer.state_bytes(parameter.shape))
     return {
         pin: weights["blocks" if pin == "alloc" else "exact"] + weights["trained"]
         for pin in ("alloc", "register", "off")

@@ -63,7 +63,7 @@ def assumed(given: Mapping[str, Any]) -> tuple[str, ...]:
     values, family = _normal(given), _family(given)
     kind = _kind(given)
     said = []
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         said.append(f"model_type={_short(kind)} is not known: counted by its sizes as a Llama, whose MLP has a gate")
     if family.encoder:
         said.append("attention to all tokens is counted as attention to those before")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shlex
 from dataclasses import replace
 
@@ -463,6 +464,24 @@ def test_a_truncated_config_is_named(config, capsys):
     (config / "config.json").write_text(json.dumps(LLAMA_3B)[:-20])
     assert dispatch(("advise", f"model={config}/config.json", *FOUR_L40S)) == 2
     assert "no complete JSON" in capsys.readouterr().err
+
+
+def test_what_cannot_be_compared_is_named():
+    words = [*SMALL[:-1], "gpu=l40s", "num_devices=2", "compare=1f1b,zb_h1", "runs_in=torchtitan"]
+    answer = advise_on(words, people := io.StringIO())
+    assert answer["comparison"] is None
+    assert "zb_h1: no plan that runs in torchtitan and fits" in " ".join(people.getvalue().split())
+
+
+def test_a_part_of_devices_of_two_kinds_is_the_fastest(tmp_path):
+    lines = (CONF / "cluster" / "8x_rtx4090.yaml").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith(("name:", "device_speeds:", "num_devices:"))]
+    path = tmp_path / "two.yaml"
+    path.write_text("\n".join(["name: two_kinds", "num_devices: 3", "device_speeds: [0.5, 1, 0.75]", *lines]))
+    words = [*SMALL[:-1], "schedules=1f1b", f"cluster={path}", "fewest_devices=yes"]
+    answer = advise_on(words, io.StringIO())
+    assert answer["fewest_devices"] == 1
+    assert re.search(r"cluster\.device_speeds=\[1(\.0)?\]", answer["ranking"][0]["command"])
 
 
 def test_a_cluster_of_ones_own_is_a_file(tmp_path, capsys):

@@ -12,7 +12,7 @@ from rpbench.commands import advise, advise_page
 @pytest.fixture
 def answered(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(advise, "advise_on", lambda arguments, people: dict(ANSWER))
+    monkeypatch.setattr(advise, "advise_on", lambda arguments, people, with_around: dict(ANSWER))
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path

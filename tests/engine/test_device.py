@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases import build
 from spared import slow
+from test_device_accepted import TINY
 from test_replicated_training import complete
 from training_cases import TINY as SMALL
 from training_cases import Run, assert_same, reference_of, train, uneven_costs, workload_of
@@ -124,102 +125,6 @@ def test_what_two_stages_share_is_stepped_where_it_is_at_home(name):
     assert not findings(issued(schedule, 2, workload=workload).trace)
 
 
-ACCEPTED = [
-    ("roundpipe",),
-    ("roundpipe", "schedule.asynchronous=true"),
-    ("roundpipe", "prefetch=0"),
-    ("roundpipe", "prefetch=2"),
-    ("roundpipe", "optimizer=sgd"),
-    ("roundpipe", "optimizer.clip_norm=0.1"),
-    ("roundpipe", "dtype=float16"),
-    ("roundpipe", "dtype=bfloat16"),
-    ("roundpipe", "model.dropout=0.1"),
-    ("roundpipe", "model.tied=true"),
-    ("roundpipe", "dispatch=earliest_free"),
-    ("roundpipe", "chunks_per_device=4"),
-    ("greedysnake",),
-    ("greedysnake", "schedule.delayed=0.5"),
-    ("megatrain",),
-    ("mobius",),
-    ("superoffload", "schedule.speculate=false"),
-    ("zero_3", "schedule.offload=true"),
-    ("zero_3", "schedule.offload=true", "schedule.reduce_each_microbatch=false"),
-    ("zero_infinity",),
-    ("zero_infinity", "schedule.reduce_each_microbatch=false"),
-    ("zero_infinity", "dtype=float16"),
-    ("zero_offload",),
-    ("1f1b",),
-    ("1f1b", "dtype=float16"),
-    ("1f1b", "optimizer.clip_norm=0.1"),
-    ("1f1b", "model.tied=true"),
-    ("1f1b", "model.dropout=0.1", "recompute=none"),
-    ("1f1b", "model.training_mode=lora", "model.lora_rank=4"),
-    ("acco",),
-    ("adaptis",),
-    ("adaptive_1f1b",),
-    ("bpipe", "recompute=none"),
-    ("combined_1f1b",),
-    ("dapple",),
-    ("data_parallel",),
-    ("data_parallel", "optimizer.clip_norm=0.1"),
-    ("data_parallel", "model.tied=true"),
-    ("dualpipe_v",),
-    ("gis",),
-    ("gpipe", "dtype=bfloat16"),
-    ("hanayo",),
-    ("interlaced",),
-    ("interleaved_1f1b",),
-    ("interleaved_zb",),
-    ("kfkb",),
-    ("looped_bfs",),
-    ("mario",),
-    ("pipe_offload", "recompute=none"),
-    ("pipedream",),
-    ("pipedream_2bw",),
-    ("pipemare",),
-    ("pipeoptim",),
-    ("seq1f1b",),
-    ("spectrain",),
-    ("stp",),
-    ("two_bp",),
-    ("v_half",),
-    ("v_min",),
-    ("varuna",),
-    ("vocab_parallel",),
-    ("xpipe",),
-    ("zb_auto",),
-    ("zb_h1", "optimizer.clip_norm=0.1"),
-    ("zb_h2",),
-    ("zb_v", "dtype=float16"),
-    ("zero_2",),
-    ("zero_2", "optimizer.clip_norm=0.1"),
-    ("zero_2", "dtype=float16"),
-    ("zero_3",),
-    ("zero_3", "schedule.reduce_each_microbatch=false"),
-    ("zero_offload", "schedule.delayed_update=true"),
-    ("zero_offload", "optimizer.clip_norm=0.1"),
-]
-SIZES = [(1, 1, 3), (1, 1, 4), (2, 1, 3), (2, 2, 4), (3, 1, 3), (3, 2, 4), (3, 3, 6), (4, 2, 5), (4, 3, 8)]
-CHOSEN = ((3, 2, 4), (4, 3, 8))  # in slow runs; the others are run by hand, an hour of them
-TINY = ("model.num_layers=4", "model.hidden=16", "model.vocab=32", "model.seq_len=8")
-
-
-@pytest.mark.parametrize(
-    "devices, accelerators, microbatches",
-    [slow(size) if size in CHOSEN else pytest.param(*size, marks=pytest.mark.exhaustive) for size in SIZES],
-)
-@pytest.mark.parametrize("words", ACCEPTED, ids=" ".join)
-def test_nothing_is_missing_in_what_is_accepted(words, devices, accelerators, microbatches, rpbench):
-    size = f"num_devices={devices}", f"accelerators={accelerators}", f"num_microbatches={microbatches}"
-    size += (f"model.num_layers={2 * devices}", *TINY[1:])  # two stages a device in V placement
-    status, found, err = rpbench("check-order", f"schedule={words[0]}", *words[1:], *size)
-    if status == 2:  # a size that the schedule does not serve
-        assert f"{microbatches} microbatches" in err or "num_microbatches" in err or "num_devices" in err, err
-        return
-    assert (status, found[0]["findings"]) == (0, [])
-    assert found[0]["grad_max_abs_diff"] == found[0]["weight_max_abs_diff"] == 0
-
-
 @pytest.mark.parametrize(
     "name, options",
     [
@@ -304,6 +209,9 @@ REORDERED = [
     roundpipe(2, 2, num_steps=1, num_layers=3),
     resident("1f1b", 2, 3, num_layers=2, chunks=1),
     complete("zero_2", 2, 2, 1, 1),
+    resident("pipe_offload", 2, 4, num_steps=1, num_layers=4),
+    complete("zero_offload", 2, 2, 1, 1),
+    complete("zero_3", 2, 2, 1, 1, offload=True),
 ]
 
 

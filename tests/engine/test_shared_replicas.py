@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import build
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from spared import slow, spared
@@ -17,6 +18,7 @@ from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.reference import largest_difference
+from rpbench.engine.state.compensation import Compensation, check_momentum
 from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.state.ownership import ALIGNMENT, cut_evenly, join, take
 from rpbench.engine.training import Settings, Training
@@ -284,3 +286,26 @@ def test_visits_of_several_microbatches_are_reduced_once_a_step():
     often = shard(add_steps(plain), parameters=None, gradients="visit")
     with pytest.raises(ValueError, match="sums of sums of sums are not computed; reduce once a step"):
         Training(workload_of(often), often, Settings())
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "adafactor"])
+def test_other_optimizers_step_the_same_bits_and_weigh_what_is_counted(name):
+    for schedule in (build("1f1b", 2, 2, steps=True, num_steps=3), complete("data_parallel", 2, 2, 3, 2)):
+        run = train(schedule, workload_of(schedule), name=name)
+        assert_same(run, reference_of(run))
+        optimizer = run.training.optimizer
+        for place, state in optimizer.moments().items():
+            master = optimizer.masters[place]
+            num = master.numel() + sum(value.numel() for key, value in state.items() if key != "step")
+            assert 4 * num == OptimizerSettings(name=name).state_bytes(master.shape)
+
+
+def test_adafactor_is_refused_where_replicas_share_a_matrix():
+    schedule = complete("zero_2", 2, 2, 2, 2)
+    with pytest.raises(ValueError, match="adafactor steps whole matrices"):
+        train(schedule, workload_of(schedule), name="adafactor")
+
+
+def test_late_gradients_are_not_compensated_by_moments_that_are_not_known():
+    with pytest.raises(ValueError, match=r"optimizer=rmsprop: late gradients are compensated .* use optimizer=adamw"):
+        check_momentum(Compensation("spectrain"), OptimizerSettings(name="rmsprop"))

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 from analysis.verbs import VERBS
@@ -281,7 +282,8 @@ def _be_asked(wrong: Wrong, folder: Path, said: Path) -> None:
 
 def findings(seed: int, number: int) -> Iterator[tuple[Wrong, str]]:
     """Requests that were answered badly, with how."""
-    import rpbench.engine.training  # noqa: F401  torch takes two seconds of every process that has not got it
+    for name in ("analysis.report", "analysis.dashboard.command", "duckdb", "rpbench.engine.training"):
+        import_module(name)  # these take seconds of every process, whatever it is asked
 
     register(VERBS)
     os.environ["RPBENCH_CANARY"] = CANARY

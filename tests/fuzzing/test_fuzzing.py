@@ -1,5 +1,6 @@
 """Bent documents: a small sample of what `python -m tests.fuzzing` reads, and whatever it has found once."""
 
+import json
 import random
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from rpbench.run.request_to_records import run
 from rpbench.yaml_file import keys_of
 
 from .bending import bent
-from .documents import plain_documents
+from .documents import LLAMA, plain_documents
 from .guard import ROOT, problem
 from .readers import readers
+from .requests import PLAIN, Wrong, findings, problem_of
 
 QUICK = (
     "record",
@@ -154,6 +156,32 @@ def test_what_was_found_once_is_refused_or_sound(name, piece, other, seeds, tmp_
 def test_own_yaml_is_keys_and_values_that_a_person_writes(text, words):
     with pytest.raises(ValueError, match=words):
         keys_of(text)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Wrong([*PLAIN[:-1], "results_dir=link"]),
+        Wrong([*PLAIN[:-1], "results_dir=" + "a" * 300]),
+        Wrong([*PLAIN[:3], "cost=bent"], {"mine/cost/bent.yaml": b"name: other", "rpbench.yaml": b"path: [mine]"}),
+        Wrong(
+            ["advise", "model=config.json", "gpu=rtx4090", "num_devices=2", "sequences_per_step=2"],
+            {"config.json": json.dumps(LLAMA | {"model_type": {}}).encode()},
+        ),
+    ],
+    ids=["a link to itself", "a long name", "another kind of cost", "a type that is no name"],
+)
+def test_requests_that_broke_once_are_answered_or_refused(wrong, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    problem = problem_of(wrong, tmp_path / "a" / "b")
+    assert not problem or problem.partition(": ")[0].endswith(" s"), problem  # modules that are imported take theirs
+
+
+@pytest.mark.exhaustive
+def test_a_thousand_wrong_requests_are_answered_or_refused():
+    found = [f"{wrong}\n{problem}" for wrong, problem in findings(seed=1, number=1000)]
+    assert not found, "\n\n".join(found)
 
 
 @pytest.mark.exhaustive

@@ -7,12 +7,14 @@ import pytest
 
 from rpbench.cost.machine import machine
 from rpbench.ir.action import Kind
+from rpbench.ir.schedule import Shape
 from rpbench.mesh import memory
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import _moments, fits, needed_bytes, order, rank_bytes, verdict
+from rpbench.mesh.memory import fits, needed_bytes, rank_bytes, verdict
 from rpbench.mesh.software import declared_software
+from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture, architecture
 
 PLAIN = declared_software("megatron_core")
@@ -67,7 +69,7 @@ def test_states_by_what_is_shared(what, weights, gradients, optimizer):
     own = replace(architecture("llama3_8b"), vocab=128256)
     found = rank_bytes(job(own, Mesh(data=8, sharing=Sharing(what))), 0)
     parameters = own.total_parameters
-    for name, each in (("weights", weights), ("gradients", gradients), ("optimizer", optimizer)):
+    for name, each in (("weights", weights), ("gradients", gradients), ("optimizer state", optimizer)):
         assert found[name] == pytest.approx(each * parameters, rel=1e-3)
 
 
@@ -88,12 +90,20 @@ def test_cuts_conserve_the_parameters(tensor, pipeline):
 
 
 @pytest.mark.parametrize(
-    "name, chunks, in_flight", [("1f1b", 1, 4), ("gpipe", 1, 8), ("zb_h2", 1, 7), ("interleaved_1f1b", 2, 5.5)]
+    "name, chunks, num, in_flight",
+    [
+        ("1f1b", 1, 8, 4),
+        ("1f1b", 1, 40, 4),
+        ("gpipe", 1, 8, 8),
+        ("gpipe", 1, 40, 40),
+        ("zb_h2", 1, 8, 7),
+        ("interleaved_1f1b", 2, 8, 5.5),
+    ],
 )
-def test_activations_in_flight_come_from_the_order(name, chunks, in_flight):
-    """Rank 0 of 4: p; all m; 2 p - 1; (v p + p - 1) chunks of 1 / v."""
+def test_activations_in_flight_come_from_the_order(name, chunks, num, in_flight):
+    """Rank 0 of 4: p; all m, in a long step too; 2 p - 1; (v p + p - 1) chunks of 1 / v."""
     own = replace(architecture("llama3_8b"), num_layers=32)
-    found = job(own, Mesh(pipeline=4, sharing=Sharing("none")), schedule=name, chunks=chunks)
+    found = job(own, Mesh(pipeline=4, sharing=Sharing("none")), schedule=name, chunks=chunks, num_microbatches=num)
     of_rank = 8 * layer_bytes(found.setting, own.layers[0])
     assert rank_bytes(found, 0)["activations"] == pytest.approx(in_flight * of_rank)
 
@@ -121,14 +131,18 @@ def test_a_verdict_says_what_is_largest():
 def test_what_the_gradient_of_the_weights_still_needs_stays_between_the_halves(name):
     """55 % of a microbatch's activations wait for W behind I: counted over the row, with the numbers written out."""
     ranks, microbatches = 3, 6
+    own = replace(gpt(1024, 6, 16), dropout=0.0)
+    found = job(own, Mesh(pipeline=ranks, sharing=Sharing("none")), schedule=name, num_microbatches=microbatches)
+    schedule = entry(name).build(Shape(ranks, ranks, microbatches))
+    of_stage = 2 * layer_bytes(found.setting, own.layers[0])
     for rank in range(ranks):
-        row, begun, halved, most = order(name, ranks, 1, microbatches).compute(rank), 0, 0, 0.0
-        for action in row:
+        begun, halved, most = 0, 0, 0.0
+        for action in schedule.compute(rank):
             begun += (action.kind is Kind.F) - (action.kind in (Kind.B, Kind.I))
             halved += (action.kind is Kind.I) - (action.kind is Kind.W)
             if action.kind is Kind.F:
                 most = max(most, begun + 0.55 * halved)
-        assert max(map(sum, _moments(name, ranks, 1, microbatches, rank))) == pytest.approx(most)
+        assert rank_bytes(found, rank)["activations"] == pytest.approx(most * of_stage)
 
 
 @pytest.mark.parametrize("more, answer", [(-1, True), (0, True), (1, False)])

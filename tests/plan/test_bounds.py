@@ -127,17 +127,22 @@ def test_a_sketch_without_time_has_cuts_and_is_made_again_once_there_is_time():
     assert sketcher.of(at) is sketcher.of(at)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb_h1"])
-def test_layers_and_devices_that_differ_are_bounded_by_the_quickest(name):
-    """Of five layers one takes eight times as long, and the device of the first stage is four times as fast."""
-    case = small_of(small(sequences_per_step=8), 5, {"hidden": 512, "vocab": 2_000})
+@pytest.mark.parametrize(
+    "name, num_layers, sequences, last, speeds",
+    [("zb_h1", 5, 8, 8, None), ("1f1b", 5, 8, 1, (4.0, 1.0)), ("1f1b", 4, 32, 1, None)],
+    ids=["one layer takes eight times as long", "the first device is four times as fast", "the bubble is small"],
+)
+def test_the_best_plan_is_bounded_by_the_quickest_layer_the_devices_and_no_recomputation(
+    name, num_layers, sequences, last, speeds
+):
+    case = small_of(small(sequences_per_step=sequences), num_layers, {"hidden": 2048, "vocab": 2_000})
 
     def uneven(sequences):
         times = case.timed(sequences)
         names = ("forward", "recompute", "backward", "input_grad", "weight_grad")
-        return replace(times, **{each: (*getattr(times, each)[:-1], 8 * getattr(times, each)[-1]) for each in names})
+        return replace(times, **{each: (*getattr(times, each)[:-1], last * getattr(times, each)[-1]) for each in names})
 
-    check(name, replace(case, cluster=replace(case.cluster, device_speeds=(4.0, 1.0)), timed=uneven), None)
+    check(name, replace(case, cluster=replace(case.cluster, device_speeds=speeds), timed=uneven), None)
 
 
 def check(name, case, share):

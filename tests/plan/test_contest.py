@@ -14,7 +14,7 @@ from rpbench.cost.memory import Footprint
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
-from rpbench.plan.climb import Climb, Tally
+from rpbench.plan.climb import Climb, ClimbOrder, Tally
 from rpbench.plan.contest.changes import every_change, improvements
 from rpbench.plan.contest.contender import contender, contenders, why_not_charged
 from rpbench.plan.contest.frame import Frame, posed
@@ -25,6 +25,7 @@ from rpbench.plan.contest.restarts import restart
 from rpbench.plan.contest.search import Search, tune
 from rpbench.plan.contest.space import RECOMPUTES, Setting, Space, space_of
 from rpbench.plan.contest.terms import default_microbatches
+from rpbench.plan.counts import promising_counts
 from rpbench.plan.evaluate import evaluate
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
@@ -366,3 +367,15 @@ def test_what_a_bound_rules_out_is_not_searched_and_says_by_how_much():
     assert not plan.outcome.fits
     assert 300_000_000 < plan.least_bytes <= plan.outcome.peak_bytes
     assert tune(contender("1f1b"), small(2_000_000_000), Budget(60)).least_bytes == 0
+
+
+def test_a_climb_counts_what_replicas_share_once():
+    """Two devices: with everything shared each holds half of the states, and one stage's working copies beside."""
+    case, found = small(), {}
+    for name in ("data_parallel", "zero_3"):
+        who = contender(name)
+        setting = space_of(who, case).first
+        problem = posed(who, setting, case, 1)
+        order = ClimbOrder(problem, promising_counts(problem)[0])
+        found[name] = order.footprint(case.sizes(setting.microbatch_sequences)).least_bytes
+    assert 0.5 < found["zero_3"] / found["data_parallel"] < 0.75

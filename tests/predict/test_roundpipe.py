@@ -112,6 +112,10 @@ def test_stage_weights_hold_every_parameter_once(case, name):
     adapters = model.trainable_parameters if model.lora_rank else 0
     ends = model.embedding_parameters + model.head_parameters
     layers = model.num_layers * model.layer_parameters
-    assert sum(traffic.weights_of(model, plan.backward, backward=True)) == 2 * (layers + ends + adapters)
-    forward = sum(traffic.weights_of(model, plan.forward, backward=False))
+    stages = traffic.Needs(roundpipe.synchronous_jobs(run), run, run.basis).stages
+    forward, backward = (
+        sum(stages.stage(number, backward=down).weights for number in range(len(counts)))
+        for counts, down in ((plan.forward, False), (plan.backward, True))
+    )
+    assert backward == 2 * (layers + ends + adapters)
     assert forward == 2 * (layers + adapters + model.embedding_parameters)

@@ -16,7 +16,7 @@ from rpbench.cost.transfers import OptimizerTraffic, Traffic
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.registry import entry
-from rpbench.sim.fair_shares import PARTS, Flows, Shared, Works, share, share_links
+from rpbench.sim.fair_shares import PARTS, Queues, Servers, Shared, run_events, share
 from rpbench.sim.graph import build_graph
 from rpbench.sim.kernels import compiled
 from rpbench.sim.links import MovingGraph, simulate_links
@@ -32,20 +32,19 @@ SIZES = model_bytes(Architecture("tiny", num_layers=8, hidden=64, heads=2, vocab
 )
 def test_rates_are_those_of_max_min_fairness(flows, capacity, each):
     """One memory for all but those with complex -1, which use no shared link; links of complexes below it."""
-    flows = sorted(flows)
     num = len(flows)
     pace, below = map(list, zip(*flows, strict=True))
     memory = [0 if way >= 0 else -1 for way in below]
-    ways, no_ssd = [way if way > 0 else -1 for way in below], [0.0] * num
-    works = Works([0.0] * num, [0.0] * num, [1.0] * num, pace, memory, ways, no_ssd)
-    under_way = Flows(list(range(num)), [1.0] * num, [0.0] * num)
-    share(num, under_way, works, Shared([capacity, each, each, 1.0], [0.0] * 4, [0] * 4, [0.0] * 4))
+    servers = Servers(pace, memory, [way if way > 0 else -1 for way in below], [False] * num, [0.0] * num)
+    queues, rates = Queues([], [], [0] * num, [1] * num), [0.0] * num
+    links = [capacity, each, each]
+    share(queues, servers, Shared(links, links, [0.0] * 3, [0] * 3, [0.0] * 3), rates)
     uses = {
         number: [number, *(["memory"] if way >= 0 else []), ("complex", way)] for number, (_, way) in enumerate(flows)
     }
     links = {number: limit for number, limit in enumerate(pace) if limit != inf}
     links |= {"memory": capacity, ("complex", 1): each, ("complex", 2): each}
-    assert dict(enumerate(under_way.rates)) == pytest.approx(fair_rates(uses, links))
+    assert dict(enumerate(rates)) == pytest.approx(fair_rates(uses, links))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "chimera", "mobius", "zero_offload", "roundpipe"])
@@ -72,6 +71,6 @@ def test_compiled_and_plain_give_the_same_bits(name, shared):
         schedule, times.table(cut, recompute_ahead=found.recompute_ahead)
     )
     fast, plain = MovingGraph(graph).simulate(costs), simulate_links(graph, costs, costs.transfer_time)
-    assert compiled(share_links, *PARTS) is not share_links
+    assert compiled(run_events, *PARTS, allocates=False) is not run_events
     for column in ("start", "main", "end", "exposed"):
         assert np.array_equal(getattr(fast, column), getattr(plain, column)), column

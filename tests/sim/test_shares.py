@@ -6,7 +6,8 @@ from fairness import fair_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpbench.sim.bandwidth_shares import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run, share_out
+from rpbench.sim.fair_shares import Queues, Shared, share
+from rpbench.sim.tasks import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run
 
 
 def timed(needs, capacity=None, edges=(), ports=(), urgent=()):
@@ -73,15 +74,20 @@ def test_a_port_takes_urgent_tasks_first_and_one_at_a_time():
     complex_=st.integers(1, 20),
 )
 def test_rates_are_those_of_max_min_fairness(sizes, pace, memory, complex_):
-    groups = [sum(group == each for _, group in sizes) for each in range(3)]
-    rate = np.zeros(COPY + 3)
-    share_out(np.array([0, 0, 0, *groups]), np.array(Capacity(pace, memory, complex_).paces, float), rate)
-    found, left = rate[COPY:], rate[HOST]
+    num = COPY + 3
+    busy = [0, 1, 1, *(sum(group == each for _, group in sizes) for each in range(3))]
+    capacity = Capacity(pace, memory, complex_, loop_share=0.5)
+    links = [capacity.links(num, beside_host=beside).tolist() for beside in (False, True)]
+    rate = [0.0] * num
+    share(Queues([], [], [0] * num, busy), capacity.servers(num), Shared(*links, [0.0] * 5, [0] * 5, [0.0] * 5), rate)
+    found = dict(enumerate(rate[COPY:]))
     uses = {number: [number, "memory", ("complex", group)] for number, (_, group) in enumerate(sizes)}
     capacity = dict.fromkeys(range(len(sizes)), pace) | {"memory": memory}
+    uses["host"] = ["memory"]  # the host's threads are one more that uses the memory, with no pace of its own
     rates = fair_rates(uses, capacity | {("complex", group): complex_ for group in range(3)})
     assert [found[group] for _, group in sizes] == pytest.approx([rates[number] for number in range(len(sizes))])
-    assert left == pytest.approx(memory - sum(rates.values()), abs=1e-9)
+    assert rate[HOST] == pytest.approx(rates["host"])
+    assert rate[LOOP] == 0.5
 
 
 @settings(max_examples=30, deadline=None)

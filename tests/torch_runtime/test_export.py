@@ -12,7 +12,8 @@ from torch_cases import TWO_WAY, schedule_near
 
 from rpbench.cli import dispatch
 from rpbench.cost.constant import unit_times
-from rpbench.ir.partition import Partition, parse, symmetric
+from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.ir.partition import Partition, filled, parse, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
@@ -167,6 +168,23 @@ def test_torchtitans_own_config_takes_the_options():
     found = configs.ParallelismConfig(**sections["parallelism"])
     assert found.pipeline_parallel_schedule_csv == "schedule.csv"
     assert configs.TrainingConfig(**sections["training"]).local_batch_size == 4
+
+
+def test_a_stage_without_modules_is_refused_with_the_cut_beside_it():
+    """A stage in the middle holds nothing: it gets a layer, of those below first."""
+    with pytest.raises(ValueError, match=r"stage 2 holds no module.*'partition=\"1-2-1-2\"'"):
+        module_names_per_stage(parse("1-3-0-2"), NAMES["torchtitan"])
+    assert list(filled((1, 3, 0, 2))) == [(1, 2, 1, 2), (1, 3, 1, 1)]
+    assert list(filled((0, 2, 2, 0))) == [(0, 2, 2, 0)]  # its ends hold the embedding and the head
+    assert list(filled((0, 1, 0, 1))) == [(0, 1, 1, 0)]
+    assert list(filled((0, 1, 0, 0))) == []  # a layer too few
+
+
+def test_torchtitans_own_config_takes_a_stage_of_the_head_alone():
+    configs = pytest.importorskip("torchtitan.config.configs")
+    parts = module_names_per_stage(parse("2-3-1-0"), NAMES["torchtitan"])
+    assert parts[-1] == ["norm", "lm_head"]
+    assert configs.ParallelismConfig(module_fqns_per_model_part=parts).module_fqns_per_model_part == parts
 
 
 def of_automodel(text):
@@ -446,11 +464,20 @@ def test_its_host_memory_by_hand():
     shapes = [40 * 24, *layer, *layer, 24, 40 * 24]
     blocks = sum(next(2**n for n in range(40) if 2**n >= 2 * size) for size in shapes)
     total = sum(shapes)
-    assert roundpipe_host_bytes(model) == {
-        "alloc": 2 * blocks + 16 * total,
-        "register": 2 * total + blocks + 16 * total,
-        "off": 2 * total + blocks + 16 * total,
+    matrices = (24, 40), *[(24, 24)] * 8, *[(24, 32)] * 6, (24, 40)
+    state = {
+        "adamw": 12 * total,
+        "sgd": 4 * total,
+        "rmsprop": 8 * total,
+        "adafactor": 4 * total + 4 * (sum(map(sum, matrices)) + 5 * 24),  # norms keep a moment of every element
     }
+    for name, num_bytes in state.items():
+        assert roundpipe_host_bytes(model, OptimizerSettings(name=name)) == {
+            "alloc": 2 * blocks + 4 * total + num_bytes,
+            "register": 2 * total + blocks + 4 * total + num_bytes,
+            "off": 2 * total + blocks + 4 * total + num_bytes,
+        }
+    assert OptimizerSettings(name="sgd", momentum=0.9).state_bytes((3, 5)) == 8 * 15
 
 
 def test_the_librarys_own_class_takes_the_plan():

@@ -10,8 +10,8 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Shown, Table, exhibited
 from analysis.exhibits.figures.timelines import draw_small, lacking_timelines, read_timeline
-from analysis.records.experiments import Experiments, index, succeeded
-from rpbench.config.configuration import swept
+from analysis.records import runs
+from analysis.records.experiments import Experiments
 from rpbench.drawing.timeline_figure import Bars, draw_timeline, handles
 
 EXPERIMENT = "atlas"
@@ -32,9 +32,7 @@ def exhibit(experiments: Experiments) -> Shown:
 
 
 def _runs(experiments: Experiments) -> pd.DataFrame:
-    wanted = [(name,) for name in swept(EXPERIMENT, "schedule")]
-    rows = succeeded(experiments.cells(EXPERIMENT))
-    found = index(rows, ("schedule",), wanted, EXPERIMENT)
+    found = runs.whole(experiments, EXPERIMENT, schedule="schedule")
     lacking_timelines(found, experiments.results, EXPERIMENT)
     return found
 

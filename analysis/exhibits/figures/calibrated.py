@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Shown, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited
 from analysis.exhibits.figures.duel import MODELS, NAMES, Row, drawn, found_duels
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.run.modes.duel.rows import Ratio, drift, over_predicted, predictions
@@ -25,19 +25,7 @@ Duels = Mapping[str, Mapping[str, Row]]
 def exhibit(experiments: Experiments) -> Shown:
     """The figure with its numbers."""
     duels = found_duels(_calibrated(experiments))
-    columns = (
-        "model",
-        "contender",
-        "plan",
-        "predicted from the calibration (s)",
-        "measured: processor time on the graph (s)",
-        "measured: clock (s)",
-        "processor time over predicted (range of the starts)",
-        "clock over predicted (range of the starts)",
-        "foreign load in the runs (cores)",
-        "foreign load in the calibrations (cores)",
-        "calibrations apart (%)",
-    )
+    columns = columns_of("calibrated")
     return Shown(
         draw=partial(draw, duels),
         table=table(columns, (_row(row) for rows in duels.values() for row in rows.values())),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style, time_to_loss
 from analysis.exhibits.cells import label, ours, ranged, table
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
 METHODS = style.looks("convergence")  # by their name under `schedule=`
@@ -72,19 +72,7 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """One row a method: what it keeps, how late it is, its loss at the end and when it got there."""
-    columns = (
-        "method",
-        "updates",
-        "staleness (steps)",
-        "versions",
-        "loss at the end, median",
-        "least",
-        "most",
-        "tokens/s, simulated",
-        "thousand tokens to the loss",
-        "simulated time to the loss (s)",
-        "tokens for the same loss",
-    )
+    columns = columns_of("convergence")
     goal = time_to_loss.goal_of(data)
     data = data.assign(
         tokens_needed=time_to_loss.reached(data, "tokens", goal),

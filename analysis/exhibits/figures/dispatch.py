@@ -37,9 +37,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    models = [("roundpipe", model) for model in runs.MODELS]
-    rotation = index(succeeded(experiments.cells("causal")), ("schedule", "model"), models, "causal")
-    rotation = rotation.assign(round_size=0)
+    rotation = runs.of_models(experiments, "causal", schedule=("roundpipe",)).assign(round_size=0)
     pool = succeeded(experiments.cells("dispatch"))
     pool = pool.assign(round_size=[config["schedule"].get("round_size") for config in pool["config"]])
     wanted = [(model, size) for model in runs.MODELS for size in ROUNDS]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibited
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
@@ -39,26 +39,7 @@ NAMES = {
 MODELS = {"half_mid_gpt": "mid GPT, half as wide", "half_fat_head_gpt": "fat-head GPT, half as wide"}
 
 
-COLUMNS = (
-    "model",
-    "contender",
-    "plan",
-    "layers run again",
-    "verdict by the clock",
-    "speed over 1F1B by the clock (95 % interval)",
-    "by processor time (95 % interval)",
-    "share of the limit by processor time",
-    "devices busy (% of devices × time)",
-    "predicted from the profiled layer times (s)",
-    "emulated (s)",
-    "measured: processor time on the graph (s)",
-    "measured: clock (s)",
-    "clock over processor time",
-    "processor time over predicted",
-    "processor time of all actions (s)",
-    "comparisons in each start",
-    "foreign load (cores)",
-)
+COLUMNS = columns_of("duel")
 
 
 @exhibited("duel")

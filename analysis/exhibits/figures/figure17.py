@@ -10,7 +10,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Table, exhibit_of
 from analysis.records import runs
-from analysis.records.experiments import Experiments, index, succeeded
+from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 
 PARTS = ("fill", "switch", "drain", "intra")
@@ -38,13 +38,8 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    wanted = [(schedule, model) for model in runs.MODELS for schedule in runs.SCHEDULES]
-    calls = index(runs.single_call(experiments), ("schedule", "model"), wanted, "figure17")
-    wanted_steady = [(model, count) for model in runs.MODELS for count in BACK_TO_BACK]
-    steady = index(
-        succeeded(experiments.cells("steady_state")), ("model", "num_microbatches"), wanted_steady, "steady_state"
-    )
-    bars = [bar for row in calls.to_dict("records") for bar in _of_call(row)]
+    steady = runs.of_models(experiments, "steady_state", num_microbatches=BACK_TO_BACK)
+    bars = [bar for row in runs.calls(experiments).to_dict("records") for bar in _of_call(row)]
     bars += [_of_steady(row) for row in steady.to_dict("records")]
     rows = pd.DataFrame(bars)
     order = [(model, bar) for model in runs.MODELS for bar in _BARS]

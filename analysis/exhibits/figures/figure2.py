@@ -8,9 +8,9 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of
 from analysis.records import runs
-from analysis.records.experiments import Experiments, index
+from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 
 CLUSTER = "8x_rtx4090"
@@ -24,10 +24,9 @@ def numbers(experiments: Experiments, cluster: str = CLUSTER) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    wanted = [(model,) for model in runs.MODELS]
     rows = {"model": list(runs.MODELS)}
     for count in ("artifact", "corrected"):
-        found = index(runs.closed_forms(experiments, cluster, count), ("model",), wanted, "roofline")
+        found = runs.closed_forms(experiments, cluster, count)
         rows[f"recompute_ms_{count}"] = (1000 * found["recompute_s"]).to_list()
         rows[f"reload_ms_{count}"] = (1000 * found["reload_s"]).to_list()
         rows[f"ratio_{count}"] = found["reload_over_recompute"].to_list()
@@ -50,21 +49,7 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """Derived numbers beside the published ones."""
-    columns = (
-        "model",
-        "recompute (ms)",
-        "published recompute (ms)",
-        "recompute, corrected (ms)",
-        "published recompute, corrected (ms)",
-        "reload (ms)",
-        "published reload (ms)",
-        "reload, corrected (ms)",
-        "reload / recompute",
-        "published ratio",
-        "ratio, only recompute corrected",
-        "published ratio, corrected",
-        "ratio, both corrected",
-    )
+    columns = columns_of("figure2")
     return table(columns, map(_row, data.to_dict("records")))
 
 

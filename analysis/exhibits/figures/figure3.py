@@ -10,7 +10,7 @@ from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Table, exhibit_of
 from analysis.exhibits.figures.figure2 import CLUSTER
 from analysis.records import runs
-from analysis.records.experiments import Experiments, index
+from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 
 SCHEDULES = ("interleaved_1f1b", "looped_bfs")
@@ -22,12 +22,10 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    models = [(model,) for model in runs.MODELS]
-    ideal = index(runs.closed_forms(experiments, CLUSTER, "artifact"), ("model",), models, "roofline")
-    wanted = [(schedule, model) for schedule in SCHEDULES for model in runs.MODELS]
-    simulated = index(runs.single_call(experiments), ("schedule", "model"), wanted, "figure17")
-    bars = [_bar(row, "ideal", 100 * row["ideal_bubble"]) for row in ideal.to_dict("records")]
-    bars += [_bar(row, row["schedule"], 100 * row["bubble_makespan"]) for row in simulated.to_dict("records")]
+    ideal = runs.closed_forms(experiments, CLUSTER, "artifact").to_dict("records")
+    simulated = runs.calls(experiments, schedules=SCHEDULES).to_dict("records")
+    bars = [_bar(row, "ideal", 100 * row["ideal_bubble"]) for row in ideal]
+    bars += [_bar(row, row["schedule"], 100 * row["bubble_makespan"]) for row in simulated]
     return pd.DataFrame(bars)
 
 

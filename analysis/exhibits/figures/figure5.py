@@ -8,7 +8,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records import runs
-from analysis.records.experiments import Experiments, index
+from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 # Clusters from the lowest threshold to the highest; what the published tables call them, and what people do.
@@ -27,12 +27,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if one is not there.
     """
-    wanted = [(model,) for model in runs.MODELS]
-    found = [
-        index(runs.closed_forms(experiments, cluster, count), ("model",), wanted, "roofline")
-        for count in COUNTS
-        for cluster in GPUS
-    ]
+    found = [runs.closed_forms(experiments, cluster, count) for count in COUNTS for cluster in GPUS]
     columns = [
         "model",
         "cluster",

@@ -1,6 +1,5 @@
 """Goodput over the mean time between failures, for five policies, beside their papers."""
 
-from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -10,9 +9,9 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
-from analysis.records.experiments import Experiments, index, succeeded
+from analysis.records import runs
+from analysis.records.experiments import Experiments
 from analysis.records.paper import published
-from rpbench.config.configuration import swept
 
 EXPERIMENT = "goodput"
 HOUR_S = 3600.0
@@ -27,11 +26,8 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    keys = ("mode.policy", "mode.mean_between_s", "seed")
-    wanted = list(product(*(swept(EXPERIMENT, key) for key in keys)))
-    rows = succeeded(experiments.cells(EXPERIMENT))
-    rows = rows.assign(mean_between_s=[config["mode"]["mean_between_s"] for config in rows["config"]])
-    found = index(rows, ("policy", "mean_between_s", "seed"), wanted, EXPERIMENT)
+    keys = {"policy": "mode.policy", "mean_between_s": "mode.mean_between_s", "seed": "seed"}
+    found = runs.whole(experiments, EXPERIMENT, **keys)
     hours = found["mean_between_s"] / found["num_ranks"] / HOUR_S
     return found.assign(hours=hours, goodput=100 * found["goodput"])[
         ["policy", "hours", "seed", "goodput", "num_failures", "run_id"]

@@ -1,7 +1,5 @@
 """The cost of a hop's latency for each schedule: the bubble against hop time over forward time."""
 
-from itertools import product
-
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
@@ -9,8 +7,8 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
-from analysis.records.experiments import Experiments, index, succeeded
-from rpbench.config.configuration import swept
+from analysis.records import runs
+from analysis.records.experiments import Experiments
 
 EXPERIMENT = "hop_latency"
 
@@ -21,11 +19,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    hops = swept(EXPERIMENT, "cost.hop_ms")  # a forward takes 1 ms
-    wanted = list(product(swept(EXPERIMENT, "schedule"), hops))
-    rows = succeeded(experiments.cells(EXPERIMENT))
-    rows = rows.assign(hop=[config["cost"]["hop_ms"] for config in rows["config"]])
-    found = index(rows, ("schedule", "hop"), wanted, EXPERIMENT)
+    found = runs.whole(experiments, EXPERIMENT, schedule="schedule", hop="cost.hop_ms")  # a forward takes 1 ms
     return pd.DataFrame(
         {
             "schedule": found["schedule"],

@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Table, exhibit_of
+from analysis.exhibits.exhibit import Table, columns_of, exhibit_of
 from analysis.records import runs
-from analysis.records.experiments import Experiments, index, succeeded
+from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 # What is simulated, and the published system it stands for.
@@ -26,15 +26,8 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    calls = index(
-        runs.single_call(experiments),
-        ("schedule", "model"),
-        [("roundpipe", model) for model in runs.MODELS],
-        "figure17",
-    ).set_index("model")
-    wanted = [(model, BACK_TO_BACK) for model in runs.MODELS]
-    steady = index(succeeded(experiments.cells("steady_state")), ("model", "num_microbatches"), wanted, "steady_state")
-    steady = steady.set_index("model")
+    calls = runs.calls(experiments, schedules=("roundpipe",)).set_index("model")
+    steady = runs.of_models(experiments, "steady_state", num_microbatches=(BACK_TO_BACK,)).set_index("model")
     rows = []
     for model in runs.MODELS:
         call = calls.loc[model]
@@ -78,14 +71,7 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """One row a model and estimate, with the published estimate where there is one."""
-    columns = (
-        "model",
-        "estimate",
-        "simulated (tokens/s)",
-        "published estimate (1,000 tokens/s)",
-        "published measurement (tokens/s)",
-        "simulated / measured",
-    )
+    columns = columns_of("prediction")
     rows = []
     for row in data.itertuples():
         column = {"sync": "predicted_sync_ktokens_per_s", "label": "predicted_async_ktokens_per_s"}.get(row.estimate)

@@ -9,7 +9,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records import runs
-from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
+from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 COUNTS = (8, 9, 10, 16)  # microbatches a call
@@ -24,9 +24,8 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there; the causal ones may be missing.
     """
-    wanted = [(model, count) for model in runs.MODELS for count in COUNTS]
     keys = ("model", "num_microbatches")
-    found = index(succeeded(experiments.cells("steady_state")), keys, wanted, "steady_state")
+    found = runs.of_models(experiments, "steady_state", num_microbatches=COUNTS)
     rows = pd.DataFrame(
         {
             "model": found["model"],

@@ -1,6 +1,5 @@
 """From 8 to 1,024 devices: what a fixed batch leaves idle, and what the fullest device must hold."""
 
-from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -11,8 +10,8 @@ from matplotlib.lines import Line2D
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
-from analysis.records.experiments import Experiments, index, succeeded
-from rpbench.config.configuration import swept
+from analysis.records import runs
+from analysis.records.experiments import Experiments
 
 # Schedules in V placement go less far than the others.
 EXPERIMENTS = ("thousand_devices", "thousand_devices_v")
@@ -28,7 +27,9 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    found = pd.concat([_of(experiments, experiment) for experiment in EXPERIMENTS])
+    found = pd.concat(
+        [runs.whole(experiments, each, schedule="schedule", num_devices="num_devices") for each in EXPERIMENTS]
+    )
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
     return pd.DataFrame(
         {
@@ -40,12 +41,6 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
             "run_id": found["run_id"],
         }
     ).reset_index(drop=True)
-
-
-def _of(experiments: Experiments, experiment: str) -> pd.DataFrame:
-    keys = ("schedule", "num_devices")
-    rows = succeeded(experiments.cells(experiment))
-    return index(rows, keys, list(product(*(swept(experiment, key) for key in keys))), experiment)
 
 
 def answer(data: pd.DataFrame) -> str:

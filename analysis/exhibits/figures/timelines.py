@@ -14,7 +14,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Shown, Table, exhibited
 from analysis.records import runs
-from analysis.records.experiments import Experiments, MissingRuns, index
+from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.drawing.timeline_figure import Bars, bars_of, draw_timeline, handles, put_bars
 from rpbench.ir.action import Action, parse
 from rpbench.ir.partition import parse as parse_partition
@@ -45,8 +45,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if one, or its timeline.csv, is not there.
     """
-    every = [(schedule, model) for schedule in runs.SCHEDULES for model in runs.MODELS]
-    rows = index(runs.single_call(experiments), ("schedule", "model"), every, "figure17")
+    rows = runs.calls(experiments)
     lacking_timelines(rows, experiments.results, "figure17")
     return rows
 

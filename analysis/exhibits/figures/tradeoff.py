@@ -1,7 +1,6 @@
 """Every synchronous schedule on one page: what it leaves idle against what it keeps in memory."""
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 
 import pandas as pd
 import seaborn as sns
@@ -12,8 +11,8 @@ from matplotlib.transforms import Bbox
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
-from analysis.records.experiments import Experiments, index, succeeded
-from rpbench.config.configuration import swept
+from analysis.records import runs
+from analysis.records.experiments import Experiments
 
 _GAP_PX = 5.0  # between a marker's middle and its name
 _MARKER_PX = 4.5  # half the size of a marker
@@ -87,10 +86,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    keys = ("schedule", "num_microbatches")
-    wanted = list(product(*(swept(EXPERIMENT, key) for key in keys)))
-    rows = succeeded(experiments.cells(EXPERIMENT))
-    found = index(rows, keys, wanted, EXPERIMENT)
+    found = runs.whole(experiments, EXPERIMENT, schedule="schedule", num_microbatches="num_microbatches")
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
     return pd.DataFrame(
         {

@@ -9,7 +9,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Shown, Table, exhibit_of, exhibited
 from analysis.records import runs
-from analysis.records.experiments import Experiments, index, succeeded
+from analysis.records.experiments import Experiments
 
 CUTS = ("published", "even", "greedy", "search")
 # Searched with recomputation allowed before the gradient arrives; RoundPipe always has that.
@@ -43,22 +43,12 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    every = [(schedule, model) for model in runs.MODELS for schedule in runs.SCHEDULES]
-    found = []
-    for cut in CUTS:
-        experiment = "figure17" if cut == "published" else "partitions"
-        rows = index(runs.single_call(experiments, cut), ("schedule", "model"), every, experiment)
-        found.append(rows.assign(cut=cut))
-    baselines = [(schedule, model) for schedule, model in every if schedule != "roundpipe"]
-    ahead = succeeded(experiments.cells("recompute_ahead"))
-    found.append(index(ahead, ("schedule", "model"), baselines, "recompute_ahead").assign(cut=AHEAD))
-    wanted = [(model, NUM_MICROBATCHES) for model in runs.MODELS]
-    steady = index(succeeded(experiments.cells("steady_state")), ("model", "num_microbatches"), wanted, "steady_state")
+    found = [runs.calls(experiments, cut).assign(cut=cut) for cut in CUTS]
+    found.append(runs.of_models(experiments, "recompute_ahead", schedule=runs.BASELINES).assign(cut=AHEAD))
+    found.append(runs.of_models(experiments, "one_round").assign(cut=ONE_ROUND, schedule="roundpipe"))
+    steady = runs.of_models(experiments, "steady_state", num_microbatches=(NUM_MICROBATCHES,))
     steady = steady.assign(cut=BACK_TO_BACK, bubble_makespan=steady["bubble_steady"], makespan_s=steady["step_time_s"])
-    whole = index(
-        succeeded(experiments.cells("one_round")), ("model",), [(model,) for model in runs.MODELS], "one_round"
-    )
-    rows = pd.concat([*found, whole.assign(cut=ONE_ROUND, schedule="roundpipe"), steady]).reset_index(drop=True)
+    rows = pd.concat([*found, steady]).reset_index(drop=True)
     rows["bubble"] = 100 * rows["bubble_makespan"]
     return rows[["model", "schedule", "cut", "bubble", "makespan_s", "partition_layers", "num_stages", "run_id"]]
 

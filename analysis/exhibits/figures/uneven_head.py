@@ -1,7 +1,5 @@
 """A heavy head: what each schedule makes of it when its cut is searched as hard as RoundPipe's."""
 
-from itertools import product
-
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
@@ -10,8 +8,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records import runs
-from analysis.records.experiments import Experiments, index, succeeded
-from rpbench.config.configuration import swept
+from analysis.records.experiments import Experiments
 
 EXPERIMENT = "uneven_head"
 _DEALT = ("roundpipe", runs.ONE_ROUND)
@@ -25,11 +22,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    heads = swept(EXPERIMENT, "cost.head_share")
-    wanted = list(product(swept(EXPERIMENT, "schedule"), heads))
-    rows = succeeded(experiments.cells(EXPERIMENT))
-    rows = rows.assign(head=[config["cost"]["head_share"] for config in rows["config"]])
-    found = index(rows, ("schedule", "head"), wanted, EXPERIMENT)
+    found = runs.whole(experiments, EXPERIMENT, schedule="schedule", head="cost.head_share")
     dealt = found[found["schedule"].isin(_DEALT)].groupby("head")["makespan_s"].min()
     return pd.DataFrame(
         {

@@ -3,22 +3,14 @@
 import pandas as pd
 
 from analysis.exhibits.cells import label, table, theirs
-from analysis.exhibits.exhibit import Shown, exhibited
+from analysis.exhibits.exhibit import Shown, columns_of, exhibited
 from analysis.predictions.outcomes import GROUPS, SEALED, SEALED_COMMIT, coverage, outcomes, verdicts
 from analysis.predictions.tables import FOLDER
 from analysis.records.experiments import Experiments
 
 _SEALED = "analysis/predictions/sealed/"
 _PRESENT = "analysis/predictions/"
-_COLUMNS = (
-    "cells",
-    "number",
-    "median error",
-    "largest error",
-    "inside the interval",
-    "median error, present model",
-    "largest error, present model",
-)
+_COLUMNS = columns_of("blind_round")
 
 
 @exhibited("blind_round")

@@ -4,23 +4,16 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Shown, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited
 from analysis.records import runs
-from analysis.records.experiments import Experiments, index, succeeded
+from analysis.records.experiments import Experiments
 
 
 @exhibited("causal")
 def exhibit(experiments: Experiments) -> Shown:
     """The table."""
     data = numbers(experiments)
-    columns = (
-        "model",
-        "bubble as in the artifact (%)",
-        "bubble, the head waits (%)",
-        "makespan as in the artifact (s)",
-        "makespan, the head waits (s)",
-        "longer (%)",
-    )
+    columns = columns_of("causal")
     return Shown(table=table(columns, map(_row, data.to_dict("records"))), words={"answer": answer(data)})
 
 
@@ -30,10 +23,9 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    wanted = [("roundpipe", model) for model in runs.MODELS]
     data = pd.DataFrame({"model": list(runs.MODELS)})
     for name, experiment in (("ahead", "figure17"), ("waits", "causal")):
-        rows = index(succeeded(experiments.cells(experiment)), ("schedule", "model"), wanted, experiment)
+        rows = runs.of_models(experiments, experiment, schedule=("roundpipe",))
         data[f"bubble_{name}"] = (100 * rows["bubble_makespan"]).to_list()
         data[f"makespan_s_{name}"] = rows["makespan_s"].to_list()
         data[f"run_id_{name}"] = rows["run_id"].to_list()

@@ -2,9 +2,9 @@
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of
 from analysis.records import runs
-from analysis.records.experiments import Experiments, index
+from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 CUTS = ("published", "even", "greedy", "search")
@@ -12,19 +12,7 @@ CUTS = ("published", "even", "greedy", "search")
 
 def tabulate(found: dict[tuple[str, str], dict]) -> Table:
     """One row a model and cut."""
-    columns = (
-        "model",
-        "plan",
-        "forward stages",
-        "backward stages",
-        "known forward stages",
-        "known backward stages",
-        "bubble (%)",
-        "switch and intra (%)",
-        "known bubble (%)",
-        "plans tried",
-        "layers per stage",
-    )
+    columns = columns_of("plans")
     models = [model for model in runs.MODELS if (model, "published") in found]
     return table(columns, (_row(found[model, cut]) for model in models for cut in CUTS))
 
@@ -35,11 +23,9 @@ def numbers(experiments: Experiments) -> dict[tuple[str, str], dict]:
     Raises:
         MissingRuns: if one is not there.
     """
-    wanted = [("roundpipe", model) for model in runs.MODELS]
     found: dict[tuple[str, str], dict] = {}
     for cut in CUTS:
-        experiment = "figure17" if cut == "published" else "partitions"
-        rows = index(runs.single_call(experiments, cut), ("schedule", "model"), wanted, experiment)
+        rows = runs.calls(experiments, cut, ("roundpipe",))
         found |= {(row["model"], cut): row for row in rows.to_dict("records")}
     return found
 

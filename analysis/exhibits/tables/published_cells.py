@@ -6,7 +6,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Shown, exhibited
 from analysis.records import runs
-from analysis.records.experiments import Experiments, index
+from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 
 # Column of bubble.csv -> heading, and how a record says it. Ratios are of devices × makespan.
@@ -41,8 +41,7 @@ def numbers(experiments: Experiments) -> list[dict]:
     Raises:
         MissingRuns: if one is not there.
     """
-    wanted = [(schedule, model) for schedule in runs.SCHEDULES for model in runs.MODELS]
-    return index(runs.single_call(experiments), ("schedule", "model"), wanted, "figure17").to_dict("records")
+    return runs.calls(experiments).to_dict("records")
 
 
 def cell_numbers(row: dict) -> dict[str, float]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Shown, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited
 from analysis.exhibits.tables import contest
 from analysis.records.experiments import Experiments, MissingRuns, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
@@ -42,18 +42,7 @@ SETTING_OF = {
     "transfers": "tokens that go with a transfer",
     "bubble": "microbatches of a step and the cut",
 }
-_COLUMNS = (
-    "model",
-    "system",
-    "published (tokens/s)",
-    "simulated (tokens/s)",
-    "error (%)",
-    "verdict",
-    "predictor (tokens/s)",
-    "simulator against predictor",
-    "at equal tuning (tokens/s)",
-    "setting that makes the difference",
-)
+_COLUMNS = columns_of("figure10_bars")
 
 
 class Bar(NamedTuple):

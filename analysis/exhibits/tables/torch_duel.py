@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibited
 from analysis.exhibits.style import method_name
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.run.modes.duel.contenders import OWN, TABLE, THREADS, TWIN
@@ -19,26 +19,7 @@ NAMES = {
     TABLE: "torch with our table",
     THREADS: "our threads",
 }
-COLUMNS = (
-    "schedule",
-    "who",
-    "cut",
-    "verdict by the clock",
-    "time over torch's schedule (95 % interval)",
-    "with disturbed runs (95 % interval)",
-    "processor time over torch's schedule (95 % interval)",
-    "replay over step (95 % interval)",
-    "predicted over step (95 % interval)",
-    "unexplained per action (ms)",
-    "late (%)",
-    "messages (%)",
-    "after (%)",
-    "between (%)",
-    "outside (%)",
-    "step (s)",
-    "comparisons in each start",
-    "foreign load (cores)",
-)
+COLUMNS = columns_of("torch_duel")
 
 
 @exhibited("torch_duel")

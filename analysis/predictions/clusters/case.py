@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
-from rpbench.mesh.memory import measured_bytes, rank_bytes
+from rpbench.mesh.memory import bytes_of_ranks, measured_bytes
 from rpbench.mesh.software import Software
 from rpbench.mesh.step import step_terms
 
@@ -106,8 +106,9 @@ class Model:
         if case.said and case.said.memory_bytes:
             return case.said.memory_bytes
         job = self.job(case)
-        ranks = range(job.mesh.pipeline) if case.memory_rank is None else [case.memory_rank % job.mesh.pipeline]
-        return max(measured_bytes(job, rank_bytes(job, rank)) for rank in ranks)
+        ranks = bytes_of_ranks(job)
+        counted = ranks if case.memory_rank is None else [ranks[case.memory_rank % len(ranks)]]
+        return max(measured_bytes(job, classes) for classes in counted)
 
 
 def rows_of(folder: str, name: str) -> Iterator[Row]:

@@ -5,11 +5,13 @@ A set's own deviation is that of its given rows in the hold-out most like what i
 a kind of number, the framework itself) adds its deviation, and the prediction's note says so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from analysis.predictions.clusters.case import Case
+from rpbench.mesh.job import Job
 from rpbench.yaml_file import read_keys
 
 
@@ -25,106 +27,45 @@ class Unseen(NamedTuple):
 
     Args:
         name: as a note says it.
-        applies: to which rows.
         why: the deviation is what it is.
+        sets, devices, frameworks: whose rows it is of, by names or their beginnings with a `*`; of all if empty.
+        only: one of `ONLY`, where it is of some of these alone.
     """
 
     name: str
     log_sd: float
-    applies: Callable[[Case], bool]
     why: str
+    sets: Sequence[str] = ()
+    devices: Sequence[str] = ()
+    frameworks: Sequence[str] = ()
+    only: str = ""
+
+    def applies(self, case: Case) -> bool:
+        """Whether it is of a row."""
+        job = case.job
+        named = (case.set_name, job.machine.device.name if job else "", job.software.name if job else "")
+        asked = (self.sets, self.devices, self.frameworks)
+        return all(
+            not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+            for name, patterns in zip(named, asked, strict=True)
+        ) and (not self.only or (job is not None and ONLY[self.only](job)))
 
 
-STEP, MEMORY = (
-    {name: Spread(*row) for name, row in table.items()}
-    for table in read_keys(Path(__file__).with_suffix(".yaml")).values()
-)
+def _shards_optimizer(job: Job) -> bool:
+    return job.mesh.sharing.what == "optimizer"
 
 
-def _device(case: Case) -> str:
-    return case.job.machine.device.name if case.job else ""
+ONLY: dict[str, Callable[[Job], bool]] = {
+    "experts": lambda job: job.architecture.experts is not None,
+    "nvfp4": lambda job: job.precision == "nvfp4",
+    "adapters or a sharded optimizer": lambda job: job.adapters is not None or _shards_optimizer(job),
+    # On more than twice as many nodes as were seen.
+    "large groups of owners": lambda job: _shards_optimizer(job) and job.mesh.shard_group * job.mesh.tensor > 256,
+}
 
-
-def _framework(case: Case) -> str:
-    return case.job.software.name if case.job else ""
-
-
-def _routed(case: Case) -> bool:
-    return case.job is not None and case.job.architecture.experts is not None
-
-
-def _on(set_name: str, *devices: str) -> Callable[[Case], bool]:
-    return lambda case: case.set_name == set_name and _device(case) in devices
-
-
-def _far(case: Case) -> bool:
-    """InternEvo's owners on more than twice as many nodes as were seen."""
-    if case.set_name != "internevo" or case.job is None:
-        return False
-    group = case.job.mesh.shard_group * case.job.mesh.tensor
-    return case.job.mesh.sharing.what == "optimizer" and group > 256
-
-
-UNSEEN = (
-    Unseen(
-        "experts: releases differ",
-        0.22,
-        lambda case: case.set_name in ("megatron_bridge", "nemo_automodel", "threads_and_readmes") and _routed(case),
-        "Bridge without a device or a release",
-    ),
-    Unseen("device never seen", 0.07, _on("megatron_bridge", "b300", "gb300"), "as much as between given devices"),
-    Unseen("device never seen", 0.06, _on("mlperf_training", "gb200", "b300", "gb300"), "as between given devices"),
-    Unseen(
-        "device and submitters' software never seen",
-        0.20,
-        _on("mlperf_training", "mi300x", "mi325x", "mi355x"),
-        "kernels of another vendor",
-    ),
-    Unseen(
-        "4 bits never seen on it",
-        0.10,
-        lambda case: case.job is not None and case.job.precision == "nvfp4",
-        "Bridge's rows of 4 bits: up to 17 %",
-    ),
-    Unseen(
-        "device never seen under it",
-        0.08,
-        lambda case: _device(case) == "gb200" and _framework(case).startswith("nemo_2"),
-        "as between given devices",
-    ),
-    Unseen("few given rows", 0.08, lambda case: _framework(case) == "xla", "MaxText and Paxml without a size: 0.09"),
-    Unseen("few given rows", 0.08, lambda case: _framework(case) == "nemo_tuned", "in sample up to 18 %"),
-    Unseen(
-        "model never seen",
-        0.04,
-        lambda case: case.set_name == "mlperf_training" and _framework(case) == "mlperf",
-        "GPT-3 alone is given; DGX Cloud without a model: 0.036",
-    ),
-    Unseen(
-        "adapters or pipelines never seen under it",
-        0.14,
-        lambda case: (
-            case.set_name == "atorch_llama2"
-            and case.job is not None
-            and (case.job.adapters is not None or case.job.mesh.sharing.what == "optimizer")
-        ),
-        "a framework never seen",
-    ),
-    Unseen("size of the owners' group never seen", 0.15, _far, "hops of broadcasts, extrapolated eight times"),
-    Unseen(
-        "devices and sizes never seen",
-        0.08,
-        lambda case: case.set_name == "lohan_rtx4090",
-        "13 B on one device alone is given",
-    ),
-    Unseen(
-        "framework never seen",
-        0.15,
-        lambda case: case.set_name in ("threads_and_readmes", "primus_projection"),
-        "AutoModel and torchtitan in the first round: 0.17 to 0.25",
-    ),
-    Unseen("framework seen elsewhere", 0.04, lambda case: case.set_name == "megatron_scaling", "first round"),
-)
+_TABLES: dict[str, Any] = read_keys(Path(__file__).with_suffix(".yaml"))
+STEP, MEMORY = ({name: Spread(*row) for name, row in _TABLES[table].items()} for table in ("step", "memory"))
+UNSEEN = tuple(Unseen(**row) for row in _TABLES["unseen"])
 
 
 def unseen(case: Case) -> list[Unseen]:

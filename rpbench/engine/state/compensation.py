@@ -160,7 +160,7 @@ def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: 
 
 
 def check_momentum(settings: Compensation, optimizer: OptimizerSettings) -> None:
-    """Refuse an optimizer without the velocity that pipelined backpropagation compensates with.
+    """Refuse an optimizer without what late gradients are compensated with: pipelined backpropagation has a velocity.
 
     Raises:
         ValueError: with the optimizer it takes, and what to leave out for another.
@@ -170,6 +170,11 @@ def check_momentum(settings: Compensation, optimizer: OptimizerSettings) -> None
         "weight_prediction": settings.predictor == "pipelined_backprop",
     }
     names = [name for name, is_asked in asked.items() if is_asked]
+    if settings.is_needed and optimizer.name not in ("adamw", "sgd"):
+        raise ValueError(
+            f"optimizer={optimizer.name}: late gradients are compensated with the moments of adamw or the momentum of "
+            "sgd; use optimizer=adamw"
+        )
     if names and not (optimizer.name == "sgd" and optimizer.momentum):
         raise ValueError(
             f"optimizer={optimizer.name} optimizer.momentum={optimizer.momentum}: {' and '.join(names)} of "

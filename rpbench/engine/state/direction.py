@@ -20,6 +20,7 @@ def direction(optimizer: torch.optim.Optimizer, weight: torch.Tensor, *, with_de
         return found
     if not state:
         return None
+    assert isinstance(optimizer, torch.optim.AdamW), "checked when the run is asked for"
     found = _adam_direction(state, group)
     return found + group["weight_decay"] * weight.detach() if with_decay else found
 

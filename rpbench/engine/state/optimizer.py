@@ -1,4 +1,4 @@
-"""Optimizer: AdamW or gradient descent with momentum on the host, a stage at a time.
+"""Optimizer: AdamW, gradient descent with momentum, RMSprop or Adafactor, a stage at a time.
 
 A stage's step needs the gradients of that stage alone, with two exceptions: the norm of all gradients for clipping,
 and parameters that several stages share, whose gradients are added in model order. Both are done once per version,
@@ -19,6 +19,7 @@ given back from a copy, in the second case to step again. So every bit is that o
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -39,14 +40,20 @@ from rpbench.engine.transfers.peers import at, finish, here
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
 
+_MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "rmsprop": ("step", "square_avg"), "adafactor": ("step",)}
+OPTIMIZERS = (*_MOMENTS, "sgd")
+
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter, ICLR'19), or gradient descent with momentum, with a linear warm-up.
+    """An optimizer with a linear warm-up.
+
+    AdamW: Loshchilov and Hutter, ICLR'19. RMSprop: Tieleman and Hinton, lecture 6.5, 2012. Adafactor: Shazeer and
+    Stern, ICML'18; its steps need a whole matrix, of whose squares it keeps the means of rows and columns.
 
     Args:
         learning_rate: after the warm-up.
-        name: "adamw" or "sgd".
+        name: one of `OPTIMIZERS`.
         momentum: of "sgd".
         num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
         clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
@@ -62,8 +69,8 @@ class OptimizerSettings:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in ("adamw", "sgd"):
-            raise ValueError(f"optimizer={self.name!r}: one of adamw, sgd")
+        if self.name not in OPTIMIZERS:
+            raise ValueError(f"optimizer={self.name!r}: one of {', '.join(OPTIMIZERS)}")
         if not 0 <= self.momentum < 1 or (self.momentum and self.name != "sgd"):
             raise ValueError(f"momentum={self.momentum}: from 0 to below 1, and of optimizer=sgd alone")
         if not self.learning_rate >= 0:
@@ -79,8 +86,15 @@ class OptimizerSettings:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """What is kept of every parameter that has been updated."""
-        return ("step", "exp_avg", "exp_avg_sq") if self.name == "adamw" else ("momentum_buffer",) * (self.momentum > 0)
+        """What is kept of every parameter that has been updated; Adafactor has more, by its shape."""
+        return ("momentum_buffer",) * (self.momentum > 0) if self.name == "sgd" else _MOMENTS[self.name]
+
+    def state_bytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a parameter's master and moments in 32 bits."""
+        num = prod(shape)
+        if self.name == "adafactor":
+            return 4 * (num + (num if len(shape) < 2 else num // shape[-1] + num // shape[-2]))
+        return 4 * num * (1 + len(set(self.moments) - {"step"}))
 
     def make(
         self, parameters: Iterable[torch.Tensor] | list[dict[str, Any]], delays: Sequence[float] | None = None
@@ -94,6 +108,9 @@ class OptimizerSettings:
             return SpikeCompensatedSGD(parameters, delays, self.momentum, self.weight_decay)
         if self.name == "sgd":
             return torch.optim.SGD(parameters, lr=1.0, momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.name in ("rmsprop", "adafactor"):
+            made = torch.optim.RMSprop if self.name == "rmsprop" else torch.optim.Adafactor
+            return made(parameters, lr=1.0, weight_decay=self.weight_decay)
         return torch.optim.AdamW(parameters, lr=1.0, weight_decay=self.weight_decay, fused=True)
 
 
@@ -279,13 +296,17 @@ class HostOptimizer:
         return [owner for owner in self._tied if self._layout.stage_of(owner[0]) == stage]
 
     def _cut(self, stage: int, places: list[Place]) -> list[Part]:
-        masters = {place: self._masters[place] for place in places}
+        masters, sharing = {place: self._masters[place] for place in places}, self._sharing_of.get(stage)
+        if self._settings.name == "adafactor" and sharing is not None and sharing.scatters:
+            raise ValueError(
+                "optimizer=adafactor steps whole matrices, and replicas share them here; use optimizer=adamw"
+            )
         recut = any(place in self._tied for place in places)
 
         def make(own: list[torch.Tensor]) -> torch.optim.Optimizer:
             return self._settings.make(own, None if self._spike_delays is None else [self._spike_delays[stage]])
 
-        return make_parts(masters, self._sharing_of.get(stage), make, recut=recut, place_of=self._place_of)
+        return make_parts(masters, sharing, make, recut=recut, place_of=self._place_of)
 
     def ahead(self, stage: int, version: int, horizon: int, *, with_decay: bool) -> Tensors:
         """The masters of a stage after `horizon` more steps like the one to `version`, which has been made.

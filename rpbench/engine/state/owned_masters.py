@@ -92,4 +92,5 @@ def _copied(masters: Tensors, owner: int, place_of: PlaceOf | None) -> Tensors:
 def _joined(values: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
     """The state of all pieces; a number, or what is whole, as any owner has it."""
     first = values[0]
-    return first if first.shape == shape or not first.dim() else torch.cat(values).view(shape)
+    is_whole = first.shape == shape or not first.dim() or (first.dim() > 1 and first.dim() == len(shape))  # or by rows
+    return first if is_whole else torch.cat(values).view(shape)

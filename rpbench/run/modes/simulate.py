@@ -19,14 +19,19 @@ def records(request: Request) -> list[Record]:
     Raises:
         ValueError: if the request is wrong; nothing is written then.
     """
-    return [recorded(request, _prepare)]
+    return [recorded(request, prepare)]
 
 
-def _prepare(request: Request) -> Work:
+def prepare(request: Request) -> Work:
+    """The work of a simulation, checked; nothing is written.
+
+    Raises:
+        ValueError: if the request is wrong.
+    """
     if request.mesh is not None and request.mesh.machine is not None:
-        from rpbench.run.mesh_run import prepare  # the packages of meshes, for runs that have one
+        from rpbench.run.mesh_run import prepare as prepared  # the packages of meshes, for runs that have one
 
-        return prepare(request)
+        return prepared(request)
     assembled, max_ratio = assembled_of(request), request.cost.max_freeze_ratio
     if max_ratio:
         check_freezing(assembled, max_ratio)

@@ -1,0 +1,79 @@
+"""Unequal: terms of a step whose sequences differ in length. A search takes microbatches of mean cost, each as large in
+memory as the largest; what it chooses is timed again with each as long as it is (`rpbench.commands.advise_lengths`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from rpbench.cost.basis import Basis
+from rpbench.cost.pieces import mean_times
+from rpbench.cost.sizes import LayerActivations, ModelBytes, layer_activations, model_bytes
+from rpbench.cost.table import LayerTimes
+from rpbench.mesh.layer_bytes import mean_layer_bytes
+from rpbench.mesh.layer_seconds import Setting
+from rpbench.mesh.layer_times import pipeline_setting, times_of
+from rpbench.mesh.software import usual_software
+from rpbench.plan.contest.terms import Terms
+
+
+@dataclass(frozen=True)
+class UnequalTerms(Terms):
+    """Terms of sequences of unequal lengths.
+
+    Args:
+        lengths: tokens of every sequence of a step; a microbatch takes as many as it has sequences, in turn.
+    """
+
+    lengths: tuple[int, ...] = ()
+
+    def tokens(self, sequences: float) -> int:
+        """Mean tokens of so many sequences."""
+        return round(sequences * sum(self.lengths) / len(self.lengths))
+
+    def sizes(self, sequences: float) -> ModelBytes:
+        """Bytes of the layers for the largest microbatch."""
+        if sequences not in self._sizes:
+            kept = None if self.kept is None else self.kept(sequences)
+            self._sizes[sequences] = model_bytes(self.model, self._largest(sequences), kept)
+        return self._sizes[sequences]
+
+    def activations(self, sequences: float) -> LayerActivations:
+        """What a layer keeps of the largest microbatch."""
+        return layer_activations(self.model, self._largest(sequences))
+
+    def _largest(self, sequences: float) -> int:
+        return max(map(sum, dealt(self.lengths, sequences)))
+
+
+def dealt(lengths: Sequence[int], sequences: float) -> list[tuple[int, ...]]:
+    """The lengths of every microbatch of so many sequences."""
+    size = round(sequences)
+    return [tuple(lengths[first : first + size]) for first in range(0, len(lengths), size)]
+
+
+def weighted(lengths: Sequence[int]) -> int:
+    """The length whose tokens see as many keys as those of some sequences: the sum of squares over the sum."""
+    return round(sum(length * length for length in lengths) / sum(lengths))
+
+
+def with_lengths(terms: Terms, basis: Basis, lengths: Sequence[int]) -> UnequalTerms:
+    """The same terms for sequences of unequal lengths, as many as a step has.
+
+    Args:
+        basis: that the terms were made of.
+    """
+    kernels = usual_software(terms.cluster.measured)
+
+    def setting(own: Sequence[int]) -> Setting:
+        model = replace(terms.model, seq_len=weighted(own))
+        return pipeline_setting(model, terms.cluster, terms.num_devices, kernels, sum(own), basis)
+
+    def timed(sequences: float) -> LayerTimes:
+        each = dealt(lengths, sequences)
+        known = {own: times_of(setting(own)) for own in dict.fromkeys(each)}
+        return mean_times([known[own] for own in each])
+
+    def kept(sequences: float) -> float:
+        return mean_layer_bytes(setting(max(dealt(lengths, sequences), key=sum)))
+
+    given = {each.name: getattr(terms, each.name) for each in fields(terms) if not each.name.startswith("_")}
+    return UnequalTerms(**(given | {"timed": timed, "kept": kept}), lengths=tuple(lengths))

@@ -1,0 +1,294 @@
+"""What if: every row of an advice at other microbatch sizes, recomputation and numbers of devices, cut anew for each.
+
+A step keeps its sequences and a row its other settings. Cuts come from sketches (`rpbench.plan.contest.sketch`), from
+the row itself and from the points beside; the best of them is kept, or the one that lacks least. Nobody moves single
+layers from there on, so that a row's own point, which a search has found, may be ahead of the points around it.
+"""
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+from rpbench.advice.rows import RECOMPUTE_WORD
+from rpbench.advice.side_searches import Clock
+from rpbench.cost.machine import Machine
+from rpbench.ir.partition import Partition
+from rpbench.mesh.exact import exact_terms
+from rpbench.mesh.job import Job
+from rpbench.mesh.layer_seconds import Recompute as MeshRecompute
+from rpbench.mesh.memory import fullest, needed_bytes
+from rpbench.mesh.plans import Space
+from rpbench.passes.recomputation import RECOMPUTES, Recompute
+from rpbench.plan.contest.frame import Frame, Outcome
+from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.plans import Tuned, rank
+from rpbench.plan.contest.search import ATTEMPTS
+from rpbench.plan.contest.sketch import Sketcher
+from rpbench.plan.contest.space import Setting
+from rpbench.plan.contest.terms import Terms
+from rpbench.side_processes import side_processes
+from rpbench.sim.kernels import compile_orders
+
+SKETCHED = 20_000  # actions timed in one sketch
+OUT_OF_TIME = "not computed: the time was over"
+On = Mapping[int, Terms | Machine | str]  # number of devices -> what a row is put on there, or why there is nothing
+
+
+class Point(NamedTuple):
+    """A row at a microbatch size, a recomputation and a number of devices.
+
+    Args:
+        why: why there is no plan; then the rest is left as it is.
+        data: replicas of a mesh.
+        partition: the best cut; one that does not fit lacks least.
+    """
+
+    num_devices: int
+    microbatch_sequences: float
+    recompute: str
+    num_microbatches: int = 0
+    data: int = 1
+    tokens_per_s: float = 0.0
+    step_time_s: float = 0.0
+    peak_memory_bytes: int = 0
+    host_memory_bytes: int = 0
+    fits: bool = False
+    partition: str = ""
+    why: str = ""
+
+
+# --- plans of one host ---------------------------------------------------------------------------------------
+
+
+def points_of(plan: Tuned, on: On, is_over: Callable[[], bool]) -> Iterator[Point]:
+    """The points of a plan, those of most devices first.
+
+    Args:
+        on: terms; those of the largest number are the plan's own.
+        is_over: whether time is; points of which nothing is known then say so.
+    """
+    own = on[max(on)]
+    assert isinstance(own, Terms)
+    recomputes = ("all",) if plan.contender.entry.separate_cuts else RECOMPUTES
+    for count in sorted(on, reverse=True):
+        terms = on[count]
+        around = Around(plan, terms, count == max(on)) if isinstance(terms, Terms) else None
+        for size, recompute in product(sorted(own.microbatches), recomputes):
+            if around is None:
+                yield Point(count, size, recompute, why=str(terms))
+            else:
+                yield around.point(replace(plan.setting, microbatch_sequences=size, recompute=recompute), is_over)
+
+
+class Around:
+    """What is around a plan on some number of devices.
+
+    Args:
+        is_own: whether that is the plan's own number.
+    """
+
+    def __init__(self, plan: Tuned, terms: Terms, is_own: bool) -> None:
+        self.plan, self.terms, self.contender = plan, terms, plan.contender
+        self._is_own = is_own
+        self._frames, self._sketcher = Frames(plan.contender, terms), Sketcher(plan.contender, terms, SKETCHED)
+        self._cuts: dict[float, list[Partition]] = {}  # size of a microbatch -> cuts of points that are known
+        self._refused: dict[Recompute, str] = {}  # whatever the size
+
+    def point(self, setting: Setting, is_over: Callable[[], bool]) -> Point:
+        """The point of a setting."""
+        at = Point(self.terms.num_devices, setting.microbatch_sequences, setting.recompute)
+        if self._is_own and setting == self.plan.setting:
+            return self._told(at, self.plan.outcome, self.plan.partition)
+        if is_over():
+            return at._replace(why=OUT_OF_TIME)
+        try:
+            cut, outcome = self._best(setting)
+        except ValueError as error:
+            return at._replace(why=str(error))
+        return self._told(at, outcome, cut)
+
+    def _told(self, at: Point, outcome: Outcome, cut: Partition) -> Point:
+        return at._replace(
+            num_microbatches=self.terms.num_microbatches(at.microbatch_sequences),
+            tokens_per_s=outcome.tokens_per_s,
+            step_time_s=outcome.step_time_s,
+            peak_memory_bytes=outcome.peak_bytes,
+            host_memory_bytes=outcome.host_bytes,
+            fits=outcome.fits,
+            partition=str(cut),
+        )
+
+    def _best(self, setting: Setting) -> tuple[Partition, Outcome]:
+        """The best cut that is known.
+
+        Raises:
+            ValueError: if the schedule does not take the setting.
+        """
+        if setting.recompute in self._refused:
+            raise ValueError(self._refused[setting.recompute])
+        beside = self._cuts.setdefault(setting.microbatch_sequences, [])
+        if beside:
+            self._frame(setting, beside[0])  # what its order refuses needs no sketch
+        cuts = [*self._sketcher.of(setting).cuts, *beside]
+        if self.plan.contender.entry.needs_costs:  # an order of its own for each, which takes ten times as long
+            cuts = cuts[:1]
+        own = self.plan.partition
+        if self._is_own or len(own.forward) == len(cuts[0].forward):
+            cuts.append(own)
+        known, refused = dict[Partition, Outcome](), ""
+        for cut in dict.fromkeys(cuts):
+            try:
+                known[cut] = self._timed(setting, cut)
+            except ValueError as error:  # an order that follows from times may take one cut and not another
+                refused = str(error)
+        if not known:
+            raise ValueError(refused)
+        best = max(known, key=lambda cut: rank(known[cut]))
+        cut = best
+        for _ in range(ATTEMPTS):
+            if known[best].fits:
+                break
+            cut = self._frame(setting, cut).emptier(cut, setting.recompute)
+            if cut in known:
+                break
+            known[cut] = self._timed(setting, cut)
+            best = max(best, cut, key=lambda each: rank(known[each]))
+        beside[:] = list(dict.fromkeys([best, *beside]))[:2]
+        return best, known[best]
+
+    def _timed(self, setting: Setting, cut: Partition) -> Outcome:
+        return self._frame(setting, cut).outcome(cut, setting.recompute)
+
+    def _frame(self, setting: Setting, cut: Partition) -> Frame:
+        """The frame of a setting that can time a cut, checked.
+
+        Raises:
+            ValueError: if the schedule does not take the setting.
+        """
+        frame = self._frames.of(setting, cut, self.terms.num_steps)
+        try:
+            frame.check(setting.recompute)
+        except ValueError as error:
+            self._refused[setting.recompute] = str(error)
+            raise
+        return frame
+
+
+# --- meshes --------------------------------------------------------------------------------------------------
+
+
+def mesh_points(job: Job, on: On, is_over: Callable[[], bool]) -> Iterator[Point]:
+    """The points of a mesh, whose replicas are as many as the devices allow, those of most devices first.
+
+    Args:
+        on: machines; that of the largest number is the mesh's own.
+        is_over: as of `points_of`.
+    """
+    space = Space()
+    for count in sorted(on, reverse=True):
+        for size, recompute in product(space.sequences, space.recomputes):
+            at = Point(count, size, RECOMPUTE_WORD[recompute])
+            machine = on[count]
+            if not isinstance(machine, Machine) or is_over():
+                yield at._replace(why=OUT_OF_TIME if isinstance(machine, Machine) else str(machine))
+                continue
+            try:
+                yield _mesh_point(at, job, machine, recompute)
+            except ValueError as error:
+                yield at._replace(why=str(error))
+
+
+def _mesh_point(at: Point, job: Job, machine: Machine, recompute: MeshRecompute) -> Point:
+    """A point of a mesh.
+
+    Raises:
+        ValueError: for sizes that do not divide.
+    """
+    mesh, size = job.mesh, round(at.microbatch_sequences)
+    each = mesh.num_devices // mesh.data
+    data, rest = divmod(at.num_devices, each)
+    if rest or not data:
+        raise ValueError(f"replicas of {each} devices do not divide {at.num_devices}")
+    microbatches, rest = divmod(job.global_batch, data * size)
+    if rest or not microbatches:
+        raise ValueError(f"{data} replicas of {size} sequences do not divide the {job.global_batch} of a step")
+    if data == 1 and mesh.sharing.what != "none":
+        raise ValueError(f"one replica shares no {mesh.sharing.what} with another")
+    changed = replace(
+        job,
+        machine=machine,
+        mesh=replace(mesh, data=data),
+        sequences=size,
+        num_microbatches=microbatches,
+        recompute=recompute,
+    )
+    _, classes = fullest(changed)
+    step_s = sum(exact_terms(changed).values())
+    return at._replace(
+        num_microbatches=microbatches,
+        data=data,
+        tokens_per_s=changed.tokens / step_s,
+        step_time_s=step_s,
+        peak_memory_bytes=round(sum(classes.values())),
+        fits=needed_bytes(changed, classes) <= machine.device.memory_bytes,
+        partition="-".join(map(str, changed.cut)),
+    )
+
+
+# --- side by side --------------------------------------------------------------------------------------------
+
+_inherited: list[tuple[Sequence[Tuned | Job], On, Clock]] = []  # of a process that computes: copied at the fork
+
+
+def around_all(
+    rows: Sequence[Tuned | Job], on: On, processes: int, seconds: float, told: Callable[[int], None]
+) -> list[list[Point]]:
+    """The points of every row.
+
+    Args:
+        rows: all of one host, or all of a mesh.
+        on: as of `points_of` or `mesh_points`.
+        seconds: of a processor's time, on each of the processes; the first rows come first.
+        told: how many rows are done.
+    """
+    found: list[list[Point]] = []
+    apart = processes > 1 and hasattr(os, "fork")
+    if any(isinstance(row, Tuned) and row.contender.entry.needs_costs for row in rows):
+        compile_orders()  # before a clock begins, and before processes part
+    with ExitStack() as stack:
+        pool = stack.enter_context(side_processes(processes, "fork", _begin, rows, on, seconds)) if apart else None
+        if pool is None:
+            clock = _begin_clock(seconds)
+            waiting: Iterator[list[Point]] = (_of(row, on, clock) for row in rows)
+        else:
+            waiting = pool.map(_points, range(len(rows)))
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        for points in waiting:
+            found.append(points)
+            told(len(found))
+    return found
+
+
+def _begin(rows: Sequence[Tuned | Job], on: On, seconds: float) -> None:
+    gc.disable()  # as in searches: schedules are many small tuples in no circle
+    _inherited.append((rows, on, _begin_clock(seconds)))
+
+
+def _begin_clock(seconds: float) -> Clock:
+    found = Clock()
+    found.allow(seconds)
+    return found
+
+
+def _points(number: int) -> list[Point]:
+    rows, on, clock = _inherited[-1]
+    return _of(rows[number], on, clock)
+
+
+def _of(row: Tuned | Job, on: On, clock: Clock) -> list[Point]:
+    found = points_of(row, on, clock.is_over) if isinstance(row, Tuned) else mesh_points(row, on, clock.is_over)
+    return list(found)

@@ -1,0 +1,64 @@
+"""`advise lengths=`: sequences of unequal lengths, searched by means and told as their commands run."""
+
+import io
+import shlex
+
+import pytest
+
+from rpbench.advice.unequal import dealt, weighted
+from rpbench.cli import dispatch
+from rpbench.commands.advise import advise_on
+
+WORDS = ("num_layers=6", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=l40s", "num_devices=2")
+LENGTHS = (512, 64, 64, 64, 300, 20, 512, 8, 100, 200, 300, 400, 16, 16, 16, 512)
+
+
+def test_rows_are_plain_runs_with_these_lengths(rpbench, tmp_path):
+    file = tmp_path / "own lengths.txt"
+    file.write_text("\n".join(map(str, LENGTHS)))
+    names = "schedules=1f1b,zb_v,roundpipe"
+    answer = advise_on([*WORDS, names, f"lengths={file}"], people := io.StringIO())
+    assert answer["tokens_per_step"] == sum(LENGTHS) == 3104
+    assert "16 sequences of 8 to 512 tokens, 3,104 a step" in " ".join(people.getvalue().split())
+    assert any("mean cost" in note for note in answer["notes"])
+    rows = [*answer["ranking"], *answer["ranking_late"]]
+    assert {row["schedule"] for row in rows} >= {"1f1b", "zb_v", "roundpipe"}
+    for row in rows:
+        status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+        assert (status, record["status"]) == (0, "ok")
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-12)
+        assert max(record["peak_memory_bytes"]) == row["peak_memory_bytes"] <= sum(row["memory"].values())
+        assert row["tokens_per_day"] == pytest.approx(86_400 * row["tokens_per_s"])
+    paces = [row["tokens_per_s"] for row in answer["ranking"]]
+    assert paces == sorted(paces, reverse=True)
+
+
+def test_lengths_that_are_all_alike_change_nothing():
+    words = [*WORDS, "schedules=1f1b", "sequences_per_step=16"]
+    alike, plain = (advise_on([*words, *more], io.StringIO()) for more in ([f"lengths=[{','.join(['512'] * 16)}]"], []))
+    assert alike["ranking"][0] == plain["ranking"][0]
+
+
+def test_squares_over_sums():
+    """3 and 1: (9 + 1) / 4 = 2.5 tokens, rounded to even; 4, 4, 2: 36 / 10."""
+    assert (weighted((3, 1)), weighted((4, 4, 2))) == (2, 4)
+    assert dealt((1, 2, 3, 4), 2) == [(1, 2), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (("lengths=[12,x]",), "number 2 is 'x'"),
+        (("lengths=[12,513]",), "more than seq_len=512 has positions for"),
+        (("lengths=nowhere.txt",), "lengths=nowhere.txt"),
+        (("lengths=[12,13]", "sequences_per_step=16"), "lengths= has 2, one each"),
+        (("lengths=[12,13]", "max_batch=yes"), "lengths= and max_batch=: "),
+        (("lengths=[12,13]", "num_devices=16", "devices_per_node=8"), "lengths= on 2 nodes"),
+    ],
+)
+def test_lengths_that_cannot_be_are_answered(words, expected, capsys):
+    own = [word for word in WORDS if not (word.startswith("num_devices=") and words[-1].startswith("devices"))]
+    assert dispatch(("advise", *own, *words)) == 2
+    out, err = capsys.readouterr()
+    assert expected in err
+    assert out == ""
