@@ -110,8 +110,8 @@ def stale(paths: Sequence[Path]) -> Iterator[str]:
 def draw_figure(results: Path) -> bool:
     """Draw the README's figure from the records of figure 17; False where they are not there."""
     os.environ.setdefault("MPLBACKEND", "Agg")
-    from analysis.exhibits.figures import figure17  # matplotlib, which numbers do not need
     from analysis.exhibits.figures.files import png_bytes
+    from analysis.exhibits.figures.paper import figure17  # matplotlib, which numbers do not need
     from analysis.records.experiments import Experiments, MissingRuns
 
     try:

@@ -15,7 +15,7 @@ from rpbench.cli import Verb
 def explain(arguments: Sequence[str]) -> int:
     """The difference of two numbers by causes: one JSON object on stdout, its table on stderr."""
     from analysis.explained import rows
-    from rpbench.commands.explain import explain_numbers
+    from rpbench.commands.recorded.explain import explain_numbers
 
     print(json.dumps(explain_numbers(arguments, sys.stderr, rows.side_of, rows.side_of_number), allow_nan=False))
     return 0

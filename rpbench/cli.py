@@ -130,7 +130,7 @@ def register(verbs: Mapping[str, Verb]) -> None:
 
 def all_verbs() -> dict[str, Verb]:
     """Every verb by its name, in the order of the help."""
-    from rpbench.commands.advise_usage import USAGE as ADVISE
+    from rpbench.commands.advising.advise_usage import USAGE as ADVISE
     from rpbench.commands.new_usage import USAGE as NEW
 
     return {
@@ -185,7 +185,7 @@ def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:
 
 def advise(arguments: Sequence[str]) -> int:
     """The ranking as one JSON object on stdout, its table on stderr; a terminal gets the first with --json."""
-    from rpbench.commands.advise import advise_on
+    from rpbench.commands.advising.advise import advise_on
 
     flags = {item for item in arguments if item in ("--json", "--open")}
     words = [item for item in arguments if item not in flags]
@@ -194,7 +194,7 @@ def advise(arguments: Sequence[str]) -> int:
     if "--json" in flags or not sys.stdout.isatty():
         print(json.dumps(answer, allow_nan=False), flush=True)
     if "--open" in flags:
-        from rpbench.commands.advise_page import show_page, write_page
+        from rpbench.commands.advising.advise_page import show_page, write_page
 
         path = write_page(answer, moves)
         shown = "" if show_page(path) else "; there is no screen to open it on"
@@ -280,7 +280,7 @@ def plan(arguments: Sequence[str]) -> int:
     from rpbench.commands.plan_pipedream import partition_profile
 
     if "mesh=search" in arguments:
-        from rpbench.commands.advise import plan_meshes
+        from rpbench.commands.advising.advise import plan_meshes
 
         print(json.dumps(plan_meshes([item for item in arguments if item != "mesh=search"]), allow_nan=False))
         return 0
@@ -325,7 +325,7 @@ def check_order(arguments: Sequence[str]) -> int:
 
 def compare(arguments: Sequence[str]) -> int:
     """Two or more records side by side: a table to stderr, what differs as JSON to stdout."""
-    from rpbench.commands.compare import compare_records
+    from rpbench.commands.recorded.compare import compare_records
 
     folder = next(
         (item.removeprefix("results_dir=") for item in arguments if item.startswith("results_dir=")),
@@ -338,7 +338,7 @@ def compare(arguments: Sequence[str]) -> int:
 
 def export(arguments: Sequence[str]) -> int:
     """The canonical table of a folder of records, to stdout or a file."""
-    from rpbench.commands.store import export as write
+    from rpbench.commands.recorded.store import export as write
 
     write(arguments, sys.stdout)
     return 0
@@ -346,7 +346,7 @@ def export(arguments: Sequence[str]) -> int:
 
 def query(arguments: Sequence[str]) -> int:
     """Rows that an SQL query finds, one JSON object a line."""
-    from rpbench.commands.store import query as ask
+    from rpbench.commands.recorded.store import query as ask
 
     for row in ask(arguments):
         print(json.dumps(row, default=str))
@@ -355,7 +355,7 @@ def query(arguments: Sequence[str]) -> int:
 
 def pivot(arguments: Sequence[str]) -> int:
     """A metric by two choices: a table to stderr and its rows as JSON to stdout, or CSV, LaTeX or HTML."""
-    from rpbench.commands.pivot import pivot as turn
+    from rpbench.commands.recorded.pivot import pivot as turn
 
     turn(arguments, sys.stdout, sys.stderr)
     return 0
@@ -363,7 +363,7 @@ def pivot(arguments: Sequence[str]) -> int:
 
 def compact(arguments: Sequence[str]) -> int:
     """The records of a folder in one file, so that queries of thousands take no time."""
-    from rpbench.commands.store import compact as gather
+    from rpbench.commands.recorded.store import compact as gather
 
     print(json.dumps(gather(arguments)))
     return 0
@@ -371,7 +371,7 @@ def compact(arguments: Sequence[str]) -> int:
 
 def import_(arguments: Sequence[str]) -> int:
     """What was measured elsewhere, as records or a timeline; one JSON object for each."""
-    from rpbench.commands.importing import import_file
+    from rpbench.commands.recorded.importing import import_file
 
     for row in import_file(arguments):
         print(json.dumps(row, allow_nan=False))

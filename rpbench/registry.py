@@ -60,7 +60,8 @@ class Entry:
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
             `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
         rounds: the steps of its shape that an update takes, each with an equal part of the update's microbatches.
-        compensation: what the engine does about late gradients, as settings of `rpbench.engine.state.compensation` by
+        compensation: what the engine does about late gradients, as settings of
+        `rpbench.engine.state.updates.compensation` by
             their names; takes the schedule's options. None: nothing.
         tensor_parallel: whether every device has a share of every matrix, and parts are such shares.
         lower: adds optimizer steps and what the method moves (`rpbench.passes.offload`) to an order whose partition is

@@ -5,9 +5,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rpbench.cost.basis import make_basis
-from rpbench.cost.machine import machine as machine_named
-from rpbench.mesh.terms import terms_of
+from rpbench.cost.hardware.basis import make_basis
+from rpbench.cost.hardware.machine import machine as machine_named
+from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.terms import Limits, Terms
 from rpbench.workload.architecture import Architecture, architecture
 

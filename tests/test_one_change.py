@@ -141,7 +141,7 @@ import pytest
 from contest_terms import small
 
 from rpbench.advice.causes import causes_of
-from rpbench.commands.explained_record import step_causes
+from rpbench.commands.recorded.explained_record import step_causes
 from rpbench.config.request import load
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest.contender import contender

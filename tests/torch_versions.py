@@ -157,8 +157,8 @@ def run_inside(names: Sequence[str]) -> None:
     import torch
     from torch_cases import FAITHFUL, LATER, TWO_WAY, request_for
 
-    from rpbench.torch_runtime.diagnosis import RunFailed
-    from rpbench.torch_runtime.ranks import Ranks
+    from rpbench.torch_runtime.processes.diagnosis import RunFailed
+    from rpbench.torch_runtime.processes.ranks import Ranks
 
     for count in RANKS:
         left = [*(names or (*FAITHFUL, *LATER, *TWO_WAY))]

@@ -5,7 +5,7 @@ from functools import cache
 from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from analysis.claims.claim import SECTIONS, Claim, Verdict, judge
 from analysis.claims.evidence import Need
@@ -19,7 +19,7 @@ def all_claims() -> tuple[Claim, ...]:
     Raises:
         ValueError: if two claims have the same id.
     """
-    for module in iter_modules([str(Path(__file__).parent)], "analysis.claims."):
+    for module in walk_packages([str(Path(__file__).parent)], "analysis.claims."):
         import_module(module.name)
     claims = [claim for _, found in sorted(SECTIONS, key=itemgetter(0)) for claim in found()]
     seen: set[str] = set()

@@ -3,8 +3,8 @@
     python -m analysis.driver.accept [--results DIR] [--only NAME ...] [--because "..."]
 
 Prints every value that changes, the old and the new one, a line each. Writes `analysis/claims/expected/`: a table for
-each experiment that was run whole (`analysis.claims.regression`), the values of declared contradictions, and those of
-our own statements in as many digits as now; and beside them, in `because.jsonl`, why, when and at which commit.
+each experiment that was run whole (`analysis.claims.own.regression`), the values of declared contradictions, and those
+of our own statements in as many digits as now; and beside them, in `because.jsonl`, why, when and at which commit.
 Nothing is written without a reason, nor while a claim is red that rests on no accepted value.
 """
 
@@ -20,7 +20,7 @@ from analysis.claims.catalogue import all_claims, evaluate
 from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Verdict
 from analysis.claims.evidence import Need
 from analysis.claims.expected import BECAUSE, CONTRADICTIONS, FOLDER, STATEMENTS, read_table
-from analysis.claims.regression import CONTENDER, row_of
+from analysis.claims.own.regression import CONTENDER, row_of
 from analysis.claims.summary import red_text
 from analysis.driver.sweeps import ROOT, experiments
 from analysis.records.experiments import ENDED, Experiments, MissingRuns

@@ -1,14 +1,14 @@
 """Everything the report shows, in its order, as far as the records go: whatever stands in `figures/` and `tables/`."""
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from analysis.exhibits import figures, tables
 from analysis.exhibits.exhibit import DECLARED, LISTED, Exhibit
 from analysis.records.experiments import Experiments, MissingRuns
 
 for _folder in (figures, tables):
-    for _module in iter_modules(_folder.__path__, f"{_folder.__name__}."):
+    for _module in walk_packages(_folder.__path__, f"{_folder.__name__}."):
         import_module(_module.name)
 
 

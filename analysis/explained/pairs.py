@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from analysis.explained.rows import PLATFORMS, SYSTEM_TABLES, row_names, side_of
 from analysis.predictions import tables
-from analysis.predictions.cases import declared_basis
+from analysis.predictions.compare import declared_basis
 from rpbench.config.choices import ConfigError
 from rpbench.cost.published import published_rows
 from rpbench.explain.side import Side

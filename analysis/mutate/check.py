@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from analysis.claims.claim import Claim, judge
 from analysis.claims.expected import STATEMENTS
+from analysis.claims.own.regression import claim_of
 from analysis.claims.printed import Printed
-from analysis.claims.regression import claim_of
 from analysis.mutate.mutants import ASKED, FOUND, GONE, KINDS, MANIFEST, TABLE, Mutant
 from analysis.records import identity
 from analysis.records.experiments import ENDED, Experiments, MissingRuns, Record

@@ -32,7 +32,8 @@ down, across, value = "bar", "model", "total"  # columns of the frame that the t
 
 # %%
 from analysis.exhibits.exercises import smallest_step
-from analysis.exhibits.figures import figure3, figure17, timelines
+from analysis.exhibits.figures import timelines
+from analysis.exhibits.figures.paper import figure3, figure17
 from analysis.exhibits.notebook import chosen, crossed, judge, picture, say
 from analysis.exhibits.tables import published_cells
 from analysis.records.experiments import Experiments

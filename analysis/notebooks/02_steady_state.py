@@ -31,7 +31,7 @@ down, across, value = "num_microbatches", "model", "bubble"  # columns of the fr
 
 # %%
 from analysis.exhibits.exercises import bubble_of_calls
-from analysis.exhibits.figures import prediction, steady_state
+from analysis.exhibits.figures.paper import prediction, steady_state
 from analysis.exhibits.notebook import chosen, crossed, judge, picture, rows, say
 from analysis.exhibits.tables import causal
 from analysis.records.experiments import Experiments

@@ -30,7 +30,7 @@ down, across, value = "schedule", "model", "bubble"  # its columns
 
 # %%
 from analysis.exhibits.exercises import better_cut
-from analysis.exhibits.figures import tuning
+from analysis.exhibits.figures.own import tuning
 from analysis.exhibits.notebook import chosen, crossed, judge, picture, rows, say
 from analysis.exhibits.tables import plans
 from analysis.records.experiments import Experiments

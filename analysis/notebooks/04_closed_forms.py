@@ -30,7 +30,7 @@ convention = "corrected"  # of the table of batches: "artifact" or "corrected"
 
 # %%
 from analysis.exhibits.exercises import even_link
-from analysis.exhibits.figures import figure2, figure5
+from analysis.exhibits.figures.paper import figure2, figure5
 from analysis.exhibits.notebook import among, chosen, crossed, judge, picture, rows, say
 from analysis.records.experiments import Experiments
 from analysis.records.runs import closed_forms

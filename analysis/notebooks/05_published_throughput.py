@@ -25,7 +25,7 @@ systems_shown = None  # None for all, or such as ["megatron-pp", "mobius", "roun
 
 # %%
 from analysis.exhibits.exercises import fair_price
-from analysis.exhibits.figures import predicted, systems
+from analysis.exhibits.figures.paper import predicted, systems
 from analysis.exhibits.notebook import among, chosen, crossed, judge, picture, say
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 

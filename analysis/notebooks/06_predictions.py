@@ -30,7 +30,7 @@ value = "ratio"  # of the tables: predicted, low, high, known, ratio
 
 # %%
 from analysis.exhibits.exercises import longest_sequence
-from analysis.exhibits.figures import predicted, predicted_curves
+from analysis.exhibits.figures.paper import predicted, predicted_curves
 from analysis.exhibits.notebook import among, chosen, crossed, judge, picture, say
 from analysis.records.paper import PUBLISHED_MODELS
 

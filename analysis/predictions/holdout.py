@@ -15,22 +15,24 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import NamedTuple
 
-from analysis.predictions.cases import PLATFORMS, declared_basis, model_of
 from analysis.predictions.compare import (
     KNOWN,
+    PLATFORMS,
     Cell,
     declared,
+    declared_basis,
     error,
     log_error,
+    model_of,
     predicted,
     published_value,
     with_values,
 )
 from analysis.records.paper import PUBLISHED_MODELS
-from rpbench.cost.basis import Basis
-from rpbench.cost.declared import Declared
-from rpbench.cost.machine import NUMBERS
-from rpbench.mesh.eager_kernels import PARTS, correction_name
+from rpbench.cost.hardware.basis import Basis
+from rpbench.cost.hardware.declared import Declared
+from rpbench.cost.hardware.machine import NUMBERS
+from rpbench.mesh.layers.eager_kernels import PARTS, correction_name
 
 A800 = "8x_a800"
 # Deviation of a correction that a single other model tells.

@@ -3,8 +3,7 @@
 from math import exp, log
 from typing import NamedTuple
 
-from analysis.predictions.cases import PLATFORMS
-from analysis.predictions.compare import Cell, predicted, published_value
+from analysis.predictions.compare import PLATFORMS, Cell, predicted, published_value
 
 # A miss is worth a word from here on; a constant that hardly matters is no explanation.
 LIMIT, LEAST_EFFECT = 0.15, 0.05

@@ -7,14 +7,13 @@ what the constant does to it, add up to 0.
 from collections.abc import Callable, Sequence
 from math import copysign, sqrt
 
-from analysis.predictions.cases import declared_basis, model_of
-from analysis.predictions.compare import Cell, cell_of, declared, log_error, with_values
+from analysis.predictions.compare import Cell, cell_of, declared, declared_basis, log_error, model_of, with_values
 from analysis.records.paper import PUBLISHED_MODELS
-from rpbench.cost.basis import Basis
+from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.table import LayerTimes
-from rpbench.mesh.eager_kernels import PARTS, correction_name
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layers.eager_kernels import PARTS, correction_name
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.workload.architecture import Architecture
 
 # In the order of their fits: a later one may rest on an earlier.

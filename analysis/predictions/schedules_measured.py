@@ -16,10 +16,10 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from analysis.predictions.cases import model_of
+from analysis.predictions.compare import model_of
 from analysis.predictions.tables import FOLDER, Row, as_csv
+from rpbench.cost.footprint.sizes import LayerActivations
 from rpbench.cost.published import published_rows
-from rpbench.cost.sizes import LayerActivations
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.plan.problem import Problem

@@ -8,7 +8,7 @@ from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from analysis.predictions.cases import CROSS_PLATFORMS, PLATFORMS, case_of, cells, cluster_of, cross_cells
+from analysis.predictions.compare import CROSS_PLATFORMS, PLATFORMS, case_of, cells, cluster_of, cross_cells
 from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.cost.published import published_rows
 from rpbench.cost.roofline import cost_usd_per_billion_tokens

@@ -9,7 +9,7 @@ from textwrap import shorten
 from typing import Any
 
 from analysis.claims.claim import NOT_IN_QUICK, NOT_TESTABLE, Verdict
-from analysis.claims.discrepancies import SECTION as DISCREPANCIES
+from analysis.claims.paper.discrepancies import SECTION as DISCREPANCIES
 from analysis.claims.printed import table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records.runs import MODELS, SCHEDULES

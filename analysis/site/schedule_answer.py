@@ -17,7 +17,7 @@ from rpbench.cost.pieces import of_piece
 from rpbench.cost.table import CostTable
 from rpbench.drawing.timeline_svg import timeline_svg
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, from_text, to_text
 from rpbench.passes.lower import add_steps

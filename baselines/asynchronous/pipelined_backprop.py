@@ -17,8 +17,8 @@ read and +n for n steps foretold:
 
 Before the first step there is no velocity, and nothing is foretold. The paper's pipeline is fine-grained: a stage does
 a forward and a backward in every slot, which makes D = 2 (S - 1 - s) for stage s of S. A rank of 1F1B does one of them
-at a time. D is measured on the order (`rpbench.engine.state.compensation`), and both formulas take what is measured.
-The learning rate of a forecast is that of the last step.
+at a time. D is measured on the order (`rpbench.engine.state.updates.compensation`), and both formulas take what is
+measured. The learning rate of a forecast is that of the last step.
 
 Source: after the description of Kosson et al., "Pipelined Backpropagation at Scale: Training Large Models without
 Batches", MLSys'21 (arXiv 2003.11666). Formulas are from memory; the paper's text was not at hand.

@@ -9,8 +9,8 @@ nothing is stashed. A step has a window of N microbatches, 1 on the command line
 
 T1 (learning-rate rescheduling) slows a stage by its delay tau^p, p falling from 1 to 0 over the first steps; T2
 (discrepancy correction) goes back on an estimate of the weights forward had; T3 (synchronous warm-up) flushes the first
-steps. T1 and T2 are the engine's work (`rpbench.engine.state.compensation`), T3 is order. Without T1 a parabola of
-curvature L diverges above the rate (2 / L) sin(pi / (4 tau + 2)).
+steps. T1 and T2 are the engine's work (`rpbench.engine.state.updates.compensation`), T3 is order. Without T1 a parabola
+of curvature L diverges above the rate (2 / L) sin(pi / (4 tau + 2)).
 
 The paper's stage does a forward and a backward in every slot, which makes tau = (2 (P - i) + 1) / N steps for stage
 i = 1..P. A rank of 1F1B does one of them at a time and is late by (p - 1 - s) / N; tau is measured on the order.

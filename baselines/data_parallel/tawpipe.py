@@ -39,7 +39,7 @@ from dataclasses import replace
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ir.visits import visits_of
+from rpbench.ir.waits.visits import visits_of
 from rpbench.passes.peer_lanes import check_slices, loads, step_at_home, sums
 from rpbench.registry import schedule
 

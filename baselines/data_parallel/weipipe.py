@@ -40,7 +40,7 @@ from itertools import pairwise
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ir.visits import Visit, visits_of
+from rpbench.ir.waits.visits import Visit, visits_of
 from rpbench.passes.peer_lanes import check_slices, loads, microbatch_of, step_at_home, sums
 from rpbench.registry import schedule
 

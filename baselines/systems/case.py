@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens

@@ -1,8 +1,8 @@
 """Worker: one rank of a system; RANK, WORLD_SIZE and MASTER_ADDR in the environment, as torchrun sets them.
 
-The cases of a file are run, and rank 0 prints a line of JSON for each; `rpbench.torch_runtime.ranks` feeds long-lived
-ranks with cases beside its own requests. A case with `verify` is compared with plain training; where a method of ours
-does the same, the losses of both are in the answer, ours in that of rank 0.
+The cases of a file are run, and rank 0 prints a line of JSON for each; `rpbench.torch_runtime.processes.ranks` feeds
+long-lived ranks with cases beside its own requests. A case with `verify` is compared with plain training; where a
+method of ours does the same, the losses of both are in the answer, ours in that of rank 0.
 """
 
 import json
@@ -25,7 +25,7 @@ from rpbench.engine.backends import accelerator
 from rpbench.engine.backends.device import brought_here
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
-from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.gradient_sums.gradients import Tensors
 from rpbench.ir.partition import symmetric
 from rpbench.side_processes import answers_only
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import exp, log, sqrt
 
-from rpbench.cost.basis import Basis
-from rpbench.mesh.layer_seconds import Setting
-from rpbench.mesh.layer_times import pipeline_setting, times_of
+from rpbench.cost.hardware.basis import Basis
+from rpbench.mesh.layers.layer_seconds import Setting
+from rpbench.mesh.layers.layer_times import pipeline_setting, times_of
 from rpbench.mesh.software import PRIORS, usual_software
 from rpbench.plan.contest.terms import Terms
 from rpbench.predict.prediction import NORMAL, STEP

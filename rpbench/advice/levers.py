@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from math import log
 from typing import NamedTuple
 
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.action import Kind

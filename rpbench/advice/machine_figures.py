@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
-from rpbench.cost.machine import Machine, devices_named, machine_of
+from rpbench.cost.hardware.machine import Machine, devices_named, machine_of
 from rpbench.registry import unknown_name
 
 COUNTS = ("num_devices", "devices_per_node", "device_memory_bytes", "host_memory_bytes")

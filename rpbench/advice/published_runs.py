@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rpbench.advice.causes import causes_of
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.published import published_partition
 from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.plan.contest.contender import Contender, contender
 from rpbench.plan.contest.frame import Frame, Outcome
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Limits, Terms
-from rpbench.predict import roundpipe
 from rpbench.predict.case import Case
 from rpbench.predict.cuts import bound_cut
+from rpbench.predict.streamed import roundpipe
 
 # Optimizer steps in a row, and micro-steps of replicas that are simulated of a step.
 STEPS, FEW_CALLS = 3, (1, 3)

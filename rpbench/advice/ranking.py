@@ -13,7 +13,7 @@ from rpbench.advice.interval import half_width
 from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.rows import Misfit, Ranked, parameters, plain_misfit, plain_row, runs_in
 from rpbench.advice.side_searches import CHANGING, Side, bare, compile_kernels, dealt
-from rpbench.cost.basis import Basis
+from rpbench.cost.hardware.basis import Basis
 from rpbench.ir.analysis import replay
 from rpbench.ir.partition import filled, symmetric
 from rpbench.ir.policy import Policy

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import rpbench
-from rpbench.cost.machine import Machine
-from rpbench.cost.replicas import ssd_bytes
+from rpbench.cost.footprint.replicas import ssd_bytes
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.ir.schedule import ON_SSD
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES, Sharded
 from rpbench.mesh.memory import fullest, needed_bytes
-from rpbench.mesh.plans import Space
+from rpbench.mesh.plan_search.plans import Space
 from rpbench.mesh.prediction import Prediction
 from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.plan.contest.plans import Tuned

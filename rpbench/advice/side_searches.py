@@ -18,8 +18,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
-from rpbench.cost.basis import Basis
-from rpbench.mesh.terms import terms_of
+from rpbench.cost.hardware.basis import Basis
+from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.contender import Contender, contenders
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import Budget, Tuned, rank

@@ -4,13 +4,13 @@ memory as the largest; what it chooses is timed again with each as long as it is
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from rpbench.cost.basis import Basis
+from rpbench.cost.footprint.sizes import LayerActivations, ModelBytes, layer_activations, model_bytes
+from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.pieces import mean_times
-from rpbench.cost.sizes import LayerActivations, ModelBytes, layer_activations, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layer_bytes import mean_layer_bytes
-from rpbench.mesh.layer_seconds import Setting
-from rpbench.mesh.layer_times import pipeline_setting, times_of
+from rpbench.mesh.layers.layer_seconds import Setting
+from rpbench.mesh.layers.layer_times import pipeline_setting, times_of
 from rpbench.mesh.software import usual_software
 from rpbench.plan.contest.terms import Terms
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from rpbench.advice.rows import RECOMPUTE_WORD
 from rpbench.advice.side_searches import Clock
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.machine import Machine
 from rpbench.ir.partition import Partition
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_seconds import Recompute as MeshRecompute
+from rpbench.mesh.layers.layer_seconds import Recompute as MeshRecompute
 from rpbench.mesh.memory import fullest, needed_bytes
-from rpbench.mesh.plans import Space
+from rpbench.mesh.plan_search.plans import Space
 from rpbench.passes.recomputation import RECOMPUTES, Recompute
 from rpbench.plan.contest.frame import Frame, Outcome
 from rpbench.plan.contest.frames import Frames

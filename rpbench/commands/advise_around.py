@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rpbench.advice.what_if import Point, around_all
-from rpbench.commands.advise_questions import counts_of, powers_and_last
-from rpbench.commands.advise_table import label
-from rpbench.cost.machine import Machine
+from rpbench.commands.advising.advise_questions import counts_of, powers_and_last
+from rpbench.commands.advising.advise_table import label
+from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.job import Job
 from rpbench.plan.contest.plans import Tuned
 

@@ -11,7 +11,7 @@ from rpbench.advice.unequal import weighted
 from rpbench.config.choices import ConfigError
 from rpbench.config.lengths import read_lengths
 from rpbench.config.request import load
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.machine import Machine
 from rpbench.run.modes.simulate import prepare
 from rpbench.side_processes import side_processes
 from rpbench.workload.architecture import Architecture

@@ -14,8 +14,8 @@ from rpbench.records.provenance import now
 from rpbench.records.record import check_writable, write_atomically
 
 if TYPE_CHECKING:
-    from rpbench.cost.collective_rates import CollectiveRate
-    from rpbench.cost.machine import Machine
+    from rpbench.cost.hardware.collective_rates import CollectiveRate
+    from rpbench.cost.hardware.machine import Machine
 
 DEFAULT_NAME = "this_machine"
 OPTIONS = "name=NAME, device=cpu|accelerator, num_devices=NUMBER, ranks=NUMBER, out=FOLDER and dry=NUMBER"
@@ -172,11 +172,11 @@ def _collectives(
     asked: str, device: str, num_devices: int, dry: int, tell: Callable[[str], None]
 ) -> "list[CollectiveRate]":
     """Rates of the collectives between several ranks of this host; on its cores where accelerators are made up."""
-    from rpbench.cost.collective_rates import fit_rate
+    from rpbench.cost.hardware.collective_rates import fit_rate
     from rpbench.engine.backends import accelerator
     from rpbench.torch_runtime.collectives import STALL_S, CollectiveRequest
-    from rpbench.torch_runtime.diagnosis import RunFailed
-    from rpbench.torch_runtime.ranks import Ranks
+    from rpbench.torch_runtime.processes.diagnosis import RunFailed
+    from rpbench.torch_runtime.processes.ranks import Ranks
 
     if not asked.isdecimal():
         raise ConfigError(f"ranks={asked}: a whole number of at least 2")

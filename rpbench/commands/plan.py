@@ -8,8 +8,8 @@ from rpbench.plan.problem import Problem
 from rpbench.records.clock import clock
 from rpbench.run.assemble import build_schedule, pose
 from rpbench.sim.checked import checked_graph
-from rpbench.sim.links import simulate_charged
 from rpbench.sim.metrics import measure
+from rpbench.sim.shared_links.links import simulate_charged
 
 
 def compare_plans(request: Request) -> dict[str, Any]:

@@ -10,10 +10,16 @@ from omegaconf import MISSING
 
 from rpbench.config.choices import ConfigError, typed
 from rpbench.cost.layer_graph import LayerGraph, from_csv
-from rpbench.plan.cuts import Cuts, cuts_of
-from rpbench.plan.forecast import data_parallel_time_s, one_machine_time_s, stage_bytes, traffic, weight_versions
-from rpbench.plan.machines import Network, Rules
-from rpbench.plan.pipedream import Pipeline, plan_pipeline
+from rpbench.plan.of_pipedream.cuts import Cuts, cuts_of
+from rpbench.plan.of_pipedream.forecast import (
+    data_parallel_time_s,
+    one_machine_time_s,
+    stage_bytes,
+    traffic,
+    weight_versions,
+)
+from rpbench.plan.of_pipedream.machines import Network, Rules
+from rpbench.plan.of_pipedream.pipedream import Pipeline, plan_pipeline
 from rpbench.registry import unknown_name
 from rpbench.whole_file import read_text
 

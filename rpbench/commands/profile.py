@@ -9,8 +9,8 @@ from typing import Any
 
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.request import Request, load
+from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain, to_csv
-from rpbench.cost.sizes import ModelBytes, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.records import record
 from rpbench.run.assemble import pose

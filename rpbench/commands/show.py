@@ -52,8 +52,8 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
 def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: str) -> str:
     from rpbench.run.training.optimizer_settings import optimizer_settings
     from rpbench.sim.longest_path import simulate
-    from rpbench.torch_runtime.export import Given, export  # torch's forms; text needs none of them
-    from rpbench.torch_runtime.frameworks import numbers_of
+    from rpbench.torch_runtime.formats.export import Given, export  # torch's forms; text needs none of them
+    from rpbench.torch_runtime.formats.frameworks import numbers_of
 
     sequences = request.workload.microbatch_sequences
     known: dict[str, Any] = {} if mesh is None else _axes(mesh)

@@ -6,7 +6,7 @@ from typing import Any
 from rpbench.config.choices import ConfigError, CostConfig, Mode, Simulate
 from rpbench.config.configuration import RunConfig
 from rpbench.config.files.keys import MOVES
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.machine import Machine
 from rpbench.registry import Entry
 
 CONSTANTS = ("optimizer_bytes", "adam_bytes")  # of the costs: traffic of the optimizer for one parameter

@@ -28,7 +28,7 @@ from rpbench.config.choices import MODES, CheckpointConfig, ConfigError, Duel, O
 from rpbench.config.files.own_files import check_own_files, refuse_targets, refuse_what_runs
 from rpbench.config.hydra_words import reworded
 from rpbench.config.mesh.overrides import MeshConfig, machines_named
-from rpbench.cost.basis import counted_numbers
+from rpbench.cost.hardware.basis import counted_numbers
 from rpbench.places import CONF, file_of, files_of, places
 from rpbench.registry import unknown_name
 from rpbench.workload.architecture import OLD_SPELLINGS, unknown_key

@@ -42,8 +42,8 @@ from rpbench.config.lengths import check_lengths, read_lengths
 from rpbench.config.schedule_options import check_options
 from rpbench.config.size_checks import check_sizes, num_layers
 from rpbench.config.without_effect import frozen, renamed, without_effect
-from rpbench.cost.machine import Machine, machine_of
-from rpbench.cost.measured import has_engine
+from rpbench.cost.hardware.machine import Machine, machine_of
+from rpbench.cost.hardware.measured import has_engine
 from rpbench.finite import not_finite
 from rpbench.places import CHECKPOINT, file_of
 from rpbench.registry import Entry, sources, unknown_name

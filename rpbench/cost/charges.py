@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from rpbench.cost.sizes import LayerSize, ModelBytes, StageSizes
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import Kind
 from rpbench.ir.moved_objects import Cargo
-from rpbench.ir.moves import has_transfers, moves_activations_alone
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
+from rpbench.ir.waits.moves import has_transfers, moves_activations_alone
 from rpbench.passes.boundary_lanes import send_over_links
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard, stream
 from rpbench.registry import Entry
 
 if TYPE_CHECKING:  # read from YAML, which a browser has not
-    from rpbench.cost.machine import Machine
+    from rpbench.cost.hardware.machine import Machine
 
 
 @dataclass(frozen=True)

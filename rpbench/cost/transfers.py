@@ -1,8 +1,8 @@
 """Transfers: bytes and seconds of what goes over links, by the rows of `rpbench.cost.charges`.
 
 Bytes are counted from actions, never from a formula: every action that uses a link carries a share of a stage's
-weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.moves.Cargo`). What a stage
-keeps for recomputation is one boundary tensor; a stage that recomputes nothing moves all its activations.
+weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.waits.moves.Cargo`). What a
+stage keeps for recomputation is one boundary tensor; a stage that recomputes nothing moves all its activations.
 """
 
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from rpbench.cost.charges import cause_of, charge_of, computations_that_carry, is_collective
-from rpbench.cost.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
+from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
 from rpbench.cost.table import CostTable, Number, Work, members_of
 from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.analysis import Analysis, analysed
@@ -21,7 +21,7 @@ from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Weights
 
 if TYPE_CHECKING:
-    from rpbench.cost.machine import Machine
+    from rpbench.cost.hardware.machine import Machine
 
 
 class StageBytes:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from rpbench.engine.program import Program
 from rpbench.ir.action import Action, Kind, parts_of
-from rpbench.ir.excerpt import broken
+from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.timeline import Timeline
 
 Gate = Callable[[], None]

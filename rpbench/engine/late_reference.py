@@ -1,8 +1,9 @@
 """Late reference: what the papers do about late gradients, written down once more for the reference to compute with.
 
-The engine has these rules in `rpbench.engine.state.compensation`. Nothing is taken from there, so that a wrong constant
-in either place shows in verification. What a user chooses (K, D, the synchronous steps, the predictor) comes with the
-settings; what follows from it is here, and how late a gradient is follows from the versions that the lanes read.
+The engine has these rules in `rpbench.engine.state.updates.compensation`. Nothing is taken from there, so that a wrong
+constant in either place shows in verification. What a user chooses (K, D, the synchronous steps, the predictor) comes
+with the settings; what follows from it is here, and how late a gradient is follows from the versions that the lanes
+read.
 
     T1   alpha_k = alpha tau^-p_k       p_k = 1 - min(k / K, 1)       k from the first step that is not flushed
     T2   delta <- gamma delta + (1 - gamma) (w_new - w_old)           gamma = D^(1 / tau)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import torch
 
-from rpbench.engine.state.gradients import Place, Tensors
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
-from rpbench.ir.rest_rule import LateRest
+from rpbench.ir.waits.rest_rule import LateRest
 
 StateOf = dict[Place, dict[str, torch.Tensor]]
 

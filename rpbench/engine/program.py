@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rpbench.cost.table import CostTable
 from rpbench.ir.action import STEPPING, Action, Kind, parts_of
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.excerpt import broken
+from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import GRADIENT, Index, Lane
 from rpbench.ir.schedule import Row, Schedule, ScheduleError
 from rpbench.sim.graph import Graph, build_graph

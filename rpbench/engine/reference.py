@@ -27,21 +27,21 @@ from rpbench.engine.late_reference import Lateness, corrected, horizons, mean_mo
 from rpbench.engine.late_rest_reference import LateRestReference
 from rpbench.engine.layout import Layout
 from rpbench.engine.reference_steps import OrderedSum, Steps
-from rpbench.engine.state.accumulation import Groups
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.compensation import Compensation
-from rpbench.engine.state.direction import direction
-from rpbench.engine.state.gradients import Place, Tensors
-from rpbench.engine.state.loss_scale import Scale
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.gradient_sums.accumulation import Groups
+from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
+from rpbench.engine.state.updates.compensation import Compensation
+from rpbench.engine.state.updates.direction import direction
+from rpbench.engine.state.updates.loss_scale import Scale
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import masters_of
 from rpbench.engine.workload import Workload
-from rpbench.ir.rest_rule import LateRest
+from rpbench.ir.checks.versions_by_lane import lane_reads
 from rpbench.ir.schedule import Schedule
-from rpbench.ir.versions_by_lane import lane_reads
+from rpbench.ir.waits.rest_rule import LateRest
 from rpbench.models.attention import KeysValues
-from rpbench.models.sharded_loss import loss_over_shares
-from rpbench.models.vocab_shards import HeadShare
+from rpbench.models.sharded.sharded_loss import loss_over_shares
+from rpbench.models.sharded.vocab_shards import HeadShare
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
 WeightsOf = Callable[[int, int], Tensors]  # (module, microbatch) -> its weights, by place
@@ -56,7 +56,7 @@ class Reads(NamedTuple):
 
 
 def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
-    """What the lanes of a schedule say, each by itself (`rpbench.ir.versions_by_lane`).
+    """What the lanes of a schedule say, each by itself (`rpbench.ir.checks.versions_by_lane`).
 
     Raises:
         ScheduleError: if that depends on when other lanes get where.

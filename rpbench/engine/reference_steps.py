@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from rpbench.engine.late_rest_reference import LateRestReference
-from rpbench.engine.state.accumulation import Groups
-from rpbench.engine.state.gradients import Tensors
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.gradient_sums.accumulation import Groups
+from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 
 

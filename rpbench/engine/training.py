@@ -25,22 +25,22 @@ from rpbench.engine.shards.cut import cut
 from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.shards.tensor_parallel import Team, TeamGradients
-from rpbench.engine.state.accumulation import gradient_groups
 from rpbench.engine.state.adjusted_weights import Adjustments
-from rpbench.engine.state.carried_gradients import carried_windows
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.compensation import Compensation, Delays, check_compensation, check_momentum, slowdown
 from rpbench.engine.state.device_memory import DeviceMemory
 from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
-from rpbench.engine.state.gradients import Gradients, Tensors, Window
-from rpbench.engine.state.loss_scale import LossScaler
-from rpbench.engine.state.optimizer import HostOptimizer, OptimizerSettings, step_groups
+from rpbench.engine.state.gradient_sums.accumulation import gradient_groups
+from rpbench.engine.state.gradient_sums.carried_gradients import carried_windows
+from rpbench.engine.state.gradient_sums.gradients import Gradients, Tensors, Window
+from rpbench.engine.state.gradient_sums.reductions import Reduction, reductions_of
+from rpbench.engine.state.gradient_sums.split_gradients import SplitWindow
 from rpbench.engine.state.ownership import sharing_of
-from rpbench.engine.state.reductions import Reduction, reductions_of
 from rpbench.engine.state.saved_activations import SavedActivations
-from rpbench.engine.state.selective_optimizer import SelectiveOptimizer
-from rpbench.engine.state.split_gradients import SplitWindow
 from rpbench.engine.state.stage_bytes import StageBytes
+from rpbench.engine.state.updates.compensation import Compensation, Delays, check_compensation, check_momentum, slowdown
+from rpbench.engine.state.updates.loss_scale import LossScaler
+from rpbench.engine.state.updates.optimizer import HostOptimizer, OptimizerSettings, step_groups
+from rpbench.engine.state.updates.selective_optimizer import SelectiveOptimizer
 from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.engine.state.weights import Weights, at_home, begin, masters_of
 from rpbench.engine.training_checks import check_kept, check_selective, check_shape, check_stored
@@ -49,12 +49,12 @@ from rpbench.engine.transfers.handlers import Transfers
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.moves import has_transfers
+from rpbench.ir.checks.residency import inputs_stay, moves_activations
 from rpbench.ir.policy import STEPS_BEHIND, Policy, is_trial
-from rpbench.ir.residency import inputs_stay, moves_activations
-from rpbench.ir.rest_rule import share_moved
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
+from rpbench.ir.waits.moves import has_transfers
+from rpbench.ir.waits.rest_rule import share_moved
 from rpbench.passes.recomputation import EXECUTED, Recompute
 
 Reductions = Mapping[tuple[int, int], Sequence[Reduction]]

@@ -4,13 +4,13 @@ import inspect
 
 from rpbench.engine.compute.stage import Grain
 from rpbench.engine.layout import Layout
-from rpbench.engine.state.compensation import Compensation
+from rpbench.engine.state.updates.compensation import Compensation
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind, parts_of
-from rpbench.ir.residency import moves_activations
-from rpbench.ir.rest_rule import boundaries
-from rpbench.ir.saved_inputs import keeping_stage
+from rpbench.ir.checks.residency import moves_activations
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.waits.rest_rule import boundaries
+from rpbench.ir.waits.saved_inputs import keeping_stage
 from rpbench.passes.recomputation import Recompute, check_nothing_leaves, check_recompute
 
 

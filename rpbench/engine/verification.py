@@ -18,14 +18,14 @@ from rpbench.engine.reference import (
 from rpbench.engine.shards.cut_layers import joined, joined_state
 from rpbench.engine.shards.tensor_parallel import TeamGradients
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.gradient_sums.gradients import Tensors
 from rpbench.engine.state.weights import master_dtype
 from rpbench.engine.training import Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, parts_of
+from rpbench.ir.checks.versions_by_lane import lane_reads
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import ScheduleError
-from rpbench.ir.versions_by_lane import lane_reads
 
 
 def verified(training: Training) -> dict[str, Any]:
@@ -137,7 +137,9 @@ def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _beside_the_whole(training: Training, found: list[Tensors], reference: Trajectory) -> dict[str, Any]:
-    """How far the gradients of layers in shares are from those of the layers in one piece (`rpbench.models.shards`)."""
+    """How far the gradients of layers in shares are from those of the layers in one piece
+    (`rpbench.models.sharded.shards`).
+    """
     differences, norms = [0.0], training.optimizer.gradient_norms
     for step, (own, begun_with) in enumerate(zip(found, reference.begun_with, strict=True)):
         whole = _whole_gradient(training, step, begun_with)

@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rpbench.cost.basis import Basis
+from rpbench.cost.hardware.basis import Basis
 from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.ir.schedule import Shape
-from rpbench.mesh.layer_seconds import eager_kernels
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layers.layer_seconds import eager_kernels
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.mesh.layout import Mesh
-from rpbench.predict import megatron, mobius, roundpipe
+from rpbench.predict import megatron
 from rpbench.predict.case import FUSED, Case, Terms
 from rpbench.predict.cuts import bound_cut
+from rpbench.predict.streamed import mobius, roundpipe
 from rpbench.predict.systems import system
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rpbench.cost.machine import machine
+from rpbench.cost.hardware.machine import machine
 from rpbench.explain.side import COMPUTATION, Side, Work
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_seconds import Seconds
+from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.software import software
 from rpbench.mesh.step import stages_of_step, step_terms
 from rpbench.registry import unknown_name

@@ -3,13 +3,13 @@
 from functools import cached_property
 
 from rpbench.ir.action import Kind
-from rpbench.ir.deadlock import execution_rounds
+from rpbench.ir.checks.deadlock import execution_rounds
+from rpbench.ir.checks.versions import Versions, implied_versions, replay_in
 from rpbench.ir.index import Index
 from rpbench.ir.moved_objects import Cargo, cargo_of, carries
-from rpbench.ir.moves import Moves, all_producers, has_transfers
 from rpbench.ir.schedule import Schedule
-from rpbench.ir.versions import Versions, implied_versions, replay_in
-from rpbench.ir.visits import Visit, visits_of
+from rpbench.ir.waits.moves import Moves, all_producers, has_transfers
+from rpbench.ir.waits.visits import Visit, visits_of
 
 
 class Analysis:
@@ -50,12 +50,12 @@ class Analysis:
 
     @cached_property
     def rounds(self) -> list[int]:
-        """For each action the round in which it can run (`rpbench.ir.deadlock`)."""
+        """For each action the round in which it can run (`rpbench.ir.checks.deadlock`)."""
         return execution_rounds(self.index, self.producers)
 
     @cached_property
     def versions(self) -> Versions:
-        """The weight versions that its actions read (`rpbench.ir.versions`)."""
+        """The weight versions that its actions read (`rpbench.ir.checks.versions`)."""
         return replay_in(self.index, self.rounds) if self.has_steps else implied_versions(self.schedule)
 
     @property

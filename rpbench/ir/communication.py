@@ -5,9 +5,9 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from rpbench.ir.action import RECV, SEND, Action, Kind, receive_of
-from rpbench.ir.edges import edges_of
-from rpbench.ir.excerpt import broken
+from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
+from rpbench.ir.waits.edges import edges_of
 
 _USERS = frozenset({Kind.F, Kind.B, Kind.I, Kind.R, Kind.FB})  # kinds that use a tensor of another stage
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 
 from rpbench.ir.action import COMPUTE, MOVES, RECV, SEND, STEPPING, Action, Kind
-from rpbench.ir.excerpt import broken
+from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
 
 _MOVED = {Kind.LOAD: "POA", Kind.STORE: "GOA", Kind.FREE: "PGOA"}

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from rpbench.ir.action import HEAD, STEPPING, SUMS, Action, Kind
-from rpbench.ir.dependencies import names_versions, stages_updated, window
-from rpbench.ir.edges import COUNTED, edges_of
-from rpbench.ir.edges import GRADIENT as GRADIENT
-from rpbench.ir.excerpt import broken
+from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.waits.dependencies import names_versions, stages_updated, window
+from rpbench.ir.waits.edges import COUNTED, edges_of
+from rpbench.ir.waits.edges import GRADIENT as GRADIENT
 
 # Kinds that may stand without a microbatch, as often as it pleases.
 _ANYWHERE = frozenset(Kind) - COUNTED - STEPPING - {Kind.OVERLAP}
@@ -180,7 +180,7 @@ class Index:
 
     @property
     def kinds(self) -> list[Kind]:
-        """Kinds that have rows, as `rpbench.ir.edges.Rows` has them."""
+        """Kinds that have rows, as `rpbench.ir.waits.edges.Rows` has them."""
         return [*self._numbers, *([Kind.STEP] if self.steps else [])]
 
     def row(self, kind: Kind, stage: int, part: int = 0) -> list[int] | None:

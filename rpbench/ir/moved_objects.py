@@ -5,11 +5,11 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from rpbench.ir.action import RECV, SEND, SUMS, Action, Kind
-from rpbench.ir.moves import LANES, Moves
-from rpbench.ir.rest_rule import share_moved
-from rpbench.ir.saved_inputs import What
 from rpbench.ir.schedule import LANES as LANE_NAMES
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.waits.moves import LANES, Moves
+from rpbench.ir.waits.rest_rule import share_moved
+from rpbench.ir.waits.saved_inputs import What
 
 LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
 # All-reduces a layer: two of its forward, two of its recomputation and two of its backward.

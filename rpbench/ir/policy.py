@@ -1,7 +1,7 @@
 """Weight policies: which version of the weights forward and backward read.
 
 A version is the number of optimizer steps a stage's weights have seen. Versions are not stored by generators;
-`rpbench.ir.versions` finds them by replaying an order.
+`rpbench.ir.checks.versions` finds them by replaying an order.
 """
 
 from enum import Enum
@@ -23,7 +23,7 @@ class Policy(Enum):
     | cyclic     | t if s + i >= S - 1, | the same          | cyclic data parallelism (CDP-v2),  |
     |            | t - 1 elsewhere     |                    | stage s of S on worker i           |
     | trial      | t - 1               | the same           | ACCO: every other step is a trial  |
-    | selective  | t, the rest older   | the same           | ZenFlow (`rpbench.ir.late_rest`)   |
+    | selective  | t, the rest older   | the same           | ZenFlow (`rpbench.ir.waits.late_rest`)   |
 
     A forecast is made by the first microbatch of a step, and the others of that step share it.
     """

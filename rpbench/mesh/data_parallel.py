@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from rpbench.mesh.collectives import gather_s, reduce_s, scatter_s
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_seconds import Seconds
+from rpbench.mesh.layers.collectives import gather_s, reduce_s, scatter_s
+from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.parameters import Held, trained
 from rpbench.mesh.placement import expert_replica_group, replica_group
 

@@ -12,7 +12,7 @@ from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_times import as_times, lost_s
+from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, get_args
 
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.machine import Machine
 from rpbench.ir.partition import split_evenly
-from rpbench.mesh.layer_seconds import (
+from rpbench.mesh.layers.layer_seconds import (
     RECOMPUTES,
     Adapters,
     Precision,
@@ -16,7 +16,7 @@ from rpbench.mesh.layer_seconds import (
     head_seconds,
     layer_seconds,
 )
-from rpbench.mesh.layer_times import hop_s
+from rpbench.mesh.layers.layer_times import hop_s
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.software import Software
 from rpbench.registry import entry, unknown_name

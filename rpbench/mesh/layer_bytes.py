@@ -12,7 +12,7 @@ attention and experts fit in):
 Eager kernels keep more of it (`EagerKernels.kept_bytes`).
 """
 
-from rpbench.mesh.layer_seconds import Setting, eager_kernels
+from rpbench.mesh.layers.layer_seconds import Setting, eager_kernels
 from rpbench.workload.parts import Layer
 
 

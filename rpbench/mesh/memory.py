@@ -1,7 +1,7 @@
 """Bytes of each device by class, under any mesh, of any order.
 
-`rpbench.cost.memory` replays an order: stages dealt in turn or in a V, copies of stages, stashed versions, streamed
-stages. Here the sizes of a device of the mesh, under its software, take the place of the model's.
+`rpbench.cost.footprint.memory` replays an order: stages dealt in turn or in a V, copies of stages, stashed versions,
+streamed stages. Here the sizes of a device of the mesh, under its software, take the place of the model's.
 """
 
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rpbench.cost.memory import Footprint
-from rpbench.cost.sizes import LayerSize, ModelBytes
+from rpbench.cost.footprint.memory import Footprint
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.ir.action import parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import layer_bytes
-from rpbench.mesh.layer_seconds import padded_vocab
+from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.parameters import Held, held_layers, learning, states_held
 from rpbench.registry import entry
 from rpbench.workload.parts import Layer

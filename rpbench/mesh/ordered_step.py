@@ -18,11 +18,11 @@ import numpy as np
 
 from rpbench.cost.table import CostTable
 from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.checks.versions import Versions
 from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.ir.versions import Versions
 from rpbench.mesh.data_parallel import Reduced, reduced
 from rpbench.mesh.job import Job
 from rpbench.mesh.parameters import held_layers

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_seconds import adapted_maps, padded_vocab
+from rpbench.mesh.layers.layer_seconds import adapted_maps, padded_vocab
 from rpbench.mesh.layout import Sharded
 from rpbench.mesh.software import Software
 from rpbench.workload.parts import Layer

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from rpbench.cost.collective_rates import CollectiveRate
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.collective_rates import CollectiveRate
+from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.layout import Axis, Mesh
 from rpbench.mesh.software import Software
 

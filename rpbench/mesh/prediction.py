@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rpbench.cost.machine import Machine, machine
+from rpbench.cost.hardware.machine import Machine, machine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.memory import Bytes, Verdict, fullest, verdict
-from rpbench.mesh.smallest_change import Change, smallest_change
+from rpbench.mesh.plan_search.smallest_change import Change, smallest_change
 from rpbench.mesh.software import Software, software
 from rpbench.mesh.step import Terms, step_terms
 from rpbench.workload.architecture import Architecture

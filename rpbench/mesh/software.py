@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
-from rpbench.cost.device import CONF, names, read
-from rpbench.cost.measured import has_engine
+from rpbench.cost.hardware.device import CONF, names, read
+from rpbench.cost.hardware.measured import has_engine
 from rpbench.registry import unknown_name
 
 DEFAULT = "megatron_core"  # whose kernels and overlap stand for a run that names none
@@ -61,9 +61,9 @@ class Software:
     """Traits of a framework, and its constants.
 
     Args:
-        kernels: how they are counted: `tiled` by tiles and waves of each product (`rpbench.mesh.layer_seconds`),
-            `eager` and `fused` by FLOPs and bytes (`rpbench.mesh.eager_kernels`), `engine` by the same and what a
-            calibration of this project's own engine found (`rpbench.mesh.engine_kernels`).
+        kernels: how they are counted: `tiled` by tiles and waves of each product (`rpbench.mesh.layers.layer_seconds`),
+            `eager` and `fused` by FLOPs and bytes (`rpbench.mesh.layers.eager_kernels`), `engine` by the same and what
+            a calibration of this project's own engine found (`rpbench.mesh.layers.engine_kernels`).
         attention: generation of the attention kernels.
         passes: 16-bit passes over the hidden state of one layer's forward (element-wise kernels).
         loss_bytes: bytes moved for a logit, forward and backward together.
@@ -83,7 +83,8 @@ class Software:
         scale, reserve_bytes, logit_bytes: memory: tensors x scale + reserve; bytes kept for a logit.
         optimizer_bytes: state of a parameter: 12 for Adam with a master copy.
         constants: see `PRIORS`.
-        numbers: what its kernels, its host and its memory are counted with, where they are (`rpbench.cost.basis`);
+        numbers: what its kernels, its host and its memory are counted with, where they are
+        (`rpbench.cost.hardware.basis`);
             `declared` has the origin of each.
 
     Raises:

@@ -2,10 +2,10 @@
 
 from math import log2
 
-from rpbench.mesh.collectives import reduce_s
 from rpbench.mesh.data_parallel import exposed_s, gathered_layer
 from rpbench.mesh.job import Job, StageSeconds, stage_seconds
-from rpbench.mesh.layer_seconds import padded_vocab
+from rpbench.mesh.layers.collectives import reduce_s
+from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.parameters import held, trained
 from rpbench.mesh.placement import group_of, replica_group
 

@@ -1,7 +1,7 @@
 """Passes that move weights, gradients and activations: streaming, sharding, offloading.
 
 Each takes a schedule whose compute lanes are in order (and whose STEPs are there, if it is to have any) and returns
-it with transfers in the lanes h2d, d2h and net. What they mean stands in `rpbench.ir.moves`.
+it with transfers in the lanes h2d, d2h and net. What they mean stands in `rpbench.ir.waits.moves`.
 
     stream    weights follow the work: RoundPipe, Mobius, ZeRO-Infinity
     shard     replicas keep a shard each: FSDP and ZeRO-3, or ZeRO-1 and -2, or plain data parallel
@@ -26,11 +26,11 @@ from typing import Literal, get_args
 from rpbench.ir.action import MOVES, Action, Kind, parts_of
 from rpbench.ir.communication import hops, local_hops
 from rpbench.ir.index import Index
-from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.policy import STEPS_BEHIND
-from rpbench.ir.saved_inputs import keeping_stage
 from rpbench.ir.schedule import ON_SSD, Schedule, ScheduleError
-from rpbench.ir.visits import Visit, visits_of
+from rpbench.ir.waits.moves import TRANSFERS
+from rpbench.ir.waits.saved_inputs import keeping_stage
+from rpbench.ir.waits.visits import Visit, visits_of
 from rpbench.passes.weight_lanes import After, WeightLanes
 
 Per = Literal["visit", "step"]

@@ -1,7 +1,7 @@
 """Peer lanes: slices of a model that every rank runs, and takes from the ranks that keep them.
 
 There is one slice for each rank. A rank keeps one for good, with its master weights and optimizer state; the others
-come from rank to rank (`rpbench.ir.handovers`) for a visit each, into buffers that are freed in turn:
+come from rank to rank (`rpbench.ir.waits.handovers`) for a visit each, into buffers that are freed in turn:
 
     h2d       LOAD:P(0)>q LOAD:P(1)>q | FREE:P(0) LOAD:P(2)>q | FREE:P(1) LOAD:P(3)>q ...       with two buffers
     compute               visit 0       visit 1                 visit 2
@@ -13,7 +13,7 @@ from dataclasses import replace
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import Row, Schedule, Shape
-from rpbench.ir.visits import Visit
+from rpbench.ir.waits.visits import Visit
 
 
 def check_slices(name: str, shape: Shape) -> None:

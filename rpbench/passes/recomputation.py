@@ -1,10 +1,11 @@
 """Recomputation of a backward: everything, everything but the last stage, as little as fits, or nothing.
 
     all          every stage runs its forward again, from the input it has kept
-    except_last  the last stage does not, where its backward directly follows its forward (`rpbench.ir.turnaround`): it
+    except_last  the last stage does not, where its backward directly follows its forward
+    (`rpbench.ir.waits.turnaround`): it
                  then holds no more than it would
     none         no stage does: a device holds whole activations of every microbatch in flight
-    fitting      as few stages do as the memory allows (`rpbench.cost.fitting`); in simulation
+    fitting      as few stages do as the memory allows (`rpbench.cost.footprint.fitting`); in simulation
 
 torchgpipe's `checkpoint` says the same of microbatches: `always` is `all`, `never` is `none`; its `except_last` spares
 the last microbatch of a batch, which comes back at once on the last stage only.
@@ -18,7 +19,7 @@ from typing import Literal, get_args
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.ir.turnaround import turns_at_once
+from rpbench.ir.waits.turnaround import turns_at_once
 
 # A search tries them in this order: other choices are to be made with as little recomputation as fits.
 Recompute = Literal["fitting", "all", "except_last", "none"]

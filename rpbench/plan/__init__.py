@@ -65,11 +65,11 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: 
             )
         return _checked(problem, problem.published, method)
     if method == "pipedream":
-        from rpbench.plan.straight import plan_straight
+        from rpbench.plan.of_pipedream.straight import plan_straight
 
         return _checked(problem, plan_straight(problem), method)
     if method == "mobius":
-        from rpbench.plan.mobius import plan_mobius
+        from rpbench.plan.of_mobius.mobius import plan_mobius
 
         cut, program = plan_mobius(problem)
         return _checked(problem, cut, method)._replace(proven=program.proven)

@@ -8,10 +8,10 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.memory import Footprint
-from rpbench.cost.sizes import ModelBytes
+from rpbench.cost.footprint.memory import Footprint
+from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.turnaround import turns_at_once
+from rpbench.ir.waits.turnaround import turns_at_once
 from rpbench.plan.counts import Counts
 from rpbench.plan.problem import Problem
 from rpbench.sim.batch import PlanBatch

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rpbench.cost.memory import why_infeasible
+from rpbench.cost.footprint.memory import why_infeasible
 from rpbench.ir.partition import Partition
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.links import simulate_charged
 from rpbench.sim.memory import peak_in_flight
+from rpbench.sim.shared_links.links import simulate_charged
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rpbench.cost.sizes import ModelBytes
+from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.cost.table import LayerTimes, Number
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.plan.problem import Problem

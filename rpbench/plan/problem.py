@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rpbench.cost.sizes import UNKNOWN, DeviceMemory, LayerActivations
+from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, LayerActivations
 from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.cost.transfers import Traffic
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.moves import has_transfers
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.passes.lower import add_steps
 from rpbench.registry import Entry
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rpbench.cost.basis import Basis
-from rpbench.cost.machine import NUMBERS
+from rpbench.cost.hardware.basis import Basis
+from rpbench.cost.hardware.machine import NUMBERS
 from rpbench.cost.published import published_tokens_per_microbatch
-from rpbench.mesh.eager_kernels import PARTS, correction_name
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layers.eager_kernels import PARTS, correction_name
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.mesh.placement import Group
 from rpbench.predict.settings import Settings
 from rpbench.workload.architecture import Architecture

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from rpbench.cost.published import published_partition
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.predict.case import FUSED, Case
 from rpbench.predict.footprint import pipeline_stage
 

@@ -1,12 +1,12 @@
 """The interpreter's loop over experts where a process runs it for one device alone.
 
 RoundPipe's models ask the device once a layer for the tokens of all experts; its kernels then run as the loop launches
-them, and one interpreter loops for all devices: that is simulated (`rpbench.predict.streaming`).
+them, and one interpreter loops for all devices: that is simulated (`rpbench.predict.streamed.streaming`).
 """
 
-from rpbench.cost.basis import Basis
-from rpbench.mesh.layer_seconds import eager_kernels
-from rpbench.mesh.layer_times import setting_of
+from rpbench.cost.hardware.basis import Basis
+from rpbench.mesh.layers.layer_seconds import eager_kernels
+from rpbench.mesh.layers.layer_times import setting_of
 from rpbench.workload.architecture import Architecture
 
 

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rpbench.cost.basis import Basis
-from rpbench.cost.sizes import HEAD_CHUNK_TOKENS, model_bytes
+from rpbench.cost.footprint.sizes import HEAD_CHUNK_TOKENS, model_bytes
+from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.partition import Partition
-from rpbench.mesh.layer_seconds import eager_kernels
-from rpbench.mesh.layer_times import boundary_bytes, setting_of
+from rpbench.mesh.layers.layer_seconds import eager_kernels
+from rpbench.mesh.layers.layer_times import boundary_bytes, setting_of
 from rpbench.mesh.layout import Mesh
 from rpbench.predict.case import FUSED, Bytes, Case
-from rpbench.predict.roundpipe import first_plan, planned
+from rpbench.predict.streamed.roundpipe import first_plan, planned
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
 

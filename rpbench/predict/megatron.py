@@ -15,12 +15,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from rpbench import registry
-from rpbench.cost.basis import Basis
+from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.schedule import Shape
-from rpbench.mesh.collectives import reduce_s
-from rpbench.mesh.layer_seconds import eager_kernels
-from rpbench.mesh.layer_times import boundary_bytes, setting_of, times_of
+from rpbench.mesh.layers.collectives import reduce_s
+from rpbench.mesh.layers.layer_seconds import eager_kernels
+from rpbench.mesh.layers.layer_times import boundary_bytes, setting_of, times_of
 from rpbench.mesh.layout import Mesh
 from rpbench.predict.case import FUSED, Case, Terms, ring
 from rpbench.predict.cuts import bound_cut

@@ -12,11 +12,11 @@ The rates of links and host and the times of the interpreter are varied themselv
 from collections.abc import Callable, Mapping, Sequence
 from math import log
 
-from rpbench.cost.basis import Basis
+from rpbench.cost.hardware.basis import Basis
 from rpbench.predict.case import Case
-from rpbench.predict.jobs import Jobs, Lanes
-from rpbench.predict.streaming import lanes_of
-from rpbench.predict.traffic import Need, Needs, Run, timed_with
+from rpbench.predict.streamed.jobs import Jobs, Lanes
+from rpbench.predict.streamed.streaming import lanes_of
+from rpbench.predict.streamed.traffic import Need, Needs, Run, timed_with
 from rpbench.sim.tasks import HOST
 
 # By how much a constant is varied to see what it does.

@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from rpbench.cost.basis import Basis
-from rpbench.predict import footprint, megatron, mobius, roundpipe, sharded
+from rpbench.cost.hardware.basis import Basis
+from rpbench.predict import footprint, megatron, sharded
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.cuts import bound_cut
 from rpbench.predict.footprint import Footprint
 from rpbench.predict.sensitivities import streamed_slopes
+from rpbench.predict.streamed import mobius, roundpipe
 from rpbench.registry import unknown_name
 
 

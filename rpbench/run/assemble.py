@@ -13,18 +13,18 @@ from rpbench.config.files.keys import MOVES, check_figures
 from rpbench.config.files.source_file import SourceFile
 from rpbench.config.request import Request
 from rpbench.cost.charges import check_ssd, with_charges
-from rpbench.cost.machine import Machine
-from rpbench.cost.memory import Footprint
+from rpbench.cost.footprint.memory import Footprint
+from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, ModelBytes, layer_activations, model_bytes
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
-from rpbench.cost.sizes import UNKNOWN, DeviceMemory, ModelBytes, layer_activations, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes
-from rpbench.ir.moves import has_transfers
+from rpbench.ir.checks.versions import Versions
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, from_text
-from rpbench.ir.versions import Versions
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.mesh.layer_bytes import mean_layer_bytes
-from rpbench.mesh.layer_times import optimizer_traffic
+from rpbench.mesh.layers.layer_times import optimizer_traffic
 from rpbench.mesh.placement import with_collectives
 from rpbench.passes.lower import add_steps
 from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
@@ -384,7 +384,7 @@ def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None
 def _read(file: SourceFile) -> Schedule:
     try:
         if file.path.suffix == ".csv":
-            from rpbench.torch_runtime.torch_csv import read_schedule  # the form of torch's own runtime
+            from rpbench.torch_runtime.formats.torch_csv import read_schedule  # the form of torch's own runtime
 
             return read_schedule(file.text, file.path.stem)
         return from_text(file.text)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from rpbench.config.request import load
-from rpbench.cost.basis import make_basis
-from rpbench.cost.collective_rates import CollectiveRate
-from rpbench.cost.machine import NUMBERS, Machine
-from rpbench.cost.measured import HALVES, PARTS, factor_name
+from rpbench.cost.hardware.basis import make_basis
+from rpbench.cost.hardware.collective_rates import CollectiveRate
+from rpbench.cost.hardware.machine import NUMBERS, Machine
+from rpbench.cost.hardware.measured import HALVES, PARTS, factor_name
 from rpbench.engine.measure.calibration import Calibration
-from rpbench.mesh.engine_kernels import counted
-from rpbench.mesh.layer_seconds import eager_kernels
-from rpbench.mesh.layer_times import setting_of
+from rpbench.mesh.layers.engine_kernels import counted
+from rpbench.mesh.layers.layer_seconds import eager_kernels
+from rpbench.mesh.layers.layer_times import setting_of
 from rpbench.records.provenance import hardware, now
 
 Figures = dict[str, float | int]
@@ -90,10 +90,13 @@ def to_text(cluster: Machine, first_line: str, foreign_cores: float | None) -> s
     lines += [f"{key}: {_number(getattr(cluster, key))}" for key in NUMBERS]
     lines += ["ssd: null", "transfer_latency_s: 0.0", "device_speeds: null"]
     lines.append(
-        "measured:   # constants of cost=analytic on this machine; rpbench/mesh/engine_kernels.py says what of"
+        "measured:   # constants of cost=analytic on this machine; rpbench/mesh/layers/engine_kernels.py says what of"
     )
     lines += [f"  {key}: {_number(value)}" for key, value in cluster.measured.items()]
-    head = "collectives:   # a tensor of X bytes: latency_s + volume X / bytes_per_s; rpbench/cost/collective_rates.py"
+    head = (
+        "collectives:   # a tensor of X bytes: latency_s + volume X / bytes_per_s; "
+        "rpbench/cost/hardware/collective_rates.py"
+    )
     lines.append(head if cluster.collectives else "collectives: {}")
     lines += [f"  {key}: {_rates(row)}" for key, row in cluster.collectives.items()]
     lines.append("declared:")

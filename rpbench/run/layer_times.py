@@ -9,15 +9,15 @@ from pathlib import Path
 from rpbench.config.choices import ConfigError, CostConfig
 from rpbench.config.files.keys import LAYERS, check_figures
 from rpbench.config.request import Request
-from rpbench.cost.basis import Basis, make_basis
 from rpbench.cost.constant import constant_times, unit_times
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.basis import Basis, make_basis
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.pieces import between, mean_times, of_lengths, of_piece
 from rpbench.cost.profiled import read_profile
 from rpbench.cost.published import TIMED_ON, published_times
 from rpbench.cost.table import LayerTimes
-from rpbench.mesh.layer_seconds import Setting
-from rpbench.mesh.layer_times import penalised, pipeline_setting, times_of, with_halves
+from rpbench.mesh.layers.layer_seconds import Setting
+from rpbench.mesh.layers.layer_times import penalised, pipeline_setting, times_of, with_halves
 from rpbench.mesh.software import Software, usual_software
 from rpbench.workload.architecture import Architecture
 

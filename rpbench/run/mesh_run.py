@@ -9,10 +9,10 @@ from rpbench.config.request import Request
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.exact import mesh_times
 from rpbench.mesh.job import Job
+from rpbench.mesh.layers.wrapping import under_mesh
 from rpbench.mesh.memory import Bytes, bytes_of_order, verdict_of
 from rpbench.mesh.ordered_step import Step, simulate_step
-from rpbench.mesh.smallest_change import smallest_change
-from rpbench.mesh.wrapping import under_mesh
+from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.plan import Choice, choose
 from rpbench.plan.problem import Problem
 from rpbench.run.assemble import build_schedule

@@ -5,18 +5,18 @@ from dataclasses import replace
 from typing import Any
 
 from rpbench.config.choices import ConfigError
-from rpbench.cost.sizes import ModelBytes
+from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moved_objects import LINKS, carries
-from rpbench.ir.moves import has_transfers
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.passes.offload import stream
 from rpbench.sim.graph import Graph
-from rpbench.sim.links import simulate_charged
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.shared_links.links import simulate_charged
 
 OFFLOADS = ("none", "weights", "all", "auto")
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rpbench.config.request import Request
-from rpbench.cost.memory import device_bytes, why_infeasible
+from rpbench.cost.footprint.memory import device_bytes, why_infeasible
+from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
+from rpbench.cost.footprint.sizes import DeviceMemory
 from rpbench.cost.profiled import to_text
-from rpbench.cost.replicas import host_bytes, ssd_bytes
-from rpbench.cost.sizes import DeviceMemory
 from rpbench.ir.analysis import Analysis
 from rpbench.records.clock import clock
 from rpbench.run.assemble import Assembled, assemble

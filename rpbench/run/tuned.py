@@ -16,8 +16,8 @@ from rpbench.advice.causes import causes_of
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import RunConfig
 from rpbench.config.request import Request
-from rpbench.cost.machine import Machine
-from rpbench.mesh.terms import terms_of
+from rpbench.cost.hardware.machine import Machine
+from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender, why_not_charged
 from rpbench.plan.contest.frame import Frame

@@ -1,8 +1,8 @@
 """A schedule checked and made a graph in one go: the graph's compiled order shows at once that no lane stands still.
 
 Large schedules hold forwards and backwards and little else: computations, and activations that wait on the host; no
-step, no communication, no version. All that `rpbench.ir.check.checked_actions` asks of such a plain schedule is a
-matter of counting on columns. What is not so plain, or not in order, is told by those checks, which walk over actions
+step, no communication, no version. All that `rpbench.ir.checks.check.checked_actions` asks of such a plain schedule is
+a matter of counting on columns. What is not so plain, or not in order, is told by those checks, which walk over actions
 and show the one that is wrong.
 """
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from rpbench.ir.action import MOVES, Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.check import check_versions, checked_actions, gaps
+from rpbench.ir.checks.check import check_versions, checked_actions, gaps
+from rpbench.ir.checks.versions import Versions
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
-from rpbench.ir.versions import Versions
 from rpbench.sim.columns import ArrayRows, Columns, Ints, among, read_columns
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.kept import kept_edges
@@ -24,8 +24,8 @@ _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB)
 def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
     """The graph of a schedule, and the weight versions its actions read.
 
-    The same as `rpbench.ir.check.check` and `build_graph` one after the other, for a fraction of the time: edges of the
-    graph are those the checks walk along, and a plain schedule is checked on its columns.
+    The same as `rpbench.ir.checks.check.check` and `build_graph` one after the other, for a fraction of the time: edges
+    of the graph are those the checks walk along, and a plain schedule is checked on its columns.
 
     Raises:
         ScheduleError: as `check`, with the table.
@@ -48,7 +48,7 @@ def check_graph(graph: Graph) -> Versions:
     """The weight versions that the actions of a graph read, after all checks of its schedule.
 
     Raises:
-        ScheduleError: as `rpbench.ir.check.check`, with the table.
+        ScheduleError: as `rpbench.ir.checks.check.check`, with the table.
     """
     if _plain_rows(graph.schedule, graph.columns) is None:
         check_versions(checked_actions(graph.analysis))

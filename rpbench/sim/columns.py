@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import COMPUTE, STEPPING, Action, Kind
-from rpbench.ir.moves import TRANSFERS
 from rpbench.ir.plain_row import PlainRow
 from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.ir.waits.moves import TRANSFERS
 
 Ints = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
@@ -157,7 +157,7 @@ def _indices(kind: Ints, microbatches: Sequence[int | None], versions: Sequence[
 
 
 class ArrayRows:
-    """The actions of a schedule as `rpbench.ir.edges` and `rpbench.ir.check` ask for them, on arrays.
+    """The actions of a schedule as `rpbench.ir.waits.edges` and `rpbench.ir.checks.check` ask for them, on arrays.
 
     Attributes:
         columns: of the actions; what they say of stages, microbatches and parts is in range.

@@ -10,9 +10,9 @@ import numpy as np
 from rpbench.cost.table import Members
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.edges import edges_of
 from rpbench.ir.moved_objects import Cargo, carries
 from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.ir.waits.edges import edges_of
 from rpbench.sim.columns import ArrayRows, Bools, Columns, Ints, read_columns
 from rpbench.sim.kept import Carried, kept_cargo, kept_edges
 from rpbench.sim.kernels import compiled, is_warm, order_lanes
@@ -76,7 +76,7 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
         rows: of its actions, where they have been read.
 
     Raises:
-        ScheduleError: if no lane can move on; `rpbench.ir.check` shows the same with the table.
+        ScheduleError: if no lane can move on; `rpbench.ir.checks.check` shows the same with the table.
     """
     analysis = analysed(schedule)
     schedule = analysis.schedule

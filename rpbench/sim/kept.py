@@ -1,7 +1,7 @@
 """Kept activations on columns: STORE:A, LOAD:A and FREE:A where every device moves its own to the host and back.
 
 Large schedules that offload hold little else. What moves in another way, or is not in order, is matched action by
-action (`rpbench.ir.saved_inputs`), which shows the one that is wrong.
+action (`rpbench.ir.waits.saved_inputs`), which shows the one that is wrong.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from rpbench.ir.action import COMPUTE, MOVES, Kind
 from rpbench.ir.moved_objects import Cargo
-from rpbench.ir.moves import LANES as LANES_OF
 from rpbench.ir.schedule import LANES, Schedule, Shape, Weights
+from rpbench.ir.waits.moves import LANES as LANES_OF
 from rpbench.sim.columns import Columns, Ints, among, places_of
 
 Places = npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None
     """What the transfers of a schedule add to its edges, where they are of activations alone and in the plainest form.
 
     Each activation that moves is stored by the device that makes and uses it (lane d2h), loaded once more (lane h2d),
-    and freed once behind either. The edges are those of `rpbench.ir.saved_inputs.activation_edges`.
+    and freed once behind either. The edges are those of `rpbench.ir.waits.saved_inputs.activation_edges`.
 
     Returns:
         producer and consumer; None for a schedule with other transfers or none, or with some that are not in order.

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import COMPUTE, Kind
-from rpbench.ir.residency import moves_activations
+from rpbench.ir.checks.residency import moves_activations
 from rpbench.ir.schedule import Weights
 from rpbench.sim.columns import Ints, among
 from rpbench.sim.graph import COMPILE_FROM, Graph
@@ -22,7 +22,7 @@ def peak_in_flight(graph: Graph) -> list[int]:
     """Most stage activations each device holds at once: one more at F, one less at the end of B or W.
 
     Streamed schedules keep activations on the host, so a device holds those of the action it runs. Where bound
-    schedules move activations away and back, what is away does not count (`rpbench.ir.residency`).
+    schedules move activations away and back, what is away does not count (`rpbench.ir.checks.residency`).
     """
     if graph.schedule.weights is Weights.BOUND and moves_activations(graph.schedule):
         return _peak_resident(graph)
@@ -57,7 +57,7 @@ def compute_lanes(graph: Graph) -> list[tuple[int, int, int]]:
 
 
 def _peak_resident(graph: Graph) -> list[int]:
-    """The same where some are moved elsewhere, its partners' included: the replay of `rpbench.ir.residency`.
+    """The same where some are moved elsewhere, its partners' included: the replay of `rpbench.ir.checks.residency`.
 
     Every computation takes one slot, transfers take none.
     """

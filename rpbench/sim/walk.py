@@ -9,12 +9,12 @@ from typing import NamedTuple
 from rpbench.cost.table import CostTable, Number
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.deadlock import in_rounds
-from rpbench.ir.edges import edges_of
+from rpbench.ir.checks.deadlock import in_rounds
+from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.index import Index
-from rpbench.ir.residency import peak_resident
 from rpbench.ir.schedule import Weights
 from rpbench.ir.timeline import Timeline
+from rpbench.ir.waits.edges import edges_of
 from rpbench.sim.kernels import relax
 
 _BACKWARD = (Kind.B, Kind.I)

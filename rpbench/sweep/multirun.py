@@ -3,13 +3,17 @@
 Hydra composes and launches; this module gives failures the words and exit statuses of the command line.
 """
 
+import fcntl
 import os
 import sys
+import tempfile
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -34,15 +38,107 @@ from rpbench.config.configuration import (
     register,
 )
 from rpbench.config.request import load, request_of
-from rpbench.cost.machine import devices_named
-from rpbench.records.manifest import Journal, Plan
+from rpbench.cost.hardware.machine import devices_named
+from rpbench.records.manifest import STATES, Journal, Plan
 from rpbench.registry import unknown_name
 from rpbench.run.request_to_records import emit, run
-from rpbench.sweep.machine_lock import machine_alone
 from rpbench.sweep.slurm import Slurm, asked_for, refuse_without_slurm
 from rpbench.sweep.sweeper import ManifestSweeper
-from rpbench.sweep.terms import split_terms
 from rpbench.sweep.worker import RunFailed, Terms, Worker
+
+# Lock of the machine: runs that measure time have it to themselves. It ends with the process that holds it.
+#
+# It is a file in the folder of temporary files; RPBENCH_MACHINE_LOCK names another, where several users share a
+# machine.
+
+
+_POLL_S = 0.2
+_held = 0  # by this process: a run may lead to another within it
+
+
+def _path() -> Path:
+    default = Path(tempfile.gettempdir()) / f"rpbench-{os.getuid()}.lock"
+    return Path(os.environ.get("RPBENCH_MACHINE_LOCK", default))
+
+
+@contextmanager
+def machine_alone(*, wanted: bool) -> Iterator[None]:
+    """Have the machine, if it is wanted; other runs that measure wait until this one has ended."""
+    global _held
+    if not wanted or _held:
+        yield
+        return
+    with os.fdopen(os.open(_path(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
+        if not _taken(file):
+            yield  # a rank of this very run has it for all of them
+            return
+        _held += 1
+        try:
+            yield
+        finally:
+            _held -= 1
+
+
+def _taken(file: TextIO) -> bool:
+    """Wait for the lock; False if another rank of the same run has it, who would wait for this one in turn."""
+    said = False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            if file.read() == _run() != "":
+                return False
+            if not said:
+                print(
+                    f"rpbench: another run measures time on this machine; waiting for its end ({_path()})",
+                    file=sys.stderr,
+                )
+            said = True
+            time.sleep(_POLL_S)
+        else:
+            file.seek(0)
+            file.truncate()
+            file.write(_run())
+            file.flush()
+            return True
+
+
+def _run() -> str:
+    """What all ranks that a launcher has started together have in common; empty for a run of one process."""
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    return " ".join(os.environ.get(name, "") for name in names) if "RANK" in os.environ else ""
+
+
+# Flags of a sweep, between its overrides: --only STATES, --retry STATES, --fail-fast, --dry-run.
+
+
+def split_terms(arguments: Sequence[str]) -> tuple[list[str], Terms, bool]:
+    """Overrides, the terms of the sweep, and whether it is only to be looked at.
+
+    Raises:
+        ConfigError: for a state that no cell can be in.
+    """
+    rest: list[str] = []
+    states: dict[str, frozenset[str]] = {"--only": frozenset(), "--retry": frozenset()}
+    waiting = list(arguments)
+    while waiting:
+        item = waiting.pop(0)
+        flag, equals, value = item.partition("=")
+        if flag not in states:
+            rest.append(item)
+            continue
+        states[flag] |= _states(flag, value if equals else (waiting.pop(0) if waiting else ""))
+    terms = Terms(states["--only"], states["--retry"], "--fail-fast" in rest)
+    return [item for item in rest if item not in ("--fail-fast", "--dry-run")], terms, "--dry-run" in rest
+
+
+def _states(flag: str, text: str) -> frozenset[str]:
+    found = frozenset(word.strip().replace("_", " ") for word in text.split(","))
+    for word in found - set(STATES):
+        raise ConfigError(f"{flag} {word or '...'}: states of cells are {', '.join(STATES)}")
+    return found
+
 
 _MULTIRUN = ("-m", "--multirun")
 

@@ -22,7 +22,7 @@ from rpbench.config.choices import ConfigError, at_least_one, typed
 from rpbench.config.request import Request
 from rpbench.records.record import Record
 from rpbench.sweep.worker import RunFailed
-from rpbench.torch_runtime.hosts import torchrun_of_task
+from rpbench.torch_runtime.processes.hosts import torchrun_of_task
 
 ROOT = Path(__file__).parents[2]
 TARGET = "rpbench.sweep.slurm.Slurm"

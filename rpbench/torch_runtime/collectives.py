@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rpbench.cost.collective_rates import COLLECTIVES
-from rpbench.torch_runtime.board import Phase, Place
+from rpbench.cost.hardware.collective_rates import COLLECTIVES
+from rpbench.torch_runtime.processes.board import Phase, Place
 
 SIZES = tuple(2**power for power in range(12, 25, 2))  # bytes: 4 KiB to 16 MiB
 REPEATS = 9

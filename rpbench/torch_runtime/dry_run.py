@@ -14,7 +14,7 @@ import torch
 from rpbench.engine.layout import layout_of
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.schedule import Row
-from rpbench.torch_runtime.hosts import torchrun_command
+from rpbench.torch_runtime.processes.hosts import torchrun_command
 from rpbench.torch_runtime.request import DTYPES, TorchRequest
 from rpbench.workload.architecture import Architecture
 

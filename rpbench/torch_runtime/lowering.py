@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rpbench.ir.action import RECV, SEND, Action, Kind, parts_of, receive_of
-from rpbench.ir.excerpt import broken
+from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, to_text
 from rpbench.passes.lower import lower_communication
 from rpbench.torch_runtime.chains import Chains, find_chains
 from rpbench.torch_runtime.communication.tokens import read_token
 from rpbench.torch_runtime.communication.waits import with_reduction_waits, with_send_waits
-from rpbench.torch_runtime.tables import make_table, splits_backward
+from rpbench.torch_runtime.formats.tables import make_table, splits_backward
 
 
 @dataclass(frozen=True)

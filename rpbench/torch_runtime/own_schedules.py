@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from rpbench.torch_runtime.recording import Recorder, listen, recorded
+from rpbench.torch_runtime.recorded.recording import Recorder, listen, recorded
 from rpbench.torch_runtime.request import TorchRequest
 from rpbench.torch_runtime.versions import load_runtime
 

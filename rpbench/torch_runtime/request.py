@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.ir.schedule import Schedule, from_text, to_text
 from rpbench.models.build import build_layer, build_model

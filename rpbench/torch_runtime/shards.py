@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.linear import Linear
 from rpbench.models.mlp import Mlp
-from rpbench.torch_runtime.groups import Groups
+from rpbench.torch_runtime.processes.groups import Groups
 from rpbench.torch_runtime.request import TorchRequest
 from rpbench.torch_runtime.stages import StageModule
 

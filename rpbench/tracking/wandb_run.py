@@ -5,20 +5,56 @@ wandb is offline unless a key is set, never asks, and never holds a run up: a se
 host's name nor the command line, the program, the packages or the repository's address.
 """
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from netrc import NetrcParseError, netrc
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
 from rpbench.config.request import Request
+from rpbench.drawing.timeline_svg import timeline_svg
+from rpbench.ir.schedule import to_text
 from rpbench.ir.timeline import Timeline
-from rpbench.records.record import Record
-from rpbench.tracking.artifacts import add_artifact
+from rpbench.records.record import Record, dump
 from rpbench.tracking.description import config_of, group_of, name_of, summary_of, tags_of
-from rpbench.tracking.metrics import HISTORY, MEMORY, STEP, SUMMARY
+from rpbench.tracking.metrics import HISTORY, MEMORY, STEP, SUMMARY, TIMELINE
+
+# Artifact: the files of a run as W&B keeps them: record, schedule text, timeline as a trace and as a picture.
+
+
+_MOST_ACTIONS = 20_000  # of a trace or a picture: a dashboard is no place for a million actions
+
+
+def add_artifact(run: Any, row: Record, timeline: Timeline | None, folder: Path) -> None:
+    """Add what a run left; also the picture, as a panel shows it."""
+    import wandb
+
+    with TemporaryDirectory() as scratch:
+        artifact = wandb.Artifact(f"run-{row['run_id']}", type="run", metadata={"status": row["status"]})
+        for name, text in files_of(row, timeline).items():
+            path = Path(scratch) / name
+            path.write_text(text, encoding="utf-8")
+            artifact.add_file(str(path), name)
+            if path.suffix == ".svg":
+                run.log({TIMELINE: wandb.Html(text, inject=False)})
+        run.log_artifact(artifact)
+
+
+def files_of(row: Record, timeline: Timeline | None) -> dict[str, str]:
+    """The files of a run by name."""
+    files = {"record.json": dump(row) + "\n"}
+    if timeline is None:
+        return files
+    files["schedule.txt"] = to_text(timeline.schedule)
+    if timeline.schedule.num_actions <= _MOST_ACTIONS:
+        files["trace.json"] = json.dumps(timeline.to_chrome_trace()) + "\n"
+        files["timeline.svg"] = timeline_svg(timeline, f"{row['schedule']}, {row['model']}")
+    return files
+
 
 _EXIT_CODES = {"ok": 0, "failed": 1, "infeasible": 3, "oom": 4}  # W&B shows what is not 0 as failed; a tag says why
 

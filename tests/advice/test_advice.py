@@ -12,7 +12,7 @@ from rpbench.advice.interval import compute_reach
 from rpbench.advice.levers import changes, levers_of, pace_with_twice_the_memory, timed, turns_of
 from rpbench.advice.ranking import QUICK, advise
 from rpbench.advice.rows import command_of
-from rpbench.cost.basis import make_basis
+from rpbench.cost.hardware.basis import make_basis
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frame import Frame

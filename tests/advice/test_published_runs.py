@@ -8,8 +8,8 @@ import pytest
 from contest_terms import read
 
 from rpbench.advice.published_runs import SYSTEMS, simulated
-from rpbench.cost.basis import make_basis
-from rpbench.cost.machine import machine
+from rpbench.cost.hardware.basis import make_basis
+from rpbench.cost.hardware.machine import machine
 from rpbench.predict import predict
 from rpbench.predict.case import Case
 from rpbench.predict.settings import published_settings

@@ -7,7 +7,7 @@ from contest_terms import read, small
 
 from rpbench.advice.ranking import Misfit, advise
 from rpbench.advice.side_searches import Clock, Share
-from rpbench.cost.basis import make_basis
+from rpbench.cost.hardware.basis import make_basis
 from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import Budget

@@ -18,9 +18,9 @@ import torch_duel_rows
 from manifests import Cells, put
 from omegaconf import OmegaConf
 
-from analysis.exhibits.figures import convergence, thousand_devices, what_if
 from analysis.exhibits.figures.duel import MODELS as DUEL_MODELS
 from analysis.exhibits.figures.duel import NAMES
+from analysis.exhibits.figures.own import convergence, thousand_devices, what_if
 from analysis.records import identity
 from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, look_up

@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from analysis.exhibits.figures import (
+from analysis.exhibits.figures import timelines
+from analysis.exhibits.figures.own import tuning
+from analysis.exhibits.figures.paper import (
     figure2,
     figure3,
     figure5,
@@ -16,8 +18,6 @@ from analysis.exhibits.figures import (
     prediction,
     steady_state,
     systems,
-    timelines,
-    tuning,
 )
 from analysis.exhibits.notebook import among, chosen, crossed
 from analysis.exhibits.tables import plans, published_cells

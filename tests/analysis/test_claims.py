@@ -92,7 +92,7 @@ def test_no_published_number_is_typed_a_second_time() -> None:
     assert "42.0793" in published
     typed = set()
     folder = Path(__file__).parents[2] / "analysis" / "claims"
-    for path in folder.glob("*.py"):
+    for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and not isinstance(node.value, bool):
                 typed |= set(str(node.value).replace(",", " ").split())

@@ -2,11 +2,7 @@
 
 import pytest
 
-from analysis.exhibits.figures import (
-    figure2,
-    figure3,
-    figure5,
-)
+from analysis.exhibits.figures.paper import figure2, figure3, figure5
 from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 

@@ -10,7 +10,7 @@ from analysis.predictions.clusters.case import PUBLISHED, Model, rows_of
 from analysis.predictions.clusters.jobs import cases_of_row
 from analysis.predictions.clusters.score import part_of, score
 from analysis.predictions.clusters.writing import COLUMNS, FILE, out_of_memory, row_of
-from rpbench.cost.device import CONF
+from rpbench.cost.hardware.device import CONF
 
 SETS = sorted(path.stem for path in (PUBLISHED / "challenge").glob("*.csv"))
 

@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from analysis.claims import figure10
 from analysis.claims.claim import MISSED, PREDICTED, judge
-from analysis.exhibits.figures import gains
+from analysis.claims.paper import figure10
+from analysis.exhibits.figures.own import gains
 from analysis.exhibits.tables import contest, published_runs
 from analysis.records.experiments import Experiments, MissingRuns
 

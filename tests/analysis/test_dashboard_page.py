@@ -11,8 +11,7 @@ import urllib.request
 import pytest
 
 from analysis.dashboard import server
-from analysis.dashboard.server import Dashboard
-from analysis.dashboard.sweeps import read_sweeps
+from analysis.dashboard.server import Dashboard, read_sweeps
 from rpbench.records.manifest import Journal, write_plan
 from rpbench.records.record import REQUIRED, put_file
 from tests.chromium import needs_axe, needs_chromium

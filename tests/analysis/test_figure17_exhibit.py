@@ -4,10 +4,7 @@ import pandas as pd
 import pytest
 from page_texts import check_texts
 
-from analysis.exhibits.figures import (
-    figure17,
-    steady_state,
-)
+from analysis.exhibits.figures.paper import figure17, steady_state
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 

@@ -12,13 +12,11 @@ from spared import spared
 
 from analysis.exhibits import catalogue, style
 from analysis.exhibits.exhibit import Exhibit
-from analysis.exhibits.figures import (
-    dispatch,
-    duel,
-    figure17,
-)
+from analysis.exhibits.figures import duel
 from analysis.exhibits.figures.files import save_figure, svg_text
 from analysis.exhibits.figures.narrow import WIDTH_INCHES, stacked
+from analysis.exhibits.figures.own import dispatch
+from analysis.exhibits.figures.paper import figure17
 from analysis.exhibits.tables.files import save_table
 from analysis.records import runs
 from analysis.records.experiments import Experiments

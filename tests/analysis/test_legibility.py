@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.catalogue import exhibits
-from analysis.exhibits.figures import convergence, thousand_devices
-from analysis.exhibits.figures.tradeoff import name_points
+from analysis.exhibits.figures.own import convergence, thousand_devices
+from analysis.exhibits.figures.own.tradeoff import name_points
 from analysis.records.experiments import Experiments
 from baselines.bidirectional.dualpipe import dualpipe
 from rpbench.cost.constant import unit_times

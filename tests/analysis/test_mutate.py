@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from analysis.claims import all_claims, consistency, derived, regression, trained
+from analysis.claims import all_claims
 from analysis.claims.claim import Claim
 from analysis.claims.expected import read_table
+from analysis.claims.own import consistency, derived, regression, trained
 from analysis.mutate import Mutant, Outcome, check, mutants, of_statements, sampled
 from analysis.mutate.check import is_acceptance
 from analysis.mutate.mutants import ASKED, FOUND, GONE, KINDS, MANIFEST, ORIGIN, TABLE

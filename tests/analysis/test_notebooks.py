@@ -17,7 +17,9 @@ from spared import spared
 
 from analysis.driver.notebooks import Kernel, execute, needs, notebooks
 from analysis.exhibits import notebook as shown_by
-from analysis.exhibits.figures import (
+from analysis.exhibits.figures import timelines
+from analysis.exhibits.figures.own import tuning
+from analysis.exhibits.figures.paper import (
     figure2,
     figure3,
     figure5,
@@ -27,8 +29,6 @@ from analysis.exhibits.figures import (
     prediction,
     steady_state,
     systems,
-    timelines,
-    tuning,
 )
 from analysis.records.experiments import Experiments, MissingRuns
 

@@ -7,8 +7,7 @@ import pytest
 from spared import slow
 
 from analysis.predictions import compare, holdout, misses, refit, score, tables
-from analysis.predictions.cases import case_of, cells, cross_cells, declared_basis
-from analysis.predictions.compare import Cell, declared, published_value
+from analysis.predictions.compare import Cell, case_of, cells, cross_cells, declared, declared_basis, published_value
 from rpbench.predict import predict
 from rpbench.predict.lengths import longest_sequence
 

@@ -2,12 +2,8 @@
 
 import pytest
 
-from analysis.exhibits.figures import (
-    gains,
-    prediction,
-    thousand_devices,
-    tuning,
-)
+from analysis.exhibits.figures.own import gains, thousand_devices, tuning
+from analysis.exhibits.figures.paper import prediction
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns
 from analysis.records.paper import PUBLISHED_MODELS, look_up

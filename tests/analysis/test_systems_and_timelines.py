@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.exhibits.figures import (
-    systems,
-    timelines,
-)
+from analysis.exhibits.figures import timelines
+from analysis.exhibits.figures.paper import systems
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns
 from analysis.records.paper import PUBLISHED_MODELS, look_up

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from analysis.exhibits.cells import ranged
-from analysis.exhibits.time_to_loss import SHARE, SMOOTH, goal_of, reached, smoothed, spread, token_multiples
+from analysis.exhibits.figures.own.convergence import SHARE, SMOOTH, goal_of, reached, smoothed, spread, token_multiples
 
 POINTS = 40
 

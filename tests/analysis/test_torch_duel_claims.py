@@ -3,8 +3,8 @@
 import pytest
 from torch_duel_rows import rows
 
-from analysis.claims import torch_duel
 from analysis.claims.claim import CONTRADICTED, FAILED, REPRODUCED, judge
+from analysis.claims.own import torch_duel
 from analysis.exhibits.tables import torch_duel as exhibit
 
 

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 from omegaconf import OmegaConf
 
-from analysis.exhibits.figures import turning
+from analysis.exhibits.figures.own import turning
 from analysis.records.experiments import Experiments, MissingRuns
 from analysis.records.turns import LEVELS, Turn, lead, turns
 from rpbench.places import CONF

@@ -12,9 +12,9 @@ import pytest
 from sizes import sized
 
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain
-from rpbench.plan.cuts import cuts_of
-from rpbench.plan.machines import Network, Rules
-from rpbench.plan.pipedream import plan_pipeline
+from rpbench.plan.of_pipedream.cuts import cuts_of
+from rpbench.plan.of_pipedream.machines import Network, Rules
+from rpbench.plan.of_pipedream.pipedream import plan_pipeline
 
 pytestmark = pytest.mark.benchmarks
 

@@ -12,7 +12,7 @@ _TRAINED = [
     f"{_BY_HAND}test_weights_and_losses_are_those_of_plain_torch[2-factors1]",
 ]
 _BATCHES = [f"{_BY_HAND}test_every_microbatch_of_every_step_is_another_one_whose_labels_follow_its_tokens"]
-_WORKLOAD, _OPTIMIZER = "rpbench/engine/workload.py", "rpbench/engine/state/optimizer.py"
+_WORKLOAD, _OPTIMIZER = "rpbench/engine/workload.py", "rpbench/engine/state/updates/optimizer.py"
 _DATA = "rpbench/models/data.py"
 _ADAM = "torch.optim.AdamW(parameters, lr=1.0, weight_decay=self.weight_decay, fused=True)"
 _FAULTS = (

@@ -11,7 +11,7 @@ import pytest
 from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
-from rpbench.commands.advise import advise_on
+from rpbench.commands.advising.advise import advise_on
 from rpbench.config.request import load
 from rpbench.places import CONF
 from rpbench.workload.parts import Experts

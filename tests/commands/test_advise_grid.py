@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from rpbench.commands.advise import advise_on
+from rpbench.commands.advising.advise import advise_on
 
 SIZES = ("num_layers=8", "hidden=2048", "heads=16", "vocab=32000", "seq_len=1024", "gpu=l40s", "num_devices=2")
 NAMES = ("1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "dualpipe_v", "zb_v", "zero_2", "zero_3")

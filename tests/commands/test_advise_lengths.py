@@ -7,7 +7,7 @@ import pytest
 
 from rpbench.advice.unequal import dealt, weighted
 from rpbench.cli import dispatch
-from rpbench.commands.advise import advise_on
+from rpbench.commands.advising.advise import advise_on
 
 WORDS = ("num_layers=6", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=l40s", "num_devices=2")
 LENGTHS = (512, 64, 64, 64, 300, 20, 512, 8, 100, 200, 300, 400, 16, 16, 16, 512)

@@ -6,7 +6,7 @@ import pytest
 from test_advise_table import ANSWER, ROW
 
 from rpbench.cli import dispatch
-from rpbench.commands import advise, advise_page
+from rpbench.commands.advising import advise, advise_page
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpbench.commands.advise_table import gigabytes, label, lacks, table
+from rpbench.commands.advising.advise_table import gigabytes, label, lacks, table
 
 ROW = {
     "schedule": "1f1b",

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from analysis.explained import pairs as published
 from analysis.explained.rows import RATES, case_of_row, side_of
-from analysis.predictions.cases import case_of
 from analysis.predictions.clusters import problems
 from analysis.predictions.clusters.case import rows_of
+from analysis.predictions.compare import case_of
 from rpbench.cli import dispatch
 from rpbench.config.request import load
-from rpbench.cost.machine import machine
+from rpbench.cost.hardware.machine import machine
 from rpbench.explain.number import counted_flops, number_of
 from rpbench.explain.of_case import case_causes
 from rpbench.explain.of_job import job_causes, side_of_job, with_settings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpbench.commands.noise import interval, noises, verdict
+from rpbench.commands.recorded.noise import interval, noises, verdict
 from rpbench.records.clock import clock, under_unit
 from rpbench.records.record import read_all
 

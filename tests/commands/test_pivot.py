@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from rpbench.cli import dispatch
-from rpbench.commands.pivot import Pivot
+from rpbench.commands.recorded.pivot import Pivot
 
 SWEEP = ("-m", "schedule=1f1b,gpipe", "num_microbatches=4,8", "cost=constant")
 ASKED = ("pivot", "--rows", "schedule", "--columns", "num_microbatches", "--value", "makespan_s")

@@ -8,9 +8,9 @@ import shutil
 import pyarrow.parquet
 import pytest
 
-from rpbench.commands import record_table
-from rpbench.commands.record_table import pack, table
-from rpbench.commands.store import export
+from rpbench.commands.recorded import record_table
+from rpbench.commands.recorded.record_table import pack, table
+from rpbench.commands.recorded.store import export
 from rpbench.config.request import load
 from rpbench.records import record
 from rpbench.run.request_to_records import run

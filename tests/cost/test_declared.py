@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rpbench.cost.basis import Basis, counted_numbers, make_basis
-from rpbench.cost.declared import Declared, declarations
-from rpbench.cost.machine import NUMBERS, Machine, machine, machine_of
+from rpbench.cost.hardware.basis import Basis, counted_numbers, make_basis
+from rpbench.cost.hardware.declared import Declared, declarations
+from rpbench.cost.hardware.machine import NUMBERS, Machine, machine, machine_of
 
 CONF = Path(__file__).parents[2] / "conf"
 CLUSTERS = sorted((CONF / "cluster").glob("*.yaml"))

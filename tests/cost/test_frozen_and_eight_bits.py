@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpbench.commands.advise import advise_on
+from rpbench.commands.advising.advise import advise_on
 from rpbench.cost.constant import unit_times
-from rpbench.cost.machine import Machine
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.sizes import model_bytes
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import OptimizerTraffic, Traffic
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rpbench.cost.machine import Machine, machine
+from rpbench.cost.hardware.machine import Machine, machine
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "conf" / "cluster").glob("*.yaml"))

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpbench.cost.memory import Footprint, classes_of, device_bytes, why_infeasible
-from rpbench.cost.sizes import UNKNOWN, DeviceMemory, LayerSize, ModelBytes, model_bytes
+from rpbench.cost.footprint.memory import Footprint, classes_of, device_bytes, why_infeasible
+from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, LayerSize, ModelBytes, model_bytes
 from rpbench.ir.action import parse as parse_action
 from rpbench.ir.partition import Partition, parse, symmetric
 from rpbench.ir.policy import Policy

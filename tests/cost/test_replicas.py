@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpbench.cost.memory import classes_of
-from rpbench.cost.replicas import host_bytes
-from rpbench.cost.sizes import ModelBytes, model_bytes
+from rpbench.cost.footprint.memory import classes_of
+from rpbench.cost.footprint.replicas import host_bytes
+from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape

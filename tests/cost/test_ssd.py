@@ -8,11 +8,11 @@ import pytest
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
-from rpbench.cost.device import Ssd, ssds_named
-from rpbench.cost.machine import Machine
-from rpbench.cost.memory import device_bytes
-from rpbench.cost.replicas import host_bytes, ssd_bytes
-from rpbench.cost.sizes import LayerSize, ModelBytes
+from rpbench.cost.footprint.memory import device_bytes
+from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
+from rpbench.cost.hardware.device import Ssd, ssds_named
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic, Traffic
 from rpbench.ir.partition import symmetric
@@ -21,7 +21,7 @@ from rpbench.registry import entry
 from rpbench.run.assemble import assemble
 from rpbench.run.scheduled import memory_of
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_charged
+from rpbench.sim.shared_links.links import simulate_charged
 from rpbench.sim.steady import step_time
 
 LAYERS, PARAMETERS = 4, 1000  # of each layer; embedding and head have none

@@ -21,12 +21,12 @@ from rpbench.engine.backends.virtual import run_clock
 from rpbench.engine.executor import Perform, execute
 from rpbench.engine.program import Program
 from rpbench.engine.rehearsal import rehearse
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import verified
 from rpbench.engine.workload import Workload
+from rpbench.ir.checks.residency import moves_activations, peak_resident
 from rpbench.ir.partition import symmetric
-from rpbench.ir.residency import moves_activations, peak_resident
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
@@ -35,7 +35,7 @@ from rpbench.passes.recomputation import Recompute, check_nothing_leaves, check_
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
-from rpbench.torch_runtime.torch_csv import read_schedule
+from rpbench.torch_runtime.formats.torch_csv import read_schedule
 
 LIMIT_S = 300  # of the wall clock: nothing waits that long, on however busy a machine
 

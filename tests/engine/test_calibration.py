@@ -8,7 +8,7 @@ from spared import slow
 
 from rpbench.config.configuration import CONF
 from rpbench.config.request import load
-from rpbench.cost.measured import PARTS
+from rpbench.cost.hardware.measured import PARTS
 from rpbench.engine.measure.calibration import calibrate_accelerators, calibrate_cores, check_device
 from rpbench.engine.measure.probes import ON_ACCELERATORS, ON_CORES, Probe
 from rpbench.engine.measure.stopwatch import AcceleratorStopwatch, CoreStopwatch

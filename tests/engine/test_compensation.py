@@ -15,7 +15,7 @@ from torch import nn
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
 from rpbench.engine.backends.cpu import CpuBackend
-from rpbench.engine.state.compensation import (
+from rpbench.engine.state.updates.compensation import (
     Compensation,
     Delays,
     check_compensation,

@@ -21,15 +21,15 @@ from rpbench.config.configuration import RunConfig
 from rpbench.engine.backends import device as backends
 from rpbench.engine.backends.device import DeviceBackend, DeviceFailed, OnCurrentDevice
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.state.loss_scale import LossScaling
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.loss_scale import LossScaling
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.stream_order.happens_before import findings
 from rpbench.engine.stream_order.machine import Machine
 from rpbench.engine.stream_order.mutants import judged
 from rpbench.engine.stream_order.trace import Synchronised
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.action import Kind
-from rpbench.ir.residency import stays_on_devices
+from rpbench.ir.checks.residency import stays_on_devices
 from rpbench.passes.offload import stream
 from rpbench.run.training import on_accelerators as on_accelerators_module
 from rpbench.run.training.device_request import check_device

@@ -8,7 +8,7 @@ import pytest
 from judging import Verdict, judged
 from schedule_texts import every_other_input
 
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights, from_text, to_text
 from rpbench.passes.lower import add_steps, split_backward

@@ -15,7 +15,7 @@ from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.shards.cut_head import cut_head
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule

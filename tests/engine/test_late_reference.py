@@ -9,8 +9,9 @@ from training_cases import train, workload_of
 
 from rpbench.engine import training as engine
 from rpbench.engine.late_reference import Lateness, corrected, horizons, mean_move, rate_factor
-from rpbench.engine.state import adjusted_weights, compensation
-from rpbench.engine.state.compensation import Compensation, Delays
+from rpbench.engine.state import adjusted_weights
+from rpbench.engine.state.updates import compensation
+from rpbench.engine.state.updates.compensation import Compensation, Delays
 from rpbench.engine.verification import gated, verified
 from rpbench.registry import entry
 

@@ -9,7 +9,7 @@ from spared import slow
 from torch import nn
 from training_cases import TINY, uneven_costs, workload_of
 
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
@@ -17,8 +17,8 @@ from rpbench.engine.state.device_memory import OutOfDeviceMemory
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.partition import split_evenly, symmetric
-from rpbench.ir.residency import peak_resident
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.models.data import Batch
 from rpbench.models.linear import Linear

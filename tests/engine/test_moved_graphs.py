@@ -11,12 +11,12 @@ from training_cases import MOE, TINY, assert_same, reference_of, train, uneven_c
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.state.compensation import Compensation
 from rpbench.engine.state.saved_activations import SavedActivations
+from rpbench.engine.state.updates.compensation import Compensation
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.training_checks import check_kept
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.lower import add_steps, split_backward

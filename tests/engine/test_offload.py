@@ -12,7 +12,7 @@ from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.passes.lower import add_steps

@@ -14,9 +14,9 @@ from training_cases import TINY, assert_same, reference_of, train, workload_of
 from baselines.asynchronous.pipelined_backprop import one_by_one
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.reference import largest_difference
-from rpbench.engine.state.compensation import Compensation, Delays, check_compensation, check_momentum
-from rpbench.engine.state.optimizer import OptimizerSettings
-from rpbench.engine.state.spike_compensation import SpikeCompensatedSGD, spike_coefficients
+from rpbench.engine.state.updates.compensation import Compensation, Delays, check_compensation, check_momentum
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.spike_compensation import SpikeCompensatedSGD, spike_coefficients
 from rpbench.engine.state.weights import Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.analysis import Analysis

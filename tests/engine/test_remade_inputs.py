@@ -5,13 +5,13 @@ import torch
 from spared import slow
 from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.training import Settings, Training
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry

@@ -6,7 +6,7 @@ from spared import slow, spared
 from training_cases import assert_same, reference_of, train, workload_of
 
 from rpbench.engine.backends.cpu import CpuBackend
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry

@@ -12,7 +12,7 @@ from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.state import checkpoint
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule

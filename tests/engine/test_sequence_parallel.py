@@ -9,8 +9,8 @@ from spared import slow
 from training_cases import MOE, TINY, assert_same, reference_of, train, workload_of
 
 from rpbench.config.request import load
-from rpbench.cost.memory import classes_of
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.memory import classes_of
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.reference import largest_difference
@@ -18,7 +18,7 @@ from rpbench.engine.shards import tensor_parallel
 from rpbench.engine.shards.cut_layers import cut_state, joined_state
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import WHOLE_BOUNDS, verified
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.schedule import Schedule, Shape, from_text, to_text
 from rpbench.registry import entry
 from rpbench.run.assemble import assemble

@@ -12,15 +12,15 @@ from spared import slow, spared
 from test_replicated_training import complete
 from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.reference import largest_difference
-from rpbench.engine.state.compensation import Compensation, check_momentum
-from rpbench.engine.state.optimizer import OptimizerSettings
 from rpbench.engine.state.ownership import ALIGNMENT, cut_evenly, join, take
+from rpbench.engine.state.updates.compensation import Compensation, check_momentum
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.partition import split_evenly, symmetric

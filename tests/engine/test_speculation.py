@@ -10,9 +10,9 @@ from training_cases import TINY, assert_same, reference_of, train, workload_of
 
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.reference import largest_difference
-from rpbench.engine.state.gradients import Gradients
-from rpbench.engine.state.kept_state import KeptState
-from rpbench.engine.state.loss_scale import LossScaling
+from rpbench.engine.state.gradient_sums.gradients import Gradients
+from rpbench.engine.state.updates.loss_scale import LossScaling
+from rpbench.engine.state.updates.optimizer import KeptState
 from rpbench.engine.training import Training
 from rpbench.engine.transfers.copied_bytes import Traffic
 from rpbench.ir.schedule import Schedule

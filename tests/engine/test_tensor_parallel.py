@@ -11,7 +11,7 @@ from training_cases import TINY, assert_same, reference_of, train, uneven_costs,
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.threads import ThreadBackend
@@ -24,7 +24,7 @@ from rpbench.engine.shards.cut_layers import joined
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import verified
 from rpbench.ir.action import Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import ScheduleError, Shape

@@ -9,16 +9,15 @@ from test_compensation import Head, known
 from test_replicated_training import complete
 from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.reference import largest_difference, train_reference
-from rpbench.engine.state.kept_state import KeptState
-from rpbench.engine.state.loss_scale import LossScaling
-from rpbench.engine.state.optimizer import OptimizerSettings
-from rpbench.engine.state.owned_masters import Part
+from rpbench.engine.state.updates.loss_scale import LossScaling
+from rpbench.engine.state.updates.optimizer import KeptState, OptimizerSettings
+from rpbench.engine.state.updates.owned_masters import Part
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.schedule import Schedule
 

@@ -13,7 +13,7 @@ from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.program import Edge, Program, gather_steps, make_program
 from rpbench.ir.action import Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.passes.lower import lower_communication, split_backward
 from rpbench.sim.events import deal

@@ -13,13 +13,13 @@ from training_cases import MOE, TINY, Run, assert_same, reference_of, train, wor
 from rpbench.config.request import load
 from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.reference import largest_difference
-from rpbench.engine.state import selective_optimizer
-from rpbench.engine.state.important_columns import important, num_important
-from rpbench.engine.state.loss_scale import LossScaling
+from rpbench.engine.state.updates import selective_optimizer
+from rpbench.engine.state.updates.important_columns import important, num_important
+from rpbench.engine.state.updates.loss_scale import LossScaling
 from rpbench.engine.state.weights import Weights
 from rpbench.ir.partition import symmetric
-from rpbench.ir.rest_rule import boundaries
 from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.waits.rest_rule import boundaries
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
 from rpbench.run.assemble import assemble

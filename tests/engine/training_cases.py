@@ -10,7 +10,7 @@ from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import Backend, execute
 from rpbench.engine.reference import Reads, Trajectory, reads_of, train_reference
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import ASYNCHRONOUS, Policy

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rpbench.cli import _dispatch
-from rpbench.commands.record_table import canonical, pack
-from rpbench.commands.store import export
+from rpbench.commands.recorded.record_table import canonical, pack
+from rpbench.commands.recorded.store import export
 from rpbench.cost.constant import constant_times
 from rpbench.cost.profiled import to_text
 from rpbench.records import record

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.check import check
-from rpbench.ir.deadlock import execution_order
+from rpbench.ir.checks.check import check
+from rpbench.ir.checks.deadlock import execution_order
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.registry import entries
 from tests.one_by_one import waits_for

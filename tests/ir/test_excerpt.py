@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.ir.action import Action, Kind, parse
-from rpbench.ir.excerpt import MAX_ROWS, broken, elided
+from rpbench.ir.checks.excerpt import MAX_ROWS, broken, elided
 from rpbench.ir.schedule import Schedule, Shape
 
 ROW = tuple(Action(Kind.F, 0, mb) for mb in range(100))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.ir.action import COMPUTE, RECV, SEND, Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
 from rpbench.passes.lower import add_steps, lower_communication, split_backward

@@ -7,7 +7,7 @@ from editing import edit, instead, schedule_of, with_action
 
 from rpbench.ir.action import Kind, parse
 from rpbench.ir.analysis import Analysis, replay
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
 from rpbench.passes.lower import add_steps, split_backward

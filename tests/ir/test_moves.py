@@ -7,7 +7,7 @@ from editing import edit, with_action
 
 from rpbench.ir.action import Action, Kind, parse
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text

@@ -6,7 +6,7 @@ import pytest
 
 from rpbench.ir import partition
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights, from_text, to_text, to_torch_csv
 from rpbench.passes.lower import add_steps, lower_communication, split_backward

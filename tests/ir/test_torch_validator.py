@@ -12,7 +12,7 @@ import pytest
 from editing import schedule_of
 
 from rpbench.ir.action import parse
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.schedule import ScheduleError, Shape
 
 try:

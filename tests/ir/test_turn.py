@@ -6,7 +6,7 @@ import pytest
 
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Shape
-from rpbench.ir.turnaround import turns_at_once
+from rpbench.ir.waits.turnaround import turns_at_once
 from rpbench.passes.lower import add_steps, split_backward
 from rpbench.registry import entry
 

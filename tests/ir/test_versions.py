@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from rpbench.ir import partition
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import replay
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
+from rpbench.ir.checks.versions import Versions
 from rpbench.ir.policy import ASYNCHRONOUS, STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
-from rpbench.ir.versions import Versions
 from rpbench.passes.lower import add_steps, lower_communication, split_backward
 from rpbench.registry import entries
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rpbench.cost.machine import machine
+from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.software import declared_software

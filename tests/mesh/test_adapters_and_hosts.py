@@ -6,9 +6,9 @@ from statistics import mean
 
 import pytest
 
-from rpbench.cost.machine import machine
+from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_seconds import Adapters, Seconds, _distinct_nodes
+from rpbench.mesh.layers.layer_seconds import Adapters, Seconds, _distinct_nodes
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.memory import rank_bytes
 from rpbench.mesh.placement import Group

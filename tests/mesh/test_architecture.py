@@ -6,7 +6,7 @@ import pytest
 
 from rpbench.config.mesh.choice import refuse_lora
 from rpbench.config.request import load
-from rpbench.cost.device import names
+from rpbench.cost.hardware.device import names
 from rpbench.run.request_to_records import run
 from rpbench.workload.architecture import OLD_SPELLINGS, Architecture, architecture
 from rpbench.workload.huggingface import from_config

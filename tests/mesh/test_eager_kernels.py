@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.predictions.cases import declared_basis, model_of
+from analysis.predictions.compare import declared_basis, model_of
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
-from rpbench.mesh.eager_kernels import Product
-from rpbench.mesh.layer_seconds import eager_kernels
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layers.eager_kernels import Product
+from rpbench.mesh.layers.layer_seconds import eager_kernels
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.mesh.layout import Mesh
 
 DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from rpbench.config.configuration import CONF
-from rpbench.cost.basis import make_basis
-from rpbench.cost.machine import Machine
-from rpbench.cost.measured import CALIBRATED, FACTORS, HALVES, PARTS, TERMS, factor_name
-from rpbench.mesh import engine_kernels
-from rpbench.mesh.engine_kernels import ADDED_BYTES, PUBLISHED_BYTES
-from rpbench.mesh.layer_seconds import eager_kernels
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.cost.hardware.basis import make_basis
+from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.hardware.measured import CALIBRATED, FACTORS, HALVES, PARTS, TERMS, factor_name
+from rpbench.mesh.layers import engine_kernels
+from rpbench.mesh.layers.engine_kernels import ADDED_BYTES, PUBLISHED_BYTES
+from rpbench.mesh.layers.layer_seconds import eager_kernels
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.run.cluster_file import factors
 from rpbench.workload.architecture import Architecture
 

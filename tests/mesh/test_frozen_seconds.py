@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.predictions.cases import declared_basis, model_of
-from rpbench.mesh.layer_times import setting_of, times_of
+from analysis.predictions.compare import declared_basis, model_of
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 
 with (Path(__file__).parent / "frozen_seconds.csv").open(newline="") as file:
     ROWS = list(csv.DictReader(file))

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from rpbench.cost.declared import declarations
-from rpbench.cost.device import device as gpu
-from rpbench.cost.device import names
-from rpbench.cost.machine import machine
+from rpbench.cost.hardware.declared import declarations
+from rpbench.cost.hardware.device import device as gpu
+from rpbench.cost.hardware.device import names
+from rpbench.cost.hardware.machine import machine
 
 # Dense TFLOP/s in 16 and 8 bits, HBM TB/s, GB, GB/s to other devices one way, multiprocessors: by hand, as the vendors'
 # data sheets print them; two numbers are the ends of what the sheets of one device say.

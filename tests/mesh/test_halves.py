@@ -4,8 +4,8 @@ import pytest
 
 from rpbench.config.request import load
 from rpbench.cost.published import published_times
-from rpbench.mesh.eager_kernels import input_share
-from rpbench.mesh.layer_times import with_halves
+from rpbench.mesh.layers.eager_kernels import input_share
+from rpbench.mesh.layers.layer_times import with_halves
 from rpbench.run.assemble import assemble
 from rpbench.sim.longest_path import simulate_graph
 

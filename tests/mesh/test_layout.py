@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpbench.cost.device import device as gpu
-from rpbench.cost.device import names
-from rpbench.cost.machine import Machine, machine
+from rpbench.cost.hardware.device import device as gpu
+from rpbench.cost.hardware.device import names
+from rpbench.cost.hardware.machine import Machine, machine
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.placement import Links, axis_group, group_of, replica_group
 from rpbench.workload.parts import Experts

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from jobs import BARE
 
-from rpbench.cost.collective_rates import COLLECTIVES
-from rpbench.cost.machine import Machine
-from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, scatter_s
+from rpbench.cost.hardware.collective_rates import COLLECTIVES
+from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.job import Job
+from rpbench.mesh.layers.collectives import exchange_s, gather_s, reduce_s, scatter_s
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.parameters import held
 from rpbench.mesh.placement import reached, replica_group

@@ -13,17 +13,17 @@ from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape, from_text, to_text
 from rpbench.mesh.data_parallel import reduced
 from rpbench.mesh.exact import exact_terms, makespan_s, mesh_times, problem_of
+from rpbench.mesh.layers.wrapping import under_mesh
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.ordered_step import _copies, simulate_step
 from rpbench.mesh.parameters import held_by_stage
 from rpbench.mesh.step import pipeline_terms, stages_of_step, step_terms
-from rpbench.mesh.wrapping import under_mesh
 from rpbench.passes.offload import shard
 from rpbench.registry import entries
 from rpbench.run.assemble import assemble
 from rpbench.run.mesh_run import job_of, prepare
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_charged
+from rpbench.sim.shared_links.links import simulate_charged
 from rpbench.sim.steady import step_time
 from rpbench.workload.architecture import architecture
 from tests.mesh.jobs import job

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from rpbench.cost.machine import machine
+from rpbench.cost.hardware.machine import machine
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Shape
 from rpbench.mesh import memory

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from spared import slow
 
-from rpbench.cost.machine import machine
+from rpbench.cost.hardware.machine import machine
 from rpbench.ir.partition import split_evenly
-from rpbench.mesh.closed_bytes import rank_layers
-from rpbench.mesh.closed_forms import Question, layer_table, time_plans
-from rpbench.mesh.fitting import job_of
 from rpbench.mesh.memory import fullest
 from rpbench.mesh.placement import reached
-from rpbench.mesh.plans import SHARED, Space, _chunks, enumerate_plans
-from rpbench.mesh.search import search, simulate_job
+from rpbench.mesh.plan_search.closed_bytes import rank_layers
+from rpbench.mesh.plan_search.closed_forms import Question, layer_table, time_plans
+from rpbench.mesh.plan_search.fitting import job_of
+from rpbench.mesh.plan_search.plans import SHARED, Space, _chunks, enumerate_plans
+from rpbench.mesh.plan_search.search import search, simulate_job
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
 from rpbench.workload.architecture import architecture

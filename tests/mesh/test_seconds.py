@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpbench.cost.machine import machine
-from rpbench.mesh.closed_forms import _group
-from rpbench.mesh.collectives import exchange_s, gather_s, reduce_s, ring_pass_s
+from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.data_parallel import gathered_layer
 from rpbench.mesh.job import StageSeconds, stage_seconds
-from rpbench.mesh.layer_seconds import Seconds, _element_bytes
+from rpbench.mesh.layers.collectives import exchange_s, gather_s, reduce_s, ring_pass_s
+from rpbench.mesh.layers.layer_seconds import Seconds, _element_bytes, alignment, efficiency, filled
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.placement import Group
+from rpbench.mesh.plan_search.closed_forms import _group
 from rpbench.mesh.prediction import num_microbatches, predict
-from rpbench.mesh.products import alignment, efficiency, filled
 from rpbench.mesh.software import PRIORS
 from rpbench.mesh.step import pipeline_terms, step_terms
 from rpbench.workload.architecture import architecture

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from rpbench.cost.machine import machine
-from rpbench.mesh.closed_forms import Question
-from rpbench.mesh.fitting import FACTORS, job_of, timed_plans
+from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.memory import measured_bytes, rank_bytes
-from rpbench.mesh.plans import Space
+from rpbench.mesh.plan_search.closed_forms import Question
+from rpbench.mesh.plan_search.fitting import FACTORS, job_of, timed_plans
+from rpbench.mesh.plan_search.plans import Space
+from rpbench.mesh.plan_search.search import NothingFits, search
+from rpbench.mesh.plan_search.smallest_change import CUTS, changes, lacking_bytes, smallest_change
 from rpbench.mesh.prediction import predict_job
-from rpbench.mesh.search import NothingFits, search
-from rpbench.mesh.smallest_change import CUTS, changes, lacking_bytes, smallest_change
 from rpbench.mesh.software import declared_software
 from rpbench.workload.architecture import architecture
 

@@ -5,7 +5,7 @@ import pytest
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
 from rpbench.cost.table import LayerTimes
-from rpbench.mesh.layer_times import penalised
+from rpbench.mesh.layers.layer_times import penalised
 from rpbench.run.layer_times import layer_times
 from rpbench.run.tuned import terms_of_request
 

@@ -9,9 +9,9 @@ from contest_terms import read, small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rpbench.cost.basis import make_basis
+from rpbench.cost.hardware.basis import make_basis
 from rpbench.ir.partition import symmetric
-from rpbench.mesh.terms import terms_of
+from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frame import posed

@@ -10,7 +10,7 @@ import pytest
 from contest_terms import small, terms
 from spared import slow, spared
 
-from rpbench.cost.memory import Footprint
+from rpbench.cost.footprint.memory import Footprint
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape

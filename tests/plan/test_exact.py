@@ -4,7 +4,7 @@ import pytest
 
 from rpbench.cost.table import CostTable, Work
 from rpbench.ir.action import Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry

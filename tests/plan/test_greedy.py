@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import MODELS, ROOT, load, published, small, uniform
 
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
-from rpbench.cost.sizes import model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition
 from rpbench.plan.evaluate import graph_of

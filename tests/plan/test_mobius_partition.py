@@ -13,17 +13,17 @@ from problems import small, uniform
 from rpbench.cli import dispatch
 from rpbench.config.request import load
 from rpbench.cost.constant import constant_times
-from rpbench.cost.machine import Machine
-from rpbench.cost.memory import Footprint
-from rpbench.cost.sizes import DeviceMemory, model_bytes
+from rpbench.cost.footprint.memory import Footprint
+from rpbench.cost.footprint.sizes import DeviceMemory, model_bytes
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import Traffic
+from rpbench.ir.checks.residency import prefetch_depth
 from rpbench.ir.partition import split_evenly, symmetric
-from rpbench.ir.residency import prefetch_depth
 from rpbench.plan import choose
 from rpbench.plan.evaluate import evaluate, why_unfit
-from rpbench.plan.mobius import pose_rotation
+from rpbench.plan.of_mobius.mobius import pose_rotation
+from rpbench.plan.of_mobius.rotation_program import solve
 from rpbench.plan.problem import Problem
-from rpbench.plan.rotation_program import solve
 from rpbench.registry import entry
 from rpbench.run.assemble import pose
 from rpbench.workload.architecture import Architecture

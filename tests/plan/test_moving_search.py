@@ -4,9 +4,9 @@ from dataclasses import replace
 from functools import partial
 
 from rpbench.cost.constant import constant_times
-from rpbench.cost.machine import Machine
-from rpbench.cost.memory import classes_of, why_infeasible
-from rpbench.cost.sizes import DeviceMemory, model_bytes
+from rpbench.cost.footprint.memory import classes_of, why_infeasible
+from rpbench.cost.footprint.sizes import DeviceMemory, model_bytes
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import Traffic
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Shape

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from layer_graphs import Exhaustive, layer, random_chains, random_graphs
 
 from rpbench.cost.layer_graph import LayerGraph, chain, from_csv
-from rpbench.plan.cuts import cuts_of
-from rpbench.plan.forecast import data_parallel_time_s, one_machine_time_s, stage_bytes, traffic, weight_versions
-from rpbench.plan.machines import Network, Rules, all_reduce_s
-from rpbench.plan.pipedream import plan_pipeline
+from rpbench.plan.of_pipedream.cuts import cuts_of
+from rpbench.plan.of_pipedream.forecast import (
+    data_parallel_time_s,
+    one_machine_time_s,
+    stage_bytes,
+    traffic,
+    weight_versions,
+)
+from rpbench.plan.of_pipedream.machines import Network, Rules, all_reduce_s
+from rpbench.plan.of_pipedream.pipedream import plan_pipeline
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

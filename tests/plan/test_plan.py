@@ -5,7 +5,7 @@ import re
 import pytest
 from problems import published, small, uniform
 
-from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes
+from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes
 from rpbench.plan import METHODS, plan
 
 

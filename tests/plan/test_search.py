@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from problems import MODELS, SCHEDULES, load, published, random_problems, small, uniform
 from spared import spared
 
-from rpbench.cost.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
+from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
 from rpbench.plan import plan
 from rpbench.plan.evaluate import evaluate, graph_of
 from rpbench.sim.batch import PlanBatch

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.plan.problem import Problem
 from rpbench.plan.whole import evaluate_whole, plan_whole

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from analysis.predictions.cases import case_of
+from analysis.predictions.compare import case_of
 from rpbench.predict.case import Case
 
 

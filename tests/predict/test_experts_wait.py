@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from rpbench.ir.partition import Partition
-from rpbench.predict import experts, megatron, roundpipe, sharded
-from rpbench.predict.jobs import Jobs
-from rpbench.predict.streaming import lanes_of
-from rpbench.predict.traffic import timed
+from rpbench.predict import experts, megatron, sharded
+from rpbench.predict.streamed import roundpipe
+from rpbench.predict.streamed.jobs import Jobs
+from rpbench.predict.streamed.streaming import lanes_of
+from rpbench.predict.streamed.traffic import timed
 
 
 def lanes(*, routed):

@@ -6,21 +6,21 @@ from dataclasses import replace
 import pytest
 
 from rpbench import registry
-from rpbench.cost.machine import Machine
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.sizes import model_bytes
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import StageBytes, TransferTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Shape
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.passes.offload import stream
-from rpbench.predict import roundpipe
-from rpbench.predict.jobs import Jobs, Slot
 from rpbench.predict.settings import Settings
-from rpbench.predict.streaming import lanes_of
-from rpbench.predict.traffic import timed
+from rpbench.predict.streamed import roundpipe
+from rpbench.predict.streamed.jobs import Jobs, Slot
+from rpbench.predict.streamed.streaming import lanes_of
+from rpbench.predict.streamed.traffic import timed
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_links
+from rpbench.sim.shared_links.links import simulate_links
 
 
 def as_data(case, num, **complexes):

@@ -11,25 +11,25 @@ from rpbench.cli import dispatch
 from rpbench.commands import calibrate
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
-from rpbench.cost.basis import make_basis
-from rpbench.cost.collective_rates import COLLECTIVES
-from rpbench.cost.declared import declarations
-from rpbench.cost.machine import NUMBERS, Machine
-from rpbench.cost.measured import CALIBRATED, PARTS
+from rpbench.cost.hardware.basis import make_basis
+from rpbench.cost.hardware.collective_rates import COLLECTIVES
+from rpbench.cost.hardware.declared import declarations
+from rpbench.cost.hardware.machine import NUMBERS, Machine
+from rpbench.cost.hardware.measured import CALIBRATED, PARTS
 from rpbench.engine.measure import calibration
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.engine.measure.probes import ON_CORES
 from rpbench.engine.measure.rates import Rates
 from rpbench.engine.stream_order.machine import Machine as Accelerators
 from rpbench.engine.stream_order.streams import MachineStream
-from rpbench.mesh.engine_kernels import counted
-from rpbench.mesh.layer_seconds import eager_kernels
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layers.engine_kernels import counted
+from rpbench.mesh.layers.layer_seconds import eager_kernels
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.run import cluster_file
 from rpbench.run.cluster_file import cluster_of, to_text
 from rpbench.run.request_to_records import run
-from rpbench.torch_runtime import ranks
-from rpbench.torch_runtime.diagnosis import RunFailed
+from rpbench.torch_runtime.processes import ranks
+from rpbench.torch_runtime.processes.diagnosis import RunFailed
 
 RATES = Rates(1e11, 9e10, 4e10, 2e10, 9e9, 8e9, 7e9, 4e10, 12.0)
 FACTOR = {"layer": 2e-4, "products": 1.5, "traffic": 6.0, "weights": 3.0}  # of a made-up machine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.exhibits.figures.convergence import BATCH, EXPERIMENTS, METHODS, ONE_BY_ONE
+from analysis.exhibits.figures.own.convergence import BATCH, EXPERIMENTS, METHODS, ONE_BY_ONE
 from rpbench.config.configuration import swept
 from rpbench.config.request import load
 

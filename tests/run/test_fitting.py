@@ -5,7 +5,7 @@ import pytest
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
-from rpbench.cost.fitting import fitting_stages
+from rpbench.cost.footprint.fitting import fitting_stages
 from rpbench.run.assemble import assemble
 
 RUN = ("schedule=1f1b", "model=qwen3_1p7b", "cluster=8x_rtx4090", "cost=published", "charge=bytes",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rpbench.config.request import load
-from rpbench.cost.memory import classes_of
+from rpbench.cost.footprint.memory import classes_of
 from rpbench.ir.action import Kind
 from rpbench.run.assemble import assemble
 from rpbench.run.mesh_run import prepare

@@ -6,9 +6,9 @@ import pytest
 from test_calibrate import COST, RATES, made_up
 
 from rpbench.config.request import load
-from rpbench.cost.basis import make_basis
+from rpbench.cost.hardware.basis import make_basis
 from rpbench.ir.partition import parse
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.plan.whole import evaluate_whole
 from rpbench.run.modes.duel.contenders import contenders
 from rpbench.run.modes.duel.plans import problem_of

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from rpbench.cost.memory import classes_of
-from rpbench.cost.sizes import LayerSize, ModelBytes, model_bytes
+from rpbench.cost.footprint.memory import classes_of
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Action, Kind, parse
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text

@@ -6,7 +6,7 @@ import pytest
 
 from baselines.zero_bubble.adaptis import SPLIT, WHOLE
 from rpbench.cost.table import LayerTimes
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape

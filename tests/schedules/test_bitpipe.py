@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from rpbench.cost.constant import constant_times
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.lower import add_steps

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from test_tuned_orders import PUBLISHED, alike, measured
 
 from rpbench.ir.action import Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.schedule import Shape
 from rpbench.ordering.by_priority import order_by_priority
 from rpbench.registry import entry

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.config.request import load
-from rpbench.cost.memory import device_bytes
+from rpbench.cost.footprint.memory import device_bytes
 from rpbench.cost.pieces import of_piece
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import parts_of
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry

@@ -6,7 +6,7 @@ import pytest
 
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind, parts_of
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.lower import add_steps

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import replay
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.registry import entry

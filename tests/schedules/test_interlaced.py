@@ -10,7 +10,7 @@ from spared import slow
 from rpbench.config.request import load
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry

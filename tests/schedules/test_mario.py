@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.checkpointing import checkpoint, prepose

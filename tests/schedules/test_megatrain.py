@@ -6,16 +6,16 @@ from fractions import Fraction
 
 import pytest
 
-from rpbench.cost.memory import classes_of
-from rpbench.cost.replicas import host_bytes
-from rpbench.cost.sizes import LayerSize, model_bytes
+from rpbench.cost.footprint.memory import classes_of
+from rpbench.cost.footprint.replicas import host_bytes
+from rpbench.cost.footprint.sizes import LayerSize, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import replay
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
+from rpbench.ir.checks.residency import peak_kept_inputs
 from rpbench.ir.partition import symmetric
-from rpbench.ir.residency import peak_kept_inputs
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
 from rpbench.registry import entry
 from rpbench.sim.longest_path import simulate

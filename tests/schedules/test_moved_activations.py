@@ -11,9 +11,9 @@ from rpbench.config.request import load
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
+from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.partition import symmetric
-from rpbench.ir.residency import peak_resident
 from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.registry import entry
 from rpbench.run.request_to_records import run

@@ -12,9 +12,9 @@ from rpbench.config.request import load
 from rpbench.cost.table import CostTable, Work
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
+from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.costs import StageCosts, unit_costs
-from rpbench.ir.residency import peak_resident
 from rpbench.ir.schedule import Schedule, Shape, from_text, to_text
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entries, entry, offered

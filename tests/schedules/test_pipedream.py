@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.ir.action import Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entry

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.cost.constant import constant_times
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape

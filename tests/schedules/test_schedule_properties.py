@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nearby import nearby
 
 from rpbench.ir.action import COMPUTE, HEAD, Kind, parts_of
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights, from_text, to_text
 from rpbench.passes.lower import add_steps, lower_communication

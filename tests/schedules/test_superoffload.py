@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from rpbench.cost.memory import classes_of
-from rpbench.cost.replicas import host_bytes
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.memory import classes_of
+from rpbench.cost.footprint.replicas import host_bytes
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Action, Kind, parse
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rpbench.cost.table import CostTable, Work
 from rpbench.ir.action import Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ordering.list_order import Fill, Pass, time_rows

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from rpbench.cost.table import LayerTimes
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry

@@ -12,7 +12,7 @@ from rpbench.config.request import load
 from rpbench.cost.published import published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.index import Index
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text, to_text

@@ -7,12 +7,12 @@ from fractions import Fraction
 
 import pytest
 
-from rpbench.cost.memory import classes_of
-from rpbench.cost.sizes import LayerSize, model_bytes
+from rpbench.cost.footprint.memory import classes_of
+from rpbench.cost.footprint.sizes import LayerSize, model_bytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import moved_bytes
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.registry import entry

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.ir.action import Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
 from rpbench.registry import entry

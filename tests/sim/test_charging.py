@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from rpbench.cost.charges import with_charges
 from rpbench.cost.constant import constant_times
-from rpbench.cost.machine import Machine
-from rpbench.cost.sizes import OPTIMIZER_BYTES, model_bytes
+from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, model_bytes
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import OptimizerTraffic, Traffic, moved_bytes
 from rpbench.ir.action import SEND, Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.index import Index
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape
@@ -21,7 +21,7 @@ from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_charged
+from rpbench.sim.shared_links.links import simulate_charged
 from rpbench.workload.architecture import Architecture
 
 SIZES = model_bytes(Architecture("tiny", num_layers=8, hidden=32, heads=2, vocab=64, seq_len=16), 32)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearby import nearby
 
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.schedule import ScheduleError, Shape, from_text
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entries

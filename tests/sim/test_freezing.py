@@ -192,7 +192,7 @@ def test_backwards_beside_forwards_and_costs_without_halves_are_refused():
 
 
 def test_without_the_solver_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("rpbench.run.freezing.find_spec", lambda name: None)
+    monkeypatch.setattr("rpbench.run.modes.simulate.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs OR-tools; pip install"):
         record(tmp_path, "cost.max_freeze_ratio=0.5")
 

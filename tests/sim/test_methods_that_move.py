@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 from rpbench.cost.constant import constant_times
-from rpbench.cost.machine import Machine
-from rpbench.cost.sizes import model_bytes
+from rpbench.cost.footprint.sizes import model_bytes
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.timeline import Timeline
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_links
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.shared_links.links import simulate_links
 from rpbench.workload.architecture import Architecture
 
 MODEL = Architecture("tiny", num_layers=16, hidden=32, heads=2, vocab=64, seq_len=16)

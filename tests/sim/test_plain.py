@@ -7,7 +7,7 @@ import pytest
 from rpbench.cost.constant import unit_times
 from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.check import check_versions, checked_actions
+from rpbench.ir.checks.check import check_versions, checked_actions
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.registry import entries

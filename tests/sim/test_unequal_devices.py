@@ -10,10 +10,10 @@ from nearby import nearby
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Kind
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Shape

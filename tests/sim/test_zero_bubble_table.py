@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from rpbench.cost.constant import constant_times
-from rpbench.cost.sizes import LayerActivations, layer_activations
+from rpbench.cost.footprint.sizes import LayerActivations, layer_activations
 from rpbench.ir.partition import symmetric
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry

@@ -15,7 +15,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from rpbench.cli import dispatch
-from rpbench.commands.store import export
+from rpbench.commands.recorded.store import export
 from rpbench.config import composing
 from rpbench.places import CONF
 from rpbench.records import record

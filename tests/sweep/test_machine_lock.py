@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from rpbench.sweep import machine_lock
-from rpbench.sweep.machine_lock import machine_alone
+from rpbench.sweep import multirun
+from rpbench.sweep.multirun import machine_alone
 
 HOLD = """
 import sys
 from pathlib import Path
 from rpbench.sweep import machine_lock
-machine_lock._path = lambda: Path(sys.argv[1])
-with machine_lock.machine_alone(wanted=True):
+multirun._path = lambda: Path(sys.argv[1])
+with multirun.machine_alone(wanted=True):
     print("in", flush=True)
     sys.stdin.read()
 """
@@ -25,7 +25,7 @@ RANK = {"RANK": "1", "TORCHELASTIC_RUN_ID": "job7", "MASTER_ADDR": "127.0.0.1", 
 def held(tmp_path, monkeypatch):
     """Starts a process that holds the lock of this test, as a rank or as a run of its own."""
     path = tmp_path / "lock"
-    monkeypatch.setattr(machine_lock, "_path", lambda: path)
+    monkeypatch.setattr(multirun, "_path", lambda: path)
     started = []
 
     def start(environment):
@@ -51,7 +51,7 @@ def test_ranks_of_one_run_do_not_wait_for_each_other(held, monkeypatch):
         monkeypatch.setenv(name, value)
     began = time.monotonic()
     with machine_alone(wanted=True):
-        assert machine_lock._held == 0  # the other one has it
+        assert multirun._held == 0  # the other one has it
     assert time.monotonic() - began < 5
 
 
@@ -65,8 +65,8 @@ def test_other_runs_wait(held, monkeypatch, capsys, other):
         if process.poll() is None:
             process.communicate("")
 
-    monkeypatch.setattr(machine_lock.time, "sleep", end_it)
+    monkeypatch.setattr(multirun.time, "sleep", end_it)
     with machine_alone(wanted=True):
         assert process.poll() is not None
-        assert machine_lock._held == 1
+        assert multirun._held == 1
     assert "another run measures time on this machine" in capsys.readouterr().err

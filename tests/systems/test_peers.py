@@ -8,8 +8,8 @@ import pytest
 from baselines.systems import worker
 from baselines.systems.case import Case
 from baselines.systems.requirement import why_missing
-from rpbench.torch_runtime.diagnosis import RunFailed
-from rpbench.torch_runtime.ranks import Ranks
+from rpbench.torch_runtime.processes.diagnosis import RunFailed
+from rpbench.torch_runtime.processes.ranks import Ranks
 
 TINY = {"name": "tiny", "num_layers": 6, "hidden": 16, "heads": 2, "vocab": 37, "seq_len": 5}
 ONE_STAGE, TWO_STAGES = (4, 2), (1, 2, 2, 1)  # layers of each stage, with as many a rank

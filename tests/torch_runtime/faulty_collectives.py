@@ -5,7 +5,8 @@ import sys
 
 from faulty_worker import commit
 
-from rpbench.torch_runtime import collectives, worker
+from rpbench.torch_runtime import collectives
+from rpbench.torch_runtime.processes import worker
 
 MARKED = 4104  # bytes of the tensor at which rank 1 goes wrong
 

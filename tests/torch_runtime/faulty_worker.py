@@ -7,8 +7,8 @@ import threading
 
 import torch
 
-from rpbench.torch_runtime import worker
-from rpbench.torch_runtime.member import Member
+from rpbench.torch_runtime.processes import worker
+from rpbench.torch_runtime.processes.member import Member
 
 
 def commit(what: str) -> None:

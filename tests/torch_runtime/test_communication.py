@@ -21,8 +21,8 @@ from rpbench.torch_runtime.communication.levels import find_levels
 from rpbench.torch_runtime.communication.settings import Settings, lower_as_torch
 from rpbench.torch_runtime.communication.tokens import read_table
 from rpbench.torch_runtime.communication.verdict import judge
+from rpbench.torch_runtime.formats.torch_csv import to_csv
 from rpbench.torch_runtime.lowering import lower
-from rpbench.torch_runtime.torch_csv import to_csv
 from rpbench.torch_runtime.versions import load_runtime
 
 # 1F1B on two ranks, two microbatches, its messages put in by hand.

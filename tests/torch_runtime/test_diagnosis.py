@@ -3,9 +3,9 @@
 import pytest
 from torch_cases import schedule_near
 
-from rpbench.torch_runtime.board import Phase, Place, Standing, read_file, read_standing, unpack
-from rpbench.torch_runtime.diagnosis import Evidence, RunFailed, diagnose, summary
 from rpbench.torch_runtime.lowering import lower
+from rpbench.torch_runtime.processes.board import Phase, Place, Standing, read_file, read_standing, unpack
+from rpbench.torch_runtime.processes.diagnosis import Evidence, RunFailed, diagnose, summary
 
 LOWERED = lower(schedule_near("1f1b", 2, 4))
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:52461"

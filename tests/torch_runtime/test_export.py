@@ -12,13 +12,13 @@ from torch_cases import TWO_WAY, schedule_near
 
 from rpbench.cli import dispatch
 from rpbench.cost.constant import unit_times
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.ir.partition import Partition, filled, parse, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
-from rpbench.torch_runtime.export import FORMS, Given, export
-from rpbench.torch_runtime.frameworks import (
+from rpbench.torch_runtime.formats.export import FORMS, Given, export
+from rpbench.torch_runtime.formats.frameworks import (
     NAMES,
     deepspeed_parts,
     megatron_layout,
@@ -30,7 +30,7 @@ from rpbench.torch_runtime.frameworks import (
     roundpipe_plan,
     table_lines,
 )
-from rpbench.torch_runtime.torch_csv import from_csv
+from rpbench.torch_runtime.formats.torch_csv import from_csv
 from rpbench.workload.architecture import Architecture
 
 

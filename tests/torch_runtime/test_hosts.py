@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpbench.torch_runtime.hosts import torchrun_command, torchrun_of_task
+from rpbench.torch_runtime.processes.hosts import torchrun_command, torchrun_of_task
 
 
 def test_one_host_needs_no_meeting_point():

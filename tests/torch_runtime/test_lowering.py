@@ -7,7 +7,7 @@ import pytest
 from torch_cases import FAITHFUL, LATER, TWO_WAY, schedule_near
 
 from rpbench.ir.action import RECV, SEND, Kind, text
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.registry import entries
 from rpbench.torch_runtime.chains import find_chains

@@ -10,9 +10,9 @@ from rpbench.ir.schedule import ScheduleError, Shape, to_text
 from rpbench.models.data import SyntheticTokens
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entries
-from rpbench.torch_runtime.node_run import NodeRequest, _all_groups
-from rpbench.torch_runtime.nodes import NodeData, bytes_per_step, check_nodes
-from rpbench.torch_runtime.ranks import Ranks
+from rpbench.torch_runtime.processes.node_run import NodeRequest, _all_groups
+from rpbench.torch_runtime.processes.nodes import NodeData, bytes_per_step, check_nodes
+from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.workload.architecture import Architecture
 
 TINY = Architecture("tiny", num_layers=6, hidden=16, heads=2, vocab=37, seq_len=5)

@@ -16,21 +16,20 @@ import torch
 from test_nodes import check_nodes_train_as_one_plain_loop
 from torch_cases import FAITHFUL, LATER, TINY, TWO_WAY, request_for, schedule_near
 
-from rpbench.cost.collective_rates import COLLECTIVES
+from rpbench.cost.hardware.collective_rates import COLLECTIVES
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import train_reference
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import ScheduleError
 from rpbench.models.linear import Linear
 from rpbench.registry import entries
-from rpbench.torch_runtime import launch
 from rpbench.torch_runtime.collectives import CollectiveRequest
-from rpbench.torch_runtime.diagnosis import RunFailed
-from rpbench.torch_runtime.gathering import compare, summation_order
-from rpbench.torch_runtime.ranks import Ranks
+from rpbench.torch_runtime.processes import launch
+from rpbench.torch_runtime.processes.diagnosis import RunFailed
+from rpbench.torch_runtime.processes.ranks import Ranks
+from rpbench.torch_runtime.processes.worker import pass_on, start_group
+from rpbench.torch_runtime.recorded.gathering import SplitLinear, compare, summation_order
 from rpbench.torch_runtime.request import check_request, make_request, with_schedule
-from rpbench.torch_runtime.split_sums import SplitLinear
-from rpbench.torch_runtime.worker import pass_on, start_group
 
 BAR = 1e-15
 FAULTY = str(Path(__file__).with_name("faulty_worker.py"))

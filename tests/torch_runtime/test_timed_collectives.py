@@ -8,10 +8,10 @@ from faulty_collectives import MARKED
 
 from rpbench.side_processes import GRACE_S
 from rpbench.torch_runtime import collectives
-from rpbench.torch_runtime.board import Phase
 from rpbench.torch_runtime.collectives import COLLECTIVES, STALL_S, CollectiveRequest, run_collectives
-from rpbench.torch_runtime.diagnosis import RunFailed
-from rpbench.torch_runtime.ranks import LAST_WORDS_S, Ranks
+from rpbench.torch_runtime.processes.board import Phase
+from rpbench.torch_runtime.processes.diagnosis import RunFailed
+from rpbench.torch_runtime.processes.ranks import LAST_WORDS_S, Ranks
 
 FAULTY = str(Path(__file__).with_name("faulty_collectives.py"))
 

@@ -16,8 +16,8 @@ from rpbench.torch_runtime.communication.channels import Queues
 from rpbench.torch_runtime.communication.tokens import read_table, read_token
 from rpbench.torch_runtime.communication.verdict import judge
 from rpbench.torch_runtime.communication.waits import with_reduction_waits, with_send_waits
+from rpbench.torch_runtime.formats.torch_csv import placement_of
 from rpbench.torch_runtime.lowering import lower
-from rpbench.torch_runtime.torch_csv import placement_of
 from rpbench.torch_runtime.versions import FACTS, facts_of, newer_note, number_of
 from tests import torch_versions
 

@@ -11,10 +11,16 @@ from rpbench.ir.timeline import Timeline
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
 from rpbench.torch_runtime.dry_run import dry_run, rank_memory
-from rpbench.torch_runtime.outcome import Outcome
 from rpbench.torch_runtime.own_schedules import SAME_NAME
-from rpbench.torch_runtime.recording import Moment, Recorder
-from rpbench.torch_runtime.replay import predicted_makespan, profiled_costs, replay_makespan, time_parts, unexplained
+from rpbench.torch_runtime.recorded.outcome import Outcome
+from rpbench.torch_runtime.recorded.recording import Moment, Recorder
+from rpbench.torch_runtime.recorded.replay import (
+    predicted_makespan,
+    profiled_costs,
+    replay_makespan,
+    time_parts,
+    unexplained,
+)
 from rpbench.torch_runtime.request import check_request
 from rpbench.torch_runtime.versions import load_runtime
 
@@ -114,7 +120,7 @@ def test_what_a_step_took_longer_than_its_replay_has_names():
 @pytest.mark.slow
 @pytest.mark.parametrize("theirs", sorted(SAME_NAME.values()))
 def test_torchs_own_schedules_train_the_same(theirs):
-    from rpbench.torch_runtime.ranks import Ranks
+    from rpbench.torch_runtime.processes.ranks import Ranks
 
     ours = next(name for name, own in SAME_NAME.items() if own == theirs)
     with Ranks(2) as ranks:

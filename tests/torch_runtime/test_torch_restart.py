@@ -9,7 +9,7 @@ from spared import slow
 from torch_cases import TINY, schedule_near
 
 from rpbench.engine.state import checkpoint
-from rpbench.torch_runtime.ranks import Ranks
+from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.torch_runtime.request import make_request
 
 MODEL = replace(TINY, dropout=0.2)

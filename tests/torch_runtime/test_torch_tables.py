@@ -10,8 +10,8 @@ from rpbench.ir.action import parse
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
 from rpbench.registry import entries
+from rpbench.torch_runtime.formats.tables import make_table
 from rpbench.torch_runtime.lowering import lower
-from rpbench.torch_runtime.tables import make_table
 
 
 def build(name):

@@ -6,7 +6,7 @@ import sys
 from faulty_worker import change
 from torch_cases import request_for  # found by PYTHONPATH
 
-from rpbench.torch_runtime import launch, worker
+from rpbench.torch_runtime.processes import launch, worker
 
 
 def main(name: str, num_ranks: int, fault: str = "") -> int:

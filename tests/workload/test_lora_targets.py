@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rpbench.advice.model_source import architecture_of, trained
-from rpbench.commands.advise import advise_on
-from rpbench.cost.sizes import model_bytes
+from rpbench.commands.advising.advise import advise_on
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.models.build import build_layer
 from rpbench.workload.architecture import Architecture, architecture
 from rpbench.workload.huggingface import from_config

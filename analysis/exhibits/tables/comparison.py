@@ -12,9 +12,9 @@ from matplotlib.patches import Patch
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
 from analysis.exhibits.exhibit import Cell, Shown, exhibited
-from analysis.exhibits.figures import convergence
+from analysis.exhibits.figures.own import convergence
+from analysis.exhibits.figures.own.convergence import SHARE, Spread, token_multiples
 from analysis.exhibits.tables import contest
-from analysis.exhibits.time_to_loss import SHARE, Spread, token_multiples
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from analysis.records.runs import MODELS
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from analysis.predictions.clusters.case import Case, Row, Said
 from analysis.predictions.clusters.one_host import ONE_HOST
-from rpbench.cost.device import names
-from rpbench.cost.machine import machine
+from rpbench.cost.hardware.device import names
+from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_seconds import Adapters
+from rpbench.mesh.layers.layer_seconds import Adapters
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.software import Software, software
 from rpbench.workload.architecture import Architecture, architecture

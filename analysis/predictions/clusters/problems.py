@@ -10,7 +10,7 @@ from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, rows_of
 from analysis.predictions.clusters.fit import Fitted, Problem, fit
 from analysis.predictions.clusters.jobs import cases_of_row
-from rpbench.cost.device import CONF
+from rpbench.cost.hardware.device import CONF
 from rpbench.mesh.software import PRIORS, declared_software
 from rpbench.yaml_file import read_keys
 

@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 from rpbench.config.choices import ConfigError
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.machine import Machine
 from rpbench.workload.architecture import unknown_key
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.mesh.overrides import MeshConfig, OverlapConfig
-from rpbench.cost.machine import Machine
-from rpbench.mesh.layer_seconds import Precision
+from rpbench.cost.hardware.machine import Machine
+from rpbench.mesh.layers.layer_seconds import Precision
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.software import DEFAULT, Software, software
 from rpbench.registry import unknown_name

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rpbench.config.choices import ConfigError
-from rpbench.cost.machine import devices_named
+from rpbench.cost.hardware.machine import devices_named
 from rpbench.places import file_of
 
 

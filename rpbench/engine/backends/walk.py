@@ -17,7 +17,7 @@ from contextlib import suppress
 from rpbench.engine.executor import Perform, failed
 from rpbench.engine.host_order import host_order
 from rpbench.engine.program import Edge, Program
-from rpbench.ir.excerpt import broken
+from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.timeline import Timeline
 
 

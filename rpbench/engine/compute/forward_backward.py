@@ -8,12 +8,12 @@ reader, so nothing is left when a schedule is done.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
 from rpbench.engine.compute.head_shards import HeadShares
-from rpbench.engine.compute.segment_backward import segment_backward
-from rpbench.engine.compute.segments import Segment, Segments
+from rpbench.engine.compute.segments import Exchange, Segment, Segments
 from rpbench.engine.compute.stage import (
     Grain,
     Graph,
@@ -24,18 +24,85 @@ from rpbench.engine.compute.stage import (
     pieces,
     weight_gradients,
 )
-from rpbench.engine.compute.stand_ins import enter, leave
 from rpbench.engine.executor import Gate
 from rpbench.engine.layout import Layout
 from rpbench.engine.state.adjusted_weights import Adjustments
 from rpbench.engine.state.device_memory import DeviceMemory
-from rpbench.engine.state.gradients import Gradients, Tensors
-from rpbench.engine.state.loss_scale import LossScaler
+from rpbench.engine.state.gradient_sums.gradients import Gradients, Tensors
 from rpbench.engine.state.saved_activations import SavedActivations
+from rpbench.engine.state.updates.loss_scale import LossScaler
 from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.engine.transfers.peers import here
 from rpbench.ir.action import Action, Kind
 from rpbench.passes.recomputation import Recompute
+
+# Stand-ins: the ends of a graph without their values, for a graph whose activations leave the device.
+#
+# A graph is gone back through from its output to its input, and holds both. Their values are needed only where an
+# operation has saved them, which is then what moves. A stand-in has the shape and type of a tensor and one element of
+# memory; gradients go through it as they are:
+#
+#     leaf (no values)  ->  x  ->  stage  ->  y  ->  end (no values)
+
+
+class _StandIn(torch.autograd.Function):
+    """One tensor in a graph in the place of another, of the same shape."""
+
+    @staticmethod
+    def forward(ctx: Any, place: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return slopes[0], None
+
+
+def enter(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A leaf without values to ask a gradient for, and the x that a graph begins with."""
+    leaf = _hollow(x).requires_grad_()
+    with torch.enable_grad():
+        return leaf, _StandIn.apply(leaf, x)
+
+
+def leave(end: torch.Tensor) -> torch.Tensor:
+    """The end of a graph without its values."""
+    with torch.enable_grad():
+        stand_in: torch.Tensor = _StandIn.apply(end, _hollow(end))
+        return stand_in
+
+
+def _hollow(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().new_zeros(()).expand(tensor.shape)
+
+
+# Backward of a segment: as of a whole sequence, with gradients of keys and values going in and coming out.
+
+
+def segment_backward(
+    segments: Segments, graph: Graph, gradient: torch.Tensor | None
+) -> tuple[torch.Tensor | None, Tensors]:
+    """The gradients of a graph's input and weights, as `stage.backward`; those of what it has read go to `segments`."""
+    exchange = graph.exchange
+    if exchange is None:  # embedding or head alone
+        exchange = Exchange(segments, (0, 0), with_graph=True)
+    ends, slopes = segments.take(exchange)
+    places = [(module, part) for module, found in exchange.earlier.items() for part in range(len(found))]
+    before = [tensor for module, part in places for tensor in exchange.earlier[module][part]]
+    inputs = [*graph.leaves.values(), *before, *(() if graph.start is None else (graph.start,))]
+    found: tuple[torch.Tensor | None, ...] = (None,) * len(inputs)
+    outputs = [(graph.end, gradient), *zip(ends, slopes, strict=True)]
+    outputs = [(end, slope) for end, slope in outputs if end.requires_grad]
+    if inputs and outputs:
+        found = torch.autograd.grad(
+            [end for end, _ in outputs], inputs, [slope for _, slope in outputs], allow_unused=True
+        )
+    num_leaves = len(graph.leaves)
+    for number, (module, part) in enumerate(places):
+        pair = found[num_leaves + 2 * number : num_leaves + 2 * number + 2]
+        segments.add(module, (exchange.segment[0], part), pair)
+    gradients = {place: value for place, value in zip(graph.leaves, found, strict=False) if value is not None}
+    return (None if graph.start is None else found[-1]), gradients
+
 
 Differentiate = Callable[[Graph, torch.Tensor | None], tuple[torch.Tensor | None, Tensors]]
 

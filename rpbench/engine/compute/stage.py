@@ -17,7 +17,7 @@ from rpbench.engine.compute.randomness import seeded
 from rpbench.engine.compute.segments import Exchange, Segment
 from rpbench.engine.compute.shells import Shells
 from rpbench.engine.compute.split_backward import Deferring, Linear, defer
-from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
 from rpbench.engine.state.weights import Named, WeightSource
 from rpbench.engine.workload import Workload
 

@@ -2,7 +2,7 @@
 
 No experiment trains them. They differ in width, tokens and vocabulary, so that what a layer takes can be told apart
 into what it takes however small it is, its products, its element-wise kernels and its weights
-(`rpbench.mesh.engine_kernels`).
+(`rpbench.mesh.layers.engine_kernels`).
 """
 
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import torch
 
-from rpbench.cost.measured import PARTS
+from rpbench.cost.hardware.measured import PARTS
 from rpbench.engine.compute.shells import Shells
 from rpbench.engine.compute.stage import Graph, Stages, backward, input_gradient, weight_gradients
 from rpbench.engine.measure.layer_times import time_stages
 from rpbench.engine.measure.stopwatch import Stopwatch, Work
-from rpbench.engine.state.gradients import Sum, Tensors
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.gradient_sums.gradients import Sum, Tensors
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import Weights
 from rpbench.engine.training import Settings
 from rpbench.engine.workload import Workload

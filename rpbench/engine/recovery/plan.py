@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from rpbench.engine.recovery.plan import START_S, Plan
 from rpbench.engine.recovery.stage_process import Message, hear, main, say, unpacked
-from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.gradient_sums.gradients import Tensors
 from rpbench.ir.action import Kind
 
 GRACE_S = 5.0

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule
-from rpbench.models.vocab_shards import EmbeddingInShares, cut_vocabulary, share_rows
+from rpbench.models.sharded.vocab_shards import EmbeddingInShares, cut_vocabulary, share_rows
 
 
 def cut_head(workload: Workload, schedule: Schedule) -> Workload:

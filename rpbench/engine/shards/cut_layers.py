@@ -10,14 +10,14 @@ from dataclasses import replace
 import torch
 
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.gradient_sums.gradients import Tensors
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
-from rpbench.models.cut_ends import cut_ends
 from rpbench.models.layers import DecoderLayer
-from rpbench.models.shards import cut_layer, cut_tensors, joined_tensors
+from rpbench.models.sharded.cut_ends import cut_ends
+from rpbench.models.sharded.shards import cut_layer, cut_tensors, joined_tensors
 
 _RUN = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.SUM_F, Kind.SUM_B, Kind.STEP})
 

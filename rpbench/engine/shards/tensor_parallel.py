@@ -1,11 +1,11 @@
 """Tensor parallelism: every device runs every action, each with its own share of the layers' matrices.
 
-At home on the host are the shares of all devices (`rpbench.models.shards`, `rpbench.models.cut_ends`), each with its
-own weights, gradients and optimizer state, and one set of what is whole everywhere: norms. A device runs modules that
-have its own share alone, and meets the others wherever the shares' outputs are added up: inside F and B, twice a layer
-going forth, twice recomputing, twice going back, and at both ends of the model. It makes the gradients of all it runs.
-Those of what is whole come out alike on every device, so the first one's count; they would be two gradients in a sum
-only if they were parts of one.
+At home on the host are the shares of all devices (`rpbench.models.sharded.shards`, `rpbench.models.sharded.cut_ends`),
+each with its own weights, gradients and optimizer state, and one set of what is whole everywhere: norms. A device runs
+modules that have its own share alone, and meets the others wherever the shares' outputs are added up: inside F and B,
+twice a layer going forth, twice recomputing, twice going back, and at both ends of the model. It makes the gradients of
+all it runs. Those of what is whole come out alike on every device, so the first one's count; they would be two
+gradients in a sum only if they were parts of one.
 
 What every share has whole but sees a part of the work through - norms of queries and keys, an expert router - is a
 parameter tied over the shares, and the optimizer adds up what they have, as it does wherever weights are shared.
@@ -29,19 +29,19 @@ from rpbench.engine.compute.stage import Stages
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.layout import Layout
 from rpbench.engine.shards.collectives import Rank, Rendezvous
-from rpbench.engine.state.accumulation import Groups
-from rpbench.engine.state.gradients import Gradients, Tensors
+from rpbench.engine.state.gradient_sums.accumulation import Groups
+from rpbench.engine.state.gradient_sums.gradients import Gradients, Tensors
 from rpbench.engine.state.weights import Named, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import SUMS, Action, Kind
 from rpbench.ir.moved_objects import SUMS_A_LAYER, sums_of_ends
-from rpbench.models.shards import one_share
+from rpbench.models.sharded.shards import one_share
 
 # --- what a device has -----------------------------------------------------------------------------------------
 
 
 class AcrossRanks:
-    """Shares on devices of their own: the operators as all-reduces (`rpbench.models.shards.Adding`)."""
+    """Shares on devices of their own: the operators as all-reduces (`rpbench.models.sharded.shards.Adding`)."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank

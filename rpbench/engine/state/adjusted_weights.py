@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from rpbench.engine.state.compensation import Compensation, Delays, correction_share
-from rpbench.engine.state.gradients import Tensors
-from rpbench.engine.state.optimizer import HostOptimizer
+from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.updates.compensation import Compensation, Delays, correction_share
+from rpbench.engine.state.updates.optimizer import HostOptimizer
 from rpbench.engine.state.weights import Weights
 
 

@@ -21,11 +21,11 @@ from typing import NamedTuple
 import torch
 
 from rpbench.engine.layout import Layout
-from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.moves import Moves
+from rpbench.ir.waits.moves import Moves
 
 # The fused AdamW takes elements in whole vectors and rounds those behind the last one otherwise. A cut at a multiple of
 # the longest vector leaves every element where it was, so a stage stepped in shards has the bits of one stepped whole.

@@ -11,7 +11,7 @@ from rpbench.engine.state.ownership import Sharing
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.models.shards import held_parameters
+from rpbench.models.sharded.shards import held_parameters
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from rpbench.engine.host_order import ToldLock
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
 from rpbench.engine.transfers.peers import empty_like, fill
 from rpbench.engine.workload import Workload
 

@@ -15,8 +15,8 @@ from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.state.device_weights import Copy, DeviceWeights
-from rpbench.engine.state.gradients import Gradients
-from rpbench.engine.state.reductions import microbatches_of
+from rpbench.engine.state.gradient_sums.gradients import Gradients
+from rpbench.engine.state.gradient_sums.reductions import microbatches_of
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.weights import Weights
 from rpbench.ir.action import RECV, SEND, Action, Kind

@@ -5,7 +5,7 @@ from typing import Self
 
 import torch
 
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.machine import Machine
 from rpbench.engine.transfers.link import Link
 
 

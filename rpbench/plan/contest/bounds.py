@@ -22,8 +22,8 @@ from math import inf, log2
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.memory import Footprint
-from rpbench.cost.sizes import OPTIMIZER_BYTES
+from rpbench.cost.footprint.memory import Footprint
+from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights

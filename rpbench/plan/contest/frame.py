@@ -1,7 +1,7 @@
 """Frame: an order with all that it moves, made once and timed for any cut and any choice of what is recomputed.
 
 What runs again is chosen by stage: `all` of them, none (`none`), all but the last where it goes back at once
-(`except_last`), or as few as the memory allows (`fitting`, `rpbench.cost.fitting`).
+(`except_last`), or as few as the memory allows (`fitting`, `rpbench.cost.footprint.fitting`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost.charges import with_everything
-from rpbench.cost.memory import Footprint
-from rpbench.cost.replicas import host_bytes, ssd_bytes
-from rpbench.cost.sizes import DeviceMemory
+from rpbench.cost.footprint.memory import Footprint
+from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
+from rpbench.cost.footprint.sizes import DeviceMemory
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import Traffic
 from rpbench.ir.partition import Partition, symmetric
@@ -28,8 +28,8 @@ from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.links import MovingGraph
 from rpbench.sim.memory import peak_in_flight
+from rpbench.sim.shared_links.links import MovingGraph
 from rpbench.sim.steady import step_ends, step_time
 
 Ints = npt.NDArray[np.int64]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rpbench.cost.machine import Machine
-from rpbench.cost.sizes import LayerActivations, ModelBytes, layer_activations, model_bytes
+from rpbench.cost.footprint.sizes import LayerActivations, ModelBytes, layer_activations, model_bytes
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.workload.architecture import Architecture

@@ -33,7 +33,7 @@ from rpbench.run.modes.duel.teams import ON_DEVICE, Absent, Parity, Sample, Syst
 from rpbench.run.modes.train import check_request, run_accelerated
 from rpbench.run.scheduled import assembled_of
 from rpbench.run.training.tensors import DTYPES, one_thread
-from rpbench.torch_runtime.ranks import Ranks
+from rpbench.torch_runtime.processes.ranks import Ranks
 
 # Engine -> the system of `baselines.systems` and what it is run as.
 SYSTEMS: Mapping[str, tuple[str, str]] = {

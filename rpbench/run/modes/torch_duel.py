@@ -24,7 +24,7 @@ from rpbench.run.modes.duel.teams import RankTeam, Team, ThreadTeam
 from rpbench.run.scheduled import assembled_of
 from rpbench.run.training.tensors import one_thread
 from rpbench.torch_runtime.own_schedules import SAME_NAME
-from rpbench.torch_runtime.ranks import Ranks
+from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.torch_runtime.request import TorchRequest, make_request
 
 

@@ -23,10 +23,10 @@ from rpbench.engine.rehearsal import rehearse
 from rpbench.engine.shards.cut_layers import DRAWS_APART
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.compensation import Compensation, check_compensation, check_momentum
 from rpbench.engine.state.device_memory import is_out_of_memory
 from rpbench.engine.state.device_weights import copy_in_memory
-from rpbench.engine.state.loss_scale import LossScaling
+from rpbench.engine.state.updates.compensation import Compensation, check_compensation, check_momentum
+from rpbench.engine.state.updates.loss_scale import LossScaling
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.training_checks import check_untied
 from rpbench.engine.transfers.paced_copies import PacedCopies
@@ -34,16 +34,16 @@ from rpbench.engine.verification import gated, verified
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.checks.residency import stays_on_devices
 from rpbench.ir.moved_objects import LINKS
-from rpbench.ir.moves import has_transfers
 from rpbench.ir.policy import STEPS_BEHIND, Policy
-from rpbench.ir.residency import stays_on_devices
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.models.build import build_layer
 from rpbench.models.data import TEXTS, Data, InPieces, Ragged, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
-from rpbench.models.shards import check_shares
+from rpbench.models.sharded.shards import check_shares
 from rpbench.records.record import Record
 from rpbench.registry import Entry
 from rpbench.run.allocator import is_tuned

@@ -6,11 +6,11 @@ from rpbench.config.choices import BackendConfig, ConfigError
 from rpbench.config.request import Request
 from rpbench.ir.action import COMPUTE, HEAD, SEND, Kind, parts_of
 from rpbench.ir.analysis import Analysis
+from rpbench.ir.checks.residency import stays_on_devices
 from rpbench.ir.communication import hops
 from rpbench.ir.index import Index
-from rpbench.ir.moves import has_transfers
-from rpbench.ir.residency import stays_on_devices
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.waits.moves import has_transfers
 
 
 def check_device(

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 
 from rpbench.config.choices import BackendConfig
-from rpbench.cost.memory import classes_of
+from rpbench.cost.footprint.memory import classes_of
 from rpbench.engine.backends import accelerator
 from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice, brought_here, failing
 from rpbench.engine.executor import Handler, execute
 from rpbench.engine.program import Program
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
-from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.gradient_sums.gradients import Tensors
 from rpbench.engine.stream_order.happens_before import findings
 from rpbench.engine.stream_order.machine import Machine
 from rpbench.engine.stream_order.trace import Trace

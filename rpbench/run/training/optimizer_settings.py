@@ -1,8 +1,8 @@
 """The optimizer that the engine is given, of what a request says about it."""
 
 from rpbench.config.choices import OptimizerConfig
-from rpbench.engine.state.loss_scale import LossScaling
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.loss_scale import LossScaling
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 
 
 def optimizer_settings(asked: OptimizerConfig, loss_scaling: LossScaling | None = None) -> OptimizerSettings:

@@ -16,10 +16,10 @@ from rpbench.run.training.checkpoints import check_holds, check_save_to, checkpo
 from rpbench.run.training.optimizer_settings import optimizer_settings
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.metrics import measure
-from rpbench.torch_runtime import outcome as ran
-from rpbench.torch_runtime.diagnosis import RunFailed
-from rpbench.torch_runtime.launch import is_first_rank, run_on_torch, under_torchrun
-from rpbench.torch_runtime.replay import replay_makespan
+from rpbench.torch_runtime.processes.diagnosis import RunFailed
+from rpbench.torch_runtime.processes.launch import is_first_rank, run_on_torch, under_torchrun
+from rpbench.torch_runtime.recorded import outcome as ran
+from rpbench.torch_runtime.recorded.replay import replay_makespan
 from rpbench.torch_runtime.request import TorchRequest, make_request
 
 

@@ -12,7 +12,7 @@ import torch
 
 from rpbench.engine.compute.shells import Shells
 from rpbench.engine.executor import Gate, Handler
-from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.gradient_sums.gradients import Tensors
 from rpbench.engine.training import Training
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import is_trial

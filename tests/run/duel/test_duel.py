@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
-from rpbench.cost.machine import Machine
-from rpbench.cost.measured import MEASURED
+from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.hardware.measured import MEASURED
 from rpbench.engine.measure.calibration import calibrate_cores
 from rpbench.engine.measure.probes import Probe
 from rpbench.records import record

@@ -15,7 +15,7 @@ from rpbench.config.request import Request
 from rpbench.cost.profiled import from_text, to_text
 from rpbench.cost.table import LayerTimes
 from rpbench.engine.measure.side_by_side import side_by_side
-from rpbench.ir.check import check
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import parse
 from rpbench.plan.problem import Problem
 from rpbench.plan.whole import WholePlan, best_plans, evaluate_whole

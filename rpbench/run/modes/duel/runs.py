@@ -25,7 +25,7 @@ CLOCKS = ("wall", "replay")
 DECIMALS = 6  # of a second
 # A comparison in which other programs had more than this of a core does not count.
 MOST_OTHERS = 0.05
-# Rank-seconds of a step that its replay does not explain (`rpbench.torch_runtime.replay.unexplained`).
+# Rank-seconds of a step that its replay does not explain (`rpbench.torch_runtime.recorded.replay.unexplained`).
 MISSING = ("late", "messages", "after", "between", "outside")
 
 

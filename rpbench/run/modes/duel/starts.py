@@ -20,7 +20,7 @@ from rpbench.config.choices import Duel, Turns
 from rpbench.config.request import Request
 from rpbench.engine.backends.cpu import CpuBackend, usable_cores
 from rpbench.engine.program import make_program
-from rpbench.engine.state.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings
 from rpbench.plan.whole import WholePlan
 from rpbench.run.allocator import is_tuned
@@ -33,7 +33,7 @@ from rpbench.run.modes.duel.turns import FAILURES, Run, family_order, play, turn
 from rpbench.run.modes.duel.verdict import Rules
 from rpbench.run.training.tensors import one_thread, workload_of
 from rpbench.side_processes import side_processes
-from rpbench.torch_runtime.ranks import Ranks
+from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.workload.architecture import Architecture
 
 MakeTeams = Callable[[Sequence[Contender], ExitStack], Iterator[tuple[str, Team]]]

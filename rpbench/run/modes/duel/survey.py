@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rpbench.config.request import load
-from rpbench.cost.basis import make_basis
-from rpbench.cost.machine import Machine
+from rpbench.cost.hardware.basis import make_basis
+from rpbench.cost.hardware.machine import Machine
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.engine.program import make_program
-from rpbench.mesh.layer_times import setting_of, times_of
+from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.plan.whole import WholePlan
 from rpbench.run.cluster_file import cluster_of, to_text
 from rpbench.sim.longest_path import simulate

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from rpbench.engine.executor import ActionFailed
 from rpbench.run.modes.duel.teams import Sample, Team
-from rpbench.torch_runtime.diagnosis import RunFailed
+from rpbench.torch_runtime.processes.diagnosis import RunFailed
 
 Told = Callable[[str], None]
 

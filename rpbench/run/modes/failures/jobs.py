@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from rpbench.config.choices import ConfigError, Failures
 from rpbench.config.request import Request
-from rpbench.cost.memory import device_bytes
-from rpbench.cost.replicas import shares_or_offloads
+from rpbench.cost.footprint.memory import device_bytes
+from rpbench.cost.footprint.replicas import shares_or_offloads
 from rpbench.cost.transfers import StageBytes
 from rpbench.failures.copies import Gemini, busy_spans
 from rpbench.failures.detours import Recycle, SplitTimes

@@ -1,0 +1,1 @@
+"""Claims of ours: what we say of our experiments, accepted values, and what follows within and beside records."""

@@ -1,0 +1,135 @@
+"""Regression: every cell of every experiment, field by field, as it came out when its values were accepted.
+
+`analysis/claims/expected/<experiment>.csv` has a row for each record: the choices of its cell, and the fields that
+exhibits and statements rest on. A cell is one claim. Fields of a simulation are exact but for rounding; of a measured
+run those that do not depend on the machine's pace - parity, counts, bytes - are held to the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+from analysis.claims.claim import Claim, Record, section
+from analysis.claims.evidence import Need
+from analysis.claims.expected import held_experiments, read_table
+from analysis.claims.printed import Printed
+from rpbench.yaml_file import read_keys
+
+AS_ACCEPTED = "as accepted"
+# Of a loss: another torch adds in another order, another processor in vectors of another width, and updates carry that
+# on. After 96 updates instruction sets of one machine differ by up to 6 %; `analysis/claims/own/trained.py` has what
+# holds.
+_TRAINED, _TRAINED_LONG = 1e-3, 0.1
+_LONG = 48  # updates
+_LOSSES = ("loss", "loss_curve")
+REL_TOLERANCE = 1e-6  # of a number that is computed; another platform rounds the last bits otherwise
+_CELL = "cell."  # how columns begin that say which cell a row is of
+CONTENDER = "contender"
+
+_UNHELD: dict[str, list[str]] = read_keys(Path(__file__).with_suffix(".yaml"))  # fields by why nothing holds them
+
+
+@section(180, "Every cell as it was accepted")
+def claims() -> Iterator[Claim]:
+    """A claim for each row of each expected table."""
+    for experiment in held_experiments():
+        for row in read_table(experiment):
+            yield claim_of(experiment, row)
+
+
+def need_of(experiment: str, row: Mapping[str, str]) -> Need:
+    """The run that a row of an expected table is of."""
+    choices = {key.removeprefix(_CELL): value for key, value in row.items() if key.startswith(_CELL) and value}
+    return Need(experiment, choices, row.get(CONTENDER) or None)
+
+
+def claim_of(experiment: str, row: Mapping[str, str]) -> Claim:
+    """The claim of a row of an experiment's table."""
+    need = need_of(experiment, row)
+    declared = {key: value for key, value in row.items() if not key.startswith(_CELL) and key != CONTENDER and value}
+    words = " ".join(filter(None, (*need.choices.values(), need.contender))) or experiment
+    return Claim(
+        id=f"regression/{experiment}/{words}",
+        statement_id=f"regression/{experiment}",
+        whose="ours",
+        source=f"analysis/claims/expected/{experiment}.csv",
+        statement=f"experiment={experiment}, {words}: every field as it was accepted",
+        metric="fields that differ",
+        published=Printed(AS_ACCEPTED, f"analysis/claims/expected/{experiment}.csv"),
+        evidence=declared.get("evidence") or "simulated",
+        needs=(need,),
+        value=lambda run: compared(run, declared),
+    )
+
+
+def compared(run: Record, declared: Mapping[str, str]) -> str:
+    """`as accepted`, or the fields of a record that are not what they were, with both values."""
+    differing = [
+        f"{name} {written(run.get(name))} for {text}"
+        for name, text in declared.items()
+        if not _same(run.get(name), text, _tolerance_of(name, run))
+    ]
+    return "; ".join(differing) or AS_ACCEPTED
+
+
+def _tolerance_of(name: str, run: Record) -> float:
+    if name not in _LOSSES:
+        return REL_TOLERANCE
+    return _TRAINED_LONG if (run.get("num_updates") or 0) > _LONG else _TRAINED
+
+
+def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
+    """The row of an expected table for a record."""
+    cell = {f"{_CELL}{key}": value for key, value in choices.items()}
+    kept = {name: written(run[name]) for name in fields_of(run) if _is_there(run[name])}
+    return {**cell, CONTENDER: run.get(CONTENDER) or "", **kept}
+
+
+def fields_of(run: Record) -> list[str]:
+    """The fields of a record that can be held to what they were."""
+    names = [name for name, value in run.items() if name not in _UNHELD["besides"] and not _is_nested(value)]
+    if run["evidence"] == "measured":
+        names = [name for name in names if name not in _UNHELD["pace"]]
+    if run["mode"] == "duel" or run["cost"] == "profiled":
+        names = [
+            name for name in names if name not in _UNHELD["of_a_plan"] and not name.endswith(("_s", "_share", "_cores"))
+        ]
+    return names
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+
+
+def written(value: Any) -> str:
+    """A value as a table has it: numbers in eight digits, lists between semicolons, as `3x1.5` where they repeat."""
+    if isinstance(value, list):
+        if len(value) > 1 and len(set(map(str, value))) == 1:
+            return f"{len(value)}x{written(value[0])}"
+        return ";".join(map(written, value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return str(value) if isinstance(value, int) else f"{value:.8g}"
+
+
+def _is_there(value: Any) -> bool:
+    return value is not None and value == value and value != []
+
+
+def _same(value: Any, text: str, rel_tolerance: float) -> bool:
+    if isinstance(value, list):
+        parts = _unfolded(text)
+        same = (_same(item, part, rel_tolerance) for item, part in zip(value, parts, strict=False))
+        return len(parts) == len(value) and all(same)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value) == text
+    try:
+        return isclose(value, float(text), rel_tol=rel_tolerance, abs_tol=1e-12)
+    except ValueError:
+        return False
+
+
+def _unfolded(text: str) -> list[str]:
+    count, times, value = text.partition("x")
+    return [value] * int(count) if times and count.isdigit() else text.split(";")

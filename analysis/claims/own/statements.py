@@ -1,0 +1,328 @@
+"""Statements of README and docs on our own experiments, number by number; each follows from records."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from analysis.claims.claim import Claim, Record, section
+from analysis.claims.evidence import Need, causal, figure17, partitions, recompute_ahead, steady_causal, steady_state
+from analysis.claims.expected import read_table
+from analysis.claims.ours import stated
+from analysis.claims.own.regression import need_of
+from analysis.claims.printed import printed
+from analysis.predictions.score import NUM_BARS, Bar, bars
+from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.runs import BASELINES, ONE_ROUND, SCHEDULES
+
+
+@section(190, "What we say of our own experiments")
+def claims() -> Iterator[Claim]:
+    """Every statement, by its experiment."""
+    yield from _leads()
+    yield from _thousand_devices()
+    yield from _uneven_head()
+    yield from _dispatch()
+    yield from _contest()
+    yield from _contest_as_a_whole()
+    yield from _against_published()
+    yield from _paces()
+    yield from _orders()
+    yield from _waiting()
+    yield from _parity()
+    yield from _bars()
+
+
+def _say(name: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Any], **more: Any) -> Claim:
+    return stated(f"ours/{name}", words, unit, needs, value, **more)
+
+
+# --- leads of RoundPipe over the best classic schedule ---------------------------------------------------------
+
+_FIELDS: dict[str, tuple[str, Callable[[str], tuple[Need, ...]]]] = {
+    "published": ("published cuts", lambda model: tuple(figure17(name, model) for name in SCHEDULES)),
+    "searched": ("searched cuts", lambda model: tuple(partitions("search", name, model) for name in SCHEDULES)),
+    "ahead": (
+        "searched cuts, the baselines recomputing ahead",
+        lambda model: (*(recompute_ahead(name, model) for name in BASELINES), partitions("search", "roundpipe", model)),
+    ),
+    "one_round": (
+        "searched cuts, the baselines recomputing ahead, RoundPipe's call as one round",
+        lambda model: (*(recompute_ahead(name, model) for name in BASELINES), Need("one_round", {"model": model})),
+    ),
+}
+
+
+def _leads() -> Iterator[Claim]:
+    for name, (words, needs) in _FIELDS.items():
+        every = tuple(need for model in PUBLISHED_MODELS for need in needs(model))
+        for end, extreme in (("least", min), ("most", max)):
+            yield _say(
+                f"lead/{name}/{end}",
+                f"RoundPipe's lead over the best classic schedule on the paper's models, {words}: the {end}",
+                "x",
+                every,
+                lambda *runs, extreme=extreme: extreme(_leads_of(runs)),
+            )
+
+
+def _leads_of(runs: tuple[Record, ...]) -> list[float]:
+    """One lead a model; its runs stand together, RoundPipe's last."""
+    each = len(runs) // len(PUBLISHED_MODELS)
+    groups = [runs[first : first + each] for first in range(0, len(runs), each)]
+    return [min(run["makespan_s"] for run in group[:-1]) / group[-1]["makespan_s"] for group in groups]
+
+
+# --- experiments of schedules as such --------------------------------------------------------------------------
+
+
+def _thousand_devices() -> Iterator[Claim]:
+    for schedule, words in (("1f1b", "1F1B"), ("roundpipe", "RoundPipe"), (ONE_ROUND, "RoundPipe in one round")):
+        for devices in (8, 1024):
+            yield _say(
+                f"thousand_devices/{schedule}/{devices}",
+                f"1,024 microbatches on {devices:,} devices: idle time of {words}",
+                "%",
+                (Need("thousand_devices", {"schedule": schedule, "num_devices": str(devices)}),),
+                lambda run: 100 * run["bubble_makespan"],
+            )
+
+
+def _uneven_head() -> Iterator[Claim]:
+    dealt = ("roundpipe", ONE_ROUND)
+    for schedule, words, heads in (("zb_v", "ZB-V", ("0.0", "1.0")), ("vocab_parallel", "a cut head", ("2.0",))):
+        for head in heads:
+            needs = tuple(
+                Need("uneven_head", {"schedule": name, "cost.head_share": head}) for name in (schedule, *dealt)
+            )
+            yield _say(
+                f"uneven_head/{schedule}/{head}",
+                f"Step of {words} over RoundPipe's, with a head of {head} devices' work",
+                "x",
+                needs,
+                lambda own, *rivals: own["makespan_s"] / min(run["makespan_s"] for run in rivals),
+            )
+
+
+def _dispatch() -> Iterator[Claim]:
+    size = "4"
+    needs = tuple(
+        need
+        for model in PUBLISHED_MODELS
+        for need in (Need("dispatch", {"model": model, "schedule.round_size": size}), causal(model))
+    )
+    for end, extreme in (("least", min), ("most", max)):
+        yield _say(
+            f"dispatch/{end}",
+            f"Idle time that dynamic dispatch in rounds of {size} leaves of strict rotation's: the {end}",
+            "%",
+            needs,
+            lambda *runs, extreme=extreme: extreme(
+                100 * pool["bubble_makespan"] / rotation["bubble_makespan"]
+                for pool, rotation in zip(runs[::2], runs[1::2], strict=True)
+            ),
+        )
+
+
+def _contest() -> Iterator[Claim]:
+    """Who is the fastest of figure 10 at equal tuning, in paces of RoundPipe: what trains on late weights apart."""
+    rows = [row for row in read_table("figure10") if row["status"] == "ok"]
+    for model in PUBLISHED_MODELS:
+        runs = {row["cell.schedule"]: need_of("figure10", row) for row in rows if row["cell.model"] == model}
+        for late, own, words in (
+            (True, "roundpipe_async", "the fastest that fits, over RoundPipe one step late"),
+            (False, "roundpipe", "the fastest that fits and is never late, over RoundPipe"),
+        ):
+            if own in runs:
+                others = [need for name, need in runs.items() if name != own]
+                yield _say(
+                    f"figure10/{model}/{'late' if late else 'synchronous'}",
+                    f"Figure 10 at equal tuning, {model}: pace of {words}",
+                    "x",
+                    (runs[own], *others),
+                    lambda *found, late=late: _best_over_first(found, late=late),
+                )
+
+
+def _contest_as_a_whole() -> Iterator[Claim]:
+    """Who leads on each model, how many distinct orders fit, and how hard the plans are to beat."""
+    rows = read_table("figure10")
+    for model in PUBLISHED_MODELS:
+        needs = tuple(need_of("figure10", row) for row in rows if row["cell.model"] == model)
+        of = f"Figure 10 at equal tuning, {model}"
+        yield _say(f"figure10/{model}/first", f"{of}: the fastest that fits", "", needs, _first)
+        yield _say(
+            f"figure10/{model}/first_synchronous",
+            f"{of}: the fastest that fits and is never late",
+            "",
+            needs,
+            lambda *runs: _first(*(run for run in runs if not run["staleness_steps"])),
+        )
+        yield _say(f"figure10/{model}/orders", f"{of}: distinct orders that fit", "orders", needs, _fitting_orders)
+    yield _say(
+        "figure10/restarts",
+        "Figure 10 at equal tuning: the most that the last round of random restarts found over a plan",
+        "%",
+        tuple(need_of("figure10", row) for row in rows),
+        lambda *runs: 100 * max(_gains(runs)),
+    )
+
+    for name, words, settled in (("settled", "at most 1 %", True), ("unsettled", "more than 1 %", False)):
+        yield _say(
+            f"figure10/{name}",
+            f"Figure 10 at equal tuning: plans that fit over which the last round of random restarts found {words}",
+            "plans",
+            tuple(need_of("figure10", row) for row in rows),
+            lambda *runs, settled=settled: sum((gain <= 0.01) is settled for gain in _gains(runs)),
+        )
+
+
+def _gains(runs: tuple[Record, ...]) -> list[float]:
+    """The gains that restarts found, of the plans that fit."""
+    return [run["restart_gain"] for run in runs if run["status"] == "ok"]
+
+
+def _first(*runs: Record) -> str:
+    fitting = [run for run in runs if run["status"] == "ok"]
+    return str(max(fitting, key=lambda run: run["tokens_per_s"])["choices"]["schedule"])
+
+
+def _fitting_orders(*runs: Record) -> int:
+    return len({run["order_sha256"] for run in runs if run["status"] == "ok"})
+
+
+def _against_published() -> Iterator[Claim]:
+    """How far our simulation of a system is from its published bars: the error that a ratio between two carries."""
+    rows = [row for row in read_table("figure10_published") if row["status"] == "ok"]
+    for system in dict.fromkeys(row["cell.mode.system"] for row in rows):
+        known = [(row, pace) for row in rows if row["cell.mode.system"] == system and (pace := _bar(row)) is not None]
+        needs, paces = tuple(need_of("figure10_published", row) for row, _ in known), [pace for _, pace in known]
+        for end, extreme in (("least", min), ("most", max)) if known else ():
+            yield _say(
+                f"by_action/{system}/{end}",
+                f"Simulated over published pace of {system} on eight RTX 4090, its run script's settings: the {end}",
+                "x",
+                needs,
+                lambda *runs, extreme=extreme, paces=paces: extreme(
+                    run["tokens_per_s"] / pace for run, pace in zip(runs, paces, strict=True)
+                ),
+                evidence="predicted",
+            )
+
+
+def _bar(row: Mapping[str, str]) -> float | None:
+    """The published tokens per second of a system on a model; None where it has no bar."""
+    found = printed(
+        "throughput", "tokens_per_s", system=row["cell.mode.system"], model=PUBLISHED_MODELS[row["cell.model"]]
+    )
+    return found.value if found is not None and isinstance(found.value, float) else None
+
+
+def _best_over_first(runs: tuple[Record, ...], *, late: bool) -> float:
+    paces = [run["tokens_per_s"] for run in runs if late or not run["staleness_steps"]]
+    return float(max(paces) / runs[0]["tokens_per_s"])
+
+
+# Contenders of figure 10 whose page says their pace, with the models it says it on.
+_PACES = {
+    **dict.fromkeys(("megatron_tp", "mobius", "zero_2", "zero_3", "zero_infinity"), ("qwen3_1p7b",)),
+    "roundpipe_async": ("qwen3_1p7b", "llama31_8b"),
+}
+
+
+def _paces() -> Iterator[Claim]:
+    for schedule, models in _PACES.items():
+        for model in models:
+            yield _say(
+                f"pace/{schedule}/{model}",
+                f"Figure 10 at equal tuning, {model}: pace of {schedule}",
+                "thousand tokens/s",
+                (Need("figure10", {"schedule": schedule, "model": model}),),
+                lambda run: run["tokens_per_s"] / 1000,
+            )
+
+
+def _orders() -> Iterator[Claim]:
+    """Contenders may run one order under several names."""
+    rows = read_table("figure10")
+    needs = tuple(need_of("figure10", row) for model in PUBLISHED_MODELS for row in rows if row["cell.model"] == model)
+    for end, extreme in (("least", min), ("most", max)):
+        yield _say(
+            f"figure10/orders/{end}",
+            f"Distinct orders of all contenders of figure 10, by order_sha256, on one model: the {end}",
+            "orders",
+            needs,
+            lambda *runs, extreme=extreme: extreme(_distinct_orders(runs)),
+        )
+
+
+def _distinct_orders(runs: tuple[Record, ...]) -> list[int]:
+    """Of each model."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        if isinstance(run.get("order_sha256"), str):
+            found.setdefault(run["model"], set()).add(run["order_sha256"])
+    return [len(orders) for orders in found.values()]
+
+
+def _waiting() -> Iterator[Claim]:
+    model, count = "qwen3_1p7b", 8
+    for name, words, need in (
+        ("ahead", "may begin before its input arrives", steady_state(model, count)),
+        ("waiting", "waits for its input", steady_causal(model, count)),
+    ):
+        yield _say(
+            f"fused_stage/{name}",
+            f"Steady bubble of RoundPipe on Qwen3-1.7B, {count} microbatches a call, a fused stage that {words}",
+            "%",
+            (need,),
+            lambda run: 100 * run["bubble_steady"],
+        )
+
+
+# --- parity and predictions ------------------------------------------------------------------------------------
+
+
+def _parity() -> Iterator[Claim]:
+    for experiment in ("equivalence", "baselines_cpu"):
+        needs = tuple(need_of(experiment, row) for row in read_table(experiment))
+        if not needs:  # nothing of it has been accepted
+            continue
+        yield _say(
+            f"parity/{experiment}",
+            f"Runs of experiment={experiment} whose gradients and weights are plain training's in every bit",
+            "runs",
+            needs,
+            lambda *runs: sum(run["grad_max_abs_diff"] == 0 == run["weight_max_abs_diff"] for run in runs),
+            evidence="measured",
+        )
+
+
+def _bars() -> Iterator[Claim]:
+    for number in range(NUM_BARS):
+        yield _say(
+            f"predictions/bar_{number + 1}",
+            f"Bar {number + 1} of the predictions",
+            "",
+            (),
+            lambda number=number: _said(_found_bars()[number]),
+            evidence="predicted",
+            made_from="analysis/predictions/",
+        )
+    yield _say(
+        "predictions/held",
+        f"Bars of the predictions that hold, of {NUM_BARS}",
+        "bars",
+        (),
+        lambda: sum(bar.held for bar in _found_bars()),
+        evidence="predicted",
+        made_from="analysis/predictions/",
+    )
+
+
+def _said(bar: Bar) -> str:
+    return f"{bar.name}: {'holds' if bar.held else 'missed'}, {bar.measured}"
+
+
+@cache
+def _found_bars() -> list[Bar]:
+    return bars()

@@ -1,0 +1,218 @@
+"""The cost of late gradients: loss over tokens and over simulated time, synchronous and asynchronous pipelines."""
+
+from collections.abc import Mapping, Sequence
+from math import inf, isinf
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, ranged, table
+from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of
+from analysis.records.experiments import Experiments, MissingRuns, succeeded
+
+# Time to a loss: tokens and seconds a method needs for what plain training reaches with three quarters of them.
+#
+# A goal is set by a flushed run alone, whatever the others do: the median over the seeds of its loss after `SHARE` of
+# the tokens, averaged over the last `SMOOTH` batches. All are timed to GPipe's, which of the flushed ones learns
+# slowest. A method that steps after every microbatch steps more often than GPipe: what its lateness costs in tokens is
+# counted to the goal of the flushed method that steps as often, against that one.
+
+
+SHARE = 0.75
+SMOOTH = 4  # points a curve is averaged over
+PLAIN, PLAIN_BY_MICROBATCH = "gpipe", "one_by_one"
+
+
+class Spread(NamedTuple):
+    """Median, least and most over seeds; infinite where a seed never came to the goal."""
+
+    median: float
+    least: float
+    most: float
+
+
+def goal_of(data: pd.DataFrame, method: str = PLAIN) -> float:
+    """The loss that a flushed method sets."""
+    plain = data[data["method"] == method]
+    at = round(SHARE * len(plain["losses"].iloc[0])) - SMOOTH
+    return float(np.median([smoothed(losses)[at] for losses in plain["losses"]]))
+
+
+def reached(data: pd.DataFrame, over: str, goal: float) -> pd.Series:
+    """The first point of every run at or below a goal, in `tokens` or `seconds`; infinite for a run that has none."""
+    return pd.Series([_first(goal, row["losses"], row[over]) for row in data.to_dict("records")], index=data.index)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and range of the seeds' values."""
+    return Spread(float(np.median(values)), min(values), max(values))
+
+
+def token_multiples(data: pd.DataFrame, by_batch: Sequence[str]) -> dict[str, Spread]:
+    """Tokens to the goal of the flushed method that steps as often, over that method's, seed by seed.
+
+    Args:
+        by_batch: methods that step once a batch; the others step after every microbatch.
+    """
+    found = {}
+    for plain, often in ((PLAIN, False), (PLAIN_BY_MICROBATCH, True)):
+        needed = data.assign(needed=reached(data, "tokens", goal_of(data, plain))).set_index(["method", "seed"])[
+            "needed"
+        ]
+        for method in data["method"].unique():
+            if (method not in by_batch) == often:
+                found[method] = spread([_over(own, needed[plain, seed]) for seed, own in needed[method].items()])
+    return found
+
+
+def _over(own: float, plain: float) -> float:
+    """A ratio; infinite where neither came to the goal, for nothing is known then."""
+    return inf if isinf(plain) else own / plain
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Means over `SMOOTH` points in a row."""
+    return np.convolve(values, np.ones(SMOOTH) / SMOOTH, mode="valid")
+
+
+def _first(goal: float, losses: np.ndarray, over: np.ndarray) -> float:
+    below = np.flatnonzero(smoothed(losses) <= goal)
+    return float(over[SMOOTH - 1 :][below[0]]) if len(below) else float("inf")
+
+
+METHODS = style.looks("convergence")  # by their name under `schedule=`
+# One optimizer step for every batch; the others step after every microbatch.
+BY_BATCH = ("gpipe", "roundpipe", "roundpipe_async", "pipedream_2bw", "xpipe")
+SEEDS = (0, 1, 2)
+EXPERIMENTS = ("convergence", "convergence_one_by_one")
+ONE_BY_ONE = "one_by_one"  # 1F1B of single microbatches, the second of them
+BATCH = 4  # microbatches behind each point
+LAST = 8  # points behind the loss at the end
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a method and seed: `losses`, `tokens` and `seconds` of its points, `last` loss, and what it keeps.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for experiment in EXPERIMENTS:
+        for row in succeeded(experiments.cells(experiment)).to_dict("records"):
+            method = ONE_BY_ONE if experiment == EXPERIMENTS[1] else row["schedule"]
+            rows[method, int(row["seed"])] = _points(row)
+    lacking = [(method, seed) for method in METHODS for seed in SEEDS if (method, seed) not in rows]
+    if lacking:
+        raise MissingRuns(f"{len(lacking)} runs such as {lacking[0]}: python -m rpbench -m experiment=convergence")
+    kept = {(method, seed): rows[method, seed] for method in METHODS for seed in SEEDS}
+    return pd.DataFrame([{"method": method, "seed": seed, **row} for (method, seed), row in kept.items()])
+
+
+def _points(row: Mapping[str, Any]) -> dict[str, Any]:
+    each = BATCH // int(row["num_microbatches"])
+    losses = np.asarray(row["loss_curve"]).reshape(-1, each).mean(axis=1)
+    seconds = np.asarray(row["loss_curve_s"]).reshape(-1, each).max(axis=1)
+    of_microbatch = row["tokens_per_step"] * row["num_updates"] / (len(losses) * BATCH)
+    return {
+        "losses": losses,
+        "tokens": of_microbatch * BATCH * np.arange(1, len(losses) + 1),
+        "seconds": seconds,
+        "last": float(losses[-LAST:].mean()),
+        "pace": row["tokens_per_s"],
+        "num_updates": row["num_updates"],
+        "staleness": row["staleness_steps"],
+        "versions": row["weight_versions"],
+        "run_id": row["run_id"],
+    }
+
+
+def answer(data: pd.DataFrame) -> str:
+    """How far each is from the flushed method of its kind at the end, in a sentence."""
+    last = data.groupby("method")["last"].median()
+    parts = []
+    for own, base in ((True, "gpipe"), (False, "one_by_one")):
+        gaps = {m: last[m] - last[base] for m in METHODS if (m in BY_BATCH) == own and m != base}
+        listed = ", ".join(f"{METHODS[method].name} {gap:+.3f}" for method, gap in gaps.items())
+        parts.append(f"against {METHODS[base].name} ({last[base]:.3f}): {listed}")
+    return f"Loss at the end {'; '.join(parts)}."
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """One row a method: what it keeps, how late it is, its loss at the end and when it got there."""
+    columns = columns_of("convergence")
+    goal = goal_of(data)
+    data = data.assign(
+        tokens_needed=reached(data, "tokens", goal),
+        seconds_needed=reached(data, "seconds", goal),
+    )
+    multiples = token_multiples(data, BY_BATCH)
+    return table(columns, (_row(method, data[data["method"] == method], multiples[method]) for method in METHODS))
+
+
+def _row(method: str, rows: pd.DataFrame, multiple: Spread) -> list[Cell]:
+    first, run_ids = rows.iloc[0], rows["run_id"].tolist()
+    return [
+        label(METHODS[method].name),
+        *(ours(int(first[name]), "d", run_ids) for name in ("num_updates", "staleness", "versions")),
+        ours(rows["last"].median(), ".3f", run_ids),
+        ours(rows["last"].min(), ".3f", run_ids),
+        ours(rows["last"].max(), ".3f", run_ids),
+        ours(rows["pace"].median(), ",.0f", run_ids),
+        ranged(spread(rows["tokens_needed"] / 1000), ".1f", run_ids),
+        ranged(spread(rows["seconds_needed"]), ".3f", run_ids),
+        ranged(multiple, ".2f", run_ids),
+    ]
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Loss over tokens on the left, over simulated time on the right."""
+    with style.applied():
+        figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for method, look in METHODS.items():
+            rows = data[data["method"] == method]
+            _curve(left, rows, "tokens", look, 1e-3)
+            _curve(right, rows, "seconds", look, 1.0)
+        left.set_xlabel("tokens (thousands)")
+        right.set_xlabel("simulated time (s)")
+        left.set_ylabel("training loss (nats per byte)")
+        right.set_xscale("log")  # a flush after every microbatch takes many times as long
+        right.minorticks_off()
+        handles, names = left.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=4)
+        return figure
+
+
+def _curve(axes: Axes, rows: pd.DataFrame, over: str, look: style.Look, scale: float) -> None:
+    losses = np.stack([smoothed(values) for values in rows["losses"]])
+    x = scale * rows[over].iloc[0][SMOOTH - 1 :]
+    line = "--" if look.marker in "*X" else "-"
+    axes.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=look.colour, alpha=0.12, linewidth=0)
+    axes.plot(
+        x,
+        np.median(losses, axis=0),
+        color=look.colour,
+        marker=look.marker,
+        markevery=6,
+        linestyle=line,
+        label=look.name,
+    )
+
+
+exhibit = exhibit_of(
+    "convergence",
+    numbers,
+    tabulate,
+    draw,
+    seeds=len(SEEDS),
+    smooth=SMOOTH,
+    batch=BATCH,
+    goal=goal_of,
+    share=100 * SHARE,
+    most=1 / SHARE,
+    answer=answer,
+)

@@ -1,0 +1,1 @@
+"""Figures of the paper: as published, simulated again, and predicted."""

@@ -1,0 +1,111 @@
+"""Figure 3: how far the interleaved schedules stay above their ideal bubble."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, ours, table, theirs
+from analysis.exhibits.exhibit import Table, exhibit_of
+from analysis.exhibits.figures.paper.figure2 import CLUSTER
+from analysis.records import runs
+from analysis.records.experiments import Experiments
+from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
+
+SCHEDULES = ("interleaved_1f1b", "looped_bfs")
+
+
+def numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a bar: `model`, `bar` (ideal or a schedule), `bubble` and `published` (%), `source`, `run_id`.
+
+    Raises:
+        MissingRuns: if a run behind it is not there.
+    """
+    ideal = runs.closed_forms(experiments, CLUSTER, "artifact").to_dict("records")
+    simulated = runs.calls(experiments, schedules=SCHEDULES).to_dict("records")
+    bars = [_bar(row, "ideal", 100 * row["ideal_bubble"]) for row in ideal]
+    bars += [_bar(row, row["schedule"], 100 * row["bubble_makespan"]) for row in simulated]
+    return pd.DataFrame(bars)
+
+
+def _bar(row: dict, bar: str, bubble: float) -> dict:
+    published = _published(bar, PUBLISHED_MODELS[row["model"]])
+    return {
+        "model": row["model"],
+        "bar": bar,
+        "bubble": bubble,
+        "published": published.value,
+        "source": published.source,
+        "run_id": row["run_id"],
+    }
+
+
+def _published(bar: str, model: str) -> Published:
+    if bar == "ideal":
+        return look_up("figure3", "ideal_bubble_percent", model=model)
+    return look_up("bubble", "bubble_ratio_percent", scheduler=bar.replace("_", "-"), model=model)
+
+
+def answer(data: pd.DataFrame) -> str:
+    """The bars in a sentence."""
+    bubbles = data.pivot(index="model", columns="bar", values="bubble")
+    ratio = bubbles[list(SCHEDULES)].min(axis=1) / bubbles["ideal"]
+    nearest, farthest = ratio.idxmin(), ratio.idxmax()
+    return (
+        f"The better of the two idles {ratio.min():.2f} times the ideal ({style.model_name(nearest)}) to "
+        f"{ratio.max():.2f} times ({style.model_name(farthest)})."
+    )
+
+
+def tabulate(data: pd.DataFrame) -> Table:
+    """One row a model."""
+    bars = ("ideal", *SCHEDULES)
+    names = ("ideal", *(style.method_name(schedule) for schedule in SCHEDULES))
+    columns = ["model"]
+    for name in names:
+        columns += [f"{name} (%)", f"{name}, published (%)"]
+    rows = []
+    for model in runs.models_of(data):
+        of_model = data[data["model"] == model].set_index("bar").to_dict("index")
+        row = [label(style.model_name(model))]
+        for bar in bars:
+            form = ".2f" if bar == "ideal" else ".4f"
+            row += [
+                ours(of_model[bar]["bubble"], form, of_model[bar]["run_id"]),
+                theirs(of_model[bar]["published"], form, of_model[bar]["source"]),
+            ]
+        rows.append(row)
+    return table(columns, rows)
+
+
+def draw(data: pd.DataFrame) -> Figure:
+    """Three bars a model."""
+    looks = {"ideal": (style.PALE, "ideal (closed form)")}
+    looks |= {name: (style.METHODS[name].colour, f"{style.METHODS[name].name}, simulated") for name in SCHEDULES}
+    hatches = {"ideal": "", "interleaved_1f1b": "", "looped_bfs": ".."}
+    models = runs.models_of(data)
+    with style.applied():
+        figure = Figure(figsize=(7, 3.2), layout="constrained")
+        axes = figure.subplots()
+        for number, (bar, (colour, _)) in enumerate(looks.items()):
+            rows = data[data["bar"] == bar].set_index("model").loc[models]
+            for place, (bubble, published) in enumerate(zip(rows["bubble"], rows["published"], strict=True)):
+                x = place + 0.27 * (number - 1)
+                axes.bar(x, bubble, 0.25, color=colour, edgecolor="black", hatch=hatches[bar])
+                axes.plot([x - 0.14, x + 0.14], [published] * 2, color="black", linewidth=1.8)
+                axes.annotate(
+                    f"{bubble:.1f}", (x, bubble), (0, 3), textcoords="offset points", ha="center", fontsize=6.5
+                )
+        axes.set_xticks(range(len(models)), [style.model_name(model) for model in models])
+        axes.set_ylabel("bubble (% of devices × makespan)")
+        handles: list[Patch | Line2D] = [
+            Patch(facecolor=colour, edgecolor="black", label=name, hatch=hatches[bar])
+            for bar, (colour, name) in looks.items()
+        ]
+        handles.append(Line2D([], [], color="black", linewidth=1.8, label="published"))
+        figure.legend(handles=handles, loc="outside lower center", ncols=4)
+        return figure
+
+
+exhibit = exhibit_of("figure3", numbers, tabulate, draw, answer=answer)

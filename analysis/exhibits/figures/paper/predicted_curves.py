@@ -1,0 +1,254 @@
+"""Figures 14 to 16 predicted: cost of a billion tokens, 1 to 8 devices, 512 to 65,536 tokens a sequence.
+
+Measurements are laid beside the predictions from `analysis/published/`: `cost_efficiency.csv`, `scaling.csv` and
+`seqlen_sensitivity.csv`.
+"""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.cells import label, table, theirs
+from analysis.exhibits.exhibit import Shown, Table, exhibited
+from analysis.exhibits.figures.paper.predicted import A800, RTX4090
+from analysis.predictions.tables import read
+from analysis.records.experiments import Experiments
+from analysis.records.paper import PUBLISHED, models_in, published
+
+_RATES = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
+_PLATFORMS = {RTX4090: "8 RTX 4090", A800: "8 A800"}
+
+
+def _frame(name: str, numeric: tuple[str, ...]) -> pd.DataFrame:
+    data = pd.DataFrame(read(name))
+    for column in numeric:
+        data[column] = pd.to_numeric(data[column])
+    return data
+
+
+def costs() -> pd.DataFrame:
+    """US dollars for 1e9 tokens, predicted: one row a system, machine and model."""
+    return _frame("cost_efficiency", ("usd_per_1e9_tokens", "usd_per_1e9_tokens_low", "usd_per_1e9_tokens_high"))
+
+
+def scales() -> pd.DataFrame:
+    """RoundPipe's tokens/s, predicted: one row a machine, model and number of devices."""
+    return _frame("scaling", ("num_gpus", *_RATES))
+
+
+def lengths() -> pd.DataFrame:
+    """RoundPipe's tokens/s on Qwen3-1.7B, predicted: one row a length of sequences."""
+    return _frame("seqlen_sensitivity", ("seq_len_tokens", *_RATES))
+
+
+def _measured(name: str, system: str = "roundpipe") -> pd.DataFrame:
+    """Measured rows in the form of the predicted table; empty while there are none."""
+    if not (PUBLISHED / f"{name}.csv").exists():
+        return pd.DataFrame(columns=["platform", "model", "num_gpus", "seq_len_tokens", "tokens_per_s"])
+    rows = published(name)
+    return rows[rows["system"] == system].dropna(subset="tokens_per_s")
+
+
+# --- figure 14 -----------------------------------------------------------------------------------------------
+
+
+@exhibited("figure14_predicted")
+def cost(_: Experiments) -> Shown:
+    """RoundPipe and the best other system on either machine, in US dollars for a billion tokens."""
+    rows, known = cheapest(costs()), _published_costs()
+    cells = [
+        (
+            label(style.model_name(row.model_key)),
+            label(_PLATFORMS[row.platform]),
+            label(style.method_name(row.system)),
+            theirs(row.usd_per_1e9_tokens, ",.2f", _source("cost_efficiency", row)),
+            theirs(row.usd_per_1e9_tokens_low, ",.2f", _source("cost_efficiency", row)),
+            theirs(row.usd_per_1e9_tokens_high, ",.2f", _source("cost_efficiency", row)),
+            theirs(known.get((row.platform, row.model, row.system)), ",.2f", "analysis/published/cost_efficiency.csv"),
+        )
+        for row in rows.itertuples()
+    ]
+    columns = ("model", "machine", "system", "US dollars for 1e9 tokens", "low", "high", "published")
+    return Shown(draw=partial(draw_cost, rows), table=table(columns, cells), words={"answer": cost_answer(rows)})
+
+
+def _published_costs() -> dict[tuple[str, str, str], float]:
+    """US dollars for 1e9 tokens by machine, model and system, where they are published."""
+    rows = published("cost_efficiency").dropna(subset="usd_per_billion_tokens")
+    return {(row.platform, row.model, row.system_used): row.usd_per_billion_tokens for row in rows.itertuples()}
+
+
+def cheapest(data: pd.DataFrame) -> pd.DataFrame:
+    """Per model and machine RoundPipe and the cheapest system that is neither RoundPipe nor Mobius."""
+    found = []
+    for model, name in models_in(data).items():
+        for platform in _PLATFORMS:
+            rows = data[(data["model"] == name) & (data["platform"] == platform)]
+            others = rows[~rows["system"].isin(["roundpipe", "roundpipe-sync", "mobius"])]
+            chosen = [rows[rows["system"] == "roundpipe"]]
+            if not others.empty:
+                chosen.append(others.loc[[others["usd_per_1e9_tokens"].idxmin()]])
+            found += [part.assign(model_key=model) for part in chosen]
+    return pd.concat(found, ignore_index=True)
+
+
+def cost_answer(rows: pd.DataFrame) -> str:
+    """Where a billion tokens is cheapest, in a sentence."""
+    parts = []
+    for model, own in rows.groupby("model_key", sort=False):
+        best = own.loc[own["usd_per_1e9_tokens"].idxmin()]
+        parts.append(
+            f"{style.model_name(str(model))} {best['usd_per_1e9_tokens']:,.2f} "
+            f"({style.method_name(best['system'])}, {_PLATFORMS[best['platform']]})"
+        )
+    return f"Cheapest: {', '.join(parts)}."
+
+
+def draw_cost(rows: pd.DataFrame) -> Figure:
+    """One panel a model."""
+    with style.applied():
+        figure = Figure(figsize=(11.5, 2.4), layout="constrained")
+        models = models_in(rows)
+        panels = figure.subplots(1, len(models), squeeze=False)[0]
+        for axes, model in zip(panels, models, strict=True):
+            own = rows[rows["model_key"] == model].reset_index(drop=True)
+            for height, row in own.iterrows():
+                axes.barh(
+                    height, row["usd_per_1e9_tokens"], 0.7, color=style.METHODS[row["system"]].colour, edgecolor="black"
+                )
+                axes.hlines(
+                    height, row["usd_per_1e9_tokens_low"], row["usd_per_1e9_tokens_high"], color="black", linewidth=1
+                )
+                text = f"{row['usd_per_1e9_tokens']:,.1f}"
+                axes.text(row["usd_per_1e9_tokens_high"], height, f" {text}", va="center", fontsize=7)
+            names = [f"{style.method_name(row.system)}\n{_PLATFORMS[row.platform]}" for row in own.itertuples()]
+            axes.set_yticks(range(len(own)), names, fontsize=6)
+            axes.set_ylim(len(own) - 0.4, -0.6)
+            axes.set_xlim(0, 1.6 * own["usd_per_1e9_tokens_high"].max())
+            axes.set_title(style.model_name(model))
+        figure.supxlabel("US dollars for 10⁹ tokens, predicted", fontsize=8.5)
+        return figure
+
+
+# --- figures 15 and 16 ---------------------------------------------------------------------------------------
+
+
+@exhibited("figure15_predicted")
+def scaling(_: Experiments) -> Shown:
+    """RoundPipe on 1 to 8 devices of either machine."""
+    data = scales()
+    return Shown(
+        draw=partial(draw_scaling, data),
+        table=_rates(data, "num_gpus", "devices", "scaling"),
+        words={"answer": scaling_answer(data)},
+    )
+
+
+def scaling_answer(data: pd.DataFrame) -> str:
+    """The gain of eight RTX 4090 over one, in a sentence."""
+    parts = []
+    for model, name in models_in(data).items():
+        rows = data[(data["model"] == name) & (data["platform"] == RTX4090)].set_index("num_gpus")["tokens_per_s"]
+        if {1, 8} <= set(rows.dropna().index):
+            parts.append(f"{style.model_name(model)} {rows[8] / rows[1]:.1f} ×")
+    return f"Eight RTX 4090 over one: {', '.join(parts) or 'not among these'}."
+
+
+def draw_scaling(data: pd.DataFrame) -> Figure:
+    """One panel a model, a curve a machine."""
+    measured = _measured("scaling")
+    with style.applied():
+        figure = Figure(figsize=(11.5, 2.9), layout="constrained")
+        models = models_in(data)
+        for axes, (model, name) in zip(figure.subplots(1, len(models), squeeze=False)[0], models.items(), strict=True):
+            for (platform, title), look in zip(_PLATFORMS.items(), _LOOKS, strict=True):
+                rows = data[(data["model"] == name) & (data["platform"] == platform)].dropna(subset="tokens_per_s")
+                if rows.empty:
+                    continue
+                _curve(axes, rows, "num_gpus", look, title.removeprefix("8 "))
+                first = rows.loc[rows["num_gpus"] == 1, "tokens_per_s"]
+                if len(first):
+                    ideal = [first.iloc[0], 8 * first.iloc[0]]
+                    words = f"as many times one {title.removeprefix('8 ')}"
+                    axes.plot([1, 8], ideal, "--", color=look[0], linewidth=0.8, label=words)
+                known = measured[(measured["model"] == name) & (measured["platform"] == platform)]
+                axes.plot(known["num_gpus"], known["tokens_per_s"], "k*", label="measured" if len(known) else None)
+            axes.set_title(style.model_name(model))
+            axes.set_xticks([1, 2, 4, 8])
+            axes.set_xlabel("devices", fontsize=8.5)
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+        figure.supylabel("tokens/s, predicted", fontsize=8.5)
+        named = {
+            name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), fontsize=7)
+        return figure
+
+
+_LOOKS = ((style.VERMILION, "o"), (style.BLUE, "s"))
+
+
+def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: tuple[str, str], name: str) -> None:
+    colour, marker = look
+    axes.plot(rows[x], rows["tokens_per_s"], marker=marker, color=colour, label=name)
+    axes.fill_between(
+        rows[x], rows["tokens_per_s_low"], rows["tokens_per_s_high"], color=colour, alpha=0.2, linewidth=0
+    )
+
+
+@exhibited("figure16_predicted")
+def seqlen(_: Experiments) -> Shown:
+    """RoundPipe on Qwen3-1.7B over lengths of sequences."""
+    data = lengths()
+    first, last = data["tokens_per_s"].iloc[0], data["tokens_per_s"].iloc[-1]
+    return Shown(
+        draw=partial(draw_seqlen, data),
+        table=_rates(data, "seq_len_tokens", "tokens a sequence", "seqlen_sensitivity"),
+        words={"kept": last / first},
+    )
+
+
+def draw_seqlen(data: pd.DataFrame) -> Figure:
+    """One curve."""
+    measured = _measured("seqlen_sensitivity")
+    measured = measured[measured["seq_len_tokens"].isin(data["seq_len_tokens"])]
+    with style.applied():
+        figure = Figure(figsize=(5.5, 3.0), layout="constrained")
+        axes = figure.subplots()
+        _curve(axes, data, "seq_len_tokens", _LOOKS[0], "predicted")
+        if len(measured):
+            axes.plot(measured["seq_len_tokens"], measured["tokens_per_s"], "k*", label="measured")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(
+            data["seq_len_tokens"], [f"{tokens:,}" for tokens in data["seq_len_tokens"]], fontsize=7, rotation=30
+        )
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set(xlabel="tokens a sequence", ylabel="tokens/s")
+        axes.legend(fontsize=7)
+        return figure
+
+
+def _rates(data: pd.DataFrame, x: str, heading: str, name: str) -> Table:
+    known = {(row.platform, row.model, getattr(row, x)): row.tokens_per_s for row in _measured(name).itertuples()}
+    rows = [
+        (
+            label(f"{_PLATFORMS[row.platform].removeprefix('8 ')}, {row.model}, {getattr(row, x):,}"),
+            theirs(getattr(row, x), ",", _source(name, row)),
+            theirs(row.tokens_per_s, ",.0f", _source(name, row)),
+            theirs(row.tokens_per_s_low, ",.0f", _source(name, row)),
+            theirs(row.tokens_per_s_high, ",.0f", _source(name, row)),
+            theirs(known.get((row.platform, row.model, getattr(row, x))), ",.0f", f"analysis/published/{name}.csv"),
+        )
+        for row in data.itertuples()
+    ]
+    return table(("run", heading, "tokens/s, predicted", "low", "high", "published"), rows)
+
+
+def _source(name: str, row: object) -> str:
+    keys = (getattr(row, key) for key in ("system", "platform", "model"))
+    return f"analysis/predictions/{name}.csv, {', '.join(keys)}"

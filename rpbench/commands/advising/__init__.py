@@ -1,0 +1,1 @@
+"""The verb `advise`: its answer, its further questions, its table and its page."""

@@ -1,0 +1,511 @@
+"""`advise`: which schedule trains a model fastest on a machine, why, and what would change that."""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TextIO
+
+from rpbench.advice.machine_figures import FIGURES, Described, described
+from rpbench.advice.model_source import (
+    SIZES,
+    TRAINING,
+    USUAL_RANK,
+    architecture_of,
+    assumed_in,
+    config_path,
+    context_in,
+    model_of_sizes,
+    trained,
+)
+from rpbench.advice.ranking import advise
+from rpbench.advice.rows import FRAMEWORKS, space_of_framework
+from rpbench.advice.unequal import with_lengths
+from rpbench.commands.advise_around import around
+from rpbench.commands.advise_lengths import NOTE, lengths_asked, timed_again
+from rpbench.commands.advising.advise_nodes import advise_nodes
+from rpbench.commands.advising.advise_questions import (
+    BESIDES,
+    QUESTIONS,
+    compared,
+    comparison,
+    fewest_devices,
+    host_limits,
+    limit_lines,
+    limit_row,
+    mesh_spaces,
+    node_limits,
+    question_lines,
+    question_of,
+    rents,
+    smallest_change,
+)
+from rpbench.commands.advising.advise_table import table
+from rpbench.commands.advising.advise_usage import USAGE
+from rpbench.commands.recorded.explain import print_explanation
+from rpbench.config.choices import ConfigError
+from rpbench.config.configuration import options_of
+from rpbench.config.files.keys import LAYERS, MOVES, check_figures
+from rpbench.config.mesh.choice import refuse_lora
+from rpbench.config.request import Request, cluster_file, load
+from rpbench.cost.hardware.basis import Basis, make_basis
+from rpbench.cost.hardware.device import ssds_named
+from rpbench.cost.hardware.machine import Machine, devices_named, machine, machine_of
+from rpbench.mesh.plan_search.plans import SCHEDULES, Space
+from rpbench.mesh.plan_search.terms import terms_of
+from rpbench.places import file_of
+from rpbench.plan.contest.plans import Budget
+from rpbench.plan.contest.terms import Terms, default_microbatches
+from rpbench.registry import unknown_name
+from rpbench.workload.architecture import Architecture, model_keys, unknown_key
+
+SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing else is asked for
+SEQ_LEN = 2048
+NUM_STEPS = 3
+BUDGET = Budget(work=1_000_000, climb_work=100_000, restarts=8)  # time ends a search, never work
+SECONDS = 7.0  # of each of two processors, for the searches; to start, and what they lead to, takes the rest of ten
+
+OWN = (
+    *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "lengths"),
+    "seconds",
+    "ssd",
+    *QUESTIONS,
+    *BESIDES,
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The words of the command line: the verb's own, figures of a machine, and sizes of a model."""
+
+    own: Mapping[str, str]
+    figures: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    lengths: tuple[int, ...] = ()  # tokens of every sequence of a step, where they differ
+
+    def words(self) -> dict[str, str]:
+        """The words again by key, without questions and what a search over meshes does not read."""
+        left_out = (*QUESTIONS, *BESIDES, "seconds")
+        found = {**self.own, **self.figures, **self.sizes}
+        return {name: value for name, value in found.items() if name not in left_out}
+
+    @cached_property
+    def request(self) -> Request:
+        """What is shipped of it, composed at once: every configuration takes Hydra half a second."""
+        words = ["cost=analytic"]
+        if self.own.get("cluster") in options_of("cluster"):
+            words.append(f"cluster={self.own['cluster']}")
+        if (name := self.own.get("model")) in options_of("model"):
+            file = file_of("model", str(name))
+            seq_len = self.own.get("seq_len")
+            if seq_len is None and file is not None and model_keys(file).get("seq_len", 0) > SEQ_LEN:
+                seq_len = str(SEQ_LEN)
+            sizes = {**self.sizes, **({"seq_len": seq_len} if seq_len else {})}
+            if sizes.get("training_mode") in ("lora", "qlora"):
+                sizes.setdefault("lora_rank", str(USUAL_RANK))
+            if targets := sizes.get("lora_targets", "").strip("[]"):
+                sizes["lora_targets"] = f"[{targets}]"
+            words += [f"model={self.own['model']}", *(f"++model.{key}={value}" for key, value in sizes.items())]
+        return load(words)
+
+
+def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = False) -> dict[str, Any]:
+    """The advice as JSON-ready data; its table goes to `people`.
+
+    Args:
+        with_around: also the rows at other settings, `around`, for a page.
+
+    Raises:
+        ValueError: for whatever in the request cannot be.
+    """
+    asked = _asked(arguments)
+    question = question_of(asked.own)
+    found = _machine(asked)
+    model, machine = _model(asked), _with_ssd(found.machine, asked)
+    asked = replace(asked, lengths=lengths_asked(asked.own, model, machine, question))
+    sequences = _count(asked, "sequences_per_step", len(asked.lengths) or SEQUENCES_PER_DEVICE * machine.size)
+    if question in ("max_seq_len", "max_batch"):
+        answer = _limits(model, machine, asked, question, sequences)
+    elif question == "fewest_devices":
+        answer = fewest_devices(machine, lambda part: _on(model, part, asked, sequences))
+    elif question == "deadline_days":
+        answer = rents(machine, asked.own, lambda part: _on(model, part, asked, sequences))
+    else:
+        answer = _on(model, machine, asked, sequences)
+    plans = _plans(answer)
+    if with_around and plans and not asked.lengths:
+        part = machine.with_devices(answer["num_devices"])
+        sizes = default_microbatches(sequences, part.size)
+        answer["around"] = around(answer, plans, part, lambda each: _terms(model, each, asked, sequences, sizes)[0])
+    answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused), "notes": _notes(asked)}
+    width = shutil.get_terminal_size((120, 24)).columns  # COLUMNS, the terminal's, or that of a pipe
+    if "limits" in answer:
+        lines = limit_lines(answer["limits"], str(question), machine.size)
+    else:
+        lines = [*question_lines(answer), *table(answer, width, _schedules(asked) or ())]
+    for line in lines:
+        print(line, file=people)
+    if answer.get("comparison"):
+        print_explanation(answer["comparison"], people)
+    elif "comparison" in answer:
+        print(f"compare={asked.own['compare']}: {_not_compared(answer, asked)}", file=people)
+    for note in answer["notes"]:
+        print(f"note: {note}", file=people)
+    return answer
+
+
+def _on(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
+    """Advice on a machine, or on a part of it."""
+    on_nodes = cluster.num_nodes > 1
+    answer = (_on_nodes if on_nodes else _on_one_host)(model, cluster, asked, sequences)
+    if "compare" in asked.own:
+        answer["comparison"] = comparison(answer, compared(asked.own), model, cluster)
+    return answer
+
+
+def _not_compared(answer: Mapping[str, Any], asked: Asked) -> str:
+    """Why two schedules are not laid beside each other."""
+    there = {row["schedule"].partition("(")[0] for row in answer["ranking"]}
+    missing = [name for name in compared(asked.own) if name not in there]
+    return f"{' and '.join(missing)}: no plan that runs in {asked.own.get('runs_in', 'any framework or here')} and fits"
+
+
+def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, sequences: int) -> dict[str, Any]:
+    """The longest sequence, or the largest microbatch, of every contender."""
+    path = config_path(asked.own["model"]) if "model" in asked.own else None
+    longest = (context_in(path) if path else None) or model.context
+
+    def terms_at(value: int) -> Terms:
+        if question == "max_seq_len":
+            return _terms(replace(model, seq_len=value), cluster, asked, sequences, (1,))[0]
+        return _terms(model, cluster, asked, value * cluster.size, (value,))[0]
+
+    if cluster.num_nodes > 1:
+        limits = node_limits(model, cluster, question, _space(asked, cluster, model), sequences, longest)
+    else:
+        _check_host(cluster)
+        limits = host_limits(terms_at, question, _schedules(asked), longest)
+    rows = [limit_row(limit, question, terms_at) for limit in limits]
+    key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
+    rows.sort(key=lambda row: (-row[key], -(row["tokens_per_s"] or 0.0)))
+    about = {"model": model.name, "cluster": cluster.name, "num_devices": cluster.size, "question": question}
+    return _runnable(about | {"limits": rows}, model, cluster, asked)
+
+
+def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
+    """`plan mesh=search`: the fastest meshes of a model on nodes, as JSON-ready data.
+
+    Raises:
+        ValueError: as of `advise_on`, and for a machine whose links nobody knows.
+    """
+    asked = _asked(arguments)
+    found = _machine(asked).machine
+    sequences = _count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size)
+    answer = _on_nodes(_model(asked), found, asked, sequences)
+    _plans(answer)
+    return answer
+
+
+def _plans(answer: dict[str, Any]) -> list[Any]:
+    """The plans of an answer's rows, which are no JSON, taken out of them; those on time first."""
+    return [row.pop("plan") for name in ("ranking", "ranking_late") for row in answer.get(name, ())]
+
+
+def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
+    """The fastest meshes of a model on nodes."""
+    space, words = _space(asked, found, model), [f"{name}={value}" for name, value in asked.words().items()]
+    answers = [
+        advise_nodes(model, found, seq_len=model.seq_len, space=each, global_batch=sequences, words=words)
+        for each in ([space] if "compare" not in asked.own else mesh_spaces(compared(asked.own), space))
+    ]
+    answer = answers[0]
+    if len(answers) > 1:  # each has its own search: the best of one would leave no place for the other
+        rows = [
+            row | {"schedule": name}
+            for each, name in zip(answers, compared(asked.own), strict=True)
+            for row in each["ranking"][:1]
+        ]
+        answer["ranking"] = sorted(rows, key=lambda row: -row["tokens_per_s"])
+        answer["does_not_fit"] = [row for each in answers for row in each["does_not_fit"]]
+    return _runnable(answer, model, found, asked)
+
+
+def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
+    """What a search over meshes may choose from.
+
+    Raises:
+        ConfigError: for a machine, schedules or a training that it does not know.
+    """
+    if found.gpu is None and not found.rates:
+        raise ConfigError(
+            f"mesh=search: nobody knows the collectives of cluster={found.name}: take a machine whose devices are "
+            "known, such as cluster=dgx_h100 or gpu=l40s, or measure them: rpbench calibrate ranks=2"
+        )
+    chosen = _schedules(asked) or SCHEDULES
+    for name in chosen:
+        if name not in SCHEDULES:
+            raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(SCHEDULES)}; name some of these")
+    refuse_lora(model)
+    return space_of_framework(_framework(asked), chosen)
+
+
+def _asked(arguments: Sequence[str]) -> Asked:
+    own, figures, sizes = {}, {}, {}
+    for item in _as_keys(arguments):
+        key, equals, value = item.partition("=")
+        key = key.removeprefix("model.")
+        key = "training_mode" if key == "finetune" else key
+        if not equals or not value:
+            raise ConfigError(f"cannot read {item!r}: write key=value, as in {USAGE}")
+        if key in own or key in figures or key in sizes:
+            raise ConfigError(f"{key}={value}: {key}= is given twice; leave one out")
+        if key in OWN:
+            own[key] = value
+        elif key in FIGURES:
+            figures[key] = value
+        elif key in SIZES:
+            sizes[key] = value
+        else:
+            raise ConfigError(unknown_key(key, [*OWN, *FIGURES, *SIZES], "key"))
+    if "model" not in own and not sizes:
+        raise ConfigError(f"model= is missing: {USAGE}")
+    if ("gpu" in own) == ("cluster" in own):
+        both = "gpu= and cluster= are two ways to say it; give one" if "gpu" in own else "gpu= or cluster= is missing"
+        raise ConfigError(f"{both}: {USAGE}")
+    return Asked(own, figures, sizes)
+
+
+def _as_keys(arguments: Sequence[str]) -> list[str]:
+    """The words with `--runs-in NAME` as the key that it stands for."""
+    words = list(arguments)
+    while "--runs-in" in words:
+        place = words.index("--runs-in")
+        if place + 1 == len(words):
+            raise ConfigError(f"--runs-in: name one of {', '.join(FRAMEWORKS)}")
+        words[place : place + 2] = [f"runs_in={words[place + 1]}"]
+    return words
+
+
+def _framework(asked: Asked) -> str | None:
+    """The framework that rows are restricted to, however it is written; None for any."""
+    text = asked.own.get("runs_in")
+    if text is None:
+        return None
+    known = {name.casefold(): name for name in FRAMEWORKS}
+    if text.casefold() not in known:
+        raise ConfigError(unknown_name("runs_in", text, list(FRAMEWORKS)))
+    return known[text.casefold()]
+
+
+def _count(asked: Asked, name: str, usual: int) -> int:
+    text = asked.own.get(name)
+    if text is None:
+        return usual
+    if not text.replace("_", "").isdecimal() or int(text) < 1:
+        raise ConfigError(f"{name}={text}: a whole number of at least 1")
+    return int(text)
+
+
+def _yes(asked: Asked, name: str) -> bool:
+    text = asked.own.get(name, "no")
+    if text not in ("yes", "no"):
+        raise ConfigError(f"{name}={text}: yes or no")
+    return text == "yes"
+
+
+def _schedules(asked: Asked) -> tuple[str, ...] | None:
+    """Schedules that the request names; None for all."""
+    text = asked.own.get("schedules")
+    if text is None:
+        return None
+    if "" in text.split(","):
+        raise ConfigError(f"schedules={text}: names with a comma between two, such as schedules=1f1b,zb_v")
+    return tuple(text.split(","))
+
+
+def _seq_len(asked: Asked) -> int:
+    """Tokens of a sequence: as asked, or the usual ones, or fewer where a config.json has positions for fewer."""
+    path = config_path(asked.own["model"]) if "model" in asked.own else None
+    longest = context_in(path) if path else None
+    found = _count(asked, "seq_len", min(SEQ_LEN, longest or SEQ_LEN))
+    if longest is not None and found > longest:
+        raise ConfigError(f"seq_len={found}: {path} has positions for {longest} tokens; take seq_len={longest} or less")
+    return found
+
+
+# --- the machine ---------------------------------------------------------------------------------------------
+
+
+def _machine(asked: Asked) -> Described:
+    if "gpu" in asked.own:
+        return described(asked.own["gpu"], asked.figures)
+    name = asked.own["cluster"]
+    others = sorted(set(asked.figures) - {"num_devices"})
+    if others:
+        raise ConfigError(f"{others[0]}=: cluster={name} has it; describe a machine with gpu= to give figures")
+    count = int(asked.figures["num_devices"]) if asked.figures.get("num_devices", "").isdecimal() else 0
+    if "num_devices" in asked.figures and count < 1:
+        raise ConfigError(f"num_devices={asked.figures['num_devices']}: a whole number of at least 1")
+    cluster = cluster_file(Path(name)) if name.endswith((".yaml", ".yml")) else _shipped(asked)
+    if not count and cluster.num_devices is None:
+        raise ConfigError(f"num_devices= is missing: cluster={name} does not say how many devices it has")
+    if count > (cluster.num_devices or count) and cluster.devices_per_node is None:
+        raise ConfigError(f"num_devices={count}: cluster {cluster.name} has {cluster.num_devices}; ask for fewer")
+    return Described(cluster.with_devices(count) if count else cluster)
+
+
+def _with_ssd(cluster: Machine, asked: Asked) -> Machine:
+    """The machine with the SSDs that are asked for."""
+    if "ssd" not in asked.own:
+        return cluster
+    if cluster.num_nodes > 1:
+        raise ConfigError(f"ssd={asked.own['ssd']}: a mesh over nodes keeps nothing in its hosts; leave it out")
+    return replace(cluster, ssd=ssds_named(asked.own["ssd"]))
+
+
+def _shipped(asked: Asked) -> Machine:
+    name = asked.own["cluster"]
+    if name in options_of("cluster"):
+        return asked.request.cluster
+    keys = devices_named(name)
+    if keys is None:
+        raise ConfigError(unknown_name("cluster", name, options_of("cluster")))
+    return machine_of(keys)
+
+
+# --- the model -----------------------------------------------------------------------------------------------
+
+
+def _model(asked: Asked) -> Architecture:
+    name = asked.own.get("model")
+    if name is None:
+        return model_of_sizes({"seq_len": str(_seq_len(asked)), **asked.sizes})
+    path = config_path(name)
+    if path is not None:
+        _refuse_sizes(asked)
+        return trained(replace(architecture_of(path), seq_len=_seq_len(asked)), asked.sizes)
+    if name not in options_of("model"):
+        raise ConfigError(_no_model(name))
+    found = asked.request.model
+    if found is None:
+        raise ConfigError(f"model={name} has no shape; take one with a shape, such as model=qwen3_1p7b")
+    return found
+
+
+def _refuse_sizes(asked: Asked) -> None:
+    for key, value in asked.sizes.items():
+        if key not in TRAINING:
+            raise ConfigError(f"{key}={value}: model={asked.own['model']} has its sizes; leave one of both out")
+
+
+def _notes(asked: Asked) -> list[str]:
+    """What was assumed of a config.json, and of frozen weights in 4 bits."""
+    path = config_path(asked.own["model"]) if "model" in asked.own else None
+    found = list(assumed_in(path)) if path else []
+    if asked.sizes.get("training_mode") == "qlora":
+        found.append(
+            "qlora: frozen weights are counted in 4.127 bits (arXiv 2305.14314); making them 16 again is not timed"
+        )
+    return [*found, NOTE] if asked.lengths else found
+
+
+def _no_model(name: str) -> str:
+    if "/" in name or name.endswith(".json"):
+        return f"model={name}: there is no such config.json or folder with one; nothing is downloaded, fetch it first"
+    return unknown_name("model", name, options_of("model"))
+
+
+# --- one host ------------------------------------------------------------------------------------------------
+
+
+def _check_host(cluster: Machine) -> None:
+    check_figures(cluster, (*LAYERS, *MOVES), "advise")
+
+
+def _terms(
+    model: Architecture, cluster: Machine, asked: Asked, sequences: int, microbatches: Sequence[float] | None = None
+) -> tuple[Terms, Basis]:
+    """What all contenders on one host share, and the figures behind it."""
+    cost = asked.request.cost
+    basis = make_basis(cluster, cost.constants, cost.declared)
+    terms = terms_of(
+        model,
+        cluster,
+        basis,
+        num_devices=cluster.num_devices or 1,
+        sequences_per_step=sequences,
+        microbatches=microbatches,
+        num_steps=NUM_STEPS,
+    )
+    return (with_lengths(terms, basis, asked.lengths) if asked.lengths else terms), basis
+
+
+def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
+    _check_host(cluster)
+    terms, basis = _terms(model, cluster, asked, sequences)
+    found = advise(
+        terms,
+        basis,
+        names=compared(asked.own) if "compare" in asked.own else _schedules(asked),
+        budget=BUDGET,
+        processes=os.cpu_count() or 1,
+        seconds=float(_count(asked, "seconds", 0)) or SECONDS,
+        late=_yes(asked, "late") or "compare" in asked.own,
+        framework=_framework(asked),
+    )
+    answer = found.plain() | {"seq_len": model.seq_len}
+    for name, rows in (("ranking", found.ranking), ("ranking_late", found.ranking_late)):
+        answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]
+    if not found.ranking and not found.ranking_late:
+        answer |= smallest_change(found.does_not_fit, terms)
+    answer = _runnable(answer, model, cluster, asked)
+    return timed_again(answer, asked.own["lengths"], asked.lengths, model, cluster) if asked.lengths else answer
+
+
+def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, asked: Asked) -> dict[str, Any]:
+    """The answer with commands that run where neither model nor cluster is one of ours."""
+    own, words = asked.own, {}
+    if model.name != own.get("model"):
+        words[f"model={model.name}"] = _spelled("model", "transformer", asdict(model))
+    if own.get("cluster") not in options_of("cluster"):
+        words[f"cluster={cluster.name}"] = _spelled_machine(cluster)
+    for row in (*answer.get("ranking", ()), *answer.get("ranking_late", ()), *answer.get("limits", ())):
+        for short, long in words.items():
+            for key in row.keys() & {"command", "export", "export_note"}:
+                row[key] = row[key] and row[key].replace(f" {short} ", f" {long} ")
+    return answer
+
+
+def _values(given: Machine) -> dict[str, Any]:
+    return {each.name: getattr(given, each.name) for each in fields(given) if each.name != "ssd"}  # a row says it
+
+
+def _spelled_machine(given: Machine) -> str:
+    """A machine's keys: what differs from so many devices of its kind where they usually stand."""
+    if given.gpu is None:
+        return _spelled("cluster", "local", _values(given))
+    base = f"{given.size}x_{given.gpu.name}"
+    usual = _values(machine(base))
+    changed = {key: value for key, value in _values(given).items() if value != usual[key] and key != "gpu"}
+    return _spelled("cluster", base, changed)
+
+
+def _spelled(group: str, base: str, values: Mapping[str, Any]) -> str:
+    """A group's keys one by one, over an option that is there; where numbers come from is left out."""
+    words = [word for key, value in values.items() if key != "declared" for word in _words(f"{group}.{key}", value)]
+    return " ".join([f"{group}={base}", *words])
+
+
+def _words(key: str, value: Any) -> list[str]:
+    """Words of a command line that set a key; none for what is not there."""
+    if isinstance(value, Mapping):
+        return [word for name, each in value.items() for word in _words(f"{key}.{name}", each)]
+    if isinstance(value, tuple):
+        return [shlex.quote(f"++{key}=[{','.join('null' if each is None else str(each) for each in value)}]")]
+    if isinstance(value, str) and not re.fullmatch(r"\w+", value):
+        value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return [] if value is None else [shlex.quote(f"++{key}={value}")]

@@ -1,0 +1,298 @@
+"""Questions that turn `advise` round: two contenders by causes, the longest sequence, the largest batch, the fewest
+devices, the cheapest rent for a deadline. Each asks the same search again."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from typing import Any
+
+from rpbench.advice.limits import Limit, largest, least_more, limit_of
+from rpbench.advice.rows import RUNS_IN, Misfit, command_of, command_of_mesh
+from rpbench.commands.advising.advise_table import gigabytes, label
+from rpbench.config.choices import ConfigError
+from rpbench.cost.hardware.machine import Machine
+from rpbench.explain.side import Side, Work
+from rpbench.explain.split import explain
+from rpbench.mesh.plan_search.plans import SCHEDULES, Space
+from rpbench.mesh.plan_search.search import NothingFits, search
+from rpbench.plan.contest.contender import contenders, why_not_charged
+from rpbench.plan.contest.plans import Tuned
+from rpbench.plan.contest.terms import Terms
+from rpbench.workload.architecture import Architecture
+
+QUESTIONS = ("compare", "max_seq_len", "max_batch", "fewest_devices", "deadline_days")
+BESIDES = ("tokens", "usd_per_device_hour")  # what the last one takes
+ALSO = {"fsdp": "zero_3", "ddp": "data_parallel"}  # how people call them
+TOKENS, LONGEST = 64, 1 << 20  # sequences are told in steps of so many tokens, up to a million
+WIDEST = 4096  # sequences of a microbatch
+# Causes of a mesh's step, in the words of `rpbench.explain`.
+_CAUSE = {
+    "work": "computation",
+    "hops": "transfers",
+    "data": "collectives",
+    "tied": "collectives",
+    "fixed": "overheads",
+    "jitter": "overheads",
+}
+HOURS_A_DAY = 24.0
+
+
+def question_of(own: Mapping[str, str]) -> str | None:
+    """The question among the words; None for plain advice.
+
+    Raises:
+        ConfigError: for two at once, or a value that cannot be.
+    """
+    asked = [name for name in QUESTIONS if name in own and own[name] != "no"]
+    if len(asked) > 1:
+        raise ConfigError(f"{asked[0]}= and {asked[1]}=: one question at a time; leave one out")
+    for name in ("max_seq_len", "max_batch", "fewest_devices"):
+        if own.get(name, "yes") not in ("yes", "no"):
+            raise ConfigError(f"{name}={own[name]}: yes or no")
+    for name in BESIDES:
+        if name in own and "deadline_days" not in own:
+            raise ConfigError(f"{name}={own[name]}: it belongs to a deadline; add deadline_days=, such as 30")
+    if "deadline_days" in own and "tokens" not in own:
+        raise ConfigError("tokens= is missing: how many are to be trained on until the deadline, such as tokens=1e9")
+    if asked == ["compare"]:
+        compared(own)
+    return asked[0] if asked else None
+
+
+def compared(own: Mapping[str, str]) -> tuple[str, str]:
+    """The schedules of `compare=A,B`.
+
+    Raises:
+        ConfigError: for other than two names.
+    """
+    names = [ALSO.get(name, name) for name in own["compare"].split(",")]
+    if len(names) != 2 or "" in names or names[0] == names[1]:
+        raise ConfigError(f"compare={own['compare']}: two schedules with a comma between, as in compare=fsdp,roundpipe")
+    if "schedules" in own:
+        raise ConfigError(f"schedules={own['schedules']}: compare= names the schedules; leave it out")
+    return names[0], names[1]
+
+
+def positive(own: Mapping[str, str], name: str) -> float:
+    """A number above 0.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    try:
+        found = float(own[name].replace("_", ""))
+    except ValueError:
+        found = float("nan")
+    if not isfinite(found) or found <= 0:
+        raise ConfigError(f"{name}={own[name]}: a number above 0")
+    return found
+
+
+# --- two contenders ------------------------------------------------------------------------------------------
+
+
+def mesh_spaces(names: tuple[str, str], space: Space) -> list[Space]:
+    """What a search over meshes may choose from for each of two that are compared.
+
+    Raises:
+        ConfigError: for a schedule that it does not have.
+    """
+    found = []
+    for name in names:
+        if name == "zero_3":
+            found.append(replace(space, schedules=("1f1b",), shared=("parameters",)))
+        elif name in SCHEDULES:
+            found.append(replace(space, schedules=(name,)))
+        else:
+            raise ConfigError(
+                f"compare={name}: a search over meshes has fsdp, {', '.join(SCHEDULES)}; name two of these"
+            )
+    return found
+
+
+def comparison(answer: Mapping[str, Any], names: tuple[str, str], model: Architecture, machine: Machine) -> Any:
+    """Why the second is not as fast as the first, by causes; None where one of them has no plan that fits."""
+    rows = {row["schedule"].partition("(")[0]: row for row in reversed(answer["ranking"])}
+    if not all(name in rows for name in names):
+        return None
+    first, second = (_side(rows[name], answer, model, machine) for name in names)
+    return explain(first, second, "pace").plain()
+
+
+def _side(row: Mapping[str, Any], answer: Mapping[str, Any], model: Architecture, machine: Machine) -> Side:
+    """A row with its causes in device-seconds of a token."""
+    each, causes = answer["num_devices"] / answer["tokens_per_step"], dict[str, float]()
+    for name, seconds in row["why"].items():
+        cause = _CAUSE.get(name, name)
+        causes[cause] = causes.get(cause, 0.0) + each * seconds
+    work = Work(model.flops_per_token(answer["seq_len"]), machine.matmul_flops_per_s)
+    return Side(label(row), sum(causes.values()), "predicted", causes, "predicted", work=work)
+
+
+# --- what a machine holds ------------------------------------------------------------------------------------
+
+
+TermsAt = Callable[[int], Terms]  # of a length, or of a microbatch's sequences
+
+
+def host_limits(terms_at: TermsAt, question: str, names: Sequence[str] | None, longest: int | None) -> Iterator[Limit]:
+    """The limit of every contender on one host.
+
+    Args:
+        names: schedules; None: those that a framework runs today.
+        longest: tokens that the model has positions for; None: no limit.
+    """
+    for contender in contenders(names or tuple(RUNS_IN)):
+        if not (contender.fixed or why_not_charged(contender)):
+            yield limit_of(contender, terms_at, *_steps(question, longest))
+
+
+def _steps(question: str, longest: int | None) -> tuple[int, int]:
+    """In which steps a question counts, and up to where."""
+    return (TOKENS, min(LONGEST, longest or LONGEST)) if question == "max_seq_len" else (1, WIDEST)
+
+
+def node_limits(
+    model: Architecture, machine: Machine, question: str, space: Space, batch: int, longest: int | None
+) -> Iterator[Limit]:
+    """The same of every schedule over nodes."""
+    of_length = question == "max_seq_len"
+    for name in space.schedules:
+
+        def held(value: int, name: str = name) -> Any:
+            own = replace(space, schedules=(name,), sequences=(1 if of_length else value,))
+            length, sequences = (value, batch) if of_length else (model.seq_len, value * machine.size)
+            try:
+                found = search(model, machine, sequences, seq_len=length, space=own, num_simulated=1)
+            except (NothingFits, ValueError):
+                return None
+            return found.best[0]
+
+        yield largest(name, held, *_steps(question, longest))
+
+
+def limit_row(limit: Limit, question: str, terms_at: TermsAt) -> dict[str, Any]:
+    """A limit as JSON holds it."""
+    key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
+    row: dict[str, Any] = {"schedule": limit.name, key: limit.value, "beyond": limit.beyond, "proven": limit.is_proven}
+    pace = command = None
+    if isinstance(limit.found, Tuned):
+        pace, command = limit.found.outcome.tokens_per_s, command_of(limit.found, terms_at(limit.value))
+        command += f" ++model.seq_len={limit.value}" if key == "seq_len" else ""
+    elif limit.found is not None:
+        job = limit.found.job
+        pace, command = limit.found.tokens_per_s_per_device * job.machine.size, command_of_mesh(job)
+    return row | {"tokens_per_s": pace, "command": command}
+
+
+def limit_lines(rows: Sequence[Mapping[str, Any]], question: str, devices: int) -> list[str]:
+    """The limits for people, the largest first."""
+    key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
+    what = "tokens a sequence" if key == "seq_len" else "sequences a device at once"
+    found = [f"{what:>26}  {'tokens/s':>10}  schedule"]
+    for row in rows:
+        beyond = "all that there is" if row["beyond"] is None else f"not {row['beyond']:,}"
+        beyond += ", proven" if row["proven"] and row["beyond"] else ""
+        pace = "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}"
+        found.append(f"{row[key]:>26,}  {pace:>10}  {row['schedule']} ({beyond})")
+    if key != "seq_len":
+        found.append(f"a step of {devices} times as many sequences is the largest without accumulation")
+    return found
+
+
+# --- how many devices ----------------------------------------------------------------------------------------
+
+
+def counts_of(machine: Machine) -> list[int]:
+    """Numbers of devices that can be asked about: of one node any, of several whole ones."""
+    each, size = machine.node_devices, machine.size
+    return [*range(1, min(each, size) + 1), *range(2 * each, size + 1, each)]
+
+
+def powers_and_last(counts: Sequence[int]) -> list[int]:
+    """The powers of two among some numbers that rise, and the largest."""
+    return sorted({count for count in counts if count & (count - 1) == 0} | {counts[-1]})
+
+
+def fewest_devices(machine: Machine, ask: Callable[[Machine], dict[str, Any]]) -> dict[str, Any]:
+    """Advice on as few devices as hold the model, and what fewer lack."""
+    fewer: list[dict[str, Any]] = []
+    answer: dict[str, Any] = {}
+    for count in counts_of(machine):
+        try:
+            answer = ask(machine.with_devices(count))
+        except ValueError as error:
+            fewer.append({"num_devices": count, "why": str(error)})
+            continue
+        if answer["ranking"]:
+            return answer | {"fewest_devices": count, "fewer": fewer}
+        fewer.append({"num_devices": count, "why": answer.get("smallest_change", "late=yes has plans that fit")})
+    if not answer:
+        raise ConfigError(fewer[-1]["why"])
+    return answer | {"fewest_devices": None, "fewer": fewer}
+
+
+def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dict[str, Any]]) -> dict[str, Any]:
+    """Days and dollars of the tokens on a few numbers of devices, and the cheapest in time.
+
+    Raises:
+        ConfigError: where nobody knows what a device costs.
+    """
+    days, tokens = positive(own, "deadline_days"), positive(own, "tokens")
+    if "usd_per_device_hour" in own:
+        price = positive(own, "usd_per_device_hour")
+    elif machine.price_usd_per_hour is not None:
+        price = machine.price_usd_per_hour / machine.size
+    else:
+        raise ConfigError(f"usd_per_device_hour= is missing: nobody knows the rent of {machine.name}; give its price")
+    counts = powers_and_last(counts_of(machine))
+    rows: list[dict[str, Any]] = []
+    answers: dict[int, dict[str, Any]] = {}
+    for count in counts:
+        try:
+            answer = ask(machine.with_devices(count))
+        except ValueError as error:
+            rows.append({"num_devices": count, "days": None, "usd": None, "why": str(error)})
+            continue
+        if not answer["ranking"]:
+            rows.append({"num_devices": count, "days": None, "usd": None, "why": "nothing fits"})
+            continue
+        answers[count], first = answer, answer["ranking"][0]
+        needs = tokens / first["tokens_per_day"]
+        usd = needs * HOURS_A_DAY * count * price
+        rows.append({"num_devices": count, "days": needs, "usd": usd, "why": label(first)})
+    timely = [row for row in rows if row["days"] is not None and row["days"] <= days]
+    if not answers:
+        raise ConfigError(f"deadline_days={own['deadline_days']}: nothing fits on {counts[-1]} devices or fewer")
+    best = min(timely, key=lambda row: row["usd"]) if timely else None
+    answer = answers[best["num_devices"] if best else max(answers)]
+    return answer | {"rents": rows, "cheapest": best, "deadline_days": days, "tokens": tokens}
+
+
+def _devices(row: Mapping[str, Any]) -> str:
+    return f"{row['num_devices']} device{'s' if row['num_devices'] > 1 else ''}"
+
+
+def question_lines(answer: Mapping[str, Any]) -> list[str]:
+    """What a question about numbers of devices found, for people; before the advice on the one that it chose."""
+    found = [f"{_devices(row)}: {row['why']}" for row in answer.get("fewer", ())]
+    if answer.get("fewest_devices"):
+        found.append(f"fewest devices: {answer['fewest_devices']}")
+    for row in answer.get("rents", ()):
+        told = "" if row["days"] is None else f"{row['days']:,.1f} days, {row['usd']:,.0f} US dollars, "
+        found.append(f"{_devices(row)}: {told}{row['why']}")
+    if "cheapest" in answer:
+        best, days = answer["cheapest"], f"{answer['deadline_days']:g} days"
+        found.append(f"cheapest within {days}: {_devices(best)}" if best else f"none within {days}")
+    return found
+
+
+def smallest_change(misfits: Sequence[Misfit], terms: Terms) -> dict[str, Any]:
+    """The least memory that makes something fit, as a sentence and as data."""
+    found = least_more(misfits, terms)
+    where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
+    told = "; ".join(
+        f"{gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} let {more.schedule} fit" for more in found
+    )
+    told = f"no schedule fits with any of the options tried; {told or 'none is known to with more of one memory'}"
+    return {"smallest_change": told, "change": [more._asdict() for more in found]}

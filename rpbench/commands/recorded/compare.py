@@ -1,0 +1,177 @@
+"""`compare`: records side by side."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any, TextIO
+
+from rpbench.commands.recorded.noise import noises, verdict
+from rpbench.finite import is_finite
+from rpbench.records import record
+from rpbench.records.clock import IN_SLOTS, clock
+from rpbench.records.record import Record
+
+_ROUNDING = 1e-9  # what is smaller, in seconds or as a share, is zero come out of floats
+
+_MARKS = {"within": " ~", "unknown": " ?"}
+_REMARKS = {
+    "within": "~ within the noise of the two runs",
+    "unknown": "? no noise is told: one run was measured once; repeat it, as in seed=1,2,3, or ask a duel",
+}
+_CLOCKS = "some runs count slots and others seconds: their times have no ratio"
+_METRICS = (
+    "step_time_s",
+    "makespan_s",
+    "tokens_per_s",
+    "bubble_makespan",
+    "bubble_span",
+    "bubble_over_ideal",
+    "fill_s",
+    "switch_s",
+    "drain_s",
+    "intra_s",
+    "comm_exposed_s",
+)
+
+
+def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str, Any]:
+    """Print a table of the named runs and return it: choices that differ, metrics, and each metric over the first.
+
+    A difference from the first run is `beyond` the noise of the two, or `within` it, or nothing tells (`unknown`); runs
+    that differ in their seed alone are repetitions. A name is a run_id or the beginning of one.
+
+    Raises:
+        ValueError: if fewer than two runs are named, or a name fits none or several.
+    """
+    if len(names) < 2:
+        raise ValueError("compare needs two or more run ids, as in: python -m rpbench compare 3f9a 81c2")
+    rows = [_find(results, name) for name in names]
+    asked = [row | _options(row, rows) for row in rows]
+    differing = [key for key in _choice_keys(asked) if len({str(row.get(key)) for row in asked}) > 1]
+    metrics = [key for key in _METRICS if any(row.get(key) is not None for row in rows)]
+    for row, key in product(rows, metrics):
+        if row.get(key) is not None and not is_finite(row[key]):
+            raise ValueError(f"run {row['run_id'][:8]}: {key} {row[key]!r:.80} is no number; its record is damaged")
+    ratios = {key: [_over(row, rows[0], key) for row in rows] for key in metrics}
+    groups = [tuple(str(row.get(key)) for key in differing if key != "seed") for row in asked]
+    verdicts = {key: _verdicts(rows, key, groups) for key in metrics}
+    _print_table(asked, differing, {key: _cells(rows, key, ratios[key], verdicts[key]) for key in metrics}, people)
+    for remark in _remarks(rows, verdicts):
+        print(f"rpbench: {remark}", file=people)
+    return {
+        "runs": [row["run_id"] for row in rows],
+        "differing": {key: [row.get(key) for row in asked] for key in differing},
+        "metrics": {key: [row.get(key) for row in rows] for key in metrics},
+        "over_first": ratios,
+        "noise": verdicts,
+    }
+
+
+def _over(row: Record, first: Record, key: str) -> float | None:
+    return _ratio(row.get(key), first.get(key)) if _are_alike(row, first, key) else None
+
+
+def _are_alike(row: Record, first: Record, key: str) -> bool:
+    """Whether a metric of two runs has one unit."""
+    return not key.endswith("_s") or clock(row) == clock(first)
+
+
+def _verdicts(rows: list[Record], key: str, groups: list[tuple[str, ...]]) -> list[str | None]:
+    """Whether a metric of each run differs from the first's by more than noise; None for the first, or without one."""
+    first, *others = zip(rows, noises(rows, key, groups), strict=True)
+    found: list[str | None] = [None]
+    for row, noise in others:
+        has_both = row.get(key) is not None and first[0].get(key) is not None
+        found.append(verdict(first[1], noise) if has_both and _are_alike(row, first[0], key) else None)
+    return found
+
+
+def _remarks(rows: list[Record], verdicts: dict[str, list[str | None]]) -> list[str]:
+    seen = {each for line in verdicts.values() for each in line}
+    found = [text for each, text in _REMARKS.items() if each in seen]
+    clocks = {clock(row) for row in rows}
+    return [*found, _CLOCKS] if len(clocks) > 1 else [*found, IN_SLOTS] if clocks == {"slots"} else found
+
+
+def _find(results: Path, name: str) -> Record:
+    found = [row for folder in sorted(results.glob(f"{name}*")) if (row := record.read(folder)) is not None]
+    if len(found) != 1:
+        many = f"{len(found)} records begin with it; give more digits" if found else f"no record of it in {results}"
+        raise ValueError(f"run {name!r}: {many}")
+    return found[0]
+
+
+def _choice_keys(rows: list[Record]) -> list[str]:
+    """Plain choices of the runs: everything in any record that is neither a metric nor provenance."""
+    besides = {"run_id", "reason", "started_at", "git_commit", "code_version", "digest", *_METRICS}
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [
+        key
+        for key in keys
+        if key not in besides
+        and ("." in key or all(isinstance(row.get(key), str | int | None) for row in rows))
+        and any(row.get(key) is not None for row in rows)
+    ]
+
+
+def _options(row: Record, rows: list[Record]) -> dict[str, Any]:
+    """Options of a run's configuration that its record has under no name of its own, as the command line says them.
+
+    Those of a group, such as the sizes of a model, are left out where the runs have different groups of that kind.
+    """
+    config = row.get("config") or {}
+    found = {key: value for key, value in (row.get("choices") or {}).items() if key not in config and key not in row}
+    for key, value in config.items():
+        if not isinstance(value, dict):
+            found |= {} if key in row else {key: value}
+        elif len({_name(other, key) for other in rows}) == 1:
+            found |= {f"{key}.{name}": each for name, each in _flat(value).items() if name != "name"}
+        elif key not in row:
+            found[key] = _name(row, key)
+    return found
+
+
+def _name(row: Record, group: str) -> Any:
+    value = (row.get("config") or {}).get(group)
+    return value.get("name") if isinstance(value, dict) else value
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Nested options under dotted names; where numbers come from is no option."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if key == "declared":
+            continue
+        found |= (
+            {f"{key}.{name}": each for name, each in _flat(value).items()} if isinstance(value, dict) else {key: value}
+        )
+    return found
+
+
+def _ratio(value: float | None, first: float | None) -> float | None:
+    """Value over first; None where the first is nothing, or nothing but rounding."""
+    return value / first if value is not None and first is not None and abs(first) > _ROUNDING else None
+
+
+def _cells(rows: list[Record], key: str, ratios: list[float | None], verdicts: list[str | None]) -> list[str]:
+    return [
+        _cell(row.get(key), ratio) + _MARKS.get(each or "", "")
+        for row, ratio, each in zip(rows, ratios, verdicts, strict=True)
+    ]
+
+
+def _cell(value: float | None, ratio: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" + (f" ({ratio:.3f}x)" if ratio is not None else "")
+
+
+def _print_table(rows: list[Record], differing: list[str], metrics: dict[str, list[str]], people: TextIO) -> None:
+    lines = [["", *(row["run_id"][:8] for row in rows)]]
+    lines += [[key, *(str(row.get(key)) for row in rows)] for key in differing]
+    lines += [[key, *cells] for key, cells in metrics.items()]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(rows) + 1)]
+    for line in lines:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(),
+            file=people,
+        )

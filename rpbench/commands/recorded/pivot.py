@@ -1,0 +1,141 @@
+"""`pivot`: one value of runs by two of their keys, for a terminal, or as CSV, LaTeX or HTML."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rpbench.commands.recorded.record_table import table
+from rpbench.commands.recorded.store import latex_table, options_of
+from rpbench.records import record
+from rpbench.records.clock import IN_SLOTS, clock
+from rpbench.records.record import Record
+from rpbench.registry import unknown_name
+
+FORMATS = ("terminal", "csv", "latex", "html")
+ASKED = {
+    "rows": "model",
+    "columns": "schedule",
+    "value": "tokens_per_s",
+    "baseline": "",
+    "format": "terminal",
+    "out": "",
+    "results_dir": "results",
+}
+# Choices that a table should say if runs of one cell differ in them.
+_CHOICES = (
+    *("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "partition", "dispatch"),
+    *("offload", "num_devices", "num_microbatches", "num_steps", "seed", "overrides"),
+)
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """Args:
+    frame: a pandas frame, a row and a column for each value of the keys.
+    remarks: what a reader must know of its cells.
+    """
+
+    frame: Any
+    remarks: tuple[str, ...]
+
+    def rows(self) -> list[Record]:
+        """Its rows; None where no run has both values."""
+        found = self.frame.reset_index().to_dict("records")
+        return [{str(key): None if cell != cell else cell for key, cell in each.items()} for each in found]
+
+    def text(self, form: str) -> str:
+        """It as a text in one of `FORMATS`; numbers of a terminal have six digits, others all."""
+        if form == "csv":
+            return str(self.frame.to_csv(lineterminator="\n"))
+        if form == "html":
+            return f"{self.frame.to_html(na_rep='', float_format='{!s}'.format)}\n"
+        if form == "latex":
+            rows = self.rows()
+            return latex_table([list(rows[0]), *(list(row.values()) for row in rows)])
+        return f"{self.frame.to_string(float_format='{:.6g}'.format, na_rep='-')}\n"
+
+
+def pivot(arguments: Sequence[str], out: TextIO, err: TextIO) -> None:
+    """Write a pivot: for people to `err` and as lines of JSON to `out`, or in a format of documents to `out` or a file.
+
+    Raises:
+        ValueError: for an unknown option or format, a column that no record has, or a baseline that is no column.
+    """
+    options = options_of(arguments, ASKED)
+    form, target = options["format"], options["out"]
+    if form not in FORMATS:
+        raise ValueError(unknown_name("format", form, list(FORMATS)))
+    if target and form == "terminal":
+        raise ValueError(f"out={target}: choose what it holds: format=csv, latex or html")
+    found = pivoted(options)
+    for line in found.remarks:
+        print(line, file=err)
+    if target:
+        record.write_atomically(Path(target), found.text(form))
+    elif form == "terminal":
+        err.write(found.text(form))
+        out.writelines(json.dumps(row) + "\n" for row in found.rows())
+    else:
+        out.write(found.text(form))
+
+
+def pivoted(options: dict[str, str]) -> Pivot:
+    """A metric by two choices, its median over what else varies; with a baseline, over that column's.
+
+    Raises:
+        ValueError: as of `pivot`.
+    """
+    frame = table(Path(options["results_dir"])).to_pandas(integer_object_nulls=True)
+    row, column, value, baseline = (options[key] for key in ("rows", "columns", "value", "baseline"))
+    for name in (row, column, value):
+        if name not in frame:
+            raise ValueError(unknown_name("column", name, list(frame.columns)))
+    if row == column or value in (row, column):
+        raise ValueError(f"rows={row}, columns={column}, value={value}: three keys that differ")
+    keys = frame[[row, column]].astype(object).where(frame[[row, column]].notna(), "none")
+    try:
+        numbers = keys.assign(**{value: frame[value].astype(float)}).dropna()
+    except (TypeError, ValueError):
+        raise ValueError(f"value={value}: not a number in every record; choose a metric") from None
+    if numbers.empty:
+        raise ValueError(f"value={value}: none of the {len(frame)} runs has it; choose a metric that they have")
+    runs = frame.loc[numbers.index]
+    clocks = runs[["cost", "evidence"]].apply(clock, axis=1)
+    if value.endswith("_s"):
+        _refuse_two_clocks(clocks, [keys.loc[runs.index, key] for key in ([row] if baseline else [row, column])], value)
+    cells = numbers.pivot_table(index=row, columns=column, values=value, aggfunc="median")
+    if baseline:
+        known = {str(name): name for name in cells.columns}
+        if baseline not in known:
+            raise ValueError(unknown_name("baseline", baseline, list(known)))
+        cells = cells.div(cells[known[baseline]], axis=0)
+    in_slots = (IN_SLOTS,) if value.endswith("_s") and not baseline and (clocks == "slots").any() else ()
+    return Pivot(cells, (*_merged(runs, row, column), *(f"rpbench: {remark}" for remark in in_slots)))
+
+
+def _refuse_two_clocks(clocks: Any, keys: list[Any], value: str) -> None:
+    """Slots and seconds have neither a median nor a ratio.
+
+    Raises:
+        ValueError: if runs that agree in `keys`, a series each, count their times in both.
+    """
+    if (clocks.groupby(keys).nunique() > 1).any():
+        raise ValueError(
+            f"value={value}: some of the runs count slots (cost=unit) and others seconds; take rows=cost, or a value "
+            "without unit such as bubble_makespan"
+        )
+
+
+def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:
+    """What a person must know of cells that hold several runs: how many, and what these differ in."""
+    cells = frame.groupby([row, column], dropna=False)
+    most = int(cells.size().max())
+    if most < 2:
+        return ()
+    names = [name for name in _CHOICES if name in frame and name not in (row, column)]
+    varying = [name for name in names if int(cells[name].nunique(dropna=False).max()) > 1]
+    plain = [name for name in varying if name != "overrides"] or ["other options" for _ in varying]
+    what = f"that differ in {', '.join(plain)}" if plain else "of one request"
+    return (f"rpbench: a cell is the median of up to {most} runs {what}",)

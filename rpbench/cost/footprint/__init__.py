@@ -1,0 +1,1 @@
+"""Bytes on devices and hosts by class of tensor, and what fits."""

@@ -1,0 +1,488 @@
+"""Bytes on a device by class of tensor, for weights bound to a device and for weights that stream through it.
+
+    bound      weights, gradients and optimizer state of every stage of the device, older versions of the weights
+               that a policy stashes, the input of every stage and microbatch in flight, the recomputed
+               activations of one stage, logits; where devices share the head, its logits of every microbatch that
+               waits for the other shares; where backward is in halves, the activations of what waits for its second
+    streamed   weights of the stage that runs and of those that come ahead (the next one, where no transfers say
+               otherwise), gradients of the stage that runs, its recomputed activations, boundary tensors
+               double-buffered both ways, a chunk of logits
+
+What replicas share, or keep on the host while stages are bound, is counted in `rpbench.cost.footprint.replicas`.
+
+Both recompute everything from the input of a stage. Where bound stages recompute nothing, the activations and logits of
+every microbatch in flight stand in place of kept inputs and recomputed activations. Mixed precision: weights and
+gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits, on the device when bound, on
+the host when streamed; so are the kept inputs of streamed stages. Working memory of kernels and allocator is left out.
+
+Source: bytes per parameter as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", SC'20, section 3.1; streamed tensors as in the released library of RoundPipe
+(arXiv 2604.27085).
+"""
+
+from collections.abc import Collection, Sequence
+from copy import copy
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.cost.charges import CHARGES
+from rpbench.cost.footprint import replicas
+from rpbench.cost.footprint.fitting import Moments, fitting_stages, undominated
+from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
+from rpbench.ir.action import HEAD, Action, Kind
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.checks.residency import (
+    inputs_stay,
+    moves_activations,
+    peak_kept_inputs,
+    prefetch_depth,
+    resident_levels,
+)
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Schedule, Weights
+from rpbench.passes.lower import add_steps
+
+# Boundary tensors of a streamed stage: two on their way in, two on their way out.
+BOUNDARY_BUFFERS = 4
+STAYING_BUFFERS = 2  # what comes into a stage and what it makes, where nothing of it leaves the device
+
+# Backward reads what forward read, which may be older than the newest weights.
+_STASHING = frozenset({Policy.STASH, Policy.VERTICAL, Policy.TWO_BW})
+_OF_RECOMPUTING = ("kept stage inputs", "recomputed activations", "activations between halves", "logits")
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+# --- bytes on each device -----------------------------------------------------------------------------------
+
+
+def device_bytes(
+    schedule: Schedule,
+    sizes: ModelBytes,
+    in_flight: Sequence[int],
+    keeps: Collection[int] | None = None,
+    analysis: Analysis | None = None,
+) -> list[int]:
+    """Peak bytes on each device of a schedule whose partition is known.
+
+    Args:
+        in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
+            bound schedules keep them on the device.
+        keeps: the stages whose activations stay; None: all or none, as `sizes` says.
+        analysis: of the schedule, if there is one already.
+
+    Raises:
+        ValueError: if the schedule has no partition.
+    """
+    return [sum(classes.values()) for classes in classes_of(schedule, sizes, in_flight, keeps, analysis)]
+
+
+def classes_of(
+    schedule: Schedule,
+    sizes: ModelBytes,
+    in_flight: Sequence[int],
+    keeps: Collection[int] | None = None,
+    analysis: Analysis | None = None,
+) -> list[dict[str, int]]:
+    """Bytes of each class of tensors at every device's peak.
+
+    Raises:
+        ValueError: if the schedule has no partition.
+    """
+    cut = schedule.partition
+    if cut is None:
+        raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
+    footprint = Footprint(schedule, sizes, in_flight, keeps, analysis)
+    tables = footprint.classes(np.array([cut.forward]), np.array([cut.backward]))
+    devices = range(schedule.shape.num_ranks)
+    return [{name: int(table[0, device]) for name, table in tables.items()} for device in devices]
+
+
+class Footprint:
+    """Peak bytes of partitions with the same numbers of stages; a schedule says which stage runs where.
+
+    Where replicas share stages or keep parts of them on the host, the schedule must say so: with its transfers.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        sizes: ModelBytes,
+        in_flight: Sequence[int],
+        keeps: Collection[int] | None = None,
+        analysis: Analysis | None = None,
+    ) -> None:
+        """The arguments of `device_bytes`."""
+        self._take(sizes)
+        self._keeps = None if keeps is None else frozenset(keeps)
+        self._streamed = schedule.weights is Weights.STREAMED
+        self._in_flight = np.asarray(in_flight, np.int64)
+        devices = range(schedule.shape.num_ranks)
+        self._visits = [_visits(schedule.compute(device)) if self._streamed else [] for device in devices]
+        self._depth = prefetch_depth(schedule) if self._streamed else 1
+        self._holds = _holds(schedule)
+        self._kept_inputs = [peak_kept_inputs(schedule, device) for device in devices] if inputs_stay(schedule) else []
+        self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
+        self._along_sequence = schedule.shape.sequence_parallel
+        self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
+        self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
+        self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # a copy, from which steps are taken back
+        shares = not self._streamed and replicas.shares_or_offloads(schedule)
+        self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
+        self._in_flight_by_stage = list[Moments]()
+        self._between_halves: Moments | None = None
+        if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
+            stages = schedule.shape.num_stages
+            waiting = [_waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
+            self._between_halves = Moments(waiting)
+        self._analysis = analysis or Analysis(schedule)
+        self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
+
+        if sizes.each and not (self._streamed or moves_activations(schedule)):
+            self._in_flight = np.array([levels.sum(axis=1).max() for levels in _levels(self._analysis, sizes.each)])
+
+    def _take(self, sizes: ModelBytes) -> None:
+        self._sizes = sizes
+        self._embedding, self._head = np.array([sizes.embedding, sizes.head])
+        below = np.zeros((1, len(LayerSize._fields)), np.int64)
+        self._running: Ints = np.concatenate([below, np.cumsum(sizes.layers, axis=0)]).T  # (sizes, layers + 1)
+
+    @property
+    def least_bytes(self) -> int:
+        """What the fullest device holds at least, however the layers are cut.
+
+        The fullest device holds no less than any weighted mean of them all. A device counts the more the less a layer
+        takes there, so that a cut which evens them out meets the bound; a layer goes where it adds least to the mean.
+        """
+        if self._streamed:
+            return 0
+        if self._replicas is not None:
+            return self._replicas.least_bytes(self._sizes)
+        versions = np.ones(len(self._holds)) + self._more_versions
+        each = self._staying(np.array(self._sizes.layers, np.float64), versions)  # (layers, stages)
+        lightest = np.where(self._holds > 0, each.mean(axis=0)[:, None], np.inf).min(axis=0)  # a layer, by device
+        weights = np.where(np.isfinite(lightest) & (lightest > 0), 1 / lightest, 0.0)
+        if not weights.any():
+            return 0
+        counted = self._holds @ (weights / weights.sum())  # what a byte of a stage adds to the mean
+        found = (each * counted).min(axis=1).sum()
+        if not self._num_head_shards:
+            ends = self._staying(np.array([self._embedding, self._head], np.float64), versions)
+            found += ends[0, 0] * counted[0] + ends[1, -1] * counted[-1]
+        return int(found / self._tensor_shares)
+
+    def staying(self) -> tuple[Floats, tuple[float, float]]:
+        """Bytes of a layer that stay on the device of each stage, (stages,), and of embedding and head."""
+        versions = np.ones(len(self._holds)) + self._more_versions
+        ends = self._staying(np.array([self._embedding, self._head], np.float64), versions)
+        return self._staying(np.array(self._sizes.layers, np.float64), versions).min(axis=0), (ends[0, 0], ends[1, -1])
+
+    def moments(self) -> list[Ints]:
+        """For each device, microbatches in flight of each stage, when most are, (moments, stages)."""
+        return _levels(self._analysis)
+
+    def between_halves(self) -> list[Ints]:
+        """The same of microbatches between the two halves of their backward; empty where it is in one piece."""
+        devices = range(0 if self._between_halves is None else len(self._holds[0]))
+        schedule = self._analysis.schedule
+        return [_waiting_halves(schedule.compute(each), schedule.shape.num_stages) for each in devices]
+
+    def _staying(self, sizes: Floats, versions: Floats) -> Floats:
+        """Bytes of layers that stay on the device of a stage, (layers, stages)."""
+        weights, gradients, optimizer = sizes[:, 0], sizes[:, 1], sizes[:, 2]
+        return np.outer(weights, versions) + (gradients + optimizer * self._num_states)[:, None]
+
+    def keeping(self, keeps: Collection[int]) -> "Footprint":
+        """The same where the activations of these stages stay."""
+        found = copy(self)
+        found._keeps = frozenset(keeps)
+        return found
+
+    def of_sizes(self, sizes: ModelBytes) -> "Footprint":
+        """The same of other sizes."""
+        found = copy(self)
+        found._take(sizes)
+        return found
+
+    def peaks(self, forward: Ints, backward: Ints, keeps: Bools | None = None) -> Ints:
+        """Bytes on each device, (plans, devices); arguments as in `classes`."""
+        total: Ints = sum(self.classes(forward, backward, keeps).values(), start=np.zeros((), np.int64))
+        return total
+
+    def classes(self, forward: Ints, backward: Ints, keeps: Bools | None = None) -> dict[str, Ints]:
+        """Bytes of each class at the peak, (plans, devices).
+
+        Args:
+            forward: layers of each forward stage, (plans, forward stages).
+            backward: layers of each backward stage, (plans, backward stages).
+            keeps: whether the activations of a stage stay, (plans, backward stages); None: as the footprint says.
+        """
+        below = self._stages(backward, has_head=True)
+        if keeps is None:
+            keeps = np.full((1, backward.shape[1]), self._sizes.keeps_activations)
+            if self._keeps is not None:
+                keeps = np.array([[stage in self._keeps for stage in range(backward.shape[1])]])
+        recomputes = self._streamed or not keeps.any()
+        found = self._recomputing(forward, below) if recomputes else self._with_activations(below, keeps)
+        for charge in CHARGES:
+            if not charge.ends.isdisjoint(self._analysis.schedule.kinds):
+                each = charge.bytes_of(below, self._sizes) + 0 * below.weights  # (plans, stages)
+                found[f"{charge.name} buffers"] = (each[:, :, None] * self._holds[: each.shape[1]]).max(axis=1)
+        return found
+
+    def _recomputing(self, forward: Ints, below: StageSizes) -> dict[str, Ints]:
+        if self._replicas is not None:
+            return self._replicas.classes(below, self._sizes) | self._waiting_for_weights(below)
+        if not self._streamed:
+            found = self._bound_classes(below)
+            if self._tensor_shares > 1:  # all is cut over the devices, the kept inputs along the sequence alone
+                whole = () if self._along_sequence else ("kept stage inputs",)
+                return {
+                    name: table if name in whole else -(-table // self._tensor_shares) for name, table in found.items()
+                }
+            return found
+        found = self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
+        if self._kept_inputs:
+            found["kept stage inputs"] = np.tile(np.array(self._kept_inputs) * self._sizes.boundary, (len(forward), 1))
+        return found
+
+    def _with_activations(self, stages: StageSizes, keeps: Bools) -> dict[str, Ints]:
+        """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
+        if not self._in_flight_by_stage:
+            levels = _levels(self._analysis, self._sizes.each, self._sizes.until_weights)
+            self._in_flight_by_stage.append(Moments(levels))
+        whole = stages.activations.copy()
+        whole[:, -1] += self._sizes.logits
+        peaks = self._in_flight_by_stage[0].peaks(np.where(keeps, whole, self._sizes.boundary))
+        again = stages._replace(activations=stages.activations * ~keeps)
+        found = self._recomputing(np.zeros((len(whole), 1), np.int64), again)
+        every, some = keeps.all(axis=1, keepdims=True), keeps.any(axis=1, keepdims=True)
+        dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {"kept stage inputs": some, "logits": keeps[:, -1:]}
+        for name in dropped.keys() & found.keys():
+            found[name] = found[name] * ~dropped[name]
+        kept = {name: table for name, table in found.items() if name not in dropped or table.any()}
+        return kept | {"activations": peaks * some}
+
+    def fitting(self, forward: Ints, backward: Ints, limit_bytes: int | None) -> Bools:
+        """Which backward stages recompute nothing where as few do as the memory allows, (plans, stages)."""
+        holds = self._holds[: backward.shape[1]]
+        return fitting_stages(lambda keeps: self.peaks(forward, backward, keeps), len(backward), holds, limit_bytes)
+
+    def _stages(self, counts: Ints, *, has_head: bool) -> StageSizes:
+        ends = np.cumsum(counts, axis=1)
+        sums = self._running[:, ends] - self._running[:, ends - counts]  # (sizes of a layer, plans, stages)
+        if self._num_head_shards:  # both are cut over the vocabulary
+            sums += -(-(self._embedding + self._head) // self._num_head_shards)[:, None, None]
+        else:
+            sums[:, :, 0] += self._embedding[:, None]
+            sums[:, :, -1] += self._head[:, None] * has_head
+        return StageSizes(*sums)
+
+    def _bound_classes(self, stages: StageSizes) -> dict[str, Ints]:
+        plans, num_stages = stages.weights.shape
+        logits = self._sizes.logits * self._holds[num_stages - 1]
+        if self._num_head_shards:
+            logits = np.array(self._waiting_shares) * -(-self._sizes.logits // self._num_head_shards)
+        return {
+            "weights": stages.weights @ self._holds,
+            **(
+                {"stashed weights": (stages.weights * self._more_versions) @ self._holds}
+                if self._more_versions.any()
+                else {}
+            ),
+            "gradients": stages.gradients @ self._holds,
+            "optimizer state": stages.optimizer @ self._holds * self._num_states,
+            "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)).astype(np.int64),
+            "recomputed activations": (stages.activations[:, :, None] * self._holds).max(axis=1, initial=0),
+            **self._waiting_for_weights(stages),
+            "logits": np.tile(logits, (plans, 1)),
+        }
+
+    def _waiting_for_weights(self, stages: StageSizes) -> dict[str, Ints]:
+        """Recomputed activations that stay from the first half of a backward to the second."""
+        if self._between_halves is None or not self._between_halves.hold_anything:
+            return {}
+        return {"activations between halves": self._between_halves.peaks(stages.activations)}
+
+    def _streamed_classes(self, up: StageSizes, down: StageSizes) -> dict[str, Ints]:
+        """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
+        plans, num_up = up.weights.shape
+        none = num_up + down.weights.shape[1]  # the column of no stage: after forward and backward stages
+        visits = [
+            [_columns(found, num_up, none) for found in _with_next(device, self._depth)] for device in self._visits
+        ]
+        current, *after = np.array([found for device in visits for found in device]).T
+        with_head = (current == none - 1) | ((current == num_up - 1) & (not self._fused))
+        zeros = np.zeros_like(up.weights)
+        weights = np.concatenate([up.weights, down.weights, zeros[:, :1]], axis=1)
+        gradients = np.concatenate([zeros, down.gradients, zeros[:, :1]], axis=1)
+        activations = np.concatenate([zeros, down.activations, zeros[:, :1]], axis=1)
+        buffers = STAYING_BUFFERS if self._kept_inputs else BOUNDARY_BUFFERS
+        boundary = buffers * self._sizes.boundary * (current != none)
+        at_visits = {
+            "weights": weights[:, current],
+            "prefetched weights": sum((weights[:, found] for found in after), start=np.zeros_like(weights[:, current])),
+            "gradients": gradients[:, current],
+            "recomputed activations": activations[:, current],
+            "boundary tensors": np.tile(boundary, (plans, 1)),
+            "logits": np.tile(self._sizes.logits_chunk * with_head, (plans, 1)),
+        }
+        total = sum(at_visits.values(), start=np.zeros((), np.int64))
+        bounds = [0, *np.cumsum([len(device) for device in visits]).tolist()]
+        worst = [total[:, start:stop].argmax(axis=1) + start for start, stop in pairwise(bounds)]
+        chosen = np.stack(worst, axis=1)
+        return {name: np.take_along_axis(table, chosen, axis=1) for name, table in at_visits.items()}
+
+
+def _holds(schedule: Schedule) -> Ints:
+    """1 where a stage runs on a device, (stages, devices)."""
+    shape = schedule.shape
+    found = np.zeros((max(shape.num_stages, shape.num_backward_stages), shape.num_ranks), np.int64)
+    for device in range(shape.num_ranks):
+        row = schedule.compute(device)
+        inside = [part for action in row for part in action.sub] if Kind.OVERLAP in schedule.kinds else ()
+        pairs = {*map(itemgetter(0, 1), row), *map(itemgetter(0, 1), inside)}
+        found[[stage for kind, stage in pairs if kind not in (*HEAD, Kind.OVERLAP)], device] = 1
+    return found
+
+
+def _levels(analysis: Analysis, each: Sequence[float] = (), until_weights: float = 1.0) -> list[Ints]:
+    """For each device, microbatches of each stage that it holds, when most are, (moments, stages).
+
+    A microbatch counts what `each` says of it (1 where that is empty), or 1 where some move; between I and W the part
+    that W lets go.
+    """
+    schedule = analysis.schedule
+    if moves_activations(schedule):
+        return [np.array(sorted(levels), np.int64) for levels in resident_levels(analysis)]
+    stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
+    return [_moments(schedule.compute(device), stages, each, until_weights) for device in devices]
+
+
+def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float], until_weights: float) -> Ints:
+    """Microbatches in flight of each stage as its forwards begin, when most are, (moments, stages)."""
+    kind, stage, counts = _columns_of(row, each)
+    taken = _changes(kind == Kind.F, stage, num_stages, counts)
+    freed: Any = _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages, counts)
+    if until_weights < 1:
+        halves = (_changes(kind == half, stage, num_stages, counts) for half in (Kind.I, Kind.W))
+        freed = freed + (1 - until_weights) * np.subtract(*halves)
+    levels = np.cumsum(taken - freed, axis=0)
+    before = np.concatenate([np.zeros((1, num_stages), np.int64), levels[:-1]]) if len(row) else levels
+    return undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
+
+
+def _waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
+    """Microbatches of each stage between I and W, when most are, (moments, stages)."""
+    kind, stage, counts = _columns_of(row, each)
+    begun = kind == Kind.I
+    changes = _changes(begun, stage, num_stages, counts) - _changes(kind == Kind.W, stage, num_stages, counts)
+    levels = np.cumsum(changes, axis=0)
+    return undominated(levels[begun])
+
+
+def _columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
+    """Kind and stage of every plain action of a row, and what its microbatch counts; 1 where all are alike."""
+    parts = [part for action in row for part in action.sub or (action,)]
+    kind, stage = (np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))
+    counts = np.array([each[(part.microbatch or 0) % len(each)] for part in parts] if each else 1)
+    return kind, stage, np.broadcast_to(counts, kind.shape)
+
+
+def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int, counts: Any) -> Ints:
+    """What its microbatch counts in the column of its stage for every chosen action, (actions, stages)."""
+    found = np.zeros((len(stage), num_stages), counts.dtype)
+    found[np.flatnonzero(chosen), stage[chosen]] = counts[chosen]
+    return found
+
+
+def _kept_versions(schedule: Schedule) -> Sequence[int]:
+    """The most versions of its weights that each stage keeps at a time, itself or under its policy."""
+    if schedule.policy not in _STASHING:
+        return (1,) * schedule.shape.num_backward_stages
+    return Analysis(schedule if Kind.STEP in schedule.kinds else add_steps(schedule)).versions.live
+
+
+class Visit(NamedTuple):
+    """A stage that runs on a device for some microbatches in a row."""
+
+    backward: bool
+    stage: int
+
+
+def _visits(row: Sequence[Action]) -> list[Visit]:
+    """The visits of a device's compute row; equal ones are one visit if they follow each other."""
+    kind, stage, _ = _columns_of(row)
+    plain = ~np.isin(kind, HEAD)
+    backward, stage = ~np.isin(kind[plain], (Kind.F, Kind.R)), stage[plain]
+    begins = np.ones(len(stage), bool)
+    begins[1:] = (backward[1:] != backward[:-1]) | (stage[1:] != stage[:-1])
+    return list(map(Visit, backward[begins].tolist(), stage[begins].tolist()))
+
+
+def _most_waiting(row: Sequence[Action]) -> int:
+    """The most microbatches between the two halves of a device's share of the head."""
+    most = waiting = 0
+    for action in row:
+        waiting += (action.kind is Kind.HF) - (action.kind is Kind.HB)
+        most = max(most, waiting)
+    return most
+
+
+def _with_next(visits: Sequence[Visit], depth: int) -> list[tuple[Visit | None, ...]]:
+    """Every visit and as many after it, each run once; a device that is never visited holds no stage."""
+    ahead = [*visits, *[None] * depth]
+    runs = (tuple(ahead[place : place + depth + 1]) for place in range(len(visits)))
+    return list(dict.fromkeys(runs)) or [(None,) * (depth + 1)]
+
+
+def _columns(run: tuple[Visit | None, ...], num_up: int, none: int) -> list[int]:
+    return [none if visit is None else visit.stage + num_up * visit.backward for visit in run]
+
+
+# --- the verdict --------------------------------------------------------------------------------------------
+
+_WAYS_OUT = {
+    "weights": "take more devices, or schedule=roundpipe, which streams the weights",
+    "stashed weights": "take more devices, or a schedule that keeps one version, such as 1f1b",
+    "gathered weights": "take more and smaller stages, or schedule=zero_3, which gathers them stage by stage",
+    "gradients on their way": "take more and smaller stages",
+    "gradients": "take more devices, or schedule=roundpipe, which holds one stage's gradients at a time",
+    "optimizer state": "take more devices, or schedule=roundpipe, which keeps it on the host",
+    "kept by trials": "take more devices, or schedule=zero_2, which tries nothing",
+    "prefetched weights": "take more stages, or let partition=search find smaller ones",
+    "kept stage inputs": "take smaller microbatches, or a schedule with fewer in flight such as 1f1b",
+    "activations": "take smaller microbatches, recompute=all, or a schedule with fewer in flight such as 1f1b",
+    "recomputed activations": "take smaller microbatches, or more stages",
+    "activations between halves": "take smaller microbatches, or a schedule whose backward is in one piece",
+}
+_STREAMED_WAYS_OUT = {
+    "weights": "take more stages, or let partition=search find smaller ones",
+    "gradients": "take more stages, or let partition=search find smaller ones",
+}
+
+
+def why_infeasible(schedule: Schedule, memory: DeviceMemory, in_flight: Sequence[int]) -> str:
+    """Why a schedule does not fit its devices: the worst device, its largest class, a way out; "" if it fits.
+
+    Raises:
+        ValueError: if the schedule has no partition.
+    """
+    classes = classes_of(schedule, memory.sizes, in_flight)
+    needed = [sum(by_class.values()) for by_class in classes]
+    worst = needed.index(max(needed))
+    if needed[worst] <= memory.limit_bytes:
+        return ""
+    largest = max(classes[worst], key=lambda name: classes[worst][name])
+    streamed = _STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {}
+    way_out = (_WAYS_OUT | streamed).get(largest, "take smaller microbatches")
+    return (
+        f"device {worst} needs {needed[worst] / 1e9:.1f} GB and has {memory.limit_bytes / 1e9:.1f} GB; "
+        f"{classes[worst][largest] / 1e9:.1f} GB of it are {largest}: {way_out}"
+    )

@@ -1,0 +1,353 @@
+"""Bytes where replicas share a model or keep parts of it on the host: counted from a schedule's actions.
+
+    weights             whole; a shard where they are gathered (UNSHARD); none where they come from the host for a visit
+    gathered weights    what UNSHARD and LOAD:P bring before RESHARD and FREE:P take it: the peak of those lanes
+    gradients           whole; a shard where they are scattered after every visit; none where they are stored (STORE:G)
+    gradients on their way   of two backward visits in a row: one is made while the other is scattered or stored
+    optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane;
+                        twice where a ROLLBACK may take steps back, from a copy; of important columns alone where the
+                        host steps the rest, which has that of all and the sums of one window, or of two that overlap
+    kept by trials      under policy trial a copy of the optimizer state of the stage that is tried, the largest one;
+                        and the gradients of the round before, in shards
+
+Where stages go from device to device (LOAD:P>q), the home of a stage keeps its weights and optimizer state, and the
+others have what they have loaded. It keeps the gradient as well where sums of groups come to it.
+
+A gathered stage holds its device's own shard too. Of n devices each brings, keeps and updates 1/n. What stays is
+exact; how many gradients are on their way depends on the links, and two stages are what a device has room for.
+Where sums of whole gradients run beside the next round (policy trial), that is all of them once more.
+
+Source: Rajbhandari et al., "ZeRO", SC'20, section 5.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from math import lcm
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, StageSizes
+from rpbench.cost.transfers import StageBytes
+from rpbench.ir.action import Kind
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.checks.residency import inputs_stay
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.waits.rest_rule import LateRest
+
+_SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Shares = Mapping[int, Fraction]  # stage -> the part of it that is there
+
+
+def shares_or_offloads(schedule: Schedule) -> bool:
+    """Whether anything but activations moves between devices, or to the host."""
+    return any(
+        action.kind in _SHARING or action.object in ("P", "G") for _, _, row in schedule.items() for action in row
+    )
+
+
+def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None = None) -> int:
+    """Bytes in the host's memory: what is loaded for every visit, stored, or updated there.
+
+    Streamed schedules keep everything there, and of every microbatch of a step the inputs they recompute from, unless
+    those stay on the device. Of what lives on SSDs there is a layer for each device, on its way.
+
+    Args:
+        analysis: of the same actions, if there is one already.
+    """
+    found = _at_home(schedule, sizes, analysis)
+    if not schedule.on_ssd:
+        return found
+    on_its_way = max(_of_layer(layer, schedule.on_ssd) for layer in (*sizes.layers, sizes.embedding, sizes.head))
+    return found - ssd_bytes(schedule.on_ssd, sizes).held + on_its_way * schedule.shape.num_ranks
+
+
+class SsdBytes(NamedTuple):
+    """What the SSDs of a host hold, and what a step writes there."""
+
+    held: int
+    written: int
+
+
+def ssd_bytes(on_ssd: str, sizes: ModelBytes) -> SsdBytes:
+    """Bytes of what lives on the host's SSDs; of weights, those that are trained are written.
+
+    Args:
+        on_ssd: as of a `Schedule`.
+    """
+    layers = (*sizes.layers, sizes.embedding, sizes.head)
+    written = sum(layer.optimizer * ("O" in on_ssd) + layer.gradients * ("P" in on_ssd) for layer in layers)
+    return SsdBytes(sum(_of_layer(layer, on_ssd) for layer in layers), written)
+
+
+def _of_layer(layer: LayerSize, on_ssd: str) -> int:
+    return layer.optimizer * ("O" in on_ssd) + layer.weights * ("P" in on_ssd)
+
+
+def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None) -> int:
+    """Bytes at home on the host, its SSDs included."""
+    if schedule.partition is None:
+        raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
+    numbers = range(schedule.shape.num_backward_stages)
+    if schedule.weights is Weights.STREAMED:
+        on_host = 0 if inputs_stay(schedule) else sum(sizes.each) or schedule.shape.num_microbatches
+        kept = round(sizes.boundary * (len(numbers) - 1) * on_host)
+        return kept + sum(sum(layer[:3]) for layer in (*sizes.layers, sizes.embedding, sizes.head))
+    if not shares_or_offloads(schedule):
+        return 0
+    shares, stages, found = _Shares(analysis or Analysis(schedule)), StageBytes(schedule.partition, sizes), 0
+    for number in numbers:
+        if number in shares.homes:
+            continue
+        size = stages.stage(number, backward=True)
+        if shares.rule is not None:
+            found += _late_bytes(shares.rule, size)
+            continue
+        found += size.weights * (not shares.of_weights(0, number))
+        found += size.gradients * shares.moves.moves((Kind.STORE, "G"), number)
+        found += size.optimizer * shares.on_host.get(number, False) * shares.num_states(number)
+    return found
+
+
+def _late_bytes(rule: LateRest, size: LayerSize) -> int:
+    """What the host has of a stage whose rest it steps: all masters and moments, and sums of gradients in 32 bits."""
+    if rule.all_at_once and not rule.num_warmup_steps:
+        return 0
+    sums = 2 * size.gradients * rule.rest * (1 + rule.overlap)
+    return size.optimizer + round(sums)
+
+
+class _Device(NamedTuple):
+    """What a device has of each stage: (stages,), or one row for each moment (moments, stages)."""
+
+    weights: Floats
+    gathered: tuple[Floats, ...]  # by lane
+    gradients: Floats
+    passing: Floats
+    optimizer: Floats
+    held: tuple[int, ...]
+
+
+class ReplicaFootprint:
+    """Bytes on each device of a schedule whose replicas share stages or keep parts of them on the host, for many cuts.
+
+    Args:
+        in_flight: most stage inputs each device holds at once.
+    """
+
+    def __init__(self, analysis: Analysis, in_flight: Sequence[int]) -> None:
+        schedule, shares = analysis.schedule, _Shares(analysis)
+        self._num_stages = schedule.shape.num_stages
+        self._in_flight = np.asarray(in_flight, np.int64)
+        self._tries = schedule.policy is Policy.TRIAL
+        self._devices = [self._device(shares, device) for device in range(schedule.shape.num_ranks)]
+
+    def classes(self, stages: StageSizes, sizes: ModelBytes) -> dict[str, Ints]:
+        """Bytes of each class at the peak, (plans, devices)."""
+        plans = len(stages.weights)
+        last = self._num_stages - 1
+
+        def on_devices(columns: Sequence[Floats]) -> Ints:
+            return np.rint(np.stack(columns, axis=1)).astype(np.int64)
+
+        found = {
+            "weights": on_devices([stages.weights @ device.weights for device in self._devices]),
+            "gathered weights": on_devices(
+                [
+                    sum((_peak(stages.weights, lane) for lane in device.gathered), start=np.zeros(plans))
+                    for device in self._devices
+                ]
+            ),
+            "gradients": on_devices([stages.gradients @ device.gradients for device in self._devices]),
+            "gradients on their way": on_devices([_peak(stages.gradients, device.passing) for device in self._devices]),
+            "optimizer state": on_devices([stages.optimizer @ device.optimizer for device in self._devices]),
+            "kept stage inputs": np.tile(self._in_flight * sizes.boundary, (plans, 1)),
+            "recomputed activations": on_devices(
+                [stages.activations[:, list(device.held)].max(axis=1, initial=0) for device in self._devices]
+            ),
+            "logits": np.tile(np.array([sizes.logits * (last in device.held) for device in self._devices]), (plans, 1)),
+        }
+        if self._tries:
+            found["kept by trials"] = on_devices(
+                [
+                    (stages.optimizer * device.optimizer).max(axis=1) + stages.gradients @ device.optimizer
+                    for device in self._devices
+                ]
+            )
+        return found
+
+    def least_bytes(self, sizes: ModelBytes) -> int:
+        """What the fullest device keeps at least, however the layers are cut."""
+        layers = [*sizes.layers, sizes.embedding, sizes.head]
+        found = 0.0
+        for name in ("weights", "gradients", "optimizer"):
+            everywhere = np.sum([getattr(device, name) for device in self._devices], axis=0)
+            found += everywhere.min() * sum(getattr(layer, name) for layer in layers)
+        for device in self._devices:
+            found += sum(map(_least_at_peak, device.gathered)) * sum(layer.weights for layer in layers)
+            found += _least_at_peak(device.passing) * sum(layer.gradients for layer in layers)
+            found += sizes.logits * (self._num_stages - 1 in device.held)
+        return int(found / len(self._devices))
+
+    def _device(self, shares: "_Shares", device: int) -> _Device:
+        held = shares.held(device)
+        return _Device(
+            self._row({stage: shares.of_weights(device, stage) for stage in held}),
+            tuple(self._rows(shares.arrivals(device, lane)) for lane in ("net", "h2d")),
+            self._row({stage: shares.of_gradients(device, stage) for stage in held}),
+            self._rows(shares.passing(device)),
+            self._row({stage: shares.of_state(device, stage) for stage in held}),
+            tuple(held),
+        )
+
+    def _row(self, shares: Shares) -> Floats:
+        row = np.zeros(self._num_stages)
+        for stage, share in shares.items():
+            row[stage] = share
+        return row
+
+    def _rows(self, moments: Sequence[Shares]) -> Floats:
+        rows = [self._row(shares) for shares in moments]
+        return np.unique(np.array(rows), axis=0) if rows else np.zeros((1, self._num_stages))
+
+
+def _peak(sizes: Ints, moments: Floats) -> Floats:
+    """The most that is there at any moment, for each plan."""
+    found: Floats = (sizes @ moments.T).max(axis=1)
+    return found
+
+
+def _least_at_peak(moments: Floats) -> float:
+    """What is there of every byte at the peak, at least: at one moment, or as a mean of all."""
+    return float(max(moments.min(axis=1).max(), moments.mean(axis=0).min()))
+
+
+class _Shares:
+    """Which part of every stage is on a device: for good, and at each moment."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._index, self.moves, self._visits = analysis.index, analysis.moves, analysis.visits
+        # stage -> the device that keeps it, where it goes from device to device
+        self.homes = self.moves.handovers.homes
+        self._grouped = {stage for stage, _ in self.moves.handovers.grouped}  # whose home adds up what comes
+        self.on_host = {  # stage -> whether the host updates it
+            self._index.actions[number].stage: self._index.lanes[self._index.lane_of[number]].name == "host"
+            for number in self._index.steps.values()
+        }
+        self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))} | self.homes.keys()
+        self.rule = analysis.schedule.late_rest
+        self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
+        self._stored_by_visit = self._served_by_visit((Kind.STORE, "G"))
+        if self.rule is not None:  # a sum that is scattered by visits may be stored by steps
+            self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None)) | self._stored_by_visit
+        self._cargo = analysis.cargo
+        self._tries = analysis.schedule.policy is Policy.TRIAL
+
+    def held(self, device: int) -> list[int]:
+        """The stages that run on a device."""
+        return sorted({visit.stage for visit in self._visits[device]})
+
+    # --- what stays on a device ---
+
+    def of_weights(self, device: int, stage: int) -> Fraction:
+        """Of its weights."""
+        if stage in self.homes:
+            return Fraction(int(self.homes[stage] == device))
+        if stage in self._loaded:
+            return Fraction(0)
+        gathered = self.moves.moves((Kind.UNSHARD, None), stage)
+        return Fraction(1, self.moves.replicas.get(stage, 1)) if gathered else Fraction(1)
+
+    def of_gradients(self, device: int, stage: int) -> Fraction:
+        """Of its gradients."""
+        if stage in self._grouped:
+            return Fraction(int(self.homes[stage] == device))
+        if not self._leaves_after_visits(device, stage):
+            return Fraction(1)
+        shard = Fraction(1, self.moves.replicas.get(stage, 1))
+        if self.rule is not None:  # what the device steps itself stays, and all that is stored once a step
+            return shard * (1 - self.rule.rest if (device, stage) in self._stored_by_visit else 1)
+        return Fraction(0) if self.moves.moves((Kind.STORE, "G"), stage) else shard
+
+    def of_state(self, device: int, stage: int) -> Fraction:
+        """Of its optimizer state."""
+        if stage in self.homes:
+            return Fraction(int(self.homes[stage] == device))
+        shared = self.moves.moves((Kind.UNSHARD, None), stage)
+        whole = Fraction(self.num_states(stage), self.moves.replicas.get(stage, 1) if shared else 1)
+        if self.rule is not None:
+            return whole * (1 - self.rule.rest)
+        return Fraction(0) if self.on_host.get(stage, False) else whole
+
+    def num_states(self, stage: int) -> int:
+        """Its optimizer state, and a copy where steps are taken back."""
+        return 1 + any(stage == other for other, _ in self._index.rollbacks)
+
+    def _leaves_after_visits(self, device: int, stage: int) -> bool:
+        """Whether a gradient is scattered or stored after every visit that makes it; sums of replicas stay whole."""
+        shared = self.moves.moves((Kind.UNSHARD, None), stage) or self.moves.moves((Kind.STORE, "G"), stage)
+        return shared and (device, stage) in self._leaving
+
+    def _served_by_visit(self, *kinds: tuple[Kind, str | None]) -> set[tuple[int, int]]:
+        """(device, stage) whose transfers of some kinds all serve one visit."""
+        found = {(move.visits[0].device, move.visits[0].stage) for what in kinds for move in self.moves.transfers[what]}
+        shared = (move.visits[0] for what in kinds for move in self.moves.transfers[what] if len(move.visits) > 1)
+        return found - {(visit.device, visit.stage) for visit in shared}
+
+    # --- what comes and goes ---
+
+    @cached_property
+    def _arrivals(self) -> tuple[dict[int, int], int]:
+        """Number -> the part of its stage's weights that it brings for a while, in units; and the units of a whole."""
+        found = {
+            number: Fraction(1) if cargo.stage in self.homes else cargo.share
+            for number, cargo in self._cargo.items()
+            if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
+        }
+        whole = lcm(*{share.denominator for share in found.values()})
+        return {number: share.numerator * (whole // share.denominator) for number, share in found.items()}, whole
+
+    def arrivals(self, device: int, name: str) -> list[Shares]:
+        """The weights that a lane has brought and not taken away again, after some action of it; each case once."""
+        units, whole = self._arrivals
+        brought: dict[int, deque[int]] = defaultdict(deque)  # stage -> what is there, oldest first
+        there: dict[int, int] = {}  # the same in all
+        moments: set[tuple[tuple[int, int], ...]] = set()
+        for number in self._lane(device, name):
+            action = self._index.actions[number]
+            stage = action.stage
+            if number in units:
+                if action.part == 0:
+                    brought[stage].append(0)
+                brought[stage][-1] += units[number]
+                there[stage] = there.get(stage, 0) + units[number]
+                moments.add(tuple(sorted(there.items())))
+            elif (action.kind is Kind.RESHARD or action.object == "P") and brought[stage]:
+                there[stage] -= brought[stage].popleft()
+                if not brought[stage]:
+                    del there[stage]
+        return [{stage: Fraction(part, whole) for stage, part in moment} for moment in moments]
+
+    def _lane(self, device: int, name: str) -> range:
+        found = (lane for lane in self._index.lanes if (lane.device, lane.name) == (device, name))
+        return next((range(lane.start, lane.stop) for lane in found), range(0))
+
+    def passing(self, device: int) -> list[Shares]:
+        """Gradients of backward visits that follow each other, where they leave after each; each case once."""
+        made = [visit.stage for visit in self._visits[device] if visit.last_gradient >= 0]
+        if self._tries and any(self.of_gradients(device, stage) == 1 for stage in set(made)):
+            return [dict.fromkeys(made, Fraction(1))]  # of a round, beside the one that runs
+        share = {stage: Fraction(int(self.of_gradients(device, stage) < 1)) for stage in set(made)}
+        pairs = [
+            {first: share[first] * (1 + (first == second)), second: share[second] * (1 + (first == second))}
+            for first, second in dict.fromkeys(pairwise(made))
+        ]
+        return [*pairs, {stage: share[stage] for stage in made[-1:]}]

@@ -1,0 +1,100 @@
+"""Basis: the numbers a prediction rests on - a cluster's figures and what `conf/software/` counts with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from rpbench.cost.hardware.declared import Declared, declarations
+from rpbench.cost.hardware.device import CONF, read
+from rpbench.cost.hardware.machine import COLLECTIVE_SHARE, NUMBERS, Machine
+from rpbench.cost.hardware.measured import MEASURED
+from rpbench.finite import is_finite
+
+COUNTED = ("roundpipe", "deepspeed", "fsdp", "megatron_counted", "mobius")  # of conf/software/, with numbers
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Named constants with their origins; it notes which of them a prediction has read.
+
+    Args:
+        cluster_name: for error messages.
+        values: numbers by name; a cluster's figures under their field names.
+        declared: origin of each.
+    """
+
+    cluster_name: str
+    values: Mapping[str, float]
+    declared: Mapping[str, Declared]
+    read: set[str] = field(default_factory=set, compare=False)
+
+    def __getitem__(self, name: str) -> float:
+        """The value of a constant.
+
+        Raises:
+            ValueError: if there is none, for a prediction has no silent defaults.
+        """
+        if name not in self.values:
+            field_name = f"measured.{name}" if name in MEASURED else name
+            raise ValueError(
+                f"cluster={self.cluster_name} has no {field_name}, which cost=analytic needs; give "
+                f"cluster.{field_name}=NUMBER, "
+                "take cluster=8x_rtx4090, or measure this machine: python -m rpbench calibrate"
+            )
+        self.read.add(name)
+        return self.values[name]
+
+    def get(self, name: str, default: float) -> float:
+        """The value of a constant, or what stands for *without limit* where there is none."""
+        return self[name] if name in self.values else default
+
+    def scaled(self, name: str, factor: float) -> "Basis":
+        """The same with one constant multiplied."""
+        return Basis(self.cluster_name, {**self.values, name: self.values[name] * factor}, self.declared)
+
+    def uncertain(self) -> list[str]:
+        """Constants read so far that may be off."""
+        return sorted(name for name in self.read if name in self.declared and self.declared[name].within > 0)
+
+
+@cache
+def counted_numbers() -> tuple[Mapping[str, float], Mapping[str, Mapping[str, Any]]]:
+    """Numbers and their origins of the counted frameworks; no two have one name.
+
+    Raises:
+        ValueError: for a name that two files have.
+    """
+    numbers: dict[str, float] = {}
+    declared: dict[str, Mapping[str, Any]] = {}
+    for name in COUNTED:
+        found = read(CONF / "software" / f"{name}.yaml")
+        if twice := sorted(numbers.keys() & found["numbers"].keys()):
+            raise ValueError(f"conf/software/{name}.yaml: {twice[0]} stands in another file, too; give it another name")
+        numbers |= found["numbers"]
+        declared |= found["declared"]
+    return numbers, declared
+
+
+def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mapping[str, Mapping[str, Any]]) -> Basis:
+    """A cluster's figures and the numbers of the counted frameworks together.
+
+    Args:
+        constants, declared: that take the place of these numbers.
+
+    Raises:
+        ValueError: for a constant that is no finite number of at least 0, or a wrong declaration.
+    """
+    for name, value in constants.items():
+        if not is_finite(value) or value < 0:
+            raise ValueError(f"cost.constants.{name}={value!r}: a finite number of at least 0")
+    figures = {name: float(getattr(cluster, name)) for name in NUMBERS if getattr(cluster, name) is not None}
+    figures |= {name: float(value) for name, value in cluster.measured.items()}
+    numbers, known = counted_numbers()
+    origins = declarations({**known, **declared})
+    origins |= declarations(cluster.declared)  # what a machine says of itself comes first
+    if cluster.collective_bytes_per_s is None and cluster.intra_bytes_per_s is not None:
+        figures["collective_bytes_per_s"] = COLLECTIVE_SHARE * cluster.intra_bytes_per_s
+        source = f"{COLLECTIVE_SHARE} of the direct link"
+        origins["collective_bytes_per_s"] = Declared("assumed", source, 0.2)
+    return Basis(cluster.name, {**numbers, **constants, **figures}, origins)

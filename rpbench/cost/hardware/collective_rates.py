@@ -1,0 +1,146 @@
+"""Collective rates: what the collectives of a machine were measured to reach, as a latency and a bandwidth each.
+
+A collective over n ranks of a tensor of X bytes (all of it: what is gathered, reduced or exchanged) takes
+
+    seconds = latency + volume X / bandwidth,     volume = (n - 1) / n, and twice that for an all-reduce
+
+so the bandwidth is the "bus bandwidth" of NCCL's tests (PERFORMANCE.md), comparable with a link's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, log2
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.finite import is_finite
+from rpbench.registry import unknown_name
+
+Floats = npt.NDArray[np.float64]
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+RESAMPLED = 200  # draws of the repeats, for the intervals
+INTERVAL = (5.0, 95.0)  # percentiles: nine of ten
+
+
+@dataclass(frozen=True)
+class CollectiveRate:
+    """A collective as measured.
+
+    Args:
+        name: one of `COLLECTIVES`.
+        num_ranks: that took part.
+        bytes_per_s: bus bandwidth, with the ends of an interval that holds nine of ten.
+        latency_s: of the whole collective, with the same.
+
+    Raises:
+        ValueError: for an unknown collective, fewer than 2 ranks, or a number that cannot be.
+    """
+
+    name: str
+    num_ranks: int
+    bytes_per_s: float
+    bytes_per_s_low: float
+    bytes_per_s_high: float
+    latency_s: float
+    latency_s_low: float
+    latency_s_high: float
+
+    def __post_init__(self) -> None:
+        where = f"cluster.collectives.{self.name}"
+        if self.name not in COLLECTIVES:
+            raise ValueError(f"cluster.collectives: {unknown_name('collective', self.name, list(COLLECTIVES))}")
+        if type(self.num_ranks) is not int or self.num_ranks < 2:
+            raise ValueError(f"{where}.num_ranks={self.num_ranks!r}: a whole number of at least 2")
+        for name, least in (("bytes_per_s", 0.0), ("latency_s", -inf)):
+            low, value, high = (getattr(self, f"{name}{end}") for end in ("_low", "", "_high"))
+            if not all(is_finite(each) and each > least and each >= 0 for each in (low, value, high)):
+                raise ValueError(f"{where}.{name}={value!r} ({low!r} to {high!r}): finite and above 0")
+            if not low <= value <= high:
+                raise ValueError(f"{where}.{name}={value!r} is not between its ends, {low!r} and {high!r}")
+
+    def seconds(self, total_bytes: float, size: int) -> float:
+        """Seconds of the collective over `size` ranks of this machine."""
+        if size == 1:
+            return 0.0
+        latency = self.latency_s * ring_hops(size) / ring_hops(self.num_ranks)
+        return latency + volume(self.name, size) * total_bytes / self.bytes_per_s
+
+    def plain(self) -> dict[str, Any]:
+        """Its figures by name, as a cluster file holds them."""
+        return {key: value for key, value in vars(self).items() if key != "name"}
+
+
+def collective_rates(values: Mapping[str, Mapping[str, Any]]) -> dict[str, CollectiveRate]:
+    """The rates of a cluster file, by the name of the collective.
+
+    Raises:
+        ValueError: naming what is wrong.
+    """
+    found = {}
+    for name, row in values.items():
+        try:
+            found[name] = CollectiveRate(name, **row)
+        except TypeError as error:
+            raise ValueError(f"cluster.collectives.{name}: {error}") from None
+    return found
+
+
+def volume(name: str, size: int) -> float:
+    """Bytes that each member sends in a ring, over those of the tensor."""
+    return (2 if name == "all_reduce" else 1) * (size - 1) / size
+
+
+def ring_hops(size: int) -> float:
+    """Hops whose latency is seen inside a node; as `rpbench.mesh.layers.collectives.hops`."""
+    return min(size - 1, 2 * log2(size) + 1)
+
+
+def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) -> CollectiveRate:
+    """Latency and bandwidth of a collective from its seconds, with intervals.
+
+    Relative errors count, so that small sizes tell the latency and large ones the bandwidth. The intervals are those of
+    fits to repeats drawn anew for every size.
+
+    Args:
+        samples: bytes of the tensor -> seconds of each repeat.
+
+    Raises:
+        ValueError: for fewer than two sizes, or seconds that are not above 0.
+    """
+    sizes = sorted(samples)
+    if len(sizes) < 2:
+        raise ValueError(f"{name}: a latency and a bandwidth need at least two sizes, not {len(sizes)}")
+    if not all(is_finite(each) and each > 0 for size in sizes for each in samples[size]):
+        raise ValueError(f"{name}: seconds that are not above 0 in {dict(samples)}")
+    rng = np.random.default_rng(0)
+    sent = volume(name, num_ranks) * np.array(sizes, float)
+    latency, slope = _lines(sent, np.array([[np.median(samples[size]) for size in sizes]]))[0]
+    drawn = [np.median(rng.choice(samples[size], (RESAMPLED, len(samples[size]))), axis=1) for size in sizes]
+    low, high = np.percentile(_lines(sent, np.column_stack(drawn)), INTERVAL, axis=0)
+    return CollectiveRate(
+        name,
+        num_ranks,
+        float(1 / slope),
+        float(min(1 / slope, 1 / high[1])),
+        float(max(1 / slope, 1 / low[1])),
+        float(latency),
+        float(min(latency, low[0])),
+        float(max(latency, high[0])),
+    )
+
+
+def _lines(sent: Floats, seconds: Floats) -> Floats:
+    """Latency and seconds a byte of each row of seconds, (rows, 2): least squares of relative errors.
+
+    No latency where it would be below 0.
+    """
+    one, byte = 1 / seconds, sent / seconds
+    aa, ab, bb = (one**2).sum(axis=1), (one * byte).sum(axis=1), (byte**2).sum(axis=1)
+    determinant = aa * bb - ab**2
+    latency = (bb * one.sum(axis=1) - ab * byte.sum(axis=1)) / determinant
+    slope = (aa * byte.sum(axis=1) - ab * one.sum(axis=1)) / determinant
+    odd = (latency < 0) | (slope <= 0)
+    alone = byte.sum(axis=1) / bb
+    return np.column_stack([np.where(odd, 0.0, latency), np.where(odd, alone, slope)])

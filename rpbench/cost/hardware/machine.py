@@ -1,0 +1,414 @@
+"""Machine: hosts of devices with levels of links, what stands in a host, and what an hour of it costs.
+
+A host is a machine of one node. The figures of its devices come from `conf/gpu/` where the machine names one.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
+from typing import Any
+
+from rpbench.cost.hardware.collective_rates import CollectiveRate, collective_rates, ring_hops
+from rpbench.cost.hardware.device import IN_MACHINE, Device, Ssd, device, names, read, ssds_named, unknown_option
+from rpbench.cost.hardware.measured import MEASURED
+from rpbench.finite import is_finite
+from rpbench.places import CONF
+from rpbench.registry import unknown_name
+
+_COUNTS = (
+    "num_devices",
+    "device_memory_bytes",
+    "reserved_memory_bytes",
+    "host_memory_bytes",
+    "devices_per_root_complex",
+    "devices_per_node",
+)
+_NO_NUMBERS = ("name", "published_name", "gpu", "ssd", "device_speeds", "measured", "collectives", "declared")
+_MAY_BE_0 = ("transfer_latency_s", "intra_latency_s", "inter_latency_s", "domain")
+_SHARES = ("matmul_efficiency", "wide_matmul_efficiency", "attention_efficiency", "memory_efficiency")
+
+COLLECTIVE_SHARE = 0.8  # of the direct link that rings reach; as measured on the shipped machines
+COPIED_SHARE = 0.66  # the same of the nominal link to the host
+# What stands for figures of a host that nobody gave, one way where it is a link: value, origin.
+_USUAL: Mapping[str, tuple[float, Mapping[str, Any]]] = {
+    "host_to_device_bytes_per_s": (32.0e9, {"origin": "assumed", "within": 0.3, "source": "PCIe 4.0 x16, nominal"}),
+    "host_bytes_per_s": (
+        150.0e9,
+        {"origin": "assumed", "within": 0.5, "source": "two sockets with eight channels of DDR4 each, under copies"},
+    ),
+    "inter_bytes_per_s": (
+        25.0e9,
+        {"origin": "assumed", "within": 0.5, "source": "one 200 Gb/s card for each device"},
+    ),
+    "reserved_memory_bytes": (
+        1_000_000_000,
+        {"origin": "assumed", "within": 0.5, "source": "context and libraries of one process"},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hosts and their devices, all of one kind. None: *without limit* for memory and rates, *not known* for others.
+
+    Args:
+        name: as in `conf/cluster/`.
+        gpu: what its devices are; None where only figures are known, as of a machine that was calibrated.
+        num_devices: accelerators of all nodes; None for as many as a run asks for.
+        devices_per_node: of one host; None: all.
+        domain: devices that the fast links join; 0 for those of a node.
+        device_memory_bytes: memory of one device.
+        matmul_flops_per_s: peak rate of one device in the precision of the workload.
+        host_to_device_bytes_per_s: one way, one device alone on its link; nominal where `copy_bytes_per_s` is known.
+        device_to_host_bytes_per_s: the other way; None: as fast.
+        intra_bytes_per_s: between two devices of a domain, one way; None: only through the host, as fast as to it.
+        inter_bytes_per_s: a device's part of its node's network cards, one way.
+        intra_latency_s, inter_latency_s: of one hop of a collective.
+        transfer_latency_s: from the start of a transfer to its first byte.
+        devices_per_root_complex: neighbours that share one; None: each has its own.
+        root_complex_bytes_per_s: what those get together, one way; None: without limit.
+        host_memory_bytes_per_s: what all devices get together, both ways; None: `host_bytes_per_s`.
+        price_usd_per_hour: rent of the whole machine.
+        device_speeds: of devices that differ, as multiples of the device that costs were measured on; None where all
+            are equal. They divide the time of work, not that of transfers.
+        published_name: the machine's name in `analysis/published/`, None for one without published numbers.
+        reserved_memory_bytes: what contexts and libraries of a process take of a device's memory.
+        wide_matmul_flops_per_s: peak where products are summed in fp32; lower than the other on consumer devices.
+        matmul_efficiency, wide_matmul_efficiency, attention_efficiency, memory_efficiency: shares of the peaks that
+            large products (of either kind), fused attention and element-wise kernels reach.
+        memory_bytes_per_s: of a device's own memory, read and write together.
+        copy_bytes_per_s: one way between a device and pinned host memory, as achieved by one device.
+        collective_bytes_per_s: what each device sends in a ring collective inside a domain ("bus bandwidth"), as
+            achieved; None: a share of the links, which a framework's file says.
+        host_bytes_per_s: traffic of the host's memory under an optimizer or many copies, all devices together.
+        host_memory_bytes: memory of a host.
+        ssd: the SSDs of a host; None for one without any that training may use.
+        launch_s: what a layer costs its device beside its operators: interpreter and launches.
+        measured: constants of `cost=analytic` on this machine, which come before the general ones; see
+            `rpbench.cost.hardware.measured`. Empty where the machine was not calibrated (`python -m rpbench
+            calibrate`).
+        collectives: of several ranks of a host, as measured by `python -m rpbench calibrate ranks=N`; see
+            `rpbench.cost.hardware.collective_rates`. They come before the links.
+        declared: for each number its origin; see `rpbench.cost.hardware.declared`.
+
+    Raises:
+        ValueError: for a number that is not finite and above 0, a share above 1, or devices that do not fill nodes.
+    """
+
+    name: str
+    num_devices: int | None = None
+    device_memory_bytes: int | None = None
+    matmul_flops_per_s: float | None = None
+    host_to_device_bytes_per_s: float | None = None
+    price_usd_per_hour: float | None = None
+    device_speeds: tuple[float, ...] | None = None
+    device_to_host_bytes_per_s: float | None = None
+    intra_bytes_per_s: float | None = None
+    transfer_latency_s: float = 0.0
+    devices_per_root_complex: int | None = None
+    root_complex_bytes_per_s: float | None = None
+    host_memory_bytes_per_s: float | None = None
+    published_name: str | None = None
+    reserved_memory_bytes: int | None = None
+    wide_matmul_flops_per_s: float | None = None
+    matmul_efficiency: float | None = None
+    wide_matmul_efficiency: float | None = None
+    attention_efficiency: float | None = None
+    memory_bytes_per_s: float | None = None
+    memory_efficiency: float | None = None
+    copy_bytes_per_s: float | None = None
+    collective_bytes_per_s: float | None = None
+    host_bytes_per_s: float | None = None
+    host_memory_bytes: int | None = None
+    launch_s: float | None = None
+    gpu: Device | None = None
+    ssd: Ssd | None = None
+    devices_per_node: int | None = None
+    domain: int = 0
+    inter_bytes_per_s: float | None = None
+    intra_latency_s: float = 3e-6
+    inter_latency_s: float = 10e-6
+    measured: Mapping[str, float] = field(default_factory=dict, hash=False)
+    collectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"cluster.{name}={value!r}: a whole number of at least 1, or null for no limit")
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if name not in _COUNTS and value is not None and not (is_finite(value) and value > 0):
+                raise ValueError(
+                    f"cluster.{name}={value!r}: a finite number above 0, or null if there is none{_why_not_0(name)}"
+                )
+        for name in _MAY_BE_0:
+            if not (is_finite(value := getattr(self, name)) and value >= 0):
+                raise ValueError(f"cluster.{name}={value!r}: 0 or more")
+        self._check_mappings()
+        for name in _SHARES:
+            if (getattr(self, name) or 0) > 1:
+                raise ValueError(f"cluster.{name}={getattr(self, name)!r}: a share of the peak, at most 1")
+        if self.device_speeds is not None:
+            object.__setattr__(self, "device_speeds", _checked_speeds(self.device_speeds))
+        self._check_nodes()
+
+    def _check_mappings(self) -> None:
+        for name in ("measured", "collectives", "declared"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ValueError(
+                    f"cluster.{name}={getattr(self, name)!r:.80}: keys with values, or {{}} if there are none"
+                )
+        for name, value in self.measured.items():
+            if name not in MEASURED:
+                raise ValueError(f"cluster.measured: {unknown_name('constant', name, list(MEASURED))}")
+            if not (is_finite(value) and value >= 0):
+                raise ValueError(f"cluster.measured.{name}={value!r}: a finite number of at least 0")
+        collective_rates(self.collectives)
+
+    def _check_nodes(self) -> None:
+        each, count = self.devices_per_node, self.num_devices
+        if each is not None and count is not None and count > each and count % each:
+            nearest = count - count % each
+            raise ValueError(f"num_devices={count} do not fill nodes of {each}; take {nearest} or {nearest + each}")
+        if self.domain and each is not None and self.domain % each and self.num_nodes > 1:
+            raise ValueError(f"cluster.domain={self.domain}: whole nodes of {each} devices, or 0 for one node")
+
+    @property
+    def size(self) -> int:
+        """All devices; 1 where the machine does not say how many."""
+        return self.num_devices or 1
+
+    @property
+    def node_devices(self) -> int:
+        """Devices of one host."""
+        return min(self.devices_per_node or self.size, self.size)
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts."""
+        return self.size // self.node_devices
+
+    @property
+    def num_apart(self) -> int:
+        """Hosts that links tell apart: those joined by links no slower than a host's own are one."""
+        inside = self.intra_bytes_per_s or (self.gpu and self.gpu.link_bytes_per_s)
+        return 1 if inside and (self.inter_bytes_per_s or 0) >= inside else self.num_nodes
+
+    @property
+    def domain_devices(self) -> int:
+        """Devices that the fast links join."""
+        return min(self.domain or self.node_devices, self.size)
+
+    def with_devices(self, num_devices: int) -> "Machine":
+        """As many whole nodes as that many devices need, or a part of one; rent goes with the devices.
+
+        Of devices that differ in speed it is the fastest, in the order that they stand in.
+
+        Raises:
+            ValueError: if the devices do not fill nodes.
+        """
+        if num_devices < 1:
+            raise ValueError(f"num_devices={num_devices}: at least 1")
+        whole = num_devices <= (self.devices_per_node or num_devices)  # a host, or a part of one
+        price, size = self.price_usd_per_hour, self.num_devices
+        if price is not None and size is not None:
+            price = price * num_devices / size
+        speeds = self.device_speeds
+        if speeds is not None and num_devices < len(speeds):
+            fastest = sorted(enumerate(speeds), key=lambda pair: -pair[1])[:num_devices]
+            speeds = tuple(speed for _, speed in sorted(fastest))
+        return replace(
+            self,
+            num_devices=num_devices,
+            domain=0 if whole else self.domain,
+            price_usd_per_hour=price,
+            device_speeds=speeds,
+        )
+
+    @cached_property
+    def device(self) -> Device:
+        """One of its devices; of a machine that was calibrated, with the rates that were found, as achieved.
+
+        Devices that share their host's memory have equal parts of it.
+
+        Raises:
+            ValueError: if neither their kind nor their figures are known; then with the way out.
+        """
+        if self.gpu is not None:
+            return self.gpu.with_figures({name: getattr(self, name) for name in IN_MACHINE})
+        shared = (self.host_memory_bytes or 0) // (self.num_devices or 1)
+        return Device(
+            name=f"device of {self.name}",
+            flops_16=self.known("matmul_flops_per_s"),
+            memory_bytes=self.device_memory_bytes or shared or 1,
+            memory_bytes_per_s=self.known("memory_bytes_per_s"),
+            link_bytes_per_s=self.known("copy_bytes_per_s"),
+            multiprocessors=1,
+            sustained_16=self.known("matmul_efficiency"),
+            attention_flops_per_s={
+                "flash2": self.known("wide_matmul_flops_per_s") * self.known("attention_efficiency")
+            },
+            sustained_memory=self.known("memory_efficiency"),
+            declared={
+                own: self.declared[name]
+                for name, own in (
+                    ("matmul_flops_per_s", "flops_16"),
+                    ("memory_bytes_per_s", "memory_bytes_per_s"),
+                    ("copy_bytes_per_s", "link_bytes_per_s"),
+                )
+                if name in self.declared
+            },
+        )
+
+    def known(self, name: str) -> float:
+        """A figure without which there is no answer.
+
+        Raises:
+            ValueError: if it is not known, with the way out.
+        """
+        found: float | None = getattr(self, name)
+        if found is None:
+            raise ValueError(
+                f"cluster={self.name} has no {name}: give cluster.{name}=NUMBER, name its devices, as in "
+                "cluster.gpu=rtx4090, or measure this machine: python -m rpbench calibrate ranks=2"
+            )
+        return found
+
+    @cached_property
+    def rates(self) -> Mapping[str, CollectiveRate]:
+        """The collectives that were measured, by name."""
+        return collective_rates(self.collectives)
+
+    @property
+    def ring_bytes_per_s(self) -> float | None:
+        """What collectives reach inside a domain, where that was measured or is given; None: a share of the links."""
+        return self.rates["all_gather"].bytes_per_s if self.rates else self.collective_bytes_per_s
+
+    @property
+    def hop_latency_s(self) -> float:
+        """Of one hop of a collective inside a domain."""
+        if not self.rates:
+            return self.intra_latency_s
+        gather = self.rates["all_gather"]
+        return gather.latency_s / ring_hops(gather.num_ranks)
+
+    @property
+    def usable_memory_bytes(self) -> int | None:
+        """What a plan may fill of one device: its memory less what contexts and libraries take; None without limit.
+
+        Below 0 where a device has less than these take: then nothing fits.
+        """
+        if self.device_memory_bytes is None:
+            return None
+        return self.device_memory_bytes - (self.reserved_memory_bytes or 0)
+
+    def link_bytes_per_s(self, lane: str) -> float | None:
+        """The pace of one device's link alone, by lane (h2d, d2h or net); None without limit."""
+        other = {"d2h": self.device_to_host_bytes_per_s, "net": self.intra_bytes_per_s}
+        return other.get(lane) or self.copy_bytes_per_s or self.host_to_device_bytes_per_s
+
+    @property
+    def shared_host_bytes_per_s(self) -> float | None:
+        """What all devices and the host's optimizer get of the host's memory together; None without limit."""
+        return self.host_memory_bytes_per_s or self.host_bytes_per_s
+
+    @property
+    def shares_links(self) -> bool:
+        """Whether transfers of different devices slow each other down."""
+        complexes = self.devices_per_root_complex is not None and self.root_complex_bytes_per_s is not None
+        return complexes or self.shared_host_bytes_per_s is not None or self.ssd is not None
+
+    def speeds_of(self, num_devices: int) -> tuple[float, ...]:
+        """The speed of each device of a run; empty where all are equal.
+
+        Raises:
+            ValueError: if there are not as many as devices.
+        """
+        if self.device_speeds is None:
+            return ()
+        if len(self.device_speeds) != num_devices:
+            raise ValueError(
+                f"cluster.device_speeds has {len(self.device_speeds)} numbers, the run {num_devices} devices: give one "
+                "for each, or null if all are equal"
+            )
+        return () if set(self.device_speeds) == {1} else self.device_speeds
+
+
+# Fields that hold one number above 0.
+NUMBERS = tuple(each.name for each in fields(Machine) if each.name not in (*_NO_NUMBERS, *_MAY_BE_0))
+OLD_NAMES = {"device_to_device_bytes_per_s": "intra_bytes_per_s", "nodes": "num_devices"}
+
+
+def _why_not_0(name: str) -> str:
+    return "; a link of bandwidth 0 never ends a transfer" if name.endswith("bytes_per_s") else ""
+
+
+def _checked_speeds(speeds: object) -> tuple[float, ...]:
+    if isinstance(speeds, list | tuple) and speeds and all(is_finite(v) and v > 0 for v in speeds):
+        return tuple(speeds)
+    raise ValueError(f"cluster.device_speeds={speeds!r}: a list of finite numbers above 0, such as [1,1,0.5]; or null")
+
+
+def machine_of(values: Mapping[str, Any]) -> Machine:
+    """The machine of a file's keys; what is null or missing comes from its devices' file, then from what is usual.
+
+    Raises:
+        ValueError: for an unknown key or device, with the nearest, or a number that cannot be.
+    """
+    known = [each.name for each in fields(Machine)]
+    for key in values:
+        if key in OLD_NAMES:
+            raise ValueError(f"cluster.{key} is now cluster.{OLD_NAMES[key]}")
+        if key not in known:
+            raise ValueError(unknown_name("key of cluster", str(key), sorted(known)))
+    given = {key: value for key, value in values.items() if value is not None}
+    if "ssd" in given:
+        given["ssd"] = ssds_named(str(given["ssd"]))
+    if "gpu" not in given:
+        return Machine(**given)
+    own = device(str(given["gpu"]))
+    found: dict[str, Any] = {name: value for name, (value, _) in _USUAL.items()}
+    origins: dict[str, Any] = {name: row for name, (_, row) in _USUAL.items()}
+    found |= own.figures() | given | {"gpu": own}
+    if "copy_bytes_per_s" not in given:
+        found["copy_bytes_per_s"] = COPIED_SHARE * found["host_to_device_bytes_per_s"]
+        source = f"{COPIED_SHARE} of the nominal link"
+        origins["copy_bytes_per_s"] = {"origin": "assumed", "within": 0.2, "source": source}
+    origins |= own.origins() | dict(given.get("declared", {}))
+    figures = found.keys() | found.get("measured", {}).keys()
+    return Machine(**{**found, "declared": {name: row for name, row in origins.items() if name in figures}})
+
+
+def devices_named(text: str) -> dict[str, Any] | None:
+    """The keys of so many devices of a kind in the machine where they usually stand, from a text such as `4x_l40s`.
+
+    None for a text of another form.
+
+    Raises:
+        ValueError: for a kind that is not known, or devices that do not fill nodes.
+    """
+    found = re.fullmatch(r"([1-9]\d*) ?x[ _]?(.+)", text)
+    if found is None:
+        return None
+    count, own = int(found[1]), device(found[2])
+    keys: dict[str, Any] = read(CONF / "cluster" / f"{own.machine or 'local'}.yaml")
+    price, usual = keys.get("price_usd_per_hour"), keys.get("num_devices")
+    rent = {"price_usd_per_hour": price * count / usual} if price and usual else {}
+    return keys | {"gpu": own.name, "name": text, "num_devices": count} | rent
+
+
+@cache
+def machine(name: str) -> Machine:
+    """The machine of `conf/cluster/<name>.yaml`, or so many devices of a kind, such as `4x_l40s`.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest.
+    """
+    known = names("cluster")
+    keys = read(CONF / "cluster" / f"{name}.yaml") if name in known else devices_named(name)
+    if keys is None:
+        raise ValueError(unknown_option("cluster", name, known))
+    return machine_of(keys)

@@ -1,0 +1,135 @@
+"""Accumulation: in which order a stage's gradients are added up, so that a sum never depends on who was faster.
+
+A group is a sequence of microbatches whose gradients one lane adds into one buffer, in the order of its row; the
+groups are then added in the order of their first microbatch. Where weights are bound, a lane's microbatches of a
+step are one group. Where they are streamed, a group is a round: each visit of the stage to a device brings one
+sum home. So is what a STORE:G takes home of bound weights, or what several of them bring together; and where replicas
+reduce after every visit, a group is what they reduce together, a microbatch of each. A microbatch stands twice in a
+group where a device has a share of the head: the share's gradient comes first, that of the stage it is updated with
+later.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, groupby
+
+from rpbench.engine.state.gradient_sums.reductions import microbatches_of, reductions_of
+from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.index import GRADIENT
+from rpbench.ir.schedule import Row, Schedule, Weights
+
+Groups = tuple[tuple[int, ...], ...]  # microbatches, by group
+
+
+def gradient_groups(analysis: Analysis) -> dict[tuple[int, int], Groups]:
+    """(backward stage, version of the step) -> the groups that make the step's gradient.
+
+    Raises:
+        ValueError: if parts of a microbatch are added up apart, or replicas reduce what they cannot.
+    """
+    schedule = analysis.schedule
+    _check_head_stays(schedule)
+    _check_nothing_is_shared(schedule)
+    cuts = _round_starts(schedule) if schedule.weights is Weights.STREAMED else frozenset()
+    found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for _, _, row in schedule.items():
+        own: dict[tuple[int, int], list[int]] = {}
+        for stage, microbatch in _gradients(row, schedule):
+            own.setdefault((stage, microbatch // schedule.shape.num_microbatches + 1), []).append(microbatch)
+        for place, microbatches in own.items():
+            found.setdefault(place, []).extend(_cut(microbatches, cuts))
+    found |= _stored(analysis)
+    for place, sums in reductions_of(analysis).items():
+        if len(sums) == 1:
+            found[place] = list(sums[0].values())
+        else:
+            found[place] = [tuple(own for microbatches in one.values() for own in microbatches) for one in sums]
+    return {place: tuple(sorted(_distinct(place, groups), key=min)) for place, groups in found.items()}
+
+
+def _check_head_stays(schedule: Schedule) -> None:
+    """Refuse to move gradients of stages whose devices add those of their shards of the head to them."""
+    moved = (action for _, _, row in schedule.items() for action in row if action.object == "G")
+    reduced = (action for _, _, row in schedule.items() for action in row if action.kind is Kind.REDUCE_GRAD)
+    found = next(chain(moved, reduced), None) if schedule.shape.num_head_shards else None
+    if found is not None:
+        raise ValueError(
+            f"{found}: {schedule.name} has a head in shards, whose gradients are stepped with those of a stage where "
+            "they are made; take it out, or use mode=simulate"
+        )
+
+
+def _check_nothing_is_shared(schedule: Schedule) -> None:
+    """Refuse sums over replicas where forward and backward are cut apart: no device keeps a shard of such a stage."""
+    rows = schedule.items() if schedule.shape.separate_cuts else ()
+    found = next((action for _, _, row in rows for action in row if action.kind is Kind.REDUCE_GRAD), None)
+    if found is not None:
+        raise ValueError(
+            f"{found}: the stages of {schedule.name} are cut apart, and no replicas share them; take it out, or use "
+            "mode=simulate"
+        )
+
+
+def _distinct(place: tuple[int, int], groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The groups of a stage and version; each microbatch is in one of them, with all of its parts.
+
+    Raises:
+        ValueError: if parts of a microbatch are added up apart.
+    """
+    num_groups = Counter(microbatch for own in groups for microbatch in set(own))
+    apart = next((microbatch for microbatch, number in num_groups.items() if number > 1), None)
+    if apart is not None:
+        raise ValueError(
+            f"the gradient of stage {place[0]} for microbatch {apart} is made in parts that are added up apart: those "
+            "of its segments, or of the head, are to be on one device and to leave it together; store gradients once "
+            "a step"
+        )
+    return groups
+
+
+def _stored(analysis: Analysis) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+    """What every STORE:G takes home, where weights are bound, and what goes round or in groups wherever they are."""
+    schedule, index = analysis.schedule, analysis.index
+    if Kind.STORE not in schedule.kinds:
+        return {}
+    window = schedule.shape.num_microbatches
+    found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for transfer in analysis.moves.transfers[Kind.STORE, "G"] if schedule.weights is Weights.BOUND else ():
+        for version, own in groupby(microbatches_of(index, transfer), key=lambda number: number // window + 1):
+            found.setdefault((transfer.visits[0].stage, version), []).append(tuple(own))
+    for (stage, step), carriers in analysis.moves.handovers.carried.items():
+        found[stage, step + 1] = [tuple(mb for transfer in carriers for mb in microbatches_of(index, transfer))]
+    for (stage, step), sums in analysis.moves.handovers.grouped.items():
+        found[stage, step + 1] = [
+            tuple(microbatch for part in one.parts for microbatch in microbatches_of(index, part)) for one in sums
+        ]
+    return found
+
+
+def _gradients(row: Row, schedule: Schedule) -> Iterator[tuple[int, int]]:
+    for action in row:
+        for part in parts_of(action):
+            if schedule.shape.tensor_parallel and part.part:
+                continue  # all devices do the same, each for its own share
+            if part.kind in GRADIENT and part.microbatch is not None:
+                yield part.stage, part.microbatch
+
+
+def _round_starts(schedule: Schedule) -> frozenset[int]:
+    """Least microbatches of rounds: of every unbroken run of one stage on a device, for any stage."""
+    return frozenset(
+        min(action.microbatch or 0 for action in run)
+        for _, lane, row in schedule.items()
+        if lane == "compute"
+        for (kind, _), run in groupby(row, key=lambda action: (action.kind, action.stage))
+        if kind in (Kind.F, Kind.B, Kind.FB)
+    )
+
+
+def _cut(microbatches: list[int], starts: frozenset[int]) -> Iterator[tuple[int, ...]]:
+    """Microbatches in groups of one round, whichever way a run goes through them."""
+    rounds = sorted(starts)
+    for _, group in groupby(microbatches, key=lambda microbatch: bisect_right(rounds, microbatch)):
+        yield tuple(group)

@@ -1,0 +1,443 @@
+"""Optimizer: AdamW, gradient descent with momentum, RMSprop or Adafactor, a stage at a time.
+
+A stage's step needs the gradients of that stage alone, with two exceptions: the norm of all gradients for clipping,
+and parameters that several stages share, whose gradients are added in model order. Both are done once per version,
+by whichever step comes first; `step_groups` tells a program what those steps wait for.
+
+Replicas that share a stage each step their own part of it (`rpbench.engine.state.ownership`): the elements of a shard,
+with moments for no others, or a whole copy. One STEP stands for those of all of them. The norm is taken of gradients
+put together again, in the order of plain training, where a system on several machines would add up one number of each;
+so are the two gradients of shared parameters before they are cut again. Neither is counted as moved.
+
+A trial (`rpbench.ir.policy`) is a step like any other, and once its weights are out `end_trial` gives back what it has
+changed. The step after it takes the mean of both gradients.
+
+A step that goes ahead (`rpbench.ir.checks.check`) looks at nothing but its own gradient. `validate` then looks at all
+of them, and `settle` ends the step: where an overflow skips it, or the norm was too large, masters, moments and count
+are given back from a copy, in the second case to step again. So every bit is that of steps that wait.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from rpbench.engine.host_order import ToldLock
+from rpbench.engine.layout import Layout
+from rpbench.engine.program import StepGroups
+from rpbench.engine.state.gradient_sums.gradients import Gradients, Place, Tensors, mean_of
+from rpbench.engine.state.gradient_sums.whole_gradient import Outcome, WholeGradient
+from rpbench.engine.state.ownership import Sharing, join, take
+from rpbench.engine.state.updates.direction import direction
+from rpbench.engine.state.updates.loss_scale import LossScaler, LossScaling
+from rpbench.engine.state.updates.owned_masters import Moments, Part, make_parts, moments_of, resume
+from rpbench.engine.state.updates.spike_compensation import SpikeCompensatedSGD
+from rpbench.engine.state.weights import PlaceOf
+from rpbench.engine.transfers.peers import at, finish, here
+from rpbench.engine.workload import Workload
+from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
+
+# Kept state: what a step is taken back by, a copy of the masters and of all that the optimizer knows of them.
+#
+# A copy gives back every bit. Undoing the arithmetic of a step (an inverse Adam) needs no copy and gives back nearly
+# the same; `tests/engine/test_speculation.py` has the difference.
+
+
+class KeptState:
+    """Masters, moments and count of a part as they are when this is made."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._masters = {place: master.clone() for place, master in part.masters.items()}
+        self._state = {
+            place: {name: _copied(value) for name, value in part.optimizer.state[master].items()}
+            for place, master in part.masters.items()
+            if master in part.optimizer.state
+        }
+
+    def give_back(self) -> None:
+        """Make all as it was; what the optimizer knew nothing of, it knows nothing of again."""
+        optimizer = self._part.optimizer
+        for place, master in self._part.masters.items():
+            with torch.no_grad():
+                master.copy_(self._masters[place])
+            optimizer.state.pop(master, None)
+            if place in self._state:
+                optimizer.state[master] = self._state[place]
+
+    @property
+    def num_bytes(self) -> int:
+        """What the copy takes."""
+        values = (value for state in self._state.values() for value in state.values())
+        tensors = [*self._masters.values(), *(value for value in values if isinstance(value, torch.Tensor))]
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+def _copied(value: object) -> object:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+_MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "rmsprop": ("step", "square_avg"), "adafactor": ("step",)}
+OPTIMIZERS = (*_MOMENTS, "sgd")
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """An optimizer with a linear warm-up.
+
+    AdamW: Loshchilov and Hutter, ICLR'19. RMSprop: Tieleman and Hinton, lecture 6.5, 2012. Adafactor: Shazeer and
+    Stern, ICML'18; its steps need a whole matrix, of whose squares it keeps the means of rows and columns.
+
+    Args:
+        learning_rate: after the warm-up.
+        name: one of `OPTIMIZERS`.
+        momentum: of "sgd".
+        num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
+        clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
+        loss_scaling: for gradients in float16; None: losses are as they are.
+    """
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    num_warmup_steps: int = 0
+    clip_norm: float | None = None
+    loss_scaling: LossScaling | None = None
+    name: str = "adamw"
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise ValueError(f"optimizer={self.name!r}: one of {', '.join(OPTIMIZERS)}")
+        if not 0 <= self.momentum < 1 or (self.momentum and self.name != "sgd"):
+            raise ValueError(f"momentum={self.momentum}: from 0 to below 1, and of optimizer=sgd alone")
+        if not self.learning_rate >= 0:
+            raise ValueError(f"learning_rate={self.learning_rate}: a learning rate is not negative; try 1e-3")
+        if self.num_warmup_steps < 0:
+            raise ValueError(f"num_warmup_steps={self.num_warmup_steps}: a number of steps, 0 for no warm-up")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm={self.clip_norm}: a norm is above 0; leave it out not to clip")
+
+    def rate(self, version: int) -> float:
+        """The learning rate of the step that makes `version`, which counts from 1."""
+        return self.learning_rate * min(1.0, version / (self.num_warmup_steps + 1))
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """What is kept of every parameter that has been updated; Adafactor has more, by its shape."""
+        return ("momentum_buffer",) * (self.momentum > 0) if self.name == "sgd" else _MOMENTS[self.name]
+
+    def state_bytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a parameter's master and moments in 32 bits."""
+        num = prod(shape)
+        if self.name == "adafactor":
+            return 4 * (num + (num if len(shape) < 2 else num // shape[-1] + num // shape[-2]))
+        return 4 * num * (1 + len(set(self.moments) - {"step"}))
+
+    def make(
+        self, parameters: Iterable[torch.Tensor] | list[dict[str, Any]], delays: Sequence[float] | None = None
+    ) -> torch.optim.Optimizer:
+        """The optimizer of some masters, or groups of them; its learning rate is set at every step.
+
+        Args:
+            delays: the steps that the gradients of every group are late, where steps compensate spikes.
+        """
+        if delays is not None:
+            return SpikeCompensatedSGD(parameters, delays, self.momentum, self.weight_decay)
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, lr=1.0, momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.name in ("rmsprop", "adafactor"):
+            made = torch.optim.RMSprop if self.name == "rmsprop" else torch.optim.Adafactor
+            return made(parameters, lr=1.0, weight_decay=self.weight_decay)
+        return torch.optim.AdamW(parameters, lr=1.0, weight_decay=self.weight_decay, fused=True)
+
+
+def step_groups(
+    workload: Workload, layout: Layout, settings: OptimizerSettings, *, validated: bool = False
+) -> StepGroups:
+    """Backward stages whose steps need one another's gradients.
+
+    Args:
+        validated: an action of its own looks at all of them.
+    """
+    looks = settings.clip_norm is not None or settings.loss_scaling is not None
+    if looks and not validated:
+        return [range(len(layout.backward))] if len(layout.backward) > 1 else []
+    # One step does what all of them share, so that it waits for the gradients of every stage that shares anything.
+    group = sorted({layout.stage_of(module) for places in workload.tied.values() for module, _ in places})
+    return [group] if len(group) > 1 else []
+
+
+def laid_out_as(master: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient with its master's strides: torch's fused AdamW pairs values by where they lie in memory."""
+    return gradient if gradient.stride() == master.stride() else torch.empty_like(master).copy_(gradient)
+
+
+Pace = Callable[[int, int], float]  # (stage, version) -> factor on the learning rate of the step to that version
+
+
+class HostOptimizer:
+    """Masters and their optimizer state, one optimizer a stage and owner."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        masters: Tensors,
+        gradients: Gradients,
+        settings: OptimizerSettings,
+        pace: Pace = lambda stage, version: 1.0,
+        scaler: LossScaler | None = None,
+        read_by: Callable[[int], int] = lambda version: version - 1,
+        moments: Mapping[Place, Mapping[str, torch.Tensor]] | None = None,
+        sharing: Mapping[int, Sharing] | None = None,
+        spike_delays: Sequence[float] | None = None,
+        policy: Policy = Policy.FLUSH,
+        goes_ahead: Collection[tuple[int, int]] = (),
+        place_of: PlaceOf | None = None,
+    ) -> None:
+        """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`.
+
+        Steps compensate spikes where `spike_delays` has the steps that gradients are late, by stage.
+        `policy` says which steps are trials, `goes_ahead` which (stage, version) are stepped before they are validated.
+        Owners keep their masters at `place_of`, if there is one; whole ones that nobody keeps have a shape alone then.
+        """
+        self._masters, self._pace, self._place_of = masters, pace, place_of
+        self._scaler, self._read_by = scaler, read_by
+        self._workload, self._layout = workload, layout
+        self._gradients, self._settings = gradients, settings
+        self._tied = tuple(workload.tied)
+        own = (owner for owner in masters if owner not in workload.tied)
+        self._places: dict[int, list[Place]] = {stage: [] for stage in range(len(layout.backward))}
+        for owner in own:
+            self._places[layout.stage_of(owner[0])].append(owner)
+        self._sharing_of, self._spike_delays = sharing or {}, spike_delays
+        self._parts = {stage: self._cut(stage, places) for stage, places in self._places.items() if places}
+        tied_stages = sorted({layout.stage_of(owner[0]) for owner in self._tied})
+        self._shared_parts = [part for stage in tied_stages for part in self._cut(stage, self._tied_of(stage))]
+        for part in self._all_parts() if place_of else ():
+            self._masters |= {place: self._masters[place].to("meta") for place, _, _ in part.pieces or ()}
+        self._shared_version = 0
+        self._first_step = workload.first_step
+        resume(self._all_parts(), moments or {})
+        tied_modules = (module for owner in self._tied for module, _ in workload.tied[owner])
+        self._tied_stages = {layout.stage_of(module) for module in tied_modules}
+        self._sharing = set(self._tied_stages)  # stages whose steps share something
+        self._whole = WholeGradient(settings.clip_norm, scaler, read_by, self._all, self._in_model_order, self._plain)
+        if self._whole.is_asked:
+            self._sharing.update(self._places)
+        self._policy, self._goes_ahead = policy, goes_ahead
+        self._kept: dict[int, KeptState] = {}  # by identity of the part: what a step that may not last has changed
+        self._to_publish: set[int] = set()  # stages that have not shown yet what a trial makes of shared parameters
+        self._lock = ToldLock()
+
+    def step(self, stage: int, version: int) -> None:
+        """Update the masters of a stage from the gradients of the step to `version`."""
+        goes_ahead = (stage, version) in self._goes_ahead
+        if stage in self._tied_stages or (stage in self._sharing and not goes_ahead):
+            with self._lock:
+                if not goes_ahead:
+                    self._whole.look(version)
+                self._step_tied(version)
+        outcome = self._whole.outcome(version)
+        for part in self._parts.get(stage, ()):
+            with at(part.place):
+                self._take(part, self._mean(stage, version, part.owner), version, outcome, self._pace(stage, version))
+        if not goes_ahead and not is_trial(self._policy, version):  # whose gradient the next step takes as well
+            self._drop(stage, version)
+
+    def validate(self, version: int) -> None:
+        """Look at all gradients of the step to `version`, and end what it has made of shared weights."""
+        with self._lock:
+            self._whole.look(version)
+            tied = {} if self._whole.leaves_alone(version) else self._tied_gradients(version)
+            for part in self._shared_parts:
+                self._settle(part, take(tied, part.pieces) if part.pieces is not None else tied, version)
+
+    def settle(self, stage: int, version: int) -> bool:
+        """End a step that went ahead. Whether it was wrong, so that the weights it made are others now."""
+        wrong = not self._whole.leaves_alone(version)
+        for part in self._parts.get(stage, ()):
+            self._settle(part, self._mean(stage, version, part.owner) if wrong else {}, version)
+        self._drop(stage, version)
+        return wrong
+
+    def end_trial(self, stage: int) -> None:
+        """Masters, moments and count of a stage as they were before its trial, which has been published.
+
+        Parameters that several stages share are given back when the last of those has published them.
+        """
+        self._give_back(self._parts.get(stage, ()))
+        if stage in self._tied_stages:
+            with self._lock:
+                self._to_publish.discard(stage)
+                if not self._to_publish:
+                    self._give_back(self._shared_parts)
+
+    def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
+        """The masters of all trainable parameters of some modules, by their own places; a replica's, if named.
+
+        What replicas keep on accelerators of their own comes as their flat pieces.
+        """
+        masters = dict(self._masters)
+        for part in self._all_parts() if replica is not None else ():
+            if part.owner == replica and (part.pieces is None or self._place_of):
+                masters |= part.masters
+        return {place: masters[owner] for place, owner in self._workload.owner_of.items() if place[0] in modules}
+
+    @property
+    def masters(self) -> Tensors:
+        """The masters, whole; put together on the host where owners have them on accelerators of their own."""
+        shards = [
+            {place: master.cpu() for place, master in part.masters.items()}
+            for part in self._all_parts()
+            if part.pieces is not None and self._place_of
+        ]
+        apart = {place: self._masters[place].shape for shard in shards for place in shard}
+        return self._masters | join(shards, apart)
+
+    @property
+    def seen(self) -> Tensors:
+        """The masters of the weights that the newest version has."""
+        return self.masters
+
+    @property
+    def gradient_norms(self) -> Mapping[int, torch.Tensor]:
+        """The norm of all gradients by version, before clipping; empty without it."""
+        return self._whole.norms
+
+    def moments(self) -> Moments:
+        """The optimizer's state of every master that has been updated."""
+        return moments_of(self._all_parts(), self._masters)
+
+    def _give_back(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            kept = self._kept.pop(id(part), None)
+            if kept is not None:
+                with at(part.place):
+                    kept.give_back()
+
+    def _mean(self, stage: int, version: int, owner: int | None = None) -> Tensors:
+        """The gradient that a stage is stepped with, or an owner's part of it."""
+        found = [
+            self._gradients.total(stage, used) if owner is None else self._gradients.share(stage, used, owner)
+            for used in versions_averaged(self._policy, version)
+        ]
+        return found[0] if len(found) == 1 else mean_of(found)
+
+    def _all_parts(self) -> Iterator[Part]:
+        for parts in self._parts.values():
+            yield from parts
+        yield from self._shared_parts
+
+    def _tied_of(self, stage: int) -> list[Place]:
+        return [owner for owner in self._tied if self._layout.stage_of(owner[0]) == stage]
+
+    def _cut(self, stage: int, places: list[Place]) -> list[Part]:
+        masters, sharing = {place: self._masters[place] for place in places}, self._sharing_of.get(stage)
+        if self._settings.name == "adafactor" and sharing is not None and sharing.scatters:
+            raise ValueError(
+                "optimizer=adafactor steps whole matrices, and replicas share them here; use optimizer=adamw"
+            )
+        recut = any(place in self._tied for place in places)
+
+        def make(own: list[torch.Tensor]) -> torch.optim.Optimizer:
+            return self._settings.make(own, None if self._spike_delays is None else [self._spike_delays[stage]])
+
+        return make_parts(masters, sharing, make, recut=recut, place_of=self._place_of)
+
+    def ahead(self, stage: int, version: int, horizon: int, *, with_decay: bool) -> Tensors:
+        """The masters of a stage after `horizon` more steps like the one to `version`, which has been made.
+
+        Before the first step they are as they are.
+        """
+        if stage not in self._parts:
+            return {}
+        (part,) = self._parts[stage]  # nobody predicts the weights of replicas
+        optimizer, scale = part.optimizer, horizon * self._settings.rate(self._first_step + max(1, version))
+        return {
+            place: master if found is None else master - scale * found
+            for place, master in ((place, self.masters[place]) for place in self._places[stage])
+            for found in [direction(optimizer, master, with_decay=with_decay)]
+        }
+
+    def _step_tied(self, version: int) -> None:
+        """Step what several stages share, unless one of them has done it."""
+        if self._shared_version >= version:
+            return
+        self._shared_version = version
+        tied, outcome = self._tied_gradients(version), self._whole.outcome(version)
+        self._to_publish = set(self._tied_stages)
+        for part in self._shared_parts:
+            with at(part.place):
+                self._take(part, take(tied, part.pieces) if part.pieces is not None else tied, version, outcome)
+                finish(part.place)
+
+    def _take(self, part: Part, gradients: Tensors, version: int, outcome: Outcome, pace: float = 1.0) -> None:
+        """Step a part, with a copy of what it was where that may be asked for."""
+        if outcome.skipped:
+            return
+        if not outcome.lasts or is_trial(self._policy, version):
+            self._kept[id(part)] = KeptState(part)
+        self._update(part, gradients, version, outcome.clipping, pace)
+
+    def _settle(self, part: Part, gradients: Tensors, version: int) -> None:
+        """End the step of a part, if it went ahead."""
+        kept = self._kept.pop(id(part), None)
+        if kept is None or self._whole.leaves_alone(version):
+            return
+        kept.give_back()
+        outcome = self._whole.outcome(version)
+        if not outcome.skipped:
+            self._update(part, gradients, version, outcome.clipping)
+
+    def _drop(self, stage: int, version: int) -> None:
+        for used in versions_averaged(self._policy, version):
+            self._gradients.drop(stage, used)
+
+    def _all(self, version: int) -> Iterator[torch.Tensor]:
+        for stage in self._places:
+            yield from self._mean(stage, version).values()
+
+    def _plain(self, owner: Place, gradient: torch.Tensor, version: int) -> torch.Tensor:
+        """A gradient in its master's type, without the scale of its loss."""
+        gradient = here(gradient).to(self._masters[owner].dtype)
+        return gradient if self._scaler is None else gradient / self._scaler.of(self._read_by(version))
+
+    def _tied_gradients(self, version: int) -> Tensors:
+        sums: Tensors = {}
+        for owner in self._tied:
+            for module, name in self._workload.tied[owner]:
+                gradient = self._mean(self._layout.stage_of(module), version).get((module, name))
+                if gradient is None:
+                    continue
+                with at(self._masters[owner].device):
+                    gradient = here(gradient).to(self._masters[owner].dtype)
+                    sums[owner] = sums[owner] + gradient if owner in sums else gradient
+        return sums
+
+    def _in_model_order(self, version: int) -> Tensors:
+        """All gradients by owner."""
+        tied, means = self._tied_gradients(version), {stage: self._mean(stage, version) for stage in self._places}
+        sources = {owner: tied if owner in tied else means[self._layout.stage_of(owner[0])] for owner in self._masters}
+        return {owner: source[owner] for owner, source in sources.items() if owner in source}
+
+    def _update(
+        self, part: Part, gradients: Tensors, version: int, clipping: torch.Tensor | None, pace: float = 1.0
+    ) -> None:
+        plain = {place: self._plain(place, gradients[place], version) for place in part.masters if place in gradients}
+        if clipping is not None:
+            plain = {place: gradient * clipping for place, gradient in plain.items()}
+        self._apply(part, plain, version, pace)
+
+    def _apply(self, part: Part, gradients: Tensors, version: int, pace: float = 1.0) -> None:
+        """Step the masters of a part with gradients as they are."""
+        for place, master in part.masters.items():
+            gradient = gradients.get(place)
+            master.grad = None if gradient is None else laid_out_as(master, gradient)
+        for group in part.optimizer.param_groups:
+            group["lr"] = self._settings.rate(update_of(self._policy, self._first_step + version)) * pace
+        part.optimizer.step()
+        for master in part.masters.values():
+            master.grad = None

@@ -1,0 +1,237 @@
+"""Selective optimizer: important columns are stepped at once, the rest late and for several steps together.
+
+The device's half of an optimizer has moments of the important elements alone, packed. The host's half has those of all;
+those of an element that is important wait as they are until it is no longer. Masters of both lie in one place: each
+half changes its own elements and no others. What the devices see of the rest is what has come to them, in 16 bits where
+weights have 16.
+
+An element is stepped where it lies in its matrix, in a copy: torch's fused AdamW rounds by place, and so every element
+has the bits that it has in plain training on the same gradients.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
+from rpbench.engine.state.gradient_sums.split_gradients import SplitWindow
+from rpbench.engine.state.gradient_sums.whole_gradient import Outcome
+from rpbench.engine.state.ownership import take
+from rpbench.engine.state.updates.important_columns import important, none_of, of_pieces
+from rpbench.engine.state.updates.optimizer import HostOptimizer
+from rpbench.engine.state.updates.owned_masters import Part
+from rpbench.ir.waits.rest_rule import LateRest, boundaries
+
+State = dict[Place, dict[str, torch.Tensor]]
+WindowOf = Callable[[int, int], SplitWindow]  # (stage, version) -> its gradient
+
+
+class SelectiveOptimizer(HostOptimizer):
+    """The optimizer of a schedule with a late rest.
+
+    Args:
+        rule, num_steps: when what is stepped.
+        window_of: the gradients that are split.
+        given, options: the arguments of `HostOptimizer`.
+    """
+
+    def __init__(self, *given: Any, rule: LateRest, num_steps: int, window_of: WindowOf, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._rule, self._window_of = rule, window_of
+        self._ends = boundaries(rule, num_steps)
+        self._end_of = {version: end for end in self._ends for version in end.window}
+        self._seen = {place: master.clone() for place, master in self.masters.items()}
+        self._masks: dict[int, Tensors] = {}  # stage -> what is important of it
+        self._chosen_by: dict[int, int] = {}  # stage -> the version whose gradient has chosen that
+        self._on_devices: dict[int, State] = {}  # by identity of the part: moments, packed
+        self._outcomes: dict[tuple[int, int], Outcome] = {}  # (stage, version) that the host has not added up yet
+        self._sums: dict[tuple[int, int], dict[int | None, Tensors]] = {}  # (stage, boundary) -> owner -> rest
+        # stage -> the boundary and, by owner, the weights that the host has made last: brought before it makes more
+        self._made: dict[int, tuple[int, dict[int | None, Tensors]]] = {}
+
+    # --- what is important ---
+
+    def chosen(self, stage: int, version: int) -> Tensors:
+        """What is important in the step of a stage to a version, by place; its gradient must be complete."""
+        with self._lock:
+            if version <= self._rule.num_warmup_steps:
+                return none_of(self._of_stage(stage))
+            if self._rule.chooses(version) and self._chosen_by.get(stage) != version:
+                self._choose(stage, version)
+            return self._masks[stage]
+
+    def _choose(self, stage: int, version: int) -> None:
+        """Choose columns; if it is not for the first time, masters are made of the weights, and moments begin anew."""
+        if stage in self._masks:
+            for place, master in self._of_stage(stage).items():
+                master.copy_(self._rounded(place, self._seen[place]))
+            for part in self._parts.get(stage, ()):
+                self._on_devices.pop(id(part), None)
+        made, topk = self._gradients.total(stage, version), 1 - self._rule.rest
+        self._masks[stage] = {
+            place: important(made.get(place), master, topk) for place, master in self._of_stage(stage).items()
+        }
+        self._chosen_by[stage] = version
+
+    def _of_stage(self, stage: int) -> Tensors:
+        return {place: self.masters[place] for place in self._places[stage]}
+
+    def _rounded(self, place: Place, values: torch.Tensor) -> torch.Tensor:
+        """Values in the type of the weights."""
+        return values.to(self._workload.parameter(place).dtype)
+
+    # --- the device's half ---
+
+    def step(self, stage: int, version: int) -> None:
+        if version <= self._rule.num_warmup_steps:
+            super().step(stage, version)
+            self._keep_made(stage, version)
+            return
+        with self._lock:
+            self._whole.look(version)
+        outcome, masks = self._whole.outcome(version), self.chosen(stage, version)
+        for part in self._parts.get(stage, ()) if not outcome.skipped else ():
+            gradients = self._plain_of(self._mean(stage, version, part.owner), version, outcome)
+            state = self._on_devices.setdefault(id(part), {})
+            self._step_elements(part, gradients, of_pieces(masks, part.pieces), state, version)
+        for place, mask in masks.items():
+            self._seen[place][mask] = self.masters[place][mask]
+        with self._lock:
+            self._outcomes[stage, version] = outcome
+            self._add_up(stage, version - 1)
+        self._drop(stage, version)
+
+    @property
+    def num_device_elements(self) -> int:
+        """Elements of the moments that the devices have."""
+        return sum(value.numel() for _, value in self._device_moments() if value.dim())
+
+    def _device_moments(self) -> Iterator[tuple[Place, torch.Tensor]]:
+        for state in self._on_devices.values():
+            for place, values in state.items():
+                yield from ((place, value) for value in values.values())
+
+    # --- the host's half ---
+
+    def step_rest(self, stage: int, version: int) -> None:
+        """Step what is not important from the gradients of the window that ends with a version."""
+        with self._lock:
+            self._add_up(stage, version)
+            sums = self._sums.pop((stage, version), {})
+        for part in self._parts.get(stage, ()):
+            masks = {place: ~mask for place, mask in of_pieces(self._masks[stage], part.pieces).items()}
+            own = sums.get(part.owner, {})
+            gradients = {place: _spread(own[place], masks[place]) for place in part.masters if place in own}
+            kept = {place: part.optimizer.state[part.masters[place]] for place in gradients}
+            state = {place: _packed(values, masks[place]) for place, values in kept.items() if values}
+            self._step_elements(part, gradients, masks, state, version)
+            for place, values in state.items():
+                kept[place].update(_unpacked(values, masks[place], kept[place]))
+        self._keep_made(stage, version)
+
+    def _add_up(self, stage: int, last: int) -> None:
+        """Add to the host's sums what has come of the steps up to a version, in their order."""
+        for version in sorted(v for other, v in self._outcomes if other == stage and v <= last):
+            end = self._end_of.get(version)
+            window = None if end is None else self._window_of(stage, version)
+            if window is not None and not window.is_stored:
+                return
+            outcome = self._outcomes.pop((stage, version))
+            if end is None or window is None or outcome.skipped:
+                continue
+            sums = self._sums.setdefault((stage, end.version), {})
+            for owner, rest in window.rest.items():
+                total = sums.setdefault(owner, {})
+                for place, values in self._plain_of(rest, version, outcome).items():
+                    total[place] = total[place] + values if place in total else values
+            window.rest = {}
+
+    def _keep_made(self, stage: int, version: int) -> None:
+        """Keep what the host has of a stage, for the devices that take it in at a later boundary."""
+        made = {
+            part.owner: {place: self._rounded(place, master).clone() for place, master in part.masters.items()}
+            for part in self._parts.get(stage, ())
+        }
+        self._made[stage] = version, made
+
+    def bring(self, stage: int, version: int, device: int, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Take in on a device what the host has made of its elements for the weights of a version."""
+        origin, found = self._made[stage]
+        assert origin == self._end_of[version].brings  # or an edge of the program is missing
+        warm = version <= self._rule.num_warmup_steps
+        masks = none_of(self._of_stage(stage)) if warm else self._masks[stage]
+        for part in self._parts.get(stage, ()):
+            if part.owner not in (None, device):
+                continue
+            seen, own = self._seen, of_pieces(masks, part.pieces)
+            if part.pieces is not None:
+                seen = take(self._seen, part.pieces)
+            for place, made in found[part.owner].items():
+                came, rest = copy(made), ~own[place]
+                seen[place][rest] = came[rest].to(seen[place].dtype)
+
+    # --- what both have in common ---
+
+    @property
+    def seen(self) -> Tensors:
+        return self._seen
+
+    def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
+        """What the devices see: important columns as they are, the others as they have come."""
+        return {place: self._seen[place] for place in self._workload.owner_of if place[0] in modules}
+
+    def _plain_of(self, gradients: Mapping[Place, torch.Tensor], version: int, outcome: Outcome) -> Tensors:
+        """Gradients in their masters' types, without the scale of the loss, clipped."""
+        found = {place: self._plain(place, gradient, version) for place, gradient in gradients.items()}
+        if outcome.clipping is None:
+            return found
+        return {place: gradient * outcome.clipping for place, gradient in found.items()}
+
+    def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: State, version: int) -> None:
+        """Step some elements of a part.
+
+        Args:
+            gradients: in the shape of the masters; what has none is left alone.
+            masks: which elements; the others stay as they are.
+            state: their moments, packed; changed in place.
+        """
+        masters = {place: part.masters[place] for place in gradients if bool(masks[place].any())}
+        if not masters:
+            return
+        copies = {place: master.clone() for place, master in masters.items()}
+        optimizer = self._settings.make(list(copies.values()))
+        for place, own in copies.items():
+            if place in state:
+                optimizer.state[own] = _unpacked(state[place], masks[place], {})
+        self._apply(Part(part.owner, copies, optimizer), gradients, version)
+        for place, own in copies.items():
+            masters[place][masks[place]] = own[masks[place]]
+            state[place] = _packed(optimizer.state[own], masks[place])
+
+
+def _spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Packed values where they lie; 0 elsewhere."""
+    found = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
+    found[mask] = values
+    return found
+
+
+def _packed(state: Mapping[str, Any], mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What an optimizer knows of some elements; numbers as they are."""
+    return {name: value[mask] if value.dim() else value.clone() for name, value in state.items() if value is not None}
+
+
+def _unpacked(
+    state: Mapping[str, torch.Tensor], mask: torch.Tensor, around: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The same where it lies; around it what is there, or 0."""
+    found = {}
+    for name, value in state.items():
+        if not value.dim():
+            found[name] = value.clone()
+            continue
+        whole = around[name].clone() if name in around else torch.zeros(mask.shape, dtype=value.dtype)
+        whole[mask] = value
+        found[name] = whole
+    return found

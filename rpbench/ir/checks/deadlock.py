@@ -1,0 +1,148 @@
+"""Whether a schedule can run to its end, and in what order; if not, the ranks that wait for each other.
+
+Two strengths: *buffered*, where a SEND leaves its tensor behind and moves on, and *rendezvous*, where a SEND
+and its RECV end together, so a SEND blocks its lane until the peer has come to the RECV.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from rpbench.ir.action import SEND, Action, Kind, parts_of, receive_of
+from rpbench.ir.checks.excerpt import broken
+from rpbench.ir.index import Index
+from rpbench.ir.schedule import ScheduleError
+
+Producers = Sequence[tuple[int, ...]]  # by number, what an action waits for
+
+
+def execution_order(index: Index, producers: Producers, *, rendezvous: bool = False) -> list[int]:
+    """The actions in an order in which they can run.
+
+    They are ordered by round: in each round every lane that can moves on by one action, as if all took the
+    same time. Actions of one round stand in the order of their numbers.
+
+    Raises:
+        ScheduleError: if no lane can move; it shows a shortest circle of lanes that wait for each other.
+    """
+    return in_rounds(execution_rounds(index, producers, rendezvous=rendezvous))
+
+
+def in_rounds(rounds: Sequence[int]) -> list[int]:
+    """The actions in the order of their rounds, those of one round in the order of their numbers."""
+    return sorted(range(len(rounds)), key=rounds.__getitem__)
+
+
+def execution_rounds(index: Index, producers: Producers, *, rendezvous: bool = False) -> list[int]:
+    """For each action the round in which it can run, counted from 1; see `execution_order`.
+
+    Args:
+        producers: by number, what an action waits for besides the one before it in its lane.
+    """
+    sends = [number for number, action in enumerate(index.actions) if action.kind in SEND] if rendezvous else []
+    received = {number: index.find(receive_of(index.actions[number])) for number in sends}
+    partners = {send: receive for send, receive in received.items() if receive >= 0}
+    rounds, heads = _run(index, producers, partners)
+    if any(head < lane.stop for head, lane in zip(heads, index.lanes, strict=True)):
+        raise _no_rank_can_move(index, producers, rounds, heads, partners)
+    return rounds
+
+
+def _run(index: Index, producers: Producers, partners: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    """The round of each action, 0 for one that never runs, and the action each lane stands at in the end."""
+    lane_of = index.lane_of
+    rounds = [0] * len(index.actions)
+    heads = [lane.start for lane in index.lanes]
+    waiting: dict[int, list[int]] = {}  # action -> lanes that move on when it has run
+    ready = list(range(len(index.lanes)))
+    while ready:
+        lane = ready.pop()
+        number, stop = heads[lane], index.lanes[lane].stop
+        latest = rounds[number - 1] if number > index.lanes[lane].start else 0
+        while number < stop:
+            blocker = -1
+            for producer in producers[number]:
+                ran = rounds[producer]
+                if not ran:
+                    blocker = producer
+                    break
+                if ran > latest:
+                    latest = ran
+            partner = partners.get(number, -1) if partners else -1
+            if blocker < 0 <= partner:
+                if heads[lane_of[partner]] == partner:
+                    first = partner == index.lanes[lane_of[partner]].start
+                    latest = latest if first else max(latest, rounds[partner - 1])
+                else:
+                    blocker = partner - 1  # the peer stands at the RECV once it has run what comes before
+            if blocker >= 0:
+                waiting.setdefault(blocker, []).append(lane)
+                break
+            latest += 1
+            rounds[number] = latest
+            if number in waiting:
+                ready += waiting.pop(number)
+            if partner >= 0:
+                rounds[partner] = latest + 1
+                heads[lane_of[partner]] = partner + 1
+                ready += waiting.pop(partner, ())
+            number += 1
+        heads[lane] = number
+    return rounds, heads
+
+
+# --- the counter-example ------------------------------------------------------------------------------------
+
+
+def _no_rank_can_move(
+    index: Index, producers: Producers, rounds: list[int], heads: list[int], partners: Mapping[int, int]
+) -> ScheduleError:
+    waits: dict[int, dict[int, int]] = {}  # lane -> lane it waits for -> the action
+    for lane, (head, limits) in enumerate(zip(heads, index.lanes, strict=True)):
+        if head < limits.stop:
+            needed = [producer for producer in producers[head] if not rounds[producer]]
+            waits[lane] = {index.lane_of[other]: other for other in reversed(needed or [partners[head]])}
+    circle = _shortest_circle(waits)
+    notes, needed_by = {}, {}
+    for lane, other in zip(circle, circle[1:] + circle[:1], strict=True):
+        needed_by[heads[lane]] = index.actions[waits[lane][other]]
+        notes[heads[lane]] = f"waits at {index.actions[heads[lane]]} for {needed_by[heads[lane]]}"
+    return broken(
+        index.schedule,
+        "no rank can move",
+        [heads[lane] for lane in circle],
+        notes=notes,
+        way_out=_way_out(index, needed_by),
+    )
+
+
+def _shortest_circle(waits: Mapping[int, Iterable[int]]) -> list[int]:
+    """As few lanes as possible that wait for each other in turn; each in `waits` waits for one in it."""
+    best: list[int] = []
+    for start in waits:
+        came_from: dict[int, int] = {}
+        queue = deque([start])
+        while queue and start not in came_from:
+            lane = queue.popleft()
+            for other in waits[lane]:
+                if other not in came_from:
+                    came_from[other] = lane
+                    queue.append(other)
+        if start in came_from:
+            circle = [start]
+            while came_from[circle[-1]] != start:
+                circle.append(came_from[circle[-1]])
+            if not best or len(circle) < len(best):
+                best = [start, *reversed(circle[1:])]
+    return best
+
+
+def _way_out(index: Index, needed_by: Mapping[int, Action]) -> str:
+    for number, needed in needed_by.items():
+        action = index.actions[number]
+        readers = [part for part in parts_of(action) if part.kind in (Kind.F, Kind.FB, Kind.LOAD, Kind.UNSHARD)]
+        if needed.kind is Kind.STEP and readers:
+            reader = readers[0]
+            return f"policy {index.schedule.policy.value}: {reader} reads the version {needed} publishes"
+        if action.kind in SEND:
+            return "a SEND waits until its peer comes to the RECV; lower_communication finds such an order"
+    return ""

@@ -1,0 +1,151 @@
+"""Placement: every action stands on a device and lane that may run it."""
+
+from operator import itemgetter
+
+from rpbench.ir.action import COMPUTE, HEAD, SUMS, Action, Kind, parts_of
+from rpbench.ir.checks.excerpt import broken
+from rpbench.ir.index import Index, Lane
+from rpbench.ir.schedule import ScheduleError, Weights
+
+_SHARED = (COMPUTE | SUMS) - {Kind.OVERLAP}  # kinds of which every device runs its share
+
+
+def check_placement(index: Index) -> None:
+    """Compute on the compute lane, on a device that may hold the stage, backward where the forward was.
+
+    Raises:
+        ScheduleError: naming the first action that stands elsewhere.
+    """
+    _check_lanes(index)
+    if index.schedule.placement:
+        _check_holders(index)
+    if index.shape.tensor_parallel:
+        _check_shares(index)
+    if index.schedule.weights is Weights.STREAMED:
+        _check_streamed(index)
+    if index.schedule.weights is Weights.BOUND:
+        _check_bound(index)
+        _check_bound_steps(index)
+
+
+def _check_lanes(index: Index) -> None:
+    for lane in index.lanes:
+        if lane.name != "compute":
+            for number in range(lane.start, lane.stop):
+                if index.actions[number].kind in COMPUTE:
+                    rule = f"{index.actions[number]} stands on lane {lane.name}, it belongs on lane compute"
+                    raise broken(index.schedule, rule, [number])
+
+
+def _check_holders(index: Index) -> None:
+    placement, shape = index.schedule.placement, index.shape
+    if shape.separate_cuts or len(placement) != shape.num_stages:
+        raise ScheduleError(
+            f"placement lists {len(placement)} stages, the shape has {shape.num_stages} forward and "
+            f"{shape.num_backward_stages} backward: one list serves stages that are the same both ways"
+        )
+    for lane in index.lanes:
+        row = index.actions[lane.start : lane.stop]
+        names = set(map(itemgetter(0, 1), row))  # kind and stage: few, where the actions are many
+        if any(kind is Kind.OVERLAP or lane.device not in _holders(index, kind, stage) for kind, stage in names):
+            _find_misplaced(index, lane)
+
+
+def _holders(index: Index, kind: Kind, stage: int) -> tuple[int, ...]:
+    """The devices that may run an action of a kind and stage."""
+    if kind in HEAD:
+        return (stage,)
+    placed = kind in COMPUTE or kind in (Kind.STEP, Kind.ROLLBACK)
+    return index.schedule.placement[stage] if placed else tuple(range(index.shape.num_ranks))
+
+
+def _find_misplaced(index: Index, lane: Lane) -> None:
+    for number in range(lane.start, lane.stop):
+        for part in parts_of(index.actions[number]):
+            holders = _holders(index, part.kind, part.stage)
+            if lane.device not in holders:
+                raise _not_placed(index, number, part, holders)
+
+
+def _not_placed(index: Index, number: int, action: Action, holders: tuple[int, ...]) -> ScheduleError:
+    what = f"share {action.stage} of the head" if action.kind in HEAD else f"stage {action.stage}"
+    ranks = " or ".join(map(str, holders))
+    rule = f"{action} stands on rank {index.device(number)}, but {what} is placed on rank {ranks}"
+    return broken(index.schedule, rule, [number], way_out="move it, or change the placement")
+
+
+def _check_shares(index: Index) -> None:
+    """A device works on its own share of every matrix: the part of its number."""
+    for lane in index.lanes:
+        found = set(map(itemgetter(0, 3), index.actions[lane.start : lane.stop]))
+        elsewhere = {(kind, part) for kind, part in found if kind in _SHARED and part != lane.device}
+        if elsewhere:
+            numbers = range(lane.start, lane.stop)
+            number = next(number for number in numbers if itemgetter(0, 3)(index.actions[number]) in elsewhere)
+            rule = f"{index.actions[number]} is of share {index.actions[number].part}, which is on another rank"
+            raise broken(index.schedule, rule, [number])
+    if index.holds(Kind.B):
+        _check_meetings(index)
+
+
+def _check_meetings(index: Index) -> None:
+    """All shares of a backward come in one piece, or all in two: inside each piece the devices meet."""
+    numbers, parts = index.numbers(Kind.B), index.shape.num_parts
+    for first in range(0, len(numbers), parts):
+        shares = [number for number in numbers[first : first + parts] if number >= 0]
+        if 0 < len(shares) < parts:
+            rule = f"{index.actions[shares[0]]} meets the shares of {parts} devices, and {len(shares)} come to it"
+            raise broken(index.schedule, rule, shares, way_out="let all devices run it in one piece, or all in two")
+
+
+def _check_streamed(index: Index) -> None:
+    """What stays on a device keeps the weights there as well."""
+    if index.shape.num_segments > 1 or index.shape.num_head_shards:
+        what = "keys and values of segments" if index.shape.num_segments > 1 else "shares of the head"
+        raise ScheduleError(f"weights=streamed: {what} stay on their devices, and so does their stage; use bound")
+
+
+def _check_bound(index: Index) -> None:
+    """One microbatch's forward, recompute and backward of a stage meet on one device, its weights' home."""
+    if index.shape.separate_cuts:
+        first = next(number for number, action in enumerate(index.actions) if action.kind in COMPUTE)
+        rule = f"{index.actions[first]} is of a stage whose layers are others in backward, and bound weights stay"
+        raise broken(index.schedule, rule, [first], way_out="declare weights=streamed")
+    placement = index.schedule.placement
+    if placement and all(len(holders) == 1 for holders in placement) and not index.shape.num_head_shards:
+        return  # each stands on the only holder of its stage
+    kinds = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, *HEAD)  # share d of the head is stepped with stage d
+    # The parts of a sequence meet on one rank; shares of a matrix are on different ones.
+    parts = 1 if index.shape.tensor_parallel else index.shape.num_parts
+    rank_of = [index.lanes[place].device for place in index.lane_of]
+    home: list[int] = []  # by stage and microbatch, the first action found, or -1
+    for kind in kinds:
+        if not index.holds(kind):
+            continue
+        numbers = index.numbers(kind)
+        home = home or [-1] * (len(numbers) // parts)
+        for part in range(parts):
+            for place, (number, first) in enumerate(zip(numbers[part::parts], home, strict=True)):
+                if number < 0:
+                    continue
+                if first < 0:
+                    home[place] = number
+                elif rank_of[first] != rank_of[number]:
+                    raise _torn(index, first, number)
+
+
+def _torn(index: Index, first: int, number: int) -> ScheduleError:
+    rule = (
+        f"{index.actions[number]} on rank {index.device(number)} needs the weights that "
+        f"{index.actions[first]} uses on rank {index.device(first)}: bound weights stay on one rank"
+    )
+    return broken(index.schedule, rule, [first, number], way_out="move one of them, or declare weights=streamed")
+
+
+def _check_bound_steps(index: Index) -> None:
+    for (stage, version), step in index.steps.items():
+        gradients = list(index.gradients(stage, version))
+        if index.device(step) not in map(index.device, gradients):
+            rank = index.device(step)
+            rule = f"{index.actions[step]} stands on rank {rank}, which has no gradient of stage {stage}"
+            raise broken(index.schedule, rule, [step, *gradients[:1]])

@@ -1,0 +1,135 @@
+"""Residency: how many stage activations each device holds while a schedule runs that moves some of them elsewhere.
+
+Found by a replay in which every computation takes one slot and transfers none: what is seen is the order's own doing.
+Where a transfer is still under way when the next forward begins, its device holds one more.
+"""
+
+from collections.abc import Iterator
+
+from rpbench.ir.action import COMPUTE, Kind, parts_of
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.checks.deadlock import in_rounds
+from rpbench.ir.schedule import Schedule, Weights
+
+_TAKE = frozenset({Kind.F, Kind.FB})
+_RELEASE = frozenset({Kind.B, Kind.W, Kind.FB})
+
+
+def moves_activations(schedule: Schedule) -> bool:
+    """Whether activations of bound stages leave their device before their backward."""
+    if Kind.STORE not in schedule.kinds:
+        return False
+    return any(action.kind is Kind.STORE and action.object == "A" for _, _, row in schedule.items() for action in row)
+
+
+def stays_on_devices(schedule: Schedule) -> bool:
+    """Whether weights, gradients and optimizer state never leave the devices of their stages."""
+    if schedule.weights is Weights.STREAMED or Kind.STEP_REST in schedule.kinds:
+        return False
+    return not any(
+        (action.kind in (Kind.LOAD, Kind.STORE) and action.object in ("P", "G"))
+        or (action.kind is Kind.STEP and lane == "host")
+        for _, lane, row in schedule.items()
+        for action in row
+    )
+
+
+def inputs_stay(schedule: Schedule) -> bool:
+    """Whether weights are streamed, and the few inputs that forwards keep stay: others take all to the host."""
+    return schedule.weights is Weights.STREAMED and schedule.shape.keeps_every > 1
+
+
+def peak_kept_inputs(schedule: Schedule, device: int) -> int:
+    """The most inputs that a device keeps for backwards, that of the head included, where they stay there.
+
+    The first stage has the tokens. A forward keeps the input of one stage in `Shape.keeps_every`, and R makes that of
+    the stage above.
+    """
+    every, top = schedule.shape.keeps_every, schedule.shape.num_stages - 1
+    held = most = 0
+    for action in schedule.compute(device):
+        stage, ends = action.stage, action.stage == top
+        if action.kind is Kind.F:
+            held += (stage > 0 and stage % every == 0) + ends
+        elif action.kind is Kind.R:
+            held += not ends and (stage + 1) % every > 0
+        most = max(most, held)
+        if action.kind is Kind.B:
+            held -= (stage > 0) + ends
+    return most
+
+
+def prefetch_depth(schedule: Schedule) -> int:
+    """The most stages whose weights a device has beside the one that runs; 1 where nothing says when they come.
+
+    Every LOAD:P counts once, however many its pieces, until its FREE:P.
+    """
+    held = most = 0
+    for _, lane, row in schedule.items():
+        if lane == "h2d":
+            held = 0
+            for kind, _, _, part, _, what, *_ in row:
+                held += what == "P" and (kind is Kind.LOAD and not part) - (kind is Kind.FREE)
+                most = max(most, held)
+    return most - 1 if most else 1
+
+
+def peak_resident(analysis: Analysis) -> list[int]:
+    """The most stage activations each device holds at once, its partners' included.
+
+    Raises:
+        ScheduleError: if the schedule cannot run.
+    """
+    return [max(map(sum, levels)) for levels in resident_levels(analysis)]
+
+
+def resident_levels(analysis: Analysis) -> list[set[tuple[int, ...]]]:
+    """Per device, how many microbatches of each stage it holds at its moments, every combination once.
+
+    A forward and a LOAD:A take room as they begin; a backward makes room as it ends, and so does the FREE:A behind a
+    STORE:A. A partner named as peer holds them from the STORE:A to the LOAD:A.
+
+    Raises:
+        ScheduleError: if the schedule cannot run.
+    """
+    shape = analysis.schedule.shape
+    stages = max(shape.num_stages, shape.num_backward_stages)
+    levels = [[0] * stages for _ in range(shape.num_ranks)]
+    found = [{(0,) * stages} for _ in levels]
+    for _, change, device, stage in sorted(_changes(analysis)):
+        levels[device][stage] += change
+        found[device].add(tuple(levels[device]))
+    return found
+
+
+def _changes(analysis: Analysis) -> Iterator[tuple[int, int, int, int]]:
+    """(slot, change, device, stage): what is let go in a slot makes room for others."""
+    index, (starts, ends) = analysis.index, _slots(analysis)
+    for number, action in enumerate(index.actions):
+        begin, end, device = starts[number], ends[number], index.device(number)
+        lane = index.lanes[index.lane_of[number]].name
+        for part in parts_of(action):
+            if part.kind in _TAKE:
+                yield begin, 1, device, part.stage
+            if part.kind in _RELEASE:
+                yield end, -1, device, part.stage
+        if action.object == "A":
+            if action.kind is Kind.FREE and lane == "d2h":
+                yield begin, -1, device, action.stage
+            elif action.kind is Kind.LOAD:
+                yield begin, 1, device, action.stage
+            if isinstance(action.peer, int):
+                yield begin, 1 if action.kind is Kind.STORE else -1, action.peer, action.stage
+
+
+def _slots(analysis: Analysis) -> tuple[list[int], list[int]]:
+    """When each action begins and ends, if every computation takes a slot and nothing else takes time."""
+    index = analysis.index
+    starts, ends = [0] * len(index.actions), [0] * len(index.actions)
+    for number in in_rounds(analysis.rounds):
+        before = analysis.producers[number]
+        lane = index.lanes[index.lane_of[number]]
+        free = ends[number - 1] if number > lane.start else 0
+        starts[number] = max([free, *(ends[producer] for producer in before)])
+        ends[number] = starts[number] + (index.actions[number].kind in COMPUTE)
+    return starts, ends

@@ -1,0 +1,256 @@
+"""Versions: which weights each action reads, how stale and how many, measured by replaying an order."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from dataclasses import dataclass, field
+from itertools import chain, product, repeat
+from operator import sub
+
+from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
+from rpbench.ir.checks.deadlock import in_rounds
+from rpbench.ir.checks.excerpt import broken
+from rpbench.ir.index import Index
+from rpbench.ir.policy import STEPS_BEHIND, Policy
+from rpbench.ir.schedule import Row, Schedule, ScheduleError, kinds_of
+from rpbench.ir.waits.dependencies import version_read
+from rpbench.ir.waits.rest_rule import steps_late
+
+_READ_NEWEST = frozenset({Policy.LATEST, Policy.PREDICT})  # in backward too
+# The graph that R makes is the one B goes back through, and what I leaves is what W finishes: all read what the first
+# of them reads.
+_GOES_BACK = frozenset({Kind.R, Kind.B, Kind.I, Kind.W})
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What a replay found. A version is the number of optimizer steps the weights have seen.
+
+    Args:
+        read: per action, in the order of `schedule.items()`, the version it reads (the first part's, in an
+            OVERLAP); None for actions that read no weights.
+        together: (number, part) -> version, for every part of an OVERLAP; parts may read different ones.
+        published: per backward stage, the version after the last step.
+        staleness_steps: per (backward stage, microbatch), the steps published between the version its forward
+            reads and the step that adds its gradient. With separate cuts, counted from its backward.
+        drift: per (backward stage, microbatch), the version its backward reads less the one its forward read.
+        live: per backward stage, the most versions that must be kept at one time: a version is kept from its
+            publication until the next one is out and it is read no more.
+    """
+
+    read: tuple[int | None, ...]
+    published: tuple[int, ...]
+    staleness_steps: Mapping[tuple[int, int], int]
+    drift: Mapping[tuple[int, int], int]
+    live: tuple[int, ...]
+    together: Mapping[tuple[int, Action], int] = field(default_factory=dict)
+
+    def of(self, number: int, part: Action) -> int | None:
+        """The version that a plain action reads: the action of that number, or a part of it."""
+        return self.together.get((number, part), self.read[number])
+
+    @property
+    def staleness_of_stage(self) -> tuple[int, ...]:
+        """The largest staleness of each backward stage, in steps."""
+        worst = [0] * len(self.live)
+        for (stage, _), steps in self.staleness_steps.items():
+            worst[stage] = max(worst[stage], steps)
+        return tuple(worst)
+
+    @property
+    def max_staleness(self) -> int:
+        """The largest staleness of all, in steps."""
+        return max(self.staleness_steps.values(), default=0)
+
+    @property
+    def max_live(self) -> int:
+        """The most versions that any stage must keep at one time."""
+        return max(self.live)
+
+
+def replay_in(index: Index, rounds: Sequence[int]) -> Versions:
+    """The versions read by a schedule with steps, where its actions run in these rounds, one of each lane that can.
+
+    Under policies that read what is newest, and with steps on a lane of their own, real durations may give others.
+    """
+    return _Replay(index).run(in_rounds(rounds))
+
+
+def implied_versions(schedule: Schedule) -> Versions:
+    """The versions of a schedule without steps, from the policy's table."""
+    shape, behind = schedule.shape, STEPS_BEHIND.get(schedule.policy)
+    windows = [microbatch // shape.num_microbatches for microbatch in range(shape.total_microbatches)]
+    reads = [0 if behind is None else max(0, window - behind) for window in windows]
+    stale = [0] * len(reads) if behind is None else list(map(sub, windows, reads))
+    if schedule.late_rest is not None:
+        late = steps_late(schedule.late_rest, shape.num_steps)
+        stale = [late[window] for window in windows]
+    stages = range(shape.num_backward_stages)
+    read: tuple[int | None, ...]
+    if any(reads) or not schedule.kinds <= COMPUTE:
+        read = tuple(chain.from_iterable(_implied_in(row, reads) for _, _, row in schedule.items()))
+    else:
+        read = (0,) * schedule.num_actions
+    drift = _OfEveryStage([0] * len(stale), len(stages))
+    of_stages, live = _OfEveryStage(stale, len(stages)), (1,) * len(stages)
+    return Versions(read, (0,) * len(stages), of_stages, drift, live, _implied_together(schedule, reads))
+
+
+def _implied_in(row: Row, reads: Sequence[int]) -> Iterable[int | None]:
+    """What the actions of a row read, by the version of each microbatch."""
+    kinds = kinds_of(row)
+    if kinds.isdisjoint(COMPUTE):
+        return repeat(None, len(row))
+    if kinds <= COMPUTE - {Kind.OVERLAP} and not any(reads):
+        return repeat(0, len(row))
+    return [
+        reads[microbatch] if microbatch is not None and kind in COMPUTE else None
+        for kind, _, microbatch, _, _, _, _, _ in row
+    ]
+
+
+def _implied_together(schedule: Schedule, reads: Sequence[int]) -> dict[tuple[int, Action], int]:
+    """What the parts of OVERLAPs read, by the version of each microbatch."""
+    if Kind.OVERLAP not in schedule.kinds or not any(reads):
+        return {}
+    numbered = enumerate(action for _, _, row in schedule.items() for action in row)
+    return {(number, part): reads[part.microbatch or 0] for number, action in numbered for part in action.sub}
+
+
+class _OfEveryStage(Mapping[tuple[int, int], int]):
+    """By stage and microbatch, what is the same of all stages."""
+
+    def __init__(self, by_microbatch: list[int], num_stages: int) -> None:
+        self._by_microbatch, self._num_stages = by_microbatch, num_stages
+
+    def __getitem__(self, place: tuple[int, int]) -> int:
+        stage, microbatch = place
+        if not (0 <= stage < self._num_stages and 0 <= microbatch < len(self._by_microbatch)):
+            raise KeyError(place)
+        return self._by_microbatch[microbatch]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return product(range(self._num_stages), range(len(self._by_microbatch)))
+
+    def __len__(self) -> int:
+        return self._num_stages * len(self._by_microbatch)
+
+    def values(self) -> ValuesView[int]:
+        return _Repeated(self._by_microbatch, self._num_stages)
+
+
+class _Repeated(ValuesView[int]):
+    """Values over and over, without looking up any of them."""
+
+    def __init__(self, values: list[int], times: int) -> None:
+        self._values, self._times = values, times
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(repeat(self._values, self._times))
+
+    def __len__(self) -> int:
+        return len(self._values) * self._times
+
+
+class _Replay:
+    def __init__(self, index: Index) -> None:
+        shape, policy = index.shape, index.schedule.policy
+        if shape.separate_cuts and policy not in STEPS_BEHIND:
+            raise ScheduleError(
+                f"policy {policy.value} reads the newest version of a stage, but forward and backward are "
+                f"cut apart here; take {', '.join(known.value for known in STEPS_BEHIND)}, or the same cut"
+            )
+        self.index = index
+        self.policy = policy
+        rule = index.schedule.late_rest
+        self.late = None if rule is None else steps_late(rule, shape.num_steps)
+        self.newest = [0] * shape.num_backward_stages
+        self.admitted: dict[tuple[int, int], int] = {}  # (microbatch, part) -> version newest at stage 0
+        self.predicted_from: dict[tuple[int, int], int] = {}  # (stage, step) -> version of its first forward
+        self.forward: dict[tuple[int, int, int], int] = {}  # (stage, microbatch, part) -> version
+        self.backward: dict[tuple[int, int, int], int] = {}  # the same, of what goes back: R, B, or I and W
+        self.published_at: list[list[int]] = [[-1] for _ in self.newest]
+        self.last_read: list[dict[int, int]] = [{} for _ in self.newest]
+
+    def run(self, order: Sequence[int]) -> Versions:
+        num_microbatches = self.index.shape.num_microbatches
+        read: list[int | None] = [None] * len(order)
+        together: dict[tuple[int, Action], int] = {}
+        staleness: dict[tuple[int, int], int] = {}
+        drift: dict[tuple[int, int], int] = {}
+        for tick, number in enumerate(order):
+            for action in reversed(parts_of(self.index.actions[number])):
+                kind, stage, microbatch, part, _, _, _, _ = action
+                if kind is Kind.STEP:
+                    self._publish(action, tick)
+                if kind not in COMPUTE:
+                    continue
+                assert microbatch is not None
+                version = read[number] = self._version(action)
+                if self.index.actions[number].sub:
+                    together[number, action] = version
+                self._note_read(number, action, version, tick)
+                if kind in (Kind.B, Kind.I, Kind.FB):
+                    first = self.forward.get((stage, microbatch, part), version)
+                    place = stage, microbatch
+                    step = microbatch // num_microbatches
+                    late = step - first if self.late is None else self.late[step]
+                    staleness[place] = max(staleness.get(place, 0), late)
+                    drift[place] = max(drift.get(place, 0), version - first)
+        live = tuple(self._live(stage) for stage in range(len(self.newest)))
+        return Versions(tuple(read), tuple(self.newest), staleness, drift, live, together)
+
+    def _publish(self, step: Action, tick: int) -> None:
+        assert step.version is not None
+        self.newest[step.stage] = step.version
+        self.published_at[step.stage].append(tick)
+
+    def _version(self, action: Action) -> int:
+        """The version an action reads when it runs now (table in `rpbench.ir.policy`)."""
+        kind, stage, microbatch, part, _, _, _, _ = action
+        assert microbatch is not None
+        fixed = version_read(self.policy, self.index.shape, microbatch, stage)
+        if fixed is not None:
+            version = fixed
+        elif kind is Kind.F and action.version is not None and self.index.names_versions:
+            version = action.version
+        elif kind is Kind.F and self.policy is Policy.VERTICAL:
+            version = self.admitted.setdefault((microbatch, part), self.newest[0])
+        elif kind is Kind.F and self.policy is Policy.PREDICT:
+            step = microbatch // self.index.shape.num_microbatches
+            version = self.predicted_from.setdefault((stage, step), self.newest[stage])
+        elif kind in _GOES_BACK and self.policy in _READ_NEWEST:
+            version = self.backward.setdefault((stage, microbatch, part), self.newest[stage])
+        elif kind is Kind.F or self.policy in _READ_NEWEST:
+            version = self.newest[stage]
+        else:
+            version = self.forward.get((stage, microbatch, part), self.newest[stage])
+        if kind is Kind.F and not self.index.shape.separate_cuts:
+            self.forward[stage, microbatch, part] = version
+        return version
+
+    def _note_read(self, number: int, action: Action, version: int, tick: int) -> None:
+        for stage in self.index.updated_by(action.kind, action.stage):
+            self.last_read[stage][version] = tick
+            if version > self.newest[stage] and action.kind in (Kind.F, Kind.FB):
+                raise broken(
+                    self.index.schedule,
+                    f"{action} reads version {version} of stage {stage}, which has published "
+                    f"{self.newest[stage]} (policy {self.policy.value})",
+                    [number],
+                )
+
+    def _live(self, stage: int) -> int:
+        """The most versions of a stage that are kept at one tick."""
+        changes = sorted(self._changes(stage))
+        kept = most = 0
+        for _, change in changes:
+            kept += change
+            most = max(most, kept)
+        return most
+
+    def _changes(self, stage: int) -> Iterator[tuple[int, int]]:
+        """(tick, +1) where a version appears, (tick, -1) where it may be dropped; drops sort first."""
+        published = self.published_at[stage]
+        for version, tick in enumerate(published):
+            yield tick, 1
+            if version + 1 < len(published):
+                yield max(published[version + 1], self.last_read[stage].get(version, -1) + 1), -1

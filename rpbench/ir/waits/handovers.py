@@ -1,0 +1,195 @@
+"""Handovers: weights and gradients that go from device to device instead of from and to the host.
+
+    sLOAD:P>q    the device takes a copy of stage s from rank q: what q has loaded of it for an earlier microbatch of
+                 the same direction, of the step before if that is the version read, or, where q has loaded none,
+                 what q keeps: then q is the home of the stage
+    sSTORE:G>q   the device adds its gradient of stage s to what has come to it, and sends the sum to rank q
+
+    LOAD:P>q     after q's LOAD:P of that copy, whose FREE:P waits for it
+    STORE:G>q    after the STORE:G of what comes to it; the last one of a step goes to the home of the stage
+
+A rank that names itself copies what it keeps; nothing goes over a link. The home of a stage has its master weights
+and its optimizer state, and so its STEP. A home that loads no copy runs the stage on what it keeps. Who takes a copy
+from such a home is a relay: its k-th copy in a step is there for the k-th visit of those that name it.
+
+Gradients of a step go one of two ways:
+
+    round      one sum visits all microbatches in their order, each sending it to the rank of the next    (WeiPipe)
+    in groups  ranks send to the home, or to a rank that sends to the home for the same visit of its own  (TawPipe)
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rpbench.ir.checks.excerpt import broken
+from rpbench.ir.index import Index
+from rpbench.ir.waits.dependencies import version_read
+from rpbench.ir.waits.visits import Transfer, actions_of
+
+
+class GroupSum(NamedTuple):
+    """A sum that goes home: the STORE:G>q that bring its parts, by microbatch, and the one of them that sends it."""
+
+    parts: tuple[Transfer, ...]
+    last: Transfer
+
+
+class Handovers:
+    """What goes from device to device in a schedule.
+
+    Args:
+        loads: LOAD:P of all devices.
+        stores: STORE:G of all devices.
+
+    Attributes:
+        edges: (producer, consumer) by number.
+        origins: number of a LOAD:P>q -> the transfer whose copy it takes; None: what rank q keeps.
+        homes: stage -> the rank that keeps it.
+        carried: (stage, step) -> the STORE:G>q that carry its sum round, in order.
+        grouped: (stage, step) -> the sums that go home, in the order of their first microbatches.
+
+    Raises:
+        ScheduleError: for a copy that is not there, or a sum that does not get to where it goes on.
+    """
+
+    def __init__(self, index: Index, loads: Iterable[Transfer], stores: Iterable[Transfer]) -> None:
+        self._index = index
+        self.edges: list[tuple[int, int]] = []
+        self.origins: dict[int, Transfer | None] = {}
+        self.homes: dict[int, int] = {}
+        self.carried: dict[tuple[int, int], list[Transfer]] = {}
+        self.grouped: dict[tuple[int, int], list[GroupSum]] = {}
+        on_rank: dict[tuple[int, int, bool, int], list[Transfer]] = defaultdict(list)
+        for load in loads:
+            if self.peer(load.pieces[0]) is not None:
+                visit = load.visits[0]
+                on_rank[visit.device, visit.stage, visit.backward, visit.step].append(load)
+        for found in on_rank.values():
+            found.sort(key=self._microbatch)
+        for found in on_rank.values():
+            for place, load in enumerate(found):
+                self._find_origin(load, place, on_rank)
+        sent: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
+        for store in stores:
+            if self.peer(store.pieces[0]) is not None:
+                sent[store.visits[0].stage, store.visits[0].step].append(store)
+        for (stage, step), found in sent.items():
+            self._join_sums(stage, step, sorted(found, key=self._microbatch))
+
+    @property
+    def are_there(self) -> bool:
+        """Whether anything goes from device to device."""
+        return bool(self.origins or self.carried or self.grouped)
+
+    def peer(self, number: int) -> int | None:
+        """The rank that an action names, if it names one."""
+        peer = self._index.actions[number].peer
+        return peer if isinstance(peer, int) else None
+
+    def is_local(self, number: int) -> bool:
+        """Whether what an action moves stays on its rank."""
+        return self.peer(number) == self._index.device(number)
+
+    def _microbatch(self, transfer: Transfer) -> int:
+        return next(actions_of(self._index, transfer.visits[0])).microbatch or 0
+
+    # --- weights ---
+
+    def _find_origin(
+        self, load: Transfer, place: int, on_rank: Mapping[tuple[int, int, bool, int], Sequence[Transfer]]
+    ) -> None:
+        """Where a copy comes from.
+
+        Args:
+            place: of the load among those of its device, stage, direction and step.
+        """
+        number, visit, origin = load.pieces[0], load.visits[0], None
+        rank = self.peer(number)
+        assert rank is not None
+        if rank != visit.device:
+            of_visit = visit.stage, visit.backward, visit.step
+            there = on_rank.get((rank, *of_visit), ())
+            relayed = there[place] if place < len(there) else None
+            if relayed is not None and (self.peer(relayed.pieces[0]), *of_visit) not in on_rank:
+                origin = relayed
+            else:
+                wanted = self._microbatch(load)
+                earlier = (other for other in there if self._microbatch(other) < wanted)
+                origin = max(earlier, key=self._microbatch, default=None)
+                if origin is None:
+                    before = on_rank.get((rank, visit.stage, visit.backward, visit.step - 1), ())
+                    origin = next((other for other in reversed(before) if self._reads_the_same(other, load)), None)
+        self.origins[number] = origin
+        if origin is not None:
+            self.edges += [(origin.pieces[-1], number), (number, origin.end)]
+            return
+        home = self._home(visit.stage, rank)
+        if rank != home:
+            rule = (
+                f"{self._index.actions[number]} takes what rank {rank} does not have: stage {visit.stage} is at home "
+            )
+            way_out = f"take it from rank {home}, or from a rank that has loaded it for an earlier microbatch"
+            raise broken(self._index.schedule, f"{rule}on rank {home}", [number], way_out=way_out)
+
+    def _reads_the_same(self, one: Transfer, other: Transfer) -> bool:
+        """Whether two transfers of a stage bring the same version, one that is known before the schedule runs."""
+        policy, shape = self._index.schedule.policy, self._index.shape
+        read, wanted = (
+            version_read(policy, shape, self._microbatch(load), load.visits[0].stage) for load in (one, other)
+        )
+        return read is not None and read == wanted
+
+    def _home(self, stage: int, rank: int) -> int:
+        """Where a stage is stepped; without steps, the first rank that is taken to have it."""
+        step = self._index.steps.get((stage, 1))
+        return self.homes.setdefault(stage, rank if step is None else self._index.device(step))
+
+    # --- gradients ---
+
+    def _join_sums(self, stage: int, step: int, stores: list[Transfer]) -> None:
+        """Match what is sent of a stage and step, by microbatch, with what takes it on."""
+        apart = next((pair for pair in pairwise(stores) if self._peer_of(pair[0]) != pair[1].visits[0].device), None)
+        grouped = self._groups(stage, stores) if apart else None
+        if grouped is not None:
+            self.grouped[stage, step] = grouped
+            for one in grouped:
+                self.edges += [(part.pieces[0], one.last.pieces[0]) for part in one.parts if part is not one.last]
+            return
+        if apart:
+            number, rank = apart[0].pieces[0], apart[1].visits[0].device
+            following = self._index.actions[apart[1].pieces[0]]
+            rule = f"{self._index.actions[number]} is followed by {following} on rank {rank}"
+            raise broken(self._index.schedule, rule, [number, apart[1].pieces[0]], way_out=f"send it to rank {rank}")
+        self.carried[stage, step] = stores
+        self.edges += [(before.pieces[0], after.pieces[0]) for before, after in pairwise(stores)]
+        last = stores[-1].pieces[0]
+        home = self.homes.get(stage)
+        if home is not None and self.peer(last) != home:
+            rule = f"{self._index.actions[last]} is the sum of a step: it goes to rank {home}, which steps the stage"
+            raise broken(self._index.schedule, rule, [last])
+
+    def _groups(self, stage: int, stores: Sequence[Transfer]) -> list[GroupSum] | None:
+        """The sums that go home, each made of what one rank sends there; None if some gradient does not get home."""
+        step = self._index.steps.get((stage, 1))
+        if step is None:
+            return None
+        home = self.homes.setdefault(stage, self._index.device(step))
+        of_device: dict[int, list[Transfer]] = defaultdict(list)
+        for store in stores:
+            of_device[store.visits[0].device].append(store)
+        found: dict[int, list[Transfer]] = {}  # place of the one that sends the sum -> its parts
+        places = {store.pieces[0]: place for place, store in enumerate(stores)}
+        for store in stores:
+            rank, last = self._peer_of(store), store
+            if rank != home:
+                there, visit = of_device[rank or 0], of_device[store.visits[0].device].index(store)
+                if visit >= len(there) or self._peer_of(there[visit]) != home:
+                    return None
+                last = there[visit]
+            found.setdefault(places[last.pieces[0]], []).append(store)
+        return [GroupSum(tuple(parts), stores[place]) for place, parts in found.items()]
+
+    def _peer_of(self, store: Transfer) -> int | None:
+        return self.peer(store.pieces[0])

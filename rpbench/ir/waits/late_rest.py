@@ -1,0 +1,202 @@
+"""Late rest: what STEP_REST, STORE:G and LOAD:P wait for where devices step some columns and the host the others.
+
+    STORE:G        after every REDUCE_GRAD of its step, because all devices choose the same columns
+    STEP_REST@v    after the STORE:G of its window, STEP@v, what the host does at the boundary before, and its LOAD:P
+    LOAD:P@v       after STEP@v and what it brings; before what reads version v, and before the UNSHARD of it
+
+A STEP waits for no STORE:G: what a device steps is there. The order at a boundary is that of the release: the device
+has stepped, takes in what the host has made, and hands it the next window. The rule itself:
+`rpbench.ir.waits.rest_rule`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from rpbench.ir.action import Kind, parts_of
+from rpbench.ir.checks.excerpt import broken
+from rpbench.ir.index import Index
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import ScheduleError
+from rpbench.ir.waits.rest_rule import Boundary, boundaries, versions_stored
+from rpbench.ir.waits.visits import Transfer, Visit
+
+What = tuple[Kind, str | None]
+Moved = dict[tuple[What, int, int], list[int]]  # what, device and stage -> its actions
+
+
+def host_step(index: Index, stage: int, version: int) -> int:
+    """The number of what the host does at a boundary: STEP_REST, or STEP in the warm-up."""
+    return index.rests.get((stage, version), index.steps.get((stage, version), -1))
+
+
+class RestEdges:
+    """What stands in a schedule of a late rest waits for; arguments are transfers as `rpbench.ir.waits.moves` matches
+    them.
+
+    Args:
+        loads: (device, stage) -> numbers of its LOAD:P.
+        visits: (device, stage) -> its visits.
+        stores, reduces, gathers: STORE:G, REDUCE_GRAD and UNSHARD.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        loads: Mapping[tuple[int, int], Sequence[int]],
+        visits: Mapping[tuple[int, int], Sequence[Visit]],
+        stores: Sequence[Transfer],
+        reduces: Sequence[Transfer],
+        gathers: Sequence[Transfer],
+    ) -> None:
+        rule = index.schedule.late_rest
+        assert rule is not None
+        self._index, self._visits = index, visits
+        self._loads = loads
+        self._ends = boundaries(rule, index.shape.num_steps)
+        self._stores, self._reduces, self._gathers = stores, reduces, gathers
+
+    def edges(self) -> Iterator[tuple[int, int]]:
+        """(producer, consumer) by number."""
+        yield from self._of_gradients()
+        yield from self._of_host()
+        yield from self._of_loads()
+
+    def _of_gradients(self) -> Iterator[tuple[int, int]]:
+        end_of = {version: end.version for end in self._ends for version in end.window}
+        reduced: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for transfer in self._reduces:
+            visit = transfer.visits[-1]
+            reduced[visit.stage, visit.step + 1].append(transfer.pieces[0])
+        for transfer in self._stores:
+            stage, version = transfer.visits[-1].stage, transfer.visits[-1].step + 1
+            yield from ((number, transfer.pieces[0]) for number in reduced[stage, version])
+            yield transfer.pieces[0], host_step(self._index, stage, end_of[version])
+
+    def _of_host(self) -> Iterator[tuple[int, int]]:
+        for (stage, version), number in self._index.rests.items():
+            yield self._index.steps[stage, version], number
+        for stage in range(self._index.shape.num_backward_stages):
+            done = [host_step(self._index, stage, end.version) for end in self._ends]
+            yield from ((before, after) for before, after in pairwise(done) if min(before, after) >= 0)
+
+    def _of_loads(self) -> Iterator[tuple[int, int]]:
+        brings = {end.version: end.brings for end in self._ends}
+        gathers: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for transfer in self._gathers:
+            visit = transfer.visits[0]
+            gathers[visit.stage, visit.step].append(transfer.pieces[0])
+        for (device, stage), numbers in self._loads.items():
+            for number in numbers:
+                version = self._index.actions[number].version or 0
+                origin = brings.get(version)
+                if origin is None:
+                    rule = f"{self._index.actions[number]} brings nothing: no step of the host is taken in there"
+                    raise broken(self._index.schedule, rule, [number], way_out="take it out")
+                yield host_step(self._index, stage, origin), number
+                yield self._index.steps[stage, version], number
+                if origin != version:
+                    yield number, self._index.rests[stage, version]
+                readers = gathers[stage, version] or [
+                    visit.first for visit in self._visits[device, stage] if visit.step == version
+                ]
+                yield from ((number, reader) for reader in readers)
+
+
+def check_late_rest(index: Index) -> None:
+    """A rule stands with policy selective alone; all that it moves is there, or nothing of it.
+
+    Raises:
+        ScheduleError: naming the first action that breaks a rule.
+    """
+    schedule, rule = index.schedule, index.schedule.late_rest
+    if (rule is None) != (schedule.policy is not Policy.SELECTIVE):
+        raise ScheduleError(
+            f"policy {schedule.policy.value} with late_rest={rule}: policy selective has a late rest, and no other; "
+            "take both or neither"
+        )
+    if rule is None:
+        for number in index.rests.values():
+            raise broken(schedule, f"{index.actions[number]}: nothing is late here", [number], way_out="take it out")
+        return
+    if not index.steps:
+        for number in index.rests.values():
+            raise broken(schedule, f"{index.actions[number]} steps a rest, and no STEP the others", [number])
+        return
+    ends, moved = boundaries(rule, schedule.shape.num_steps), _moved(index)
+    _check_host(index, ends, rule.num_warmup_steps, is_due=bool(moved or index.rests))
+    if moved or index.rests:
+        brings = [end.version for end in ends if end.brings is not None]
+        _check_moved(index, moved, (Kind.LOAD, "P"), Kind.F, brings)
+        _check_moved(index, moved, (Kind.STORE, "G"), Kind.B, versions_stored(rule, schedule.shape.num_steps))
+        _check_sums(index, moved)
+
+
+def _check_host(index: Index, ends: Sequence[Boundary], num_warmup_steps: int, *, is_due: bool) -> None:
+    schedule, due = index.schedule, {end.version for end in ends if end.version > num_warmup_steps}
+    for (_, version), number in index.rests.items():
+        if index.lanes[index.lane_of[number]].name != "host":
+            raise broken(schedule, f"{index.actions[number]} stands on another lane than host", [number])
+        if version not in due:
+            rule = f"{index.actions[number]} stands where no window of the host ends: those end at {sorted(due)}"
+            raise broken(schedule, rule, [number], way_out="take it out")
+    for stage in range(schedule.shape.num_backward_stages) if is_due else ():
+        for version in sorted(due):
+            if (stage, version) not in index.rests:
+                rule = f"{stage}STEP_REST@{version} is missing: what the host has added up is never applied"
+                raise broken(schedule, rule, [index.steps[stage, version]], way_out="add it on lane host")
+
+
+def _moved(index: Index) -> Moved:
+    """The LOAD:P and STORE:G, by what they are, device and stage."""
+    found: Moved = defaultdict(list)
+    for lane in index.lanes:
+        for number in range(lane.start, lane.stop):
+            action = index.actions[number]
+            if (action.kind, action.object) in ((Kind.LOAD, "P"), (Kind.STORE, "G")):
+                found[(action.kind, action.object), lane.device, action.stage].append(number)
+    return found
+
+
+def _check_moved(index: Index, moved: Moved, what: What, user: Kind, versions: Sequence[int]) -> None:
+    """Every device that runs a stage moves something of it for each of some versions, once.
+
+    Args:
+        user: of the actions that run it, in one direction.
+    """
+    first: dict[tuple[int, int], int] = {}  # (device, stage) -> an action that runs it
+    for number, action in enumerate(index.actions):
+        for part in parts_of(action):
+            if part.kind in (user, Kind.W if user is Kind.B else user):
+                first.setdefault((index.device(number), part.stage), number)
+    for place, number in sorted(first.items()):
+        own, wanted = moved[(what, *place)], list(versions)
+        found = sorted(index.actions[each].version or 0 for each in own) if what[0] is Kind.LOAD else wanted
+        if len(own) != len(wanted) or found != wanted:
+            if own and not wanted:
+                rule = f"{index.actions[own[0]]} is of no use: devices step all of it at once"
+                raise broken(index.schedule, rule, own[:1], way_out="take it out")
+            if what[0] is Kind.LOAD:
+                told = f"brings stage {place[1]} for versions {found}, and the host has something at {wanted}"
+            else:
+                told = f"stores the gradient of stage {place[1]} {len(own)} times, and the host has a part of {wanted}"
+            way_out = f"one {what[0].name}:{what[1]} for each of them"
+            raise broken(index.schedule, f"rank {place[0]} {told}", own[:1] or [number], way_out=way_out)
+
+
+def _check_sums(index: Index, moved: Moved) -> None:
+    """Where several devices store the gradient of a stage, its columns are chosen by their sum: all of them reduce."""
+    storing: dict[int, dict[int, int]] = defaultdict(dict)  # stage -> device -> a STORE:G
+    for (what, device, stage), numbers in moved.items():
+        if what == (Kind.STORE, "G") and numbers:
+            storing[stage][device] = numbers[0]
+    reducing = {
+        (index.lanes[index.lane_of[number]].device, action.stage)
+        for number, action in enumerate(index.actions)
+        if action.kind is Kind.REDUCE_GRAD
+    }
+    for stage, devices in storing.items():
+        for device, number in devices.items():
+            if len(devices) > 1 and (device, stage) not in reducing:
+                rule = f"{index.actions[number]} is of what rank {device} has, and columns are chosen by the sum of all"
+                raise broken(index.schedule, rule, [number], way_out=f"add {stage}REDUCE_GRAD on lane net before it")

@@ -1,0 +1,485 @@
+"""Moves: what LOAD, STORE, FREE, UNSHARD, RESHARD and REDUCE_GRAD wait for, what waits for them, what they carry.
+
+Nothing is stored in a schedule; as for computation, edges follow from what stands in the lanes:
+
+    LOAD:P UNSHARD       after the STEP that publishes the version read; before the first action of its visit
+    UNSHARD              after the LOAD:P of every device whose shard it gathers
+    FREE:P RESHARD       after the last action of its visit; FREE:P also after every UNSHARD that gathers its shard
+    REDUCE_GRAD          after the last weight gradient of its visit on every device that reduces with it
+    STORE:G              after the last weight gradient of its visit, or after its REDUCE_GRAD; FREE:G after STORE:G
+    STEP                 after every STORE:G and REDUCE_GRAD of its window, and after LOAD:O; STORE:O after STEP
+    VALIDATE             after every STORE:G and REDUCE_GRAD of its step
+    ROLLBACK             after the LOAD:P that brings what its step has made; UNSHARD and later LOAD:P after ROLLBACK
+    STORE:A              after the forward that makes what backward stage s keeps for microbatch m
+    LOAD:A               after STORE:A; before the recomputation or backward that reads it
+    FREE:A               after STORE:A where that stands, after the backward where LOAD:A stands; one that only says
+                         that there is room: `rpbench.ir.waits.saved_inputs`
+    LOAD:P>q STORE:G>q   go from device to device: `rpbench.ir.waits.handovers`
+    STEP_REST            and what is moved for it: `rpbench.ir.waits.late_rest`
+
+A buffer is free for the next LOAD when its FREE has run: both stand in one lane, in that order, so the number of
+LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is needed for double buffering.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from operator import itemgetter
+
+from rpbench.ir.action import MOVES, SUMS, Kind
+from rpbench.ir.checks.excerpt import broken
+from rpbench.ir.index import Index
+from rpbench.ir.policy import KNOWN, STEPS_BEHIND
+from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.waits.dependencies import version_read
+from rpbench.ir.waits.handovers import Handovers
+from rpbench.ir.waits.late_rest import RestEdges
+from rpbench.ir.waits.rest_rule import versions_stored
+from rpbench.ir.waits.saved_inputs import What, activation_edges
+from rpbench.ir.waits.visits import Transfer as Transfer
+from rpbench.ir.waits.visits import Visit, actions_of, served
+
+TRANSFERS = MOVES | {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
+CARRIERS = TRANSFERS | SUMS  # kinds that go over a link whenever they stand in a schedule
+LANES = {
+    Kind.LOAD: ("h2d",),
+    Kind.STORE: ("d2h",),
+    Kind.UNSHARD: ("net",),
+    Kind.REDUCE_GRAD: ("net",),
+    Kind.FREE: ("compute", "h2d", "d2h"),
+    Kind.RESHARD: ("compute", "net"),
+}
+
+_ARRIVALS: tuple[tuple[What, What], ...] = (
+    ((Kind.LOAD, "P"), (Kind.FREE, "P")),
+    ((Kind.UNSHARD, None), (Kind.RESHARD, None)),
+)
+_LEAVERS: tuple[What, ...] = ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
+
+
+def has_transfers(schedule: Schedule) -> bool:
+    """Whether a schedule moves anything between host, devices and shards."""
+    return not CARRIERS.isdisjoint(schedule.kinds)
+
+
+def moves_activations_alone(schedule: Schedule) -> bool:
+    """Whether activations are all that moves beside boundary tensors."""
+    kinds = schedule.kinds & CARRIERS
+    return kinds <= {Kind.LOAD, Kind.STORE, Kind.FREE} and all(
+        action.object == "A" for _, _, row in schedule.items() for action in row if action.kind in kinds
+    )
+
+
+class Moves:
+    """The transfers of a schedule, matched with what they serve: the visits of every device.
+
+    Attributes:
+        edges: (producer, consumer) by number, for the whole schedule.
+        transfers: (kind, object) -> transfers of weights and gradients, devices and stages ascending.
+        replicas: stage -> the devices that share it, those outside the schedule too, for one gathered or reduced.
+        sources: number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there; where they are loaded.
+        handovers: what goes from device to device.
+        rest_loads: (device, stage) -> its LOAD:P under policy selective, which bring a part of what stays.
+
+    Raises:
+        ScheduleError: for a transfer on a wrong lane, of nothing, too often, or never ended.
+    """
+
+    def __init__(self, index: Index, visits_of_devices: Callable[[], Iterable[Iterable[Visit]]]) -> None:
+        self.index, self._visits_of_devices = index, visits_of_devices
+        self.edges: list[tuple[int, int]] = []
+        self.transfers: dict[What, list[Transfer]] = defaultdict(list)
+        self.replicas: dict[int, int] = {}  # stage -> devices that share it
+        self.sources: dict[int, dict[int, Transfer]] = {}
+        self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
+        for lane in index.lanes:
+            row = index.actions[lane.start : lane.stop]
+            if TRANSFERS.isdisjoint(map(itemgetter(0), row)):
+                continue
+            for number, (kind, stage, _, _, _, moved, _, _) in enumerate(row, start=lane.start):
+                if kind in TRANSFERS:
+                    if lane.name not in LANES[kind]:
+                        where = " or ".join(LANES[kind])
+                        rule = f"{index.actions[number]} stands on lane {lane.name}, it belongs on lane {where}"
+                        raise broken(index.schedule, rule, [number])
+                    self._numbers[(kind, moved), lane.device, stage].append(number)
+        self.rest_loads = self._rest_loads()
+        for arrive, leave in _ARRIVALS:
+            self._match_weights(arrive, leave)
+        for what in _LEAVERS:
+            self._match_gradients(what)
+        self._join()
+        self._join_shards()
+        self.handovers = Handovers(index, self.transfers[Kind.LOAD, "P"], self.transfers[Kind.STORE, "G"])
+        self._check_whole()
+        self.edges += self.handovers.edges
+        self._match_states()
+        self.edges += activation_edges(index, self._numbers)
+        if index.schedule.late_rest is not None and index.steps:
+            around = (self.transfers[what] for what in (*reversed(_LEAVERS), (Kind.UNSHARD, None)))
+            self.edges += RestEdges(index, self.rest_loads, self._visits, *around).edges()
+
+    def moves(self, what: What, stage: int) -> bool:
+        """Whether a stage has transfers of a kind."""
+        return (what, stage) in self._moved
+
+    @cached_property
+    def _visits(self) -> dict[tuple[int, int], list[Visit]]:
+        """(device, stage) -> visits; of no use where nothing but activations and states is moved."""
+        found: dict[tuple[int, int], list[Visit]] = defaultdict(list)
+        for visits in self._visits_of_devices():
+            for visit in visits:
+                found[visit.device, visit.stage].append(visit)
+        return found
+
+    @cached_property
+    def _moved(self) -> set[tuple[What, int]]:
+        return {(what, found.visits[0].stage) for what, transfers in self.transfers.items() for found in transfers}
+
+    # --- weights and gradients ---
+
+    def _match_weights(self, arrive: What, leave: What) -> None:
+        self._check_used(arrive)
+        self._check_used(leave)
+        self._check_known(arrive)
+        stages = {stage for what, _, stage in self._numbers if what in (arrive, leave)}
+        if stages and arrive == (Kind.LOAD, "P") and self.index.schedule.weights is Weights.STREAMED:
+            stages = {stage for _, stage in self._visits}
+        for (device, stage), visits in sorted(self._visits.items()) if stages else ():
+            if stage in stages:
+                loads = self._pieces(self._numbers[arrive, device, stage])
+                ends = self._numbers[leave, device, stage]
+                if not loads and not ends and self._keeps(device, stage):
+                    continue
+                groups = self._served(visits, loads, arrive)
+                self._match_ends(loads, ends, groups, arrive, leave)
+                brought = set[int]()
+                for pieces, group, end in zip(loads, groups, ends, strict=True):
+                    self._check_serves(pieces, group)
+                    self.transfers[arrive].append(Transfer(pieces, tuple(group), end))
+                    self.edges.append((pieces[-1], group[0].first))
+                    for updated, version in self._steps_before(group[0], pieces[0]):
+                        early = arrive[0] is Kind.LOAD and version not in brought
+                        self._publish(updated, version, pieces, early=early)
+                        brought.add(version)
+        if arrive[0] is Kind.UNSHARD:
+            self._count_replicas(arrive)
+
+    def _publish(self, stage: int, version: int, pieces: Sequence[int], *, early: bool) -> None:
+        """A transfer waits for the version it brings; one that is early does not wait until that lasts."""
+        index, ends = self.index, self.index.rollbacks.get((stage, version))
+        if ends is None or early:
+            self.edges.append((index.steps[stage, version], pieces[0]))
+        if ends is not None:
+            self.edges.append((pieces[-1], ends) if early else (ends, pieces[0]))
+
+    def _keeps(self, device: int, stage: int) -> bool:
+        """Whether a device runs a stage on what it keeps of it, where the others take it from device to device."""
+        step = self.index.steps.get((stage, 1))
+        if step is None or stage not in self._handed_on:
+            return False
+        lane = self.index.lanes[self.index.lane_of[step]]
+        return (lane.device, lane.name) == (device, "compute")
+
+    @cached_property
+    def _handed_on(self) -> set[int]:
+        """Stages of which a device takes a copy from another one."""
+        what, actions = (Kind.LOAD, "P"), self.index.actions
+        return {
+            stage
+            for (found, _, stage), numbers in self._numbers.items()
+            if found == what and any(isinstance(actions[number].peer, int) for number in numbers)
+        }
+
+    def _check_whole(self) -> None:
+        """What goes from device to device is all of a stage, none of which is in shards."""
+        index, shared = self.index, {Kind.UNSHARD, Kind.REDUCE_GRAD}
+        shards = {stage: own[0] for ((kind, _), _, stage), own in self._numbers.items() if kind in shared and own}
+        for ((_, what), _, stage), numbers in self._numbers.items() if shards else ():
+            handed = [number for number in numbers if isinstance(index.actions[number].peer, int)]
+            if handed and what in ("P", "G") and stage in shards:
+                sharing = index.actions[shards[stage]]
+                rule = f"{index.actions[handed[0]]} goes from rank to rank, and {sharing} says that ranks share it"
+                shown = sorted((handed[0], shards[stage]))
+                raise broken(index.schedule, rule, shown, way_out="one of both for a stage")
+
+    def _check_known(self, arrive: What) -> None:
+        """Weights that are brought have a version which follows from microbatch and stage: it is known beforehand."""
+        index = self.index
+        if index.steps and index.schedule.policy not in KNOWN:
+            for (what, _, _), numbers in self._numbers.items():
+                if what == arrive and numbers:
+                    rule = f"{index.actions[numbers[0]]}: policy {index.schedule.policy.value} reads what is newest"
+                    way_out = f"what is brought must be known: {', '.join(known.value for known in KNOWN)}"
+                    raise broken(index.schedule, rule, numbers[:1], way_out=way_out)
+
+    def _check_serves(self, pieces: Sequence[int], visits: Sequence[Visit]) -> None:
+        """All visits that one transfer serves read what it brings: the same layers, in the same version."""
+        index = self.index
+        first = visits[0]
+        for visit in visits[1:]:
+            if index.shape.separate_cuts and visit.backward != first.backward:
+                rule = f"{index.actions[pieces[0]]} serves stage {visit.stage} both ways, whose layers differ"
+                raise broken(index.schedule, rule, [pieces[0], visit.first], way_out="bring weights to every visit")
+            if index.steps and self._version(visit) != self._version(first):
+                rule = (
+                    f"{index.actions[pieces[0]]} brings version {self._version(first)}, and "
+                    f"{index.actions[visit.first]} reads version {self._version(visit)}"
+                )
+                raise broken(index.schedule, rule, [pieces[0], visit.first], way_out="bring weights once a step")
+
+    def _version(self, visit: Visit) -> int:
+        """The version that a visit reads."""
+        if self.index.schedule.policy in STEPS_BEHIND:
+            return self._versions[visit.step]
+        shape, microbatch = self.index.shape, next(actions_of(self.index, visit)).microbatch
+        return version_read(self.index.schedule.policy, shape, microbatch or 0, visit.stage) or 0
+
+    @cached_property
+    def _versions(self) -> list[int]:
+        """By step, where the step decides."""
+        shape, policy = self.index.shape, self.index.schedule.policy
+        return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in range(shape.num_steps)]
+
+    def _match_ends(
+        self,
+        loads: Sequence[tuple[int, ...]],
+        ends: Sequence[int],
+        groups: Sequence[Sequence[Visit]],
+        arrive: What,
+        leave: What,
+    ) -> None:
+        if len(ends) != len(loads):
+            if len(ends) < len(loads):
+                number, rule = loads[len(ends)][0], f"is never freed: every {_name(arrive)} has one {_name(leave)}"
+            else:
+                number, rule = ends[len(loads)], "frees what is not there: there is one for each that comes"
+            raise broken(self.index.schedule, f"{self.index.actions[number]} {rule}", [number])
+        for end, group, pieces in zip(ends, groups, loads, strict=True):
+            last = group[-1].last
+            lane = self.index.lanes[self.index.lane_of[end]]
+            if end < last < lane.stop and lane.name == "compute":
+                rule = f"{self.index.actions[last]} uses what {self.index.actions[end]} has freed"
+                raise broken(self.index.schedule, rule, [end, last], way_out="free it after its last use")
+            if lane.start <= end < pieces[-1] < lane.stop:
+                rule = f"{self.index.actions[end]} stands before {self.index.actions[pieces[-1]]}, which it is to end"
+                raise broken(self.index.schedule, rule, [end, pieces[-1]])
+            self.edges.append((last, end))
+
+    def _match_gradients(self, what: What) -> None:
+        self._check_used(what)
+        stages = {stage for found, _, stage in self._numbers if found == what}
+        together: dict[tuple[int, int, int], list[Transfer]] = defaultdict(list)  # (stage, step, k) -> one of a device
+        for (device, stage), visits in sorted(self._visits.items()) if stages else ():
+            made = [visit for visit in visits if visit.last_gradient >= 0 and self._goes(what, visit)]
+            if stage in stages and made:
+                numbers = self._numbers[what, device, stage]
+                groups = self._served(made, [(number,) for number in numbers], what)
+                num_of: dict[int, int] = defaultdict(int)  # step -> transfers so far
+                for number, group in zip(numbers, groups, strict=True):
+                    transfer, step = Transfer((number,), tuple(group)), group[-1].step
+                    self.transfers[what].append(transfer)
+                    together[stage, step, num_of[step]].append(transfer)
+                    num_of[step] += 1
+                    self._match_steps(number, stage, group)
+                self._match_freed_gradients(device, stage, numbers)
+        if what[0] is Kind.REDUCE_GRAD:
+            self._check_equally_often(together.values())
+        for transfers in together.values():
+            # A sum over replicas is complete when the last of them has its part.
+            sources = transfers if what[0] is Kind.REDUCE_GRAD else ()
+            for transfer in transfers:
+                for source in sources or (transfer,):
+                    last = source.visits[-1].last_gradient
+                    self._check_after(last, transfer.pieces[0])
+                    self.edges.append((last, transfer.pieces[0]))
+        if what[0] is Kind.REDUCE_GRAD:
+            self._count_replicas(what)
+
+    def _check_equally_often(self, sums: Iterable[Sequence[Transfer]]) -> None:
+        """A REDUCE_GRAD is of one step, and each sum of a stage takes a part of every replica."""
+        replicas: dict[int, dict[int, int]] = defaultdict(dict)  # stage -> device -> a REDUCE_GRAD there
+        for transfer in (each for one in sums for each in one):
+            number, (first, *others) = transfer.pieces[0], transfer.visits
+            if any(visit.step != first.step for visit in others):
+                rule = f"{self.index.actions[number]} adds up gradients of several steps, each used by itself"
+                raise broken(self.index.schedule, rule, [number], way_out="take one for each step, or for each visit")
+            replicas[first.stage].setdefault(first.device, number)
+        for one in sums:
+            there, stage = {each.visits[0].device for each in one}, one[0].visits[0].stage
+            away = sorted(replicas[stage].keys() - there)
+            if away:
+                number, step = one[0].pieces[0], one[0].visits[0].step
+                rule = (
+                    f"{self.index.actions[number]} on rank {min(there)} has no counterpart on rank {away[0]} in step "
+                    f"{step}: a sum takes a part of every replica of stage {stage}"
+                )
+                shown = [number, replicas[stage][away[0]]]
+                raise broken(self.index.schedule, rule, shown, way_out="reduce equally often on all of them")
+
+    def _goes(self, what: What, visit: Visit) -> bool:
+        """Whether a gradient goes anywhere: to the host only those steps' of which a part is left to it."""
+        rule = self.index.schedule.late_rest
+        if rule is None or what[0] is not Kind.STORE or not self.index.steps:
+            return True
+        return visit.step + 1 in versions_stored(rule, self.index.shape.num_steps)
+
+    def _match_steps(self, number: int, stage: int, group: Sequence[Visit]) -> None:
+        versions = sorted({visit.step + 1 for visit in group})
+        if self.index.schedule.late_rest is not None and self.index.actions[number].kind is Kind.STORE:
+            return  # what a STEP on a device takes is there
+        self.edges += [
+            (number, self.index.steps[stage, version]) for version in versions if (stage, version) in self.index.steps
+        ]
+        looks = self.index.validations
+        self.edges += [(number, looks[version]) for version in versions if version in looks]
+
+    def _match_freed_gradients(self, device: int, stage: int, stores: Sequence[int]) -> None:
+        freed = self._numbers.get(((Kind.FREE, "G"), device, stage), [])
+        if freed and len(freed) != len(stores):
+            rule = f"{len(freed)} FREE:G of stage {stage} on rank {device} for {len(stores)} gradients that leave it"
+            raise broken(self.index.schedule, rule, freed[:1])
+        self.edges += zip(stores, freed, strict=False)
+
+    def _join(self) -> None:
+        """A shard that is loaded is gathered afterwards; a gradient that is reduced is stored afterwards."""
+        for before, after in (
+            ((Kind.LOAD, "P"), (Kind.UNSHARD, None)),
+            ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G")),
+        ):
+            earlier: dict[tuple[int, bool, int], list[Transfer]] = defaultdict(list)  # visit -> transfers
+            for transfer in self.transfers[before]:
+                for visit in transfer.visits:
+                    earlier[visit.key].append(transfer)
+            for transfer in self.transfers[after] if earlier else ():
+                last = {found.pieces[-1] for visit in transfer.visits for found in earlier.get(visit.key, ())}
+                self.edges += [(number, transfer.pieces[0]) for number in sorted(last)]
+
+    def _join_shards(self) -> None:
+        """The k-th gathers of a stage, one on each device, gather what all of them have loaded for it."""
+        loads = {visit.key: load for load in self.transfers[Kind.LOAD, "P"] for visit in load.visits}
+        together: dict[tuple[int, int], list[Transfer]] = defaultdict(list)  # (stage, k) -> one of each device
+        num_of: dict[tuple[int, int], int] = defaultdict(int)  # (device, stage) -> gathers so far
+        for gather in self.transfers[Kind.UNSHARD, None]:
+            visit = gather.visits[0]
+            together[visit.stage, num_of[visit.device, visit.stage]].append(gather)
+            num_of[visit.device, visit.stage] += 1
+        for gathers in together.values():
+            found = {gather.visits[0].device: loads.get(gather.visits[0].key) for gather in gathers}
+            sources = {device: load for device, load in found.items() if load is not None}
+            read = {self._version(gather.visits[0]): gather for gather in gathers}
+            if sources and self.index.steps and len(read) > 1:
+                one, other = (gather.pieces[0] for gather in list(read.values())[:2])
+                rule = f"{self.index.actions[one]} and {self.index.actions[other]} gather shards of different versions"
+                raise broken(self.index.schedule, rule, [one, other])
+            for gather in gathers if sources else ():
+                self.sources[gather.pieces[0]] = sources
+                for device, load in sources.items():
+                    if device != gather.visits[0].device:  # its own has been joined
+                        self.edges += [(load.pieces[-1], gather.pieces[0]), (gather.pieces[0], load.end)]
+
+    def _steps_before(self, visit: Visit, load: int) -> Iterable[tuple[int, int]]:
+        """(stage, version) of the STEPs that make the weights a visit reads, the version written on its transfer."""
+        index = self.index
+        version, written = self._version(visit) if index.steps else 0, index.actions[load].version
+        if written not in (None, version):
+            reader = index.actions[visit.first]
+            rule = f"{index.actions[load]} brings version {written} to {reader}, which reads version {version}"
+            raise broken(index.schedule, rule, [load, visit.first])
+        if not version:
+            return []
+        updated = index.updated_by(Kind.B if visit.backward else Kind.F, visit.stage)
+        return [(stage, version) for stage in updated if (stage, version) in index.steps]
+
+    def _served(self, visits: Sequence[Visit], loads: Sequence[Sequence[int]], what: What) -> list[list[Visit]]:
+        found = served(visits, len(loads))
+        if found is None:
+            device, stage = visits[0].device, visits[0].stage
+            steps = len({visit.step for visit in visits})
+            numbers = [loads[0][0]] if loads else [visits[0].first]
+            raise broken(
+                self.index.schedule,
+                f"stage {stage} has {len(visits)} visits in {steps} steps on rank {device} and {len(loads)} "
+                f"{_name(what)}: one for each visit, one for each step, or one for all",
+                numbers,
+            )
+        return found
+
+    def _pieces(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        """Transfers as their pieces: piece 0 begins one, and the others follow in order."""
+        found: list[list[int]] = []
+        for number in numbers:
+            part = self.index.actions[number].part
+            if part == 0:
+                found.append([])
+            if not found or part != len(found[-1]):
+                rule = f"{self.index.actions[number]} is a piece out of order: pieces are 0, 1, 2, ... of one transfer"
+                raise broken(self.index.schedule, rule, [number])
+            found[-1].append(number)
+        return [tuple(pieces) for pieces in found]
+
+    def _check_used(self, what: What) -> None:
+        """Every transfer of this kind is of a stage that its device runs."""
+        for (found, device, stage), numbers in self._numbers.items():
+            if found == what and numbers:
+                visits = self._visits.get((device, stage), [])
+                gradient = what in _LEAVERS
+                if not any(visit.last_gradient >= 0 or not gradient for visit in visits):
+                    use = "makes no gradient of" if gradient else "never runs"
+                    rule = f"{self.index.actions[numbers[0]]} is of no use: rank {device} {use} stage {stage}"
+                    raise broken(self.index.schedule, rule, [numbers[0]], way_out="take it out")
+
+    def _check_after(self, producer: int, number: int) -> None:
+        lane = self.index.lanes[self.index.lane_of[number]]
+        if number < producer < lane.stop:
+            rule = f"{self.index.actions[number]} stands before {self.index.actions[producer]}, which it waits for"
+            raise broken(self.index.schedule, rule, [number, producer])
+
+    def _count_replicas(self, what: What) -> None:
+        devices: dict[int, set[int]] = defaultdict(set)
+        for transfer in self.transfers[what]:
+            devices[transfer.visits[0].stage].add(transfer.visits[0].device)
+        outer = self.index.shape.outer_replicas
+        self.replicas |= {stage: outer * len(found) for stage, found in devices.items()}
+
+    # --- a rest that is late ---
+
+    def _rest_loads(self) -> dict[tuple[int, int], list[int]]:
+        """The LOAD:P that bring a part of the weights to those that stay on a device."""
+        if self.index.schedule.late_rest is None:
+            return {}
+        keys = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")]
+        return {(device, stage): self._numbers.pop((what, device, stage)) for what, device, stage in keys}
+
+    # --- optimizer state and activations ---
+
+    def _match_states(self) -> None:
+        """LOAD:O@v before STEP@v, STORE:O@v and FREE:O@v after it."""
+        for (what, _, stage), numbers in self._numbers.items():
+            for number in numbers if what[1] == "O" else ():
+                version = self.index.actions[number].version
+                step = self.index.steps.get((stage, version or 0))
+                if step is None:
+                    rule = f"{self.index.actions[number]} is of no use: there is no {stage}STEP@{version}"
+                    raise broken(self.index.schedule, rule, [number], way_out="write the version that the step makes")
+                self.edges.append((number, step) if what[0] is Kind.LOAD else (step, number))
+
+
+def all_producers(index: Index, edges: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """`Index.producers`, and what transfers add to it.
+
+    Args:
+        edges: (producer, consumer), those of `Moves`.
+    """
+    if not edges:
+        return index.producers
+    found = [list(producers) for producers in index.producers]
+    for producer, consumer in edges:
+        lane = index.lanes[index.lane_of[consumer]]
+        if producer not in range(lane.start, consumer):
+            found[consumer].append(producer)
+    return [tuple(producers) for producers in found]
+
+
+def _name(what: What) -> str:
+    return what[0].name + (f":{what[1]}" if what[1] else "")

@@ -1,0 +1,231 @@
+"""Kept activations: STORE:A, LOAD:A and FREE:A of what a backward stage recomputes from, matched with each other."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import NamedTuple, TypeVar
+
+from rpbench.ir.action import Kind
+from rpbench.ir.checks.excerpt import broken
+from rpbench.ir.index import Index, Lane
+from rpbench.ir.partition import Partition
+from rpbench.ir.schedule import Schedule, ScheduleError, Weights
+
+What = tuple[Kind, str | None]  # kind and object
+Numbers = Mapping[tuple[What, int, int], Sequence[int]]  # (what, device, stage) -> actions
+Moved = dict[tuple[Kind, int], dict[int, int]]  # STORE or LOAD, stage -> place of the microbatch -> action
+Ends = dict[tuple[Kind, int, int], dict[int, int]]  # kind that a FREE ends, stage, device -> place -> the FREE
+Key = TypeVar("Key")
+
+
+class _Group(NamedTuple):
+    """The transfers of one kind of a stage on a device, and the places of their microbatches."""
+
+    kind: Kind
+    device: int
+    stage: int
+    numbers: Sequence[int]
+    places: Sequence[int]
+
+
+def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
+    """(producer, consumer) of what STORE:A, LOAD:A and FREE:A add.
+
+    A FREE:A on lane d2h ends what has been stored, one elsewhere what has been loaded. Where weights are bound, one
+    more may stand on another lane and only say that there is room: what stands behind it waits until activations are
+    gone. That is on lane compute before the backward, and on lane h2d before the LOAD:A, when they have been stored; on
+    lane h2d, of activations that never move, when their backward has used them.
+
+    Args:
+        transfers: the numbers of all transfers by what they are, device and stage.
+
+    Raises:
+        ScheduleError: for one that stands twice, or alone.
+    """
+    groups = _groups(index, transfers)
+    moved = _moved(index, groups)
+    ends, edges = _ended(index, groups, moved)
+    for group in groups:
+        if group.kind is not Kind.FREE:
+            edges += _edges_of(index, group, moved, ends.get((group.kind, group.stage, group.device), {}))
+    unused = {end for own in ends.values() for end in own.values()}
+    for end in (number for group in groups for number in group.numbers if number in unused):
+        raise broken(index.schedule, f"{index.actions[end]} frees what is not there", [end])
+    return edges
+
+
+def _groups(index: Index, transfers: Numbers) -> list[_Group]:
+    """The transfers of activations."""
+    parts, actions = index.shape.num_parts, index.actions
+    return [
+        _Group(what[0], device, stage, numbers, [(actions[n][2] or 0) * parts + actions[n][3] for n in numbers])
+        for (what, device, stage), numbers in transfers.items()
+        if what[1] == "A"
+    ]
+
+
+def _moved(index: Index, groups: Sequence[_Group]) -> Moved:
+    """What is stored and loaded."""
+    moved: Moved = defaultdict(dict)
+    for group in groups:
+        if group.kind is not Kind.FREE:
+            own = moved[group.kind, group.stage]
+            for number, place in zip(group.numbers, group.places, strict=True):
+                _once(index, own, place, number)
+    return moved
+
+
+def _ended(index: Index, groups: Sequence[_Group], moved: Moved) -> tuple[Ends, list[tuple[int, int]]]:
+    """What ends a move, and the edges of those FREE:A that end nothing."""
+    ends: Ends = defaultdict(dict)
+    rooms: dict[str, dict[tuple[int, int, int], int]] = defaultdict(dict)  # lane -> stage, place, device
+    edges: list[tuple[int, int]] = []
+    lanes, lane_of = index.lanes, index.lane_of
+    for group in groups:
+        if group.kind is not Kind.FREE:
+            continue
+        users = _Users(index, group)
+        of_kind = {kind: ends[kind, group.stage, group.device] for kind in (Kind.STORE, Kind.LOAD)}
+        stores, loads = (moved.get((kind, group.stage), {}) for kind in of_kind)
+        for number, place in zip(group.numbers, group.places, strict=True):
+            lane = lanes[lane_of[number]]
+            awaited = None
+            if lane.name != "d2h":
+                awaited = _awaited_for_room(users, lane, number, place, stores.get(place), loads.get(place))
+            if awaited is None:
+                _once(index, of_kind[Kind.STORE if lane.name == "d2h" else Kind.LOAD], place, number)
+            else:
+                _once(index, rooms[lane.name], (group.stage, place, group.device), number)
+                edges.append((awaited, number))
+    return ends, edges
+
+
+def _edges_of(index: Index, group: _Group, moved: Moved, ends: dict[int, int]) -> list[tuple[int, int]]:
+    """The edges of the stores or loads of a stage on a device; what ends them is taken out of `ends`."""
+    edges: list[tuple[int, int]] = []
+    stored = group.kind is Kind.STORE
+    others, users = moved.get((Kind.LOAD if stored else Kind.STORE, group.stage), {}), _Users(index, group)
+    for number, place in zip(group.numbers, group.places, strict=True):
+        other = others.get(place)
+        spill = _spill(index, number) if not stored and other is None else -1
+        if other is None and spill < 0:
+            way = "stored, but never loaded again" if stored else "loaded, but never stored"
+            raise broken(index.schedule, f"{index.actions[number]}: these activations are {way}", [number])
+        end = ends.pop(place, None)
+        if end is None:
+            rule = f"{index.actions[number]} is never freed: what is on its rank has one FREE:A"
+            raise broken(index.schedule, rule, [number])
+        if stored:
+            assert other is not None  # or it has been refused
+            edges += ((users.maker(number, place), number), (number, end), (number, other))
+        else:
+            reader, last = _readers(index, users, number, place)
+            edges += [(spill, number), (users.maker(number, place), number)] if other is None else ()
+            _check_after_use(index, end, last)
+            edges += ((number, reader), (last, end))
+    return edges
+
+
+def _once(index: Index, found: dict[Key, int], key: Key, number: int) -> None:
+    """Note where something stands; refuse it if it stands somewhere already."""
+    before = found.setdefault(key, number)
+    if before != number:
+        raise broken(index.schedule, f"{index.actions[number]} stands twice; it moves once", [before, number])
+
+
+class _Users:
+    """What makes and reads the activations of a stage on a device, by place of the microbatch."""
+
+    def __init__(self, index: Index, group: _Group) -> None:
+        self._index, self._device = index, group.device
+        self.streamed = index.schedule.weights is not Weights.BOUND
+        self._stage, self._first = group.stage, index.place(group.stage, 0)
+        self._readers = [index.numbers(kind) for kind in (Kind.R, Kind.B, Kind.I, Kind.W) if index.holds(kind)]
+
+    def of(self, place: int) -> list[int]:
+        """What reads them, in order."""
+        at = self._first + place
+        return [readers[at] for readers in self._readers if readers[at] >= 0]
+
+    def is_here(self, number: int) -> bool:
+        """Whether an action stands on the device."""
+        return self._index.device(number) == self._device
+
+    def maker(self, number: int, place: int) -> int:
+        """The forward that makes what a backward stage keeps of a microbatch."""
+        maker = self._makers[place]
+        if maker < 0 or not self.is_here(maker):
+            rule = f"{self._index.actions[number]} stores what no forward on rank {self._device} makes"
+            raise broken(self._index.schedule, rule, [number])
+        return maker
+
+    @cached_property
+    def _makers(self) -> list[int]:
+        first = keeping_stage(self._index.schedule, self._stage)
+        start, stop = self._index.place(first, 0), self._index.place(first + 1, 0)
+        return self._index.numbers(Kind.F)[start:stop]
+
+
+def _awaited_for_room(
+    users: _Users, lane: Lane, free: int, place: int, store: int | None, load: int | None
+) -> int | None:
+    """What a FREE:A waits for that ends nothing, and only says that there is room; None for one that ends a move."""
+    if users.streamed:
+        return None
+    if lane.name == "h2d" and load is not None and not free < load < lane.stop:
+        return None  # as nearly all
+    found = users.of(place)
+    if not found or not users.is_here(found[0]):
+        return None
+    if lane.name == "h2d" and store is None and load is None:
+        return found[-1]
+    following = load if lane.name == "h2d" else found[0]
+    return store if following is not None and free < following < lane.stop else None
+
+
+def _spill(index: Index, load: int) -> int:
+    """The SEND that took to the host what a forward of this device then read, and its backward loads again; or -1."""
+    action = index.actions[load]
+    stage = keeping_stage(index.schedule, action.stage)
+    if not stage or not index.holds(Kind.SEND_F):
+        return -1
+    number = index.at(Kind.SEND_F, stage - 1, action.microbatch or 0, action.part)
+    return number if number >= 0 and index.actions[number].peer == index.device(number) == index.device(load) else -1
+
+
+def _readers(index: Index, users: _Users, load: int, place: int) -> tuple[int, int]:
+    """The first and the last action that read loaded activations."""
+    readers = users.of(place)
+    if not readers or not users.is_here(readers[0]):
+        action, rank = index.actions[load], index.device(load)
+        rule = f"{action} is of no use: no backward of stage {action.stage} on rank {rank} reads it"
+        raise broken(index.schedule, rule, [load], way_out="take it out")
+    return readers[0], readers[-1]
+
+
+def _check_after_use(index: Index, end: int, reader: int) -> None:
+    lane = index.lanes[index.lane_of[end]]
+    if lane.name == "compute" and end < reader < lane.stop:
+        rule = f"{index.actions[reader]} uses what {index.actions[end]} has freed"
+        raise broken(index.schedule, rule, [end, reader], way_out="free it after its last use")
+
+
+def keeping_stage(schedule: Schedule, backward_stage: int) -> int:
+    """The forward stage that comes past the first layer of a backward stage, and keeps its input.
+
+    Raises:
+        ScheduleError: if forward and backward are cut apart and the layers are not known.
+    """
+    if not schedule.shape.separate_cuts:
+        return backward_stage
+    if schedule.partition is None:
+        raise ScheduleError("which forward keeps what a backward stage needs depends on the layers: give a partition")
+    return _keeping_stages(schedule.partition)[backward_stage]
+
+
+@lru_cache(maxsize=16)  # asked for every microbatch of a cut
+def _keeping_stages(partition: Partition) -> list[int]:
+    """By backward stage."""
+    ranges = partition.forward_ranges()
+    starts = [layers.start for layers in partition.backward_ranges()]
+    return [next((at for at, layers in enumerate(ranges) if start in layers), len(ranges) - 1) for start in starts]

@@ -1,0 +1,96 @@
+"""Engine kernels: layer times on this project's own engine, from the figures that `rpbench calibrate` has measured.
+
+What a device is asked for is counted as of eager kernels, in seconds at the machine's own rates:
+
+    layer      1: what a layer takes however little there is to do - interpreter, launches, the action around it
+    products   FLOPs of matrix products and attention
+    traffic    bytes of element-wise kernels
+    weights    bytes of the gradients that are added up, or of the optimizer's step
+
+Every part of the engine's work - see `PARTS` - takes so many times each of these. The factors were measured on probe
+layers, by the engine itself, with as many workers busy as there are devices. They hold what counts leave out: caches,
+allocations, how slow an exponential is. The engine's head makes its gradients in its forward and runs it once
+(`rpbench.models.loss`); its embedding is counted with the first layer, its steps are work of their own. A backward
+that is split takes longer in all than a whole one.
+"""
+
+from collections.abc import Mapping
+
+from rpbench.cost.hardware.measured import HALVES, PARTS, TERMS, factor_name
+from rpbench.cost.table import LayerTimes
+from rpbench.mesh.layers.eager_kernels import EagerKernels, Load
+
+# Bytes of fp32 values that pass through memory for one parameter.
+ADDED_BYTES = 12  # adding a gradient: two reads, one write
+PUBLISHED_BYTES = 8  # a new version for the devices to read: one read, one write
+
+Terms = Mapping[str, float]  # term -> seconds
+
+
+def engine_times(kernels: EagerKernels, hop_s: float) -> LayerTimes:
+    """Seconds of one microbatch through each layer, steps included.
+
+    Raises:
+        ValueError: if the machine was not calibrated, or one of its figures is missing.
+    """
+    counts, numbers, num_layers = counted(kernels), kernels.numbers, len(kernels.own.layers)
+    took = {part: sum(numbers[factor_name(part, term)] * counts[part][term] for term in PARTS[part]) for part in PARTS}
+    input_grad, weight_grad = (numbers[half] * took["backward"] for half in HALVES)
+    embedding = took["embedding_backward"] / 2
+
+    def per_layer(of_one: float, embedding: float = 0.0) -> tuple[float, ...]:
+        return (of_one + embedding, *[of_one] * (num_layers - 1))
+
+    return LayerTimes(
+        forward=per_layer(took["forward"], took["embedding_forward"]),
+        recompute=per_layer(took["recompute"]),
+        backward=per_layer(took["backward"], took["embedding_backward"]),
+        head_forward=took["head_forward"],
+        head_backward=took["head_backward"],
+        input_grad=per_layer(input_grad, embedding),
+        weight_grad=per_layer(weight_grad, embedding),
+        head_input_grad=took["head_backward"] / 2,
+        head_weight_grad=took["head_backward"] / 2,
+        step=per_layer(took["step"], took["embedding_step"]),
+        head_step=took["head_step"],
+        hop=hop_s,
+    )
+
+
+def counted(kernels: EagerKernels) -> dict[str, Terms]:
+    """Part -> term -> what is counted, in seconds at the machine's rates; 1 for the layer itself."""
+    own, forward = kernels.own, kernels.forward()
+    inputs, weights = kernels.input_grad(), kernels.weight_grad()
+    both = Load(
+        inputs.matmul_flops + weights.matmul_flops,
+        inputs.attention_flops + weights.attention_flops,
+        inputs.memory_bytes,
+    )
+    head, back = kernels.head_forward(), kernels.head_backward()
+    narrow = 1 + kernels.numbers["half_rate_width"] / min(own.hidden, max(1.0, kernels.tokens))
+    whole_head = Load((head.matmul_flops + back.matmul_flops) * narrow, 0.0, head.memory_bytes)
+    trained, rows = own.trainable_layer_parameters, 0 if own.lora_rank else own.vocab * own.hidden
+    loads: dict[str, tuple[Load, float, float]] = {  # with gradient values added, and parameters stepped
+        "forward": (forward, 0, 0),
+        "recompute": (forward, 0, 0),
+        "backward": (both, trained, 0),
+        "head_forward": (whole_head, rows, 0),
+        "head_backward": (Load(0.0), rows, 0),
+        "embedding_forward": (Load(0.0), 0, 0),
+        "embedding_backward": (Load(0.0), rows, 0),
+        "step": (Load(0.0), 0, trained),
+        "head_step": (Load(0.0), 0, rows),
+        "embedding_step": (Load(0.0), 0, 0 if own.tied else rows),
+    }
+    return {part: _terms(kernels, *of_part) for part, of_part in loads.items()}
+
+
+def _terms(kernels: EagerKernels, load: Load, added: float, stepped: float) -> Terms:
+    """The terms of a load, of so many gradient values that are added and parameters that are stepped."""
+    numbers = kernels.numbers
+    products = kernels.seconds(load._replace(memory_bytes=0.0))
+    traffic = kernels.seconds(Load(0.0, 0.0, load.memory_bytes))
+    weights = added and ADDED_BYTES * added / (numbers["memory_bytes_per_s"] * numbers["memory_efficiency"])
+    if stepped:
+        weights = (numbers["adam_bytes"] + PUBLISHED_BYTES) * stepped / numbers["host_bytes_per_s"]
+    return dict(zip(TERMS, (1.0, products, traffic, weights), strict=True))

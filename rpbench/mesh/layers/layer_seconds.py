@@ -1,0 +1,466 @@
+"""Seconds of one layer on one device of a mesh: kernels both ways, and the collectives inside."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+from typing import Literal, NamedTuple, get_args
+
+from rpbench.cost.hardware.basis import Basis, make_basis
+from rpbench.cost.hardware.machine import Machine
+from rpbench.mesh.layers.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
+from rpbench.mesh.layers.eager_kernels import EagerKernels, Load
+from rpbench.mesh.layout import Mesh
+from rpbench.mesh.placement import Group, Links, axis_group, expert_group, group_of, reached
+from rpbench.mesh.software import Software
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.parts import Experts, Layer, mean_keys
+
+# Products: which share of a device's rate a matrix product reaches: tiles, waves, alignment, thin and narrow sizes.
+#
+# Source: NVIDIA, Matrix multiplication background user's guide (tile and wave quantization, alignment).
+
+
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.75), (64, 64, 0.55))
+SPLIT_DEPTH = 2048  # inner values of a part of a split product
+SPLIT_COST = 0.97
+MAX_SPLIT = 16
+
+
+@lru_cache(maxsize=65536)
+def filled(m: int, n: int, k: int, units: int, batch: int = 1) -> float:
+    """Share of the device's units that work on real outputs: the best tile and split of k."""
+    best = 0.0
+    for rows, columns, rate in TILES:
+        tiles = batch * ceil(m / rows) * ceil(n / columns)
+        inside = batch * m * n / (tiles * rows * columns)
+        waves = _waves(tiles, units)
+        split = min(MAX_SPLIT, k // SPLIT_DEPTH)
+        if split > 1:
+            waves = max(waves, *(SPLIT_COST * _waves(tiles * parts, units) for parts in range(2, split + 1)))
+        best = max(best, rate * inside * waves)
+    return best
+
+
+def _waves(tiles: int, units: int) -> float:
+    return tiles / (units * ceil(tiles / units))
+
+
+@lru_cache(maxsize=65536)
+def alignment(size: int) -> float:
+    """Rate of a product one of whose sizes has only so many powers of two, in 16-bit elements."""
+    for multiple, rate in ((64, 1.0), (32, 0.97), (16, 0.94), (8, 0.86), (4, 0.66), (2, 0.5)):
+        if size % multiple == 0:
+            return rate
+    return 0.4
+
+
+def efficiency(m: int, n: int, k: int, units: int, narrow: float, shallow: float) -> float:
+    """Share of the rate of large aligned products: m tokens, n outputs, k inputs."""
+    thin = min(m, n)
+    return filled(m, n, k, units) * min(alignment(n), alignment(k)) * (k / (k + shallow)) * (thin / (thin + narrow))
+
+
+Recompute = Literal["none", "selective", "per_op", "full"]
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
+BITS: dict[str, int] = {"bf16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
+# 16-bit passes that quantising a value costs; by blocks it is done for either orientation. Decided on rows of
+# Megatron-Bridge that differ in their format alone.
+QUANTISED = {"bf16": 0.0, "fp8": 3.0, "mxfp8": 8.0, "nvfp4": 9.0}
+PER_OP_SHARE = 0.45  # of a forward: every second product is kept
+LAYER_KERNELS = {"unfused": 22, "flash1": 16, "flash2": 14, "flash3": 14}
+
+
+class Seconds(NamedTuple):
+    """Seconds of a layer (or of the head), one microbatch.
+
+    Args:
+        forward, input_grad, weight_grad: kernels.
+        recompute: kernels run again before the backward, collectives included.
+        forward_exposed, backward_exposed: collectives that nothing hides.
+        host: of the interpreter, one way, beside the device's: what takes longer decides.
+    """
+
+    forward: float
+    input_grad: float
+    weight_grad: float
+    recompute: float = 0.0
+    forward_exposed: float = 0.0
+    backward_exposed: float = 0.0
+    host: float = 0.0
+
+    @property
+    def forward_all(self) -> float:
+        """The whole forward."""
+        return max(self.forward + self.forward_exposed, self.host)
+
+    @property
+    def backward_all(self) -> float:
+        """The whole backward, recomputation apart."""
+        return max(self.input_grad + self.weight_grad + self.backward_exposed, self.host)
+
+    @property
+    def waits(self) -> float:
+        """What the host takes longer than the device, both ways."""
+        device = self.forward + self.forward_exposed + self.input_grad + self.weight_grad + self.backward_exposed
+        return self.forward_all + self.backward_all - device
+
+    @property
+    def input_grad_all(self) -> float:
+        """The gradient of the input with what it waits for, where the backward is split."""
+        return max(self.input_grad + self.backward_exposed, self.host)
+
+
+class Adapters(NamedTuple):
+    """Low-rank matrices beside linear maps whose weights are frozen (LoRA, arXiv 2106.09685).
+
+    Args:
+        rank: inner width.
+        mlp: whether the maps of the MLP have them too, or attention's alone.
+    """
+
+    rank: int
+    mlp: bool = True
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how layers are computed.
+
+    Args:
+        sequences: of a microbatch on one device of the data group; need not be whole for a mean microbatch.
+        numbers: what kernels that are not tiled are counted with: figures of the machine, constants of the software.
+    """
+
+    architecture: Architecture
+    machine: Machine
+    mesh: Mesh
+    software: Software
+    seq_len: int
+    sequences: float
+    precision: Precision = "bf16"
+    recompute: Recompute = "none"
+    numbers: Basis | None = None
+    adapters: Adapters | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch on a device, whole with tensor parallelism."""
+        return int(self.sequences * self.seq_len) // self.mesh.context
+
+    @property
+    def links(self) -> Links:
+        """What collectives reach of the machine's links."""
+        return reached(self.machine, self.software)
+
+    @property
+    def memory_rate(self) -> float:
+        """Bytes a second that element-wise kernels reach."""
+        return self.machine.device.memory_bytes_per_s * self.machine.device.sustained_memory
+
+    @property
+    def spread(self) -> int:
+        """Devices among which element-wise work of a tensor group is divided."""
+        return self.mesh.tensor if self.mesh.sequence_parallel else 1
+
+
+class _Kernels:
+    """Products and element-wise work of one setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting, constants = setting, setting.software.constants
+        self.c = constants
+        gpu = setting.machine.device
+        bits = BITS[setting.precision]
+        few = setting.tokens / (setting.tokens + constants["tokens"])
+        self.rate_16 = few * gpu.matmul_rate(16) * constants["matmul"]
+        self.rate = self.rate_16 if bits == 16 else few * gpu.matmul_rate(bits) * constants["matmul_low"]
+        self.low = bits < 16
+        self.units = gpu.multiprocessors
+        self.bandwidth = setting.memory_rate
+
+    def product(self, m: int, n: int, k: int, low: bool = True, out_bytes: float = 2.0) -> float:
+        """Seconds of one product, the larger of computing and moving."""
+        rate = self.rate if low else self.rate_16
+        share = efficiency(m, n, k, self.units, self.c["narrow"], self.c["shallow"])
+        moved = 2.0 * (m * k + n * k) + out_bytes * m * n
+        return max(2.0 * m * n * k / (rate * share), moved / self.bandwidth) + self.c["launch_s"] / 3
+
+    def three(self, m: int, n: int, k: int, low: bool = True) -> tuple[float, float, float]:
+        """Seconds of a linear map: forward, gradient of its input, gradient of its weight."""
+        accumulated = 2.0 * self.setting.software.accumulate_bytes
+        return (
+            self.product(m, n, k, low),
+            self.product(m, k, n, low),
+            self.product(n, k, m, low, accumulated),
+        )
+
+    def grouped(self, tokens: float, groups: int, n: int, k: int, out_bytes: float = 2.0) -> float:
+        """Seconds of products of `groups` experts with as many tokens each: never faster than reading the weights."""
+        each = max(1, round(tokens / groups))
+        share = filled(each, n, k, self.units, groups) * min(alignment(n), alignment(k))
+        share *= (k / (k + self.c["shallow"])) * (each / (each + self.c["narrow"])) * self.c["grouped"]
+        moved = 2.0 * groups * n * k + 2.0 * tokens * (n + k) + (out_bytes - 2.0) * groups * n * k
+        return max(2.0 * tokens * n * k / (self.rate * share), moved / self.bandwidth) + self.c["launch_s"] / 3
+
+    def elementwise(self, num_bytes: float) -> float:
+        """Seconds of that many bytes read and written."""
+        return num_bytes / self.bandwidth * self.c["elementwise"]
+
+
+def layer_seconds(setting: Setting, layer: Layer) -> Seconds:
+    """Seconds of one layer for one microbatch: kernels as the software has them, and collectives inside."""
+    count = _tiled if setting.software.kernels == "tiled" else _counted
+    forward, input_grad, weight_grad, attention, attention_back = count(setting, layer)
+    tensor, tensor_back = _tensor_s(setting)
+    ring, ring_back = _ring_s(setting, layer, attention, attention_back)
+    sent = _dispatch_s(setting) if layer.routed else 0.0
+    exposed = tensor + ring + sent
+    again = _recomputed(setting, forward, attention, tensor, sent)
+    host = setting.software.constants["dispatch_s"] if layer.routed and setting.mesh.expert > 1 else 0.0
+    if setting.adapters:
+        beside = adapted_values(setting, layer) * 2.0 / setting.memory_rate
+        forward, input_grad, weight_grad = forward + 2.0 * beside, input_grad + 2.0 * beside, beside
+    return Seconds(forward, input_grad, weight_grad, again, exposed, tensor_back + ring_back + sent, host)
+
+
+_Counted = tuple[float, float, float, float, float]  # forward, both halves of a backward; attention's core both ways
+
+
+def _tiled(setting: Setting, layer: Layer) -> _Counted:
+    """Seconds of the kernels of a layer, each product by its tiles."""
+    kernels = _Kernels(setting)
+    maps = _maps(kernels, layer)
+    attention, attention_back = _attention(kernels, layer)
+    element = kernels.elementwise(_element_bytes(setting, layer))
+    experts = _experts(kernels) if layer.routed else (0.0, 0.0, 0.0)
+    forward = maps[0] + attention + element + experts[0]
+    input_grad = maps[1] + attention_back + 1.6 * element + experts[1]
+    weight_grad = maps[2] + experts[2]
+    num = LAYER_KERNELS[setting.software.attention] + 12 * layer.routed
+    floor = num * setting.software.constants["launch_s"]
+    waits = setting.software.constants["layer_s"]
+    forward = max(forward, floor) + waits
+    input_grad = max(input_grad, 1.3 * floor) + waits
+    return forward, input_grad, weight_grad, attention, attention_back
+
+
+def eager_kernels(setting: Setting) -> EagerKernels:
+    """The kernels of a software whose operators are counted one after the other."""
+    tokens = setting.sequences * setting.seq_len / setting.mesh.context
+    fused = setting.software.kernels == "fused"
+    own, shards = setting.architecture, setting.mesh.tensor
+    return EagerKernels(own, setting.seq_len, tokens, numbers_of(setting), shards=shards, fused=fused)
+
+
+def numbers_of(setting: Setting) -> Basis:
+    """The numbers that kernels are counted with: those that were given, or what the machine's file and ours say."""
+    if setting.numbers is not None:
+        return setting.numbers
+    return make_basis(setting.machine, setting.software.numbers, setting.software.declared)
+
+
+def _counted(setting: Setting, layer: Layer) -> _Counted:
+    """Seconds of the kernels of a layer, all layers alike, operator by operator."""
+    kernels = eager_kernels(setting)
+    core = (Load(0.0, each.attention_flops) for each in (kernels.forward(), kernels.input_grad()))
+    attention, attention_back = (kernels.seconds(each) for each in core)
+    return (*kernels.layer(), attention, attention_back)
+
+
+def head_seconds(setting: Setting) -> Seconds:
+    """Seconds of the output matrix and the loss for one microbatch; nothing is recomputed."""
+    if setting.software.kernels != "tiled":
+        forward, backward = (part / setting.mesh.tensor for part in eager_kernels(setting).head())
+        return Seconds(forward, backward / 2, backward / 2)
+    kernels, mesh, own = _Kernels(setting), setting.mesh, setting.architecture
+    rows = padded_vocab(setting) // mesh.tensor
+    tokens = setting.tokens
+    passes = 1 + own.num_prediction_layers
+    frozen = setting.adapters is not None
+    forward, input_grad, weight_grad = kernels.three(tokens, rows, own.hidden, low=False)
+    loss = tokens * rows * setting.software.loss_bytes / kernels.bandwidth * setting.software.constants["loss"]
+    tensor = _one_sum_s(setting)
+    return Seconds(
+        passes * (forward + 0.5 * loss),
+        passes * (input_grad + 0.5 * loss),
+        0.0 if frozen else passes * weight_grad,
+        forward_exposed=passes * 0.5 * tensor,
+        backward_exposed=passes * tensor,
+    )
+
+
+def padded_vocab(setting: Setting) -> int:
+    """Rows of the vocabulary with its padding."""
+    multiple = setting.software.pad_vocab * setting.mesh.tensor
+    return ceil(setting.architecture.vocab / multiple) * multiple
+
+
+def adapted_maps(setting: Setting, layer: Layer) -> list[tuple[int, int]]:
+    """(inputs, outputs) of a layer's maps that have adapters, on one device; routed experts have none."""
+    own, tensor = setting.architecture, setting.mesh.tensor
+    maps = list(own.attention_maps())
+    if setting.adapters and setting.adapters.mlp and not layer.routed:
+        maps += own.mlp_maps(own.inner)
+    return [(k // tensor if cut_in else k, n // tensor if cut_out else n) for k, n, cut_in, cut_out in maps]
+
+
+def adapted_values(setting: Setting, layer: Layer) -> float:
+    """16-bit values that adapters read and write, one way: products as narrow as a rank wait for memory alone."""
+    return float(setting.tokens * sum(k + 2 * n for k, n in adapted_maps(setting, layer)))
+
+
+def _maps(kernels: _Kernels, layer: Layer) -> tuple[float, float, float]:
+    """Products of a layer apart from routed experts."""
+    own, mesh = kernels.setting.architecture, kernels.setting.mesh
+    maps = list(own.attention_maps())
+    if not layer.routed:
+        maps += own.mlp_maps(own.inner)
+    elif own.experts and own.experts.shared_inner:
+        maps += own.mlp_maps(own.experts.shared_inner)
+    totals = [0.0, 0.0, 0.0]
+    for inputs, outputs, cut_in, cut_out in maps:
+        n = max(1, outputs // mesh.tensor) if cut_out else outputs
+        k = max(1, inputs // mesh.tensor) if cut_in else inputs
+        tokens = kernels.setting.tokens
+        if not (cut_in or cut_out):
+            tokens = max(1, tokens // kernels.setting.spread)
+        for number, seconds in enumerate(kernels.three(tokens, n, k)):
+            totals[number] += seconds
+    if layer.routed and own.experts:
+        tokens = max(1, kernels.setting.tokens // kernels.setting.spread)
+        for number, seconds in enumerate(kernels.three(tokens, own.experts.total, own.hidden, low=False)):
+            totals[number] += seconds
+    return totals[0], totals[1], totals[2]
+
+
+def _attention(kernels: _Kernels, layer: Layer) -> tuple[float, float]:
+    """Seconds of attention's core, forward and backward."""
+    setting, own = kernels.setting, kernels.setting.architecture
+    heads = own.heads / setting.mesh.tensor
+    if setting.software.attention == "unfused":
+        return _unfused(kernels, heads)
+    keys = mean_keys(setting.seq_len, layer.window)
+    flops = 2.0 * setting.tokens * heads * (own.score_dim + own.value_dim) * keys
+    if setting.mesh.context > 1 and not setting.software.zigzag:
+        flops *= 2.0 * setting.mesh.context / (setting.mesh.context + 1)
+    rate = setting.machine.device.attention_rate(setting.software.attention) * kernels.c["attention"]
+    seen = 2.0 * keys
+    rate *= seen / (seen + 1000.0)
+    rate *= min(1.0, 0.85 + 0.15 * (own.score_dim - 64) / 64) if setting.software.attention != "flash1" else 1.0
+    return flops / rate, 2.5 * flops / (0.85 * rate)
+
+
+def _unfused(kernels: _Kernels, heads: float) -> tuple[float, float]:
+    """Two batched products and passes over all scores."""
+    setting, own = kernels.setting, kernels.setting.architecture
+    s, d = setting.seq_len, own.head_dim
+    batch = max(1, round(setting.sequences * heads))
+    share = d / (d + 64) * alignment(d) ** kernels.c["head_alignment"] * filled(s, s, d, kernels.units, batch)
+    flops = 4.0 * batch * s * s * d
+    scores = setting.software.softmax_passes * batch * s * s * 2.0
+    softmax = kernels.elementwise(scores)
+    products = flops / (kernels.rate_16 * share)
+    return products + softmax, 2.0 * products + 1.3 * softmax
+
+
+def _element_bytes(setting: Setting, layer: Layer) -> float:
+    """Bytes of element-wise kernels, forward."""
+    own, tokens = setting.architecture, setting.tokens
+    hidden = 2.0 * own.hidden * setting.software.passes / setting.spread
+    inner, extra = float(own.inner), 0.0
+    if layer.routed and own.experts:
+        inner = own.experts.shared_inner + own.experts.active * own.experts.inner
+        extra = (12.0 + 4.0 * own.biases) * own.experts.active * own.hidden / setting.mesh.tensor
+    added = 2 * (1 + own.gated) if layer.routed and own.biases else 0  # biases of experts are no part of their products
+    mlp = 2.0 * ((5 if own.gated else 2) + added) * inner / setting.mesh.tensor
+    quantised = QUANTISED[setting.precision] * 2.0 * (own.hidden / setting.spread + inner / setting.mesh.tensor)
+    return tokens * (hidden + mlp + extra + quantised)
+
+
+def _experts(kernels: _Kernels) -> tuple[float, float, float]:
+    """Products of routed experts: forward, gradient of the input, gradient of the weights."""
+    setting, own, mesh = kernels.setting, kernels.setting.architecture, kernels.setting.mesh
+    assert own.experts is not None
+    pairs = setting.tokens * own.experts.active * mesh.expert_tensor / mesh.tensor * kernels.c["imbalance"]
+    groups = max(1, own.experts.total // mesh.expert)
+    totals = [0.0, 0.0, 0.0]
+    for inputs, outputs, cut_in, cut_out in own.mlp_maps(own.experts.inner):
+        n = outputs // mesh.expert_tensor if cut_out else outputs
+        k = inputs // mesh.expert_tensor if cut_in else inputs
+        totals[0] += kernels.grouped(pairs, groups, n, k)
+        totals[1] += kernels.grouped(pairs, groups, k, n)
+        totals[2] += _grouped_weights(kernels, pairs, groups, n, k)
+    return totals[0], totals[1], totals[2]
+
+
+def _grouped_weights(kernels: _Kernels, pairs: float, groups: int, n: int, k: int) -> float:
+    """Gradients of the weights of experts: an inner size of an expert's tokens, outputs accumulated."""
+    each = max(1, round(pairs / groups))
+    share = filled(n, k, each, kernels.units, groups) * (each / (each + kernels.c["shallow"])) * kernels.c["grouped"]
+    moved = 2.0 * kernels.setting.software.accumulate_bytes * groups * n * k + 2.0 * pairs * (n + k)
+    return max(2.0 * pairs * n * k / (kernels.rate * share), moved / kernels.bandwidth)
+
+
+def _recomputed(setting: Setting, forward: float, attention: float, tensor: float, sent: float) -> float:
+    if setting.recompute == "full":
+        return setting.software.recompute * setting.software.constants["again"] * forward + tensor + sent
+    if setting.recompute == "per_op":  # gathers are repeated with the products that need them, scatters are not
+        return PER_OP_SHARE * (forward - attention) + 0.5 * tensor
+    return attention if setting.recompute == "selective" and setting.software.attention == "unfused" else 0.0
+
+
+# --- collectives ---------------------------------------------------------------------------------------------
+
+
+def _one_sum_s(setting: Setting) -> float:
+    """One all-reduce of a boundary tensor over the tensor group, or a gather and a scatter of it."""
+    group = axis_group(setting.mesh, "tensor", setting.machine, setting.links)
+    size = 2.0 * setting.tokens * setting.architecture.hidden
+    return gather_s(size, group) + scatter_s(size, group) if setting.mesh.sequence_parallel else reduce_s(size, group)
+
+
+def _tensor_s(setting: Setting) -> tuple[float, float]:
+    """Exposed seconds of tensor parallelism: two sums each way."""
+    if setting.mesh.tensor == 1:
+        return 0.0, 0.0
+    exposed = 2.0 * _one_sum_s(setting) * (1.0 - setting.software.hidden_tensor)
+    return exposed, exposed
+
+
+def _ring_s(setting: Setting, layer: Layer, attention: float, attention_back: float) -> tuple[float, float]:
+    """Exposed seconds of the ring of keys and values: what is longer than 0.9 of attention's core."""
+    if setting.mesh.context == 1:
+        return 0.0, 0.0
+    own = setting.architecture
+    width = own.key_value_heads * (own.score_dim + own.value_dim) / min(setting.mesh.tensor, own.key_value_heads)
+    block = 2.0 * setting.tokens * width
+    if layer.window is not None:
+        block *= min(1.0, layer.window * setting.mesh.context / setting.seq_len)
+    group = axis_group(setting.mesh, "context", setting.machine, setting.links)
+    once = ring_pass_s(block, group)
+    return max(0.0, once - 0.9 * attention), max(0.0, 2.0 * once - 0.9 * attention_back)
+
+
+def _dispatch_s(setting: Setting) -> float:
+    """Exposed seconds of dispatch and combine, one way."""
+    own, mesh = setting.architecture, setting.mesh
+    if own.experts is None or (mesh.expert == 1 and mesh.expert_tensor == 1):
+        return 0.0
+    group = expert_group(mesh, setting.machine, setting.links)
+    values = setting.tokens / mesh.tensor * own.experts.active * own.hidden
+    shards = group_of(mesh.expert_tensor, 1, setting.machine, setting.links)
+    joined = 2.0 * values * mesh.expert_tensor  # what the shards of an expert gather, and sum up again
+    copies = _distinct_nodes(own.experts, group) / own.experts.active if setting.software.deduplicates else 1.0
+    sent = exchange_s(setting.software.dispatch_bytes * values, group, copies_outside=copies)
+    back = exchange_s(2.0 * values, group, copies_outside=copies)
+    inside = gather_s(joined, shards) + scatter_s(joined, shards)
+    return (sent + back + inside) * (1.0 - setting.software.hidden_expert)
+
+
+def _distinct_nodes(experts: Experts, group: Group) -> float:
+    """Nodes that the experts of a token are expected on, all choices as likely, and no more than routing allows."""
+    nodes = max(1, group.size // group.here)
+    each = experts.total / nodes
+    missed = prod((experts.total - each - number) / (experts.total - number) for number in range(experts.active))
+    return min(nodes * (1.0 - max(0.0, missed)), experts.node_limit or nodes)

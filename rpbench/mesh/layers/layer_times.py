@@ -1,0 +1,165 @@
+"""Layer times: the seconds of every layer of a setting, as schedules and simulators take them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from rpbench.cost.hardware.basis import Basis
+from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.table import LayerTimes
+from rpbench.cost.transfers import OptimizerTraffic
+from rpbench.mesh.layers.eager_kernels import input_share
+from rpbench.mesh.layers.engine_kernels import engine_times
+from rpbench.mesh.layers.layer_seconds import (
+    Adapters,
+    Seconds,
+    Setting,
+    eager_kernels,
+    head_seconds,
+    layer_seconds,
+    numbers_of,
+)
+from rpbench.mesh.layout import Mesh
+from rpbench.mesh.placement import neighbour_inside
+from rpbench.mesh.software import Software, software
+from rpbench.workload.architecture import Architecture
+from rpbench.workload.counts import BYTES_PER_VALUE
+
+
+def setting_of(model: Architecture, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
+    """A microbatch of so many tokens on one device, counted with these numbers; recomputed if a run says so."""
+    sequences = num_tokens / model.seq_len
+    where, known = _nowhere(numbers.cluster_name), software(framework)
+    return Setting(model, where, Mesh(), known, model.seq_len, sequences, recompute="full", numbers=numbers)
+
+
+def pipeline_setting(
+    model: Architecture, machine: Machine, num_devices: int, known: Software, num_tokens: float, numbers: Basis
+) -> Setting:
+    """A microbatch of so many tokens in a pipeline on devices of a machine; recomputed if a run says so."""
+    node = machine.devices_per_node or num_devices  # a pipeline may leave devices of its last node to others
+    where = machine.with_devices(num_devices if num_devices < node else -(-num_devices // node) * node)
+    sequences = num_tokens / model.seq_len
+    mesh, rank = Mesh(pipeline=num_devices), model.lora_rank if known.kernels == "tiled" else None
+    beside = None if rank is None else Adapters(rank)
+    return Setting(model, where, mesh, known, model.seq_len, sequences, "bf16", "full", numbers, beside)
+
+
+@cache
+def _nowhere(name: str) -> Machine:
+    """A machine of which all that is known stands in the numbers."""
+    return Machine(name)
+
+
+def times_of(setting: Setting) -> LayerTimes:
+    """Seconds of one microbatch through each layer of a model, all on devices of one kind.
+
+    Raises:
+        ValueError: if a figure of the machine is missing.
+    """
+    hop, own = hop_s(setting), setting.architecture
+    if setting.software.kernels == "engine":
+        return engine_times(eager_kernels(setting), hop).frozen(own.frozen_layers)
+    kinds, head = {kind: layer_seconds(setting, kind) for kind in dict.fromkeys(own.layers)}, head_seconds(setting)
+    layers, split = [kinds[kind] for kind in own.layers[: own.num_layers]], setting.software.split_penalty
+    if setting.software.kernels == "tiled":
+        more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
+        share = 1 + more / sum(layer.forward for layer in layers)
+        layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
+    times = as_times(layers, head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
+    beside = setting.software.constants["beside"] if setting.software.kernels == "tiled" else 0.0
+    return replace(times, rank_loss=lost_s(setting), beside=beside)
+
+
+def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
+    """What a step takes beside its microbatches; counted kernels have numbers of their own for it."""
+    numbers, constants = numbers_of(setting), setting.software.constants
+    on_host = numbers["optimizer_bytes"]
+    if setting.software.kernels == "tiled":
+        own, beside = constants["optimizer_bytes"], constants["beside"]
+        return OptimizerTraffic(on_host, own, setting.memory_rate, constants["step_s"], beside)
+    pace = numbers["memory_bytes_per_s"] * numbers["memory_efficiency"]
+    return OptimizerTraffic(on_host, numbers["adam_bytes"], pace)
+
+
+def lost_s(setting: Setting) -> float:
+    """Seconds that a rank loses with a microbatch, of a layer one way; in counted kernels they are counted."""
+    if setting.software.kernels != "tiled":
+        return 0.0
+    ways = 2 * len(setting.architecture.layers)
+    return setting.software.constants["microbatch_s"] * setting.mesh.pipeline / ways
+
+
+def as_times(
+    layers: Sequence[Seconds], head: Seconds, hop: float, *, each: float = 0.0, split: float = 1.0
+) -> LayerTimes:
+    """The seconds of layers and head as one table.
+
+    Args:
+        each: seconds that a layer loses on every way through it.
+        split: kernels of a backward in two halves over those of a whole one.
+    """
+    return LayerTimes(
+        forward=[layer.forward_all + each for layer in layers],
+        recompute=[layer.recompute for layer in layers],
+        backward=[layer.backward_all + each for layer in layers],
+        input_grad=[split * layer.input_grad_all + each for layer in layers],
+        weight_grad=[split * layer.weight_grad for layer in layers],
+        head_forward=head.forward_all,
+        head_backward=head.backward_all,
+        head_input_grad=head.input_grad + head.backward_exposed,
+        head_weight_grad=head.weight_grad,
+        hop=hop,
+    )
+
+
+def hop_s(setting: Setting) -> float:
+    """Seconds of a boundary tensor from one stage to the next.
+
+    Eager software and this project's engine send it down to the host, then up; 0 without a link.
+    """
+    own, mesh, machine = setting.architecture, setting.mesh, setting.machine
+    if setting.software.kernels != "tiled":
+        size = boundary_bytes(own, setting.sequences * setting.seq_len / mesh.context) / mesh.tensor
+        return 2 * size / numbers_of(setting).get("copy_bytes_per_s", float("inf"))
+    if mesh.pipeline == 1:
+        return 0.0
+    links, inside = setting.links, neighbour_inside(mesh, machine)
+    pace = links.intra_bytes_per_s if inside else links.inter_bytes_per_s
+    sent = boundary_bytes(own, setting.tokens) / mesh.tensor
+    gathered = 0.0 if mesh.sequence_parallel else sent * (mesh.tensor - 1) / links.intra_bytes_per_s
+    return sent / pace + gathered + (5e-6 if inside else 15e-6)
+
+
+def boundary_bytes(own: Architecture, num_tokens: float) -> float:
+    """Bytes that pass between stages for so many tokens."""
+    return BYTES_PER_VALUE * num_tokens * own.hidden
+
+
+def with_halves(times: LayerTimes, own: Architecture) -> LayerTimes:
+    """The same times with both halves of every backward; a frozen head has no weight gradient."""
+    share, head = input_share(own), 1.0 if own.lora_rank else 0.5
+    return replace(
+        times,
+        input_grad=[share * time for time in times.backward],
+        weight_grad=[(1 - share) * time for time in times.backward],
+        head_input_grad=head * times.head_backward,
+        head_weight_grad=(1 - head) * times.head_backward,
+    )
+
+
+def penalised(times: LayerTimes, penalty: float) -> LayerTimes:
+    """The same times where both halves of a backward together take `penalty` times what one whole backward takes.
+
+    Args:
+        penalty: at least 1; 1.02 to 1.04 in measured runs of others. A whole backward (B) keeps its time.
+    """
+    if penalty == 1:
+        return times
+    return replace(
+        times,
+        input_grad=[penalty * time for time in times.input_grad],
+        weight_grad=[penalty * time for time in times.weight_grad],
+        head_input_grad=penalty * times.head_input_grad,
+        head_weight_grad=penalty * times.head_weight_grad,
+    )

@@ -1,0 +1,205 @@
+"""Closed forms in arrays: seconds and bytes of all plans of a search at once.
+
+Seconds of layers depend on a few choices and are computed once for each (`layer_table`); all else is arithmetic on
+columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory`, with layers as their mean where kinds
+differ (bytes: `rpbench.mesh.plan_search.closed_bytes`); the best plans are simulated afterwards.
+"""
+
+from functools import lru_cache
+from math import log2
+from typing import NamedTuple
+
+import numpy as np
+
+from rpbench.cost.hardware.machine import Machine
+from rpbench.mesh.data_parallel import TAIL
+from rpbench.mesh.job import Job
+from rpbench.mesh.layers.layer_seconds import Precision, padded_vocab
+from rpbench.mesh.layout import Mesh
+from rpbench.mesh.memory import kept_bytes, working_set_bytes
+from rpbench.mesh.placement import reached
+from rpbench.mesh.plan_search.closed_bytes import end_matrices, expert_shards, peak_bytes, rank_layers
+from rpbench.mesh.plan_search.plans import SHARED, Floats, Inner, Plans
+from rpbench.mesh.software import Software
+from rpbench.workload.architecture import Architecture
+
+
+class Question(NamedTuple):
+    """What a search is about."""
+
+    architecture: Architecture
+    machine: Machine
+    software: Software
+    seq_len: int
+    global_batch: int
+    precision: Precision
+
+
+class Timed(NamedTuple):
+    """Seconds of a step, and bytes of the fullest device, of every plan."""
+
+    step_s: Floats
+    peak_bytes: Floats
+
+
+def layer_table(question: Question, inners: tuple[Inner, ...]) -> dict[str, Floats]:
+    """Seconds and bytes of the mean layer and of the head, for each kind of inner choices."""
+    rows = [_layer_row(question, inner) for inner in inners]
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+@lru_cache(maxsize=4096)
+def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
+    job = _smallest_job(question, inner)
+    own, layers = question.architecture, question.architecture.layers
+    kinds = {kind: layers.count(kind) / len(layers) for kind in job.kinds}
+
+    def mean(name: str) -> float:
+        return sum(part * getattr(job.kinds[kind], name) for kind, part in kinds.items())
+
+    dense = sum(part * own.dense_parameters(kind) for kind, part in kinds.items())
+    experts = sum(part * own.expert_parameters(kind) for kind, part in kinds.items())
+    rows = padded_vocab(job.setting) / inner.tensor
+    return {
+        "forward": mean("forward_all"),
+        "backward": mean("backward_all"),
+        "input_grad": mean("input_grad_all"),
+        "weight_grad": mean("weight_grad"),
+        "recompute": mean("recompute"),
+        "head": job.head.forward_all + job.head.backward_all,
+        "hop": 2.0 * job.setting.tokens * own.hidden / inner.tensor,
+        "kept": sum(part * kept_bytes(job, kind) for kind, part in kinds.items()),
+        "working": working_set_bytes(job),
+        "logits": question.software.logit_bytes * job.setting.tokens * rows,
+        "dense": dense / inner.tensor,
+        "experts": experts / inner.expert,
+        "matrix": rows * own.hidden,
+        "tensor": float(inner.tensor),
+        "context": float(inner.context),
+        "expert": float(inner.expert),
+    }
+
+
+def _smallest_job(question: Question, inner: Inner) -> Job:
+    """A job with these inner choices on as few devices as hold them."""
+    group = inner.tensor * inner.context
+    data = max(1, inner.expert // group)
+    machine = question.machine
+    nodes = -(-group * data // machine.node_devices)
+    whole = machine.with_devices(group * data if nodes == 1 else nodes * machine.node_devices)
+    mesh = Mesh(whole.size // group, 1, inner.tensor, inner.context, inner.expert, sequence_parallel=inner.tensor > 1)
+    return Job(
+        question.architecture,
+        whole,
+        mesh,
+        question.software,
+        question.seq_len,
+        inner.sequences,
+        recompute=inner.recompute,
+        precision=question.precision,
+    )
+
+
+def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Timed:
+    """Seconds and bytes of all plans."""
+    columns = {name: values[plans.inner] for name, values in table.items()}
+    layers = len(question.architecture.layers)
+    p, v = plans.pipeline.astype(float), plans.chunks.astype(float)
+    m, data = plans.microbatches.astype(float), plans.data.astype(float)
+    ranks = rank_layers(layers, p, v)
+    most = ranks.most
+    step = _pipeline_s(question, plans, columns, most, ranks.last, p, v, m)
+    matrices = columns["matrix"] * end_matrices(question.architecture.tied, p)
+    step += _data_s(question, plans, columns, most, matrices, data, m)
+    constants = question.software.constants
+    replicas = data * columns["context"]
+    owned = (columns["dense"] * most + matrices) / np.where(plans.shared == 0, 1.0, replicas)
+    owned += columns["experts"] * most / np.where(plans.shared == 0, 1.0, expert_shards(columns, replicas))
+    rate = question.machine.device.memory_bytes_per_s * question.machine.device.sustained_memory
+    step += owned * constants["optimizer_bytes"] / rate + constants["step_s"]
+    nodes = question.machine.num_apart
+    step *= 1.0 + (constants["jitter"] * log2(nodes) if nodes > 1 else 0.0)
+    return Timed(
+        step, peak_bytes(question.software, question.architecture.tied, plans, columns, ranks, p, v, m, replicas)
+    )
+
+
+def _pipeline_s(
+    question: Question,
+    plans: Plans,
+    columns: dict[str, Floats],
+    most: Floats,
+    last: Floats,
+    p: Floats,
+    v: Floats,
+    m: Floats,
+) -> Floats:
+    """Seconds of all microbatches of the plans."""
+    constants, machine = question.software.constants, question.machine
+    names = np.array(plans.schedules)[plans.schedule]
+    split = np.isin(names, ("zb_h1", "zb_h2"))
+    back = np.where(split, question.software.split_penalty, 1.0) * (columns["backward"]) + columns["recompute"]
+    layer = columns["forward"] + back
+    busiest = np.maximum(most * layer, last * layer + columns["head"]) + constants["microbatch_s"]
+    mean = (len(question.architecture.layers) * layer + columns["head"]) / p + constants["microbatch_s"]
+    inside = p * plans.data * columns["tensor"] * columns["context"] <= machine.domain_devices
+    links = reached(machine, question.software)
+    pace = np.where(inside, links.intra_bytes_per_s, links.inter_bytes_per_s)
+    hop = np.where(p > 1, columns["hop"] / pace + np.where(inside, 5e-6, 15e-6), 0.0)
+    fill = most * (columns["forward"] + columns["input_grad"] - columns["weight_grad"])
+    bubble = (p - 1) * mean
+    bubble = np.where(names == "interleaved_1f1b", bubble / v, bubble)
+    bubble = np.where(names == "zb_h1", (p - 1) * np.maximum(fill, 0.0), bubble)
+    bubble = np.where(names == "zb_h2", 0.1 * (p - 1) * np.maximum(fill, 0.0), bubble)
+    return m * busiest + bubble + 2 * (p - 1) * hop
+
+
+def _data_s(
+    question: Question,
+    plans: Plans,
+    columns: dict[str, Floats],
+    most: Floats,
+    matrices: Floats,
+    data: Floats,
+    m: Floats,
+) -> Floats:
+    """Seconds that data parallelism adds; `matrices` counts parameters of embedding and head on a device.
+
+    Where parameters are shared, embedding and head are one unit: gathered once for a microbatch, since its backward
+    follows its forward, and reduced once a step. A tied matrix is gathered once for both uses.
+    """
+    software = question.software
+    beside = software.constants["beside"]
+    replicas = data * columns["context"]
+    bandwidth, latency = _group(question.machine, software, replicas, columns["tensor"])
+    part = (replicas - 1) / replicas
+    own = (columns["dense"] * most + matrices) * part / bandwidth
+    others = replicas * columns["tensor"] / columns["expert"]
+    expert_bandwidth, _ = _group(question.machine, software, others, columns["expert"])
+    own += columns["experts"] * most * (others - 1) / np.maximum(others, 1) / expert_bandwidth
+    scatter = software.gradient_bytes * own * np.where(plans.shared == 0, 2.0, 1.0) + latency
+    gather = 2.0 * own * (plans.shared > 0) + latency * (plans.shared > 0)
+    backward = most * (columns["backward"] + columns["recompute"]) * software.gradients_beside
+    forward = most * columns["forward"] * software.parameters_beside
+    found = sum(
+        np.where(behind > 0, np.maximum(TAIL * need, need - behind) + beside * np.minimum(need, behind), need)
+        for need, behind in ((scatter, backward), (gather, forward))
+    )
+    layer = columns["dense"] * part / bandwidth
+    ahead = np.maximum(columns["forward"] * (1 + beside), 2.0 * layer) - columns["forward"]
+    back = columns["backward"] + columns["recompute"]
+    behind = np.maximum(back * (1 + beside), (2.0 + software.gradient_bytes) * layer) - back
+    whole = m * most * (ahead + behind) + (2.0 * m + software.gradient_bytes) * matrices * part / bandwidth
+    fully = plans.shared == SHARED.index("parameters")
+    return np.where(replicas == 1, 0.0, np.where(fully, whole, found))
+
+
+def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -> tuple[Floats, Floats]:
+    """Bandwidth and latency of groups; as `rpbench.mesh.placement.group_of`."""
+    domain = machine.domain_devices
+    intra, inter = reached(machine, software)
+    here = np.maximum(1.0, np.minimum(np.floor(domain / stride), size))
+    inside = size * stride <= domain
+    pace = np.where(inside, intra, np.minimum(intra, inter * here))
+    hops = np.where(inside, size - 1, here - 1 + 2 * np.log2(np.maximum(1.0, size / here)))
+    return pace, hops * np.where(inside, machine.hop_latency_s, machine.inter_latency_s)

@@ -1,0 +1,94 @@
+"""Fitting: which plans of a search fit into memory, and how many devices a model needs before one does."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from rpbench.mesh.job import Job
+from rpbench.mesh.memory import fits
+from rpbench.mesh.plan_search.closed_forms import Question, Timed, layer_table, time_plans
+from rpbench.mesh.plan_search.plans import Floats, Ints, Plans, Space, enumerate_plans
+
+NEAREST = 200  # plans that closed forms find too large by little, whose orders are asked
+NEAR = 0.15  # of a device: closed forms are off by 8 % at most where little is missing
+FACTORS = (2, 4, 8, 16, 32, 64)  # times as many devices
+
+
+def job_of(question: Question, plans: Plans, number: int) -> Job:
+    """A plan as a job."""
+    inner = plans.inners[int(plans.inner[number])]
+    return Job(
+        question.architecture,
+        question.machine,
+        plans.mesh(number),
+        question.software,
+        question.seq_len,
+        inner.sequences,
+        int(plans.microbatches[number]),
+        schedule=plans.schedules[int(plans.schedule[number])],
+        chunks=int(plans.chunks[number]),
+        recompute=inner.recompute,
+        precision=question.precision,
+    )
+
+
+def timed_plans(question: Question, space: Space) -> tuple[Plans, Timed]:
+    """All plans with their seconds and bytes by closed forms.
+
+    Raises:
+        ValueError: if none divides.
+    """
+    plans = enumerate_plans(question.architecture, question.machine, question.seq_len, question.global_batch, space)
+    return plans, time_plans(question, plans, layer_table(question, plans.inners))
+
+
+def spare_bytes(question: Question, timed: Timed) -> Floats:
+    """Bytes that each plan leaves of a device, by closed forms; below 0 where it does not fit."""
+    machine = question.machine
+    room = machine.device.memory_bytes - (machine.reserved_memory_bytes or 0)
+    found: Floats = room - question.software.scale * timed.peak_bytes
+    return found
+
+
+def fastest_first(timed: Timed, spare: Floats) -> Ints:
+    """Numbers of the plans that fit by closed forms, the fastest first."""
+    fitting = spare >= 0
+    return np.argsort(np.where(fitting, timed.step_s, np.inf), kind="stable")[: int(fitting.sum())]
+
+
+def nearest(question: Question, spare: Floats) -> Ints:
+    """Numbers of the plans that lack little by closed forms, and of the one that needs least, smallest first."""
+    order = np.argsort(-spare, kind="stable")[:NEAREST]
+    near = spare[order] > -NEAR * question.machine.device.memory_bytes
+    near[0] = True
+    found: Ints = order[near]
+    return found
+
+
+def job_on_more_devices(question: Question, space: Space) -> Job | None:
+    """A plan that fits on the fewest devices, of those tried, on which one does; the same global batch.
+
+    Args:
+        space: what plans may choose from; on n times as many devices, context parallelism up to n as well.
+    """
+    for factor in FACTORS:
+        machine = question.machine.with_devices(factor * question.machine.size)
+        wider = replace(space, max_context=max(space.max_context, factor))
+        job = next(_fitting_jobs(question._replace(machine=machine), wider), None)
+        if job is not None:
+            return job
+    return None
+
+
+def _fitting_jobs(question: Question, space: Space) -> Iterator[Job]:
+    """Plans that fit, their memory counted from their orders: by closed forms the fastest first, then the nearest."""
+    try:
+        plans, timed = timed_plans(question, space)
+    except ValueError:  # the batch is too small for so many devices
+        return
+    spare = spare_bytes(question, timed)
+    for number in (*fastest_first(timed, spare).tolist(), *nearest(question, spare).tolist()):
+        job = job_of(question, plans, number)
+        if fits(job):
+            yield job

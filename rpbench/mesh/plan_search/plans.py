@@ -1,0 +1,165 @@
+"""Plans: every mesh, schedule, microbatch, recomputation and sharding that divides, as arrays."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.cost.hardware.machine import Machine
+from rpbench.mesh.layers.layer_seconds import Recompute
+from rpbench.mesh.layout import Mesh, Sharded, Sharing
+from rpbench.workload.architecture import Architecture
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "gpipe")
+SPLIT = frozenset({"zb_h1", "zb_h2"})  # orders that split backward
+SHARED: tuple[Sharded, ...] = ("none", "optimizer", "gradients", "parameters")
+
+
+class Inner(NamedTuple):
+    """What the seconds of a layer depend on."""
+
+    tensor: int
+    context: int
+    expert: int
+    sequences: int
+    recompute: Recompute
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search may choose from.
+
+    Args:
+        max_tensor, max_context: largest groups; 0: the devices of a domain, and 1.
+        sequences: of a microbatch.
+        recomputes, schedules, shared: see `Job` and `Sharing`.
+        max_chunks: most chunks on a device.
+    """
+
+    max_tensor: int = 8
+    max_context: int = 1
+    sequences: tuple[int, ...] = (1, 2, 4, 8)
+    recomputes: tuple[Recompute, ...] = ("none", "full")
+    schedules: tuple[str, ...] = SCHEDULES
+    shared: tuple[Sharded, ...] = SHARED
+    max_chunks: int = 8
+
+
+@dataclass(frozen=True)
+class Plans:
+    """Columns, one entry for each plan; `inner` and `schedule` index `inners` and `schedules`."""
+
+    inners: tuple[Inner, ...]
+    schedules: tuple[str, ...]
+    inner: Ints
+    pipeline: Ints
+    data: Ints
+    chunks: Ints
+    microbatches: Ints
+    schedule: Ints
+    shared: Ints
+
+    @property
+    def count(self) -> int:
+        """How many plans."""
+        return len(self.inner)
+
+    def mesh(self, number: int) -> Mesh:
+        """The mesh of a plan."""
+        inner = self.inners[int(self.inner[number])]
+        return Mesh(
+            int(self.data[number]),
+            int(self.pipeline[number]),
+            inner.tensor,
+            inner.context,
+            inner.expert,
+            sequence_parallel=inner.tensor > 1,
+            sharing=Sharing(SHARED[int(self.shared[number])]),
+        )
+
+
+def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_batch: int, space: Space) -> Plans:
+    """All plans of a model on a machine whose sizes divide.
+
+    Raises:
+        ValueError: if there is none, naming what to change.
+    """
+    devices, layers = machine.size, len(own.layers)
+    inners: list[Inner] = []
+    rows: list[Ints] = []
+    for inner in _inners(own, machine, seq_len, space):
+        group = inner.tensor * inner.context
+        if devices % group:
+            continue
+        plain = inner._replace(recompute="full" if inner.recompute == "full" else "none")
+        found = _outer(devices // group, layers, global_batch, plain, space)
+        if len(found):
+            rows.append(np.column_stack([np.full(len(found), len(inners), np.int64), found]))
+            inners.append(inner)
+    if not rows:
+        raise ValueError(
+            f"no mesh of {devices} devices divides a global batch of {global_batch} and {layers} layers; "
+            "take a batch that is a multiple of the devices"
+        )
+    columns = np.concatenate(rows).T
+    return Plans(tuple(inners), space.schedules, *(np.ascontiguousarray(column) for column in columns))
+
+
+def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> list[Inner]:
+    tensors = [
+        t
+        for t in _powers(min(space.max_tensor, machine.domain_devices))
+        if own.heads % t == 0 and max(t, own.key_value_heads) % min(t, own.key_value_heads) == 0
+    ]
+    contexts = [c for c in _powers(space.max_context) if seq_len % c == 0]
+    experts = [e for e in _powers(own.experts.total) if own.experts.total % e == 0] if own.experts else [1]
+    return [
+        Inner(t, c, e, b, recompute)
+        for t, c, e, b, recompute in product(tensors, contexts, experts, space.sequences, space.recomputes)
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _outer(ranks: int, layers: int, global_batch: int, inner: Inner, space: Space) -> Ints:
+    """(pipeline, data, chunks, microbatches, schedule, shared) of every plan around the same layers, (plans, 6)."""
+    found: list[tuple[int, ...]] = []
+    for pipeline in range(1, min(ranks, layers) + 1):
+        data, rest = divmod(ranks, pipeline)
+        microbatches, left = divmod(global_batch, data * inner.sequences) if data else (0, 0)
+        if rest or left or not microbatches or data * inner.context * inner.tensor % inner.expert:
+            continue
+        for (number, name), shared in product(enumerate(space.schedules), range(len(SHARED))):
+            if SHARED[shared] in space.shared and _sensible(SHARED[shared], data * inner.context, pipeline):
+                found += [
+                    (pipeline, data, chunks, microbatches, number, shared)
+                    for chunks in _chunks(name, pipeline, layers, microbatches, inner, space)
+                ]
+    return np.array(found, np.int64).reshape(-1, 6)
+
+
+def _sensible(shared: Sharded, replicas: int, pipeline: int) -> bool:
+    """Nothing is shared with nobody; parameters and gradients are shared where no pipeline holds them for long."""
+    if replicas == 1:
+        return shared == "none"
+    return pipeline == 1 or shared in ("none", "optimizer")
+
+
+def _chunks(name: str, pipeline: int, layers: int, microbatches: int, inner: Inner, space: Space) -> list[int]:
+    if pipeline == 1:
+        return [1] if name == "1f1b" else []
+    if name == "interleaved_1f1b":
+        most = min(space.max_chunks, layers // pipeline)
+        return list(range(2, most + 1)) if microbatches % pipeline == 0 else []
+    if name in SPLIT and (inner.recompute == "full" or microbatches < 2 * pipeline):
+        return []
+    return [1]
+
+
+def _powers(most: int) -> list[int]:
+    return [2**k for k in range(max(1, most).bit_length()) if 2**k <= max(1, most)]

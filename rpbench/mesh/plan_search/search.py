@@ -1,0 +1,127 @@
+"""Search: the fastest plan that fits: closed forms for all, the real schedule and simulator for the best."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rpbench.cost.hardware.machine import Machine, machine
+from rpbench.mesh.exact import exact_terms
+from rpbench.mesh.job import Job
+from rpbench.mesh.layers.layer_seconds import Precision
+from rpbench.mesh.memory import fullest, needed_bytes, verdict
+from rpbench.mesh.plan_search.closed_forms import Question
+from rpbench.mesh.plan_search.fitting import fastest_first, job_of, nearest, spare_bytes, timed_plans
+from rpbench.mesh.plan_search.plans import Plans, Space
+from rpbench.mesh.plan_search.smallest_change import smallest_change
+from rpbench.mesh.prediction import Prediction
+from rpbench.mesh.software import Software, software
+from rpbench.workload.architecture import Architecture
+
+SIMULATED = 50
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Args:
+        best: predictions with the pipeline simulated, fastest first; none that does not fit.
+        num_plans, num_fitting: plans that were timed by closed forms, and those of them that fit.
+        closed_form_s, simulated_s: seconds that both parts of the search took.
+    """
+
+    best: tuple[Prediction, ...]
+    num_plans: int
+    num_fitting: int
+    closed_form_s: float
+    simulated_s: float
+
+    @property
+    def plans_per_s(self) -> float:
+        """Plans that the closed forms time in a second."""
+        return self.num_plans / self.closed_form_s
+
+
+class NothingFits(ValueError):
+    """No plan of a search fits into memory.
+
+    Args:
+        smallest: the plan that needs least, by closed forms.
+        space: what the search chose from.
+
+    Attributes:
+        change: what makes that plan fit.
+    """
+
+    def __init__(self, smallest: Job, space: Space) -> None:
+        change = smallest_change(smallest, space)
+        assert change is not None
+        self.smallest, self.change, machine = smallest, change, smallest.machine
+        need, room = needed_bytes(smallest, fullest(smallest)[1]), machine.device.memory_bytes
+        super().__init__(
+            f"{smallest.architecture.name} does not fit on {machine.size} x {machine.device.name}: the smallest "
+            f"plan needs {need / 1e9:.0f} GB of {room / 1e9:.0f} GB; it {change}"
+        )
+
+
+def search(
+    model: Architecture,
+    cluster: Machine | str,
+    global_batch: int,
+    *,
+    seq_len: int,
+    num_devices: int = 0,
+    framework: Software | str = "megatron_core",
+    precision: Precision = "bf16",
+    space: Space | None = None,
+    num_simulated: int = SIMULATED,
+) -> Found:
+    """The fastest plans of a model on a machine.
+
+    Args:
+        cluster: a machine, or the name of one in `conf/cluster/`.
+        global_batch: sequences of a step.
+        num_devices: of the machine to use; 0 for all.
+        num_simulated: plans that the real schedule and simulator time.
+
+    Raises:
+        ValueError: if no plan divides.
+        NothingFits: if none fits into memory; it says what the smallest plan needs, and what makes it fit.
+    """
+    found = machine(cluster) if isinstance(cluster, str) else cluster
+    found = found.with_devices(num_devices) if num_devices else found
+    known = software(framework) if isinstance(framework, str) else framework
+    question = Question(model, found, known, seq_len, global_batch, precision)
+    began = time.perf_counter()
+    plans, timed = timed_plans(question, space or Space())
+    spare = spare_bytes(question, timed)
+    order = fastest_first(timed, spare)
+    closed = time.perf_counter() - began
+    best = _simulated(question, plans, order, num_simulated)
+    if not best:
+        best = _simulated(question, plans, nearest(question, spare), num_simulated)
+    if not best:
+        raise NothingFits(job_of(question, plans, int(np.argmax(spare))), space or Space())
+    return Found(best, plans.count, max(len(order), len(best)), closed, time.perf_counter() - began - closed)
+
+
+def _simulated(question: Question, plans: Plans, order: "np.ndarray[Any, Any]", most: int) -> tuple[Prediction, ...]:
+    """The first plans of an order that fit, simulated, fastest first."""
+    found: list[Prediction] = []
+    for number in order.tolist():
+        if len(found) == most:
+            break
+        prediction = simulate_job(job_of(question, plans, number))
+        if prediction is not None:
+            found.append(prediction)
+    return tuple(sorted(found, key=lambda each: each.step_time_s))
+
+
+def simulate_job(job: Job) -> Prediction | None:
+    """A job with its pipeline simulated; None if its memory, counted from its order, does not fit."""
+    rank, classes = fullest(job)
+    if needed_bytes(job, classes) > job.machine.device.memory_bytes:
+        return None
+    return Prediction(job, exact_terms(job), rank, classes, verdict(job))

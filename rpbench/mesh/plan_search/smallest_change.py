@@ -1,0 +1,187 @@
+"""Smallest change: what makes a run fit that does not, the least first.
+
+One setting is changed before two are, two before three, on the same devices and with the same global batch. Among
+changes of equally many settings, those that stand higher here come first, and a smaller one before a larger:
+
+    recompute           selective, per_op, full
+    sequences           of a microbatch: the next smaller divisor
+    sequence_parallel   where tensor parallelism leaves element-wise work whole
+    shard               the next ZeRO level; with a pipeline up to the optimizer's states, as in a search
+    tensor              more shards inside a domain, devices taken from data
+    pipeline            more stages, devices taken from data
+    context             more shards of a sequence, devices taken from data
+
+If no change fits, more of the same devices are tried, twice as many and again, with every plan of a search. If those do
+not fit either, a device lacks memory. Nothing under a mesh is offloaded to the host, so that is not among the changes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
+from typing import Any
+
+from rpbench.mesh.job import Job
+from rpbench.mesh.layers.layer_seconds import RECOMPUTES
+from rpbench.mesh.layout import SHARDED, Mesh
+from rpbench.mesh.memory import fits, fullest, needed_bytes
+from rpbench.mesh.plan_search.closed_forms import Question
+from rpbench.mesh.plan_search.fitting import FACTORS, job_on_more_devices
+from rpbench.mesh.plan_search.plans import Space
+from rpbench.mesh.step import step_terms
+
+Settings = Mapping[str, Any]
+CUTS = ("tensor", "pipeline", "context")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What makes a run fit.
+
+    Args:
+        lacks_bytes: what a device lacks without it.
+        job: the changed run; None where nothing that is tried fits.
+        settings: what is set otherwise, by name: fields of `Job` and `Mesh`, `shard` for what replicas share.
+        num_devices: devices of the changed run where they are more; then its settings are not a change of the run's.
+    """
+
+    lacks_bytes: float
+    job: Job | None = None
+    settings: Settings = field(default_factory=dict)
+    num_devices: int = 0
+
+    def __str__(self) -> str:
+        lacks = f"lacks {_giga(self.lacks_bytes)} a device"
+        if self.job is None:
+            return f"{lacks}; no setting helps, nor do {FACTORS[-1]} times as many devices"
+        words = ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        need, room = needed_bytes(self.job, fullest(self.job)[1]), self.job.machine.device.memory_bytes
+        fit = f"{words}: {_giga(need)} of {_giga(room)}"
+        if self.num_devices:
+            return f"{lacks}; no setting helps; fits on {self.num_devices} devices as {fit}"
+        return f"{lacks}; fits with {fit}"
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        found = {"text": str(self), "lacks_bytes": round(self.lacks_bytes), "settings": dict(self.settings)}
+        if self.job is not None:
+            found["num_devices"] = self.job.machine.size
+            found["step_time_s"] = sum(step_terms(self.job).values())
+        return found
+
+
+def smallest_change(job: Job, space: Space | None = None) -> Change | None:
+    """The first change in the order that is tried with which a run fits; None if it fits as it is.
+
+    Args:
+        space: what a search on more devices may choose from.
+    """
+    lacks = lacking_bytes(job)
+    if not lacks:
+        return None
+    for settings, changed in changes(job):
+        if _fits(changed):
+            return Change(lacks, changed, settings)
+    larger = job_on_more_devices(_question(job), space or Space(max_context=job.mesh.context))
+    return Change(lacks) if larger is None else Change(lacks, larger, settings_of(larger), larger.machine.size)
+
+
+def lacking_bytes(job: Job) -> float:
+    """Bytes that a device of the fullest rank lacks; 0 where the run fits."""
+    return max(0.0, needed_bytes(job, fullest(job)[1]) - job.machine.device.memory_bytes)
+
+
+def changes(job: Job) -> Iterator[tuple[Settings, Job]]:
+    """Every change on the same devices, in the order that is tried, without those that contradict themselves."""
+    steps = {name: values for name, values in _steps(job).items() if values}
+    for count in range(1, len(steps) + 1):
+        for names in combinations(steps, count):
+            for values in product(*(steps[name] for name in names)):
+                settings = dict(zip(names, values, strict=True))
+                changed = _changed(job, settings)
+                if changed is not None:
+                    cut = {"data": changed.mesh.data} if set(settings) & set(CUTS) else {}
+                    yield settings | cut, changed
+
+
+def settings_of(job: Job) -> Settings:
+    """The settings of a whole run that its memory depends on."""
+    mesh = job.mesh
+    return {
+        **{name: getattr(mesh, name) for name in ("data", *CUTS, "expert")},
+        "shard": mesh.sharing.what,
+        "sequences": job.sequences,
+        "recompute": job.recompute,
+        "schedule": job.schedule,
+        "chunks": job.chunks,
+    }
+
+
+def _fits(job: Job) -> bool:
+    try:
+        return fits(job)
+    except ValueError:  # the schedule does not take these sizes
+        return False
+
+
+def _question(job: Job) -> Question:
+    return Question(job.architecture, job.machine, job.software, job.seq_len, job.global_batch, job.precision)
+
+
+def _steps(job: Job) -> dict[str, tuple[Any, ...]]:
+    """Values of each setting beyond the run's own, the nearest first."""
+    mesh, machine = job.mesh, job.machine
+    more = _divisors(mesh.data)[1:]
+    domain = machine.domain_devices
+    whole = mesh.tensor > 1 and not mesh.sequence_parallel
+    return {
+        "recompute": RECOMPUTES[RECOMPUTES.index(job.recompute) + 1 :],
+        "sequences": tuple(reversed(_divisors(job.sequences)[:-1])),
+        "sequence_parallel": (True,) if whole else (),
+        "shard": SHARDED[SHARDED.index(mesh.sharing.what) + 1 :],
+        "tensor": tuple(mesh.tensor * n for n in more if mesh.tensor * n <= domain),
+        "pipeline": tuple(mesh.pipeline * n for n in more if mesh.pipeline * n <= len(job.architecture.layers)),
+        "context": tuple(mesh.context * n for n in more if job.seq_len % (mesh.context * n) == 0),
+    }
+
+
+def _changed(job: Job, settings: Settings) -> Job | None:
+    """A run with other settings on the same devices, with the same global batch; None where that cannot be."""
+    sequences = settings.get("sequences", job.sequences)
+    try:
+        mesh = _changed_mesh(job.mesh, settings)
+        microbatches, rest = divmod(job.global_batch, sequences * mesh.data) if mesh else (0, 0)
+        if mesh is None or rest:
+            return None
+        return replace(
+            job,
+            mesh=mesh,
+            sequences=sequences,
+            num_microbatches=microbatches,
+            recompute=settings.get("recompute", job.recompute),
+            cut=job.cut if mesh.pipeline == job.mesh.pipeline else (),
+        )
+    except ValueError:  # sizes that do not divide
+        return None
+
+
+def _changed_mesh(mesh: Mesh, settings: Settings) -> Mesh | None:
+    sizes = {name: settings.get(name, getattr(mesh, name)) for name in CUTS}
+    taken = 1
+    for name, size in sizes.items():
+        taken *= size // getattr(mesh, name)
+    data, rest = divmod(mesh.data, taken)
+    what = settings.get("shard", mesh.sharing.what)
+    held_long = sizes["pipeline"] > 1 and what in ("gradients", "parameters")
+    kept = what == mesh.sharing.what and sizes["pipeline"] == mesh.pipeline
+    if rest or not data or (held_long and not kept):
+        return None
+    spread = mesh.sequence_parallel or "sequence_parallel" in settings or sizes["tensor"] > mesh.tensor == 1
+    return replace(mesh, data=data, sequence_parallel=spread, sharing=replace(mesh.sharing, what=what), **sizes)
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _giga(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

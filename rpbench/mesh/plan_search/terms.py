@@ -1,0 +1,110 @@
+"""Terms of a model on a machine: what a search of plans asks for, with the seconds of a microbatch of any size."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rpbench.cost.hardware.basis import Basis
+from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.published import published_times, published_tokens_per_microbatch
+from rpbench.cost.table import LayerTimes
+from rpbench.cost.transfers import OptimizerTraffic
+from rpbench.mesh.layer_bytes import mean_layer_bytes
+from rpbench.mesh.layers.layer_seconds import Setting
+from rpbench.mesh.layers.layer_times import optimizer_traffic, pipeline_setting, setting_of, times_of, with_halves
+from rpbench.mesh.placement import with_collectives
+from rpbench.mesh.software import Software, usual_software
+from rpbench.plan.contest.terms import Limits, Source, Terms, Timed, default_microbatches
+from rpbench.workload.architecture import Architecture
+
+# Of the times that differ with the size of a microbatch; the others are kept.
+_PER_LAYER = ("forward", "recompute", "backward", "input_grad", "weight_grad")
+_OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")
+
+
+def terms_of(
+    model: Architecture,
+    cluster: Machine,
+    basis: Basis,
+    *,
+    num_devices: int,
+    sequences_per_step: int,
+    microbatches: Sequence[float] | None = None,
+    source: Source = "analytic",
+    limits: Limits | None = None,
+    num_steps: int = 4,
+    known: Software | None = None,
+) -> Terms:
+    """Terms of a model on a machine.
+
+    Args:
+        basis: figures and constants of `cost=analytic` on that machine; with `source="published"` it scales the
+            published times to microbatches of other sizes.
+        microbatches: sizes that may be chosen; None: those of `default_microbatches`.
+        known: whose kernels are counted; None: as of a run that names none.
+        limits: None: what the machine's devices and its host have for a model.
+
+    Raises:
+        ValueError: if a figure is missing, or there are no published times.
+    """
+    if limits is None:
+        limits = Limits(cluster.usable_memory_bytes, cluster.host_memory_bytes)
+    basis["host_bytes_per_s"]  # named here if it is missing: the host's optimizer cannot be charged without
+    kernels = known or usual_software(cluster.measured)
+    if source == "analytic":
+        cluster = with_collectives(cluster, kernels)
+
+    def setting(sequences: float) -> Setting:
+        return pipeline_setting(model, cluster, num_devices, kernels, sequences * model.seq_len, basis)
+
+    return Terms(
+        model,
+        cluster,
+        published_source(model, basis) if source == "published" else (lambda size: times_of(setting(size))),
+        _published_optimizer(basis) if source == "published" else optimizer_traffic(setting(1)),
+        num_devices,
+        sequences_per_step,
+        tuple(microbatches if microbatches is not None else default_microbatches(sequences_per_step, num_devices)),
+        num_steps,
+        limits,
+        source=source,
+        kept=None if source == "published" else (lambda size: mean_layer_bytes(setting(size))),
+    )
+
+
+def _published_optimizer(basis: Basis) -> OptimizerTraffic:
+    pace = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+    return OptimizerTraffic(basis["optimizer_bytes"], basis["adam_bytes"], pace)
+
+
+def published_source(model: Architecture, basis: Basis) -> Timed:
+    """Published times, with halves in the ratio of FLOPs; of other sizes scaled as the count says (derived).
+
+    Raises:
+        ValueError: for a model without published times.
+    """
+    name = model.published_name or ""
+    measured, tokens = published_times(name), published_tokens_per_microbatch(name)
+    measured = with_halves(measured, model)
+    counted = times_of(setting_of(model, tokens, basis))
+
+    def times(sequences: float) -> LayerTimes:
+        if sequences * model.seq_len == tokens:
+            return measured
+        now = times_of(setting_of(model, sequences * model.seq_len, basis))
+        return _scaled(measured, counted, now, sequences, tokens)
+
+    def _scaled(known: LayerTimes, then: LayerTimes, now: LayerTimes, sequences: float, tokens: int) -> LayerTimes:
+        changed: dict[str, Any] = {
+            part: [
+                time * new / old
+                for time, new, old in zip(getattr(known, part), getattr(now, part), getattr(then, part), strict=True)
+            ]
+            for part in _PER_LAYER
+        }
+        heads: dict[str, Any] = {
+            part: getattr(known, part) * getattr(now, part) / getattr(then, part) for part in _OF_HEAD
+        }
+        return replace(known, **changed, **heads, hop=known.hop * sequences * model.seq_len / tokens)
+
+    return times

@@ -1,0 +1,309 @@
+"""Shares: a decoder layer whose matrices are cut over devices, as Megatron-LM cuts them.
+
+Attention's queries, keys and values are cut by columns, whole heads at a time, and so is what leads into the MLP; the
+matrices that lead out of either are cut by rows. A share is then an attention, or an MLP, of fewer heads or a narrower
+inside, and what the shares come to are partial sums:
+
+    x --- spread ---> share 0 ---+
+             |                   sum ---> x
+             +------> share 1 ---+
+
+`spread` gives every share the same tensor and adds up what comes back of its gradient; `sum` adds up and hands every
+share the same gradient: the operators f and g of the paper. Norms and residuals are outside, and whole. Embedding
+and head have their own cut (`rpbench.models.sharded.cut_ends`), along the vocabulary.
+
+    q, k, v, gate, up, sinks    a share's own columns, biases with them
+    o, down                     a share's own rows; the bias belongs to the first share, so that it is added once
+    q_norm, k_norm, router      in every share whole, and the same; a share's gradient of them is a part of theirs
+    adapters                    cut along the side that their matrix is cut along; their other matrix is whole
+    norms                       outside, and whole; along the sequence: whole in every share, for its tokens
+
+A sum has another rounding than the one product it takes the place of, so a layer in shares equals the whole one only
+up to the last digits.
+
+Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3, figure 3.
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from rpbench.models.attention import Attention, KeysValues
+from rpbench.models.layers import DecoderLayer
+from rpbench.models.sharded.vocab_shards import share_rows
+
+Named = Mapping[str, torch.Tensor]
+M = TypeVar("M", bound=nn.Module)
+
+_BY_COLUMNS = ("q", "k", "v", "gate", "up")
+_BY_ROWS = ("o", "down")
+_BLOCKS = ("attention", "mlp")  # of a decoder layer: what is cut
+_NORMS = ("attention_norm", "mlp_norm", "norm")  # of a decoder layer and of the head
+_ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix are (`rpbench.models.sharded.cut_ends`)
+
+
+class Adding(Protocol):
+    """Collectives over shares; tensors are given and returned by share."""
+
+    def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
+        """One tensor for each share; in backward, their gradients are added up."""
+
+    def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum over all shares; in backward, each gets its gradient."""
+
+    def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum of some numbers, whole for every share; without gradient."""
+
+    def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The largest of all shares, value by value; without gradient."""
+
+
+class InOnePlace:
+    """All shares are here: sums in their order."""
+
+    def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
+        found: tuple[torch.Tensor, ...] = _Spread.apply(x, num_shares)
+        return found
+
+    def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return _sum(parts)
+
+    def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return _sum(parts)
+
+    def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        *_, found = accumulate(parts, torch.maximum)
+        return found
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, num_shares: int) -> tuple[torch.Tensor, ...]:
+        return tuple(x.view_as(x) for _ in range(num_shares))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _sum(gradients), None
+
+
+def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    *_, total = accumulate(parts)
+    return total
+
+
+class Shares(nn.Module):
+    """Some or all shares of a block, by number."""
+
+    def __init__(self, shares: Mapping[int, nn.Module], adding: Adding) -> None:
+        super().__init__()
+        self.shares = nn.ModuleDict({str(number): share for number, share in shares.items()})
+        self.adding = adding
+
+    def of(self, number: int, adding: Adding) -> "Shares":
+        """One share alone, with the same weights."""
+        return type(self)({number: self.shares[str(number)]}, adding)
+
+    def _each(self, x: torch.Tensor, *more: Any) -> list[Any]:
+        inputs = self.adding.spread(x, len(self.shares))
+        return [share(own, *more) for share, own in zip(self.shares.values(), inputs, strict=True)]
+
+
+class AttentionShares(Shares):
+    """Self-attention in shares: x (B, S, H) -> (B, S, H), and the keys and values of the first share here."""
+
+    def forward(
+        self, x: torch.Tensor, earlier: Sequence[KeysValues] = (), lengths: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, KeysValues]:
+        """The output for whole sequences, packed ones included.
+
+        Raises:
+            ValueError: for segments of sequences.
+        """
+        if earlier:
+            raise ValueError("attention in shares takes whole sequences, and was given a segment of one")
+        mixed, own = zip(*self._each(x, earlier, lengths), strict=True)
+        return self.adding.sum(mixed), own[0]
+
+
+class MlpShares(Shares):
+    """An MLP in shares: x (B, S, H) -> (B, S, H)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.adding.sum(self._each(x))
+
+
+class NormShares(Shares):
+    """A norm whose tokens are cut over the shares, which all have its scale: (B, S, H) -> (B, S, H).
+
+    In one place x is of whole sequences; a share alone has its own slice of them.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slices = x.chunk(len(self.shares), 1)  # whose lengths have been found to divide
+        found = [share(own) for share, own in zip(self.shares.values(), slices, strict=True)]
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
+
+
+def norm_shares(norm: nn.Module, num_shares: int) -> NormShares:
+    """A norm in shares along the sequence: each has the same scale, tied, and a share's gradient is a part of it."""
+    return NormShares({number: _same_weights(norm) for number in range(num_shares)}, InOnePlace())
+
+
+def cut_layer(layer: DecoderLayer, num_shares: int, *, along_sequence: bool = False) -> DecoderLayer:
+    """The layer with all its shares, in one place; norms are the layer's own.
+
+    Args:
+        along_sequence: norms are cut as well, along the sequence.
+
+    Raises:
+        ValueError: if it cannot be cut evenly.
+    """
+    check_shares(layer, num_shares)
+    found = _same_weights(layer)
+    for block, kind in (("attention", AttentionShares), ("mlp", MlpShares)):
+        whole = getattr(layer, block)
+        setattr(found, block, kind({n: _share(whole, n, num_shares) for n in range(num_shares)}, InOnePlace()))
+    if along_sequence:
+        found.attention_norm, found.mlp_norm = (
+            norm_shares(norm, num_shares) for norm in (layer.attention_norm, layer.mlp_norm)
+        )
+    return found
+
+
+def one_share(layer: M, number: int, adding: Adding) -> M:
+    """A layer or an end that has been cut, with one of its shares alone and the same weights."""
+    found = _same_weights(layer)
+    for block, shares in layer.named_children():
+        if isinstance(shares, Shares):
+            setattr(found, block, shares.of(number, adding))
+    return found
+
+
+def check_shares(layer: DecoderLayer, num_shares: int) -> None:
+    """Refuse a layer that cannot be cut into equal shares.
+
+    Raises:
+        ValueError: if heads or inner width do not divide.
+    """
+    attention, mlp = layer.attention, layer.mlp
+    assert isinstance(attention, Attention)
+    sizes = {
+        "heads": attention.q.weight.shape[0] // attention.head_dim,
+        "KV heads": attention.k.weight.shape[0] // attention.head_dim,
+        "values inside its MLP": mlp.up.weight.shape[-2],
+    }
+    if any(size % num_shares for size in sizes.values()):
+        common = math.gcd(*sizes.values())
+        ways = ", ".join(str(n) for n in range(2, common + 1) if common % n == 0) or "1"
+        has = ", ".join(f"{size} {name}" for name, size in sizes.items())
+        raise ValueError(
+            f"{num_shares} devices: every one takes as many heads and columns as any other, and a layer has {has}; "
+            f"take num_devices from {ways}"
+        )
+
+
+def held_parameters(layer: nn.Module, number: int) -> list[nn.Parameter]:
+    """The parameters that the device with a share of a layer holds; of a layer in one piece, all."""
+    return [
+        parameter
+        for name, parameter in layer.named_parameters(remove_duplicate=False)
+        if ".shares." not in name or f".shares.{number}." in name
+    ]
+
+
+# --- tensors by name, cut and whole ---------------------------------------------------------------------------
+
+
+def cut_tensors(named: Named, num_shares: int, *, norms_too: bool = False) -> dict[str, torch.Tensor]:
+    """Tensors of a module, by name, as its shares have them: every one's own, by the names they have when it is cut.
+
+    Args:
+        norms_too: those of norms also by the names they have when these are cut along the sequence.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in named.items():
+        block, _, rest = name.partition(".")
+        if name == "weight":  # of an end
+            parts = cut_rows(tensor, num_shares)
+            found |= {f"{_ENDS}.shares.{number}.{name}": part for number, part in enumerate(parts)}
+            continue
+        if block not in _BLOCKS:
+            found[name] = tensor
+            if norms_too and block in _NORMS:  # along the sequence, where all have its scale
+                found |= {f"{block}.shares.{number}.{rest}": tensor for number in range(num_shares)}
+            continue
+        for number in range(num_shares):
+            part = _part(rest, tensor, number, num_shares)
+            if part is not None:
+                found[f"{block}.shares.{number}.{rest}"] = part
+    return found
+
+
+def joined_tensors(named: Named) -> dict[str, torch.Tensor]:
+    """Tensors of a module in shares, as the whole one has them: side by side, and what all have added up."""
+    parts: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in named.items():
+        block, shares, rest = name.partition(".shares.")
+        number, _, own = rest.partition(".")
+        whole = own if block == _ENDS else f"{block}.{own}"
+        parts.setdefault(whole if shares else name, {})[int(number or 0)] = tensor
+    return {name: _joined(name, [found[number] for number in sorted(found)]) for name, found in parts.items()}
+
+
+def _joined(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    dimension = 0 if name == "weight" else _dimension(name.partition(".")[2])
+    if len(parts) == 1 or not parts[0].dim():  # a number, such as the steps an optimizer counts, is the same in all
+        return parts[0]
+    return _sum(parts) if dimension is None else torch.cat(parts, dimension)
+
+
+def cut_rows(tensor: torch.Tensor, num_shares: int) -> list[torch.Tensor]:
+    """A matrix of the vocabulary's rows, or what belongs to one, by share; the rows differ by one at most.
+
+    Raises:
+        ValueError: if there are fewer rows than shares.
+    """
+    if not tensor.dim():  # such as the steps an optimizer counts: the same in all
+        return [tensor] * num_shares
+    return [tensor[rows.start : rows.stop].clone() for rows in share_rows(len(tensor), num_shares)]
+
+
+def _dimension(name: str) -> int | None:
+    """Along which a block's parameter is cut; None for what every share has, or one alone."""
+    *owner, kind = name.split(".")
+    if not owner:
+        return 0 if kind == "sinks" else None
+    if owner[0] in _BY_COLUMNS:
+        return {"weight": -2, "lora_b": -2, "bias": -1}.get(kind)
+    return -1 if owner[0] in _BY_ROWS and kind in ("weight", "lora_a") else None
+
+
+def _part(name: str, tensor: torch.Tensor, number: int, num_shares: int) -> torch.Tensor | None:
+    """A share's part of a block's parameter, or of something that belongs to it; None if it has none."""
+    if name.partition(".")[0] in _BY_ROWS and name.endswith(".bias"):
+        return tensor if number == 0 else None
+    dimension = _dimension(name)
+    if dimension is None or not tensor.dim():
+        return tensor
+    return tensor.chunk(num_shares, dimension)[number].clone()
+
+
+def _share(block: nn.Module, number: int, num_shares: int) -> nn.Module:
+    stand_ins: dict[int, Any] = {}
+    for name, parameter in block.named_parameters():
+        values = parameter.detach()
+        part = _part(name, values, number, num_shares)
+        own = parameter if part is values else part if part is None else nn.Parameter(part, parameter.requires_grad)
+        stand_ins[id(parameter)] = own
+    return copy.deepcopy(block, stand_ins)
+
+
+def _same_weights(layer: M) -> M:
+    """A copy that has the very parameters and buffers of the layer."""
+    tensors = [*layer.parameters(), *layer.buffers()]
+    return copy.deepcopy(layer, {id(tensor): tensor for tensor in tensors})

@@ -1,0 +1,1 @@
+"""Mobius's partitioner: stages that stream through the devices in rotation."""

@@ -1,0 +1,254 @@
+"""Bounds: the least step that any completion of a partial cut of a rotation takes.
+
+A partial cut has its first k stages. What they do forward is known, and so is what follows their backward: the longest
+path from the start and from the end of each backward visit to the end of the step. So
+
+    known(d)   end of the forward of device d's last stage + longest path from the start of its backward
+    turn(d)    the stages behind a device's last one, forth and back, once
+
+bound the step by known(d) + M x (times of the layers the device still gets) + turn(d), for every device d. The layers
+left must go somewhere: the bound fails the target where the devices together have no room for them before it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.plan.of_mobius.rotation import Floats, Ints, Rotation, Stage
+
+TOLERANCE = 1e-9  # a cut that is shorter by less is no better
+
+
+@dataclass
+class Partials:
+    """Partial cuts of the same number of stages; the last N stages of each are known by place, the latest last.
+
+    Args:
+        counts: layers of each stage so far, (cuts, stages).
+        start, end: of the forward visits, (cuts, up to N).
+        from_start, from_end: longest path from there, in their backward visits, to the end of the step.
+        layers_end: layers up to each stage and with it.
+        weights: bytes of each.
+        last: the latest stage.
+        updates: time of the optimizer for all stages so far.
+        moved: host traffic of all stages up to each.
+    """
+
+    counts: Ints
+    start: Floats
+    end: Floats
+    from_start: Floats
+    from_end: Floats
+    layers_end: Ints
+    weights: Floats
+    last: Stage | None
+    updates: Floats
+    moved: Floats
+
+    def take(self, chosen: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Partials":
+        """Some of them, in this order."""
+        arrays = {name: value[chosen] for name, value in vars(self).items() if name != "last"}
+        last = None if self.last is None else Stage(*(column[chosen] for column in self.last))
+        return Partials(**arrays, last=last)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+def nothing() -> Partials:
+    """The one partial cut of no stage."""
+    none = np.zeros((1, 0))
+    whole = np.zeros((1, 0), np.int64)
+    return Partials(whole, none, none, none, none, whole, none, None, np.zeros(1), none)
+
+
+def extend(rotation: Rotation, num_stages: int, partials: Partials, chosen: Ints, counts: Ints) -> Partials:
+    """Partial cuts with a stage more: cut `chosen[i]` gets one of `counts[i]` layers; what does not fit is left out."""
+    old = partials.take(chosen)
+    number, size = old.counts.shape[1], rotation.num_ranks
+    first = old.counts.sum(axis=1)
+    stage = rotation.stage(number, num_stages, first, first + counts)
+    full = number >= size  # then the first column is of the stage before it on its device
+    fits = rotation.fits(number, num_stages, stage, old.weights[:, 0] if full else None)
+    start, end = _forward(rotation, number, num_stages, old, stage)
+    updates = old.updates + stage.optimizer
+    from_start, from_end = _backward(rotation, number, num_stages, old, stage, updates)
+    moved = stage.traffic + (old.moved[:, -1] if number else 0.0)
+
+    def grown(table: Floats, column: Floats) -> Floats:
+        return np.concatenate([table[:, int(full) :], column[:, None]], axis=1)
+
+    found = Partials(
+        np.concatenate([old.counts, counts[:, None]], axis=1),
+        grown(old.start, start),
+        grown(old.end, end),
+        grown(old.from_start, from_start),
+        grown(old.from_end, from_end),
+        np.concatenate([old.layers_end[:, int(full) :], (first + counts)[:, None]], axis=1),
+        grown(old.weights, stage.weights),
+        stage,
+        updates,
+        grown(old.moved, moved),
+    )
+    return found if fits.all() else found.take(fits)
+
+
+def _forward(rotation: Rotation, number: int, num_stages: int, old: Partials, stage: Stage) -> tuple[Floats, Floats]:
+    """Start and end of the forward visit of the next stage."""
+    hop = rotation.links.hop
+    if number < rotation.num_ranks:
+        ready = stage.first_load
+    else:
+        coming = rotation.arriving(number - rotation.num_ranks, num_stages, backward=False)
+        ready = _after(rotation, old.start[:, 0] + coming, old.end[:, 0], stage.upload)
+    start, end = ready, ready + stage.visit_forth
+    if old.last is not None:
+        start = np.maximum(ready, old.start[:, -1] + old.last.forward + hop)
+        end = np.maximum(start + stage.visit_forth, old.end[:, -1] + hop + stage.forward)
+    return start, end
+
+
+def _after(rotation: Rotation, since: Floats, free: Floats, upload: Floats) -> Floats:
+    """When weights are there that may come since the visit before began, or once the device is free."""
+    return np.maximum(free, since + upload) if rotation.prefetches else free + upload
+
+
+def _backward(
+    rotation: Rotation, number: int, num_stages: int, old: Partials, stage: Stage, updates: Floats
+) -> tuple[Floats, Floats]:
+    """Longest paths from start and end of the backward visit of the next stage to the end of the step."""
+    hop = rotation.links.hop
+    from_end, from_start = stage.store + updates, np.zeros(len(updates))
+    if number >= rotation.num_ranks:
+        from_end = from_end + old.moved[:, 0]
+    if old.last is not None:
+        from_end = np.maximum(from_end, hop + old.last.backward + old.from_end[:, -1])
+        from_start = stage.backward + hop + old.from_start[:, -1]
+    if number >= rotation.num_ranks:
+        before = old.from_start[:, 0]
+        upload = old.weights[:, 0] * rotation.links.load[number % rotation.num_ranks]
+        if rotation.prefetches:
+            coming = rotation.arriving(number, num_stages, backward=True)
+            from_end, from_start = np.maximum(from_end, before), np.maximum(from_start, coming + upload + before)
+        else:
+            from_end = np.maximum(from_end, upload + before)
+    return np.maximum(from_start, stage.visit_back + from_end), from_end
+
+
+def whole_steps(rotation: Rotation, num_stages: int, partials: Partials) -> Floats:
+    """The modelled step of cuts that are whole: every path goes over a device's turn from forward to backward."""
+    found = np.zeros(len(partials))
+    for column in range(rotation.num_ranks):
+        number = num_stages - rotation.num_ranks + column
+        place = number % rotation.num_ranks
+        coming = rotation.arriving(number, num_stages, backward=False)
+        upload = partials.weights[:, column] * rotation.links.load[place]
+        ready = _after(rotation, partials.start[:, column] + coming, partials.end[:, column], upload)
+        found = np.maximum(found, ready + partials.from_start[:, column])
+    return found
+
+
+class Bounds:
+    """What a target rules out, for cuts of one number of stages."""
+
+    def __init__(self, rotation: Rotation, num_stages: int) -> None:
+        self.rotation, self.num_stages = rotation, num_stages
+        forth = np.array(rotation.forward, float)
+        back = np.array(rotation.backward, float) - np.array(rotation.spared, float)
+        layers = forth + back
+        self._head = sum(rotation.head)
+        self._below = np.concatenate([[0.0], np.cumsum(layers)])
+        # The least that any of the layers from here on takes, both ways and each; and its weights.
+        self._least = _least_behind(layers)
+        self._least_forth, self._least_back = _least_behind(forth), _least_behind(back)
+        self._lightest = _least_behind(np.array([layer.weights for layer in rotation.sizes.layers], float))
+
+    def may_beat(self, partials: Partials, target: float) -> npt.NDArray[np.bool_]:
+        """Whether a completion may have a shorter step than the target."""
+        known, size, target = partials.counts.shape[1], self.rotation.num_ranks, target * (1 - TOLERANCE)
+        done = partials.layers_end[:, -1]
+        room, time, fine = np.zeros(len(partials)), np.zeros(len(partials)), self._chained(partials) <= target
+        for place in range(size):
+            number = known - 1 - (known - 1 - place) % size  # the device's latest stage; below 0: none yet
+            upcoming = number + size
+            if number >= 0:
+                fine &= self._turned(partials, number) <= target
+            if upcoming >= self.num_stages:
+                continue
+            free = target - self._committed(partials, number, upcoming)
+            more, behind = divmod(self.num_stages - 1 - upcoming, size)
+            num_full = more + (behind > 0)  # the last may hold the head alone
+            fine &= free >= (num_full * self.rotation.num_microbatches * self._least[done]) * (1 - TOLERANCE)
+            room += self._layers(partials, number, free, target)
+            time += np.maximum(free, 0.0)
+        rest = self._below[-1] - self._below[done]
+        fine &= room >= self.rotation.num_layers - done
+        return fine & (time >= self.rotation.num_microbatches * rest * (1 - TOLERANCE))
+
+    def _turned(self, partials: Partials, number: int) -> Floats:
+        """The step at least, of a stage with all microbatches: the stages behind it go forth and back once."""
+        column = self._column(partials, number)
+        behind = (
+            self._below[-1] - self._below[partials.layers_end[:, column]] + self._head * (number < self.num_stages - 1)
+        )
+        hops = 2 * self.rotation.links.hop * (self.num_stages - 1 - number)
+        return partials.end[:, column] + behind + hops + partials.from_start[:, column]
+
+    def _chained(self, partials: Partials) -> Floats:
+        """The step at least: one microbatch goes through all stages to come, and all go through the longest of them."""
+        latest, hop, more = partials.last, self.rotation.links.hop, self.rotation.num_microbatches - 1
+        assert latest is not None
+        done, num_left = partials.layers_end[:, -1], self.num_stages - partials.counts.shape[1]
+        largest = np.ceil((self.rotation.num_layers - done) / num_left)
+        forth = np.maximum(self.rotation.head[0], largest * self._least_forth[done])
+        back = np.maximum(self.rotation.head[1], largest * self._least_back[done])
+        once = self._below[-1] - self._below[done] + self._head + 2 * hop * num_left
+        ends = partials.start[:, -1] + latest.forward + latest.backward + partials.from_end[:, -1]
+        return ends + once + more * (forth + back)
+
+    def _committed(self, partials: Partials, number: int, upcoming: int) -> Floats:
+        """What of a step a device cannot give to layers that are to come."""
+        size, hop, latest = self.rotation.num_ranks, self.rotation.links.hop, partials.last
+        done, between = partials.layers_end[:, -1], upcoming - partials.counts.shape[1]
+        assert latest is not None
+        forth, back = self._least_forth[done], self._least_back[done]
+        before = partials.start[:, -1] + latest.forward + hop + between * (forth + hop)
+        behind = partials.from_end[:, -1] + latest.backward + hop + between * (back + hop)
+        if number >= 0:
+            column = self._column(partials, number)
+            before = np.maximum(before, partials.end[:, column])
+            behind = np.maximum(behind, partials.from_start[:, column])
+        found, least = before + behind, self._least[done]
+        num_behind = (self.num_stages - 1 - upcoming) % size  # stages after the device's last one
+        if not num_behind:
+            return found + self.rotation.num_microbatches * self._head
+        return found + (num_behind - 1) * least + self._head + 2 * hop * num_behind
+
+    def _layers(self, partials: Partials, number: int, free: Floats, target: float) -> Floats:
+        """Layers that still go to a device: its work takes time, and their weights its link."""
+        done = partials.layers_end[:, -1]
+        work = self.rotation.num_microbatches * self._least[done]
+        if number < 0:
+            return _whole(free, work)
+        column, load = self._column(partials, number), self.rotation.links.load[number % self.rotation.num_ranks]
+        moved, own = 2 * self._lightest[done] * load, partials.weights[:, column] * load
+        if self.rotation.prefetches:
+            path, each = partials.start[:, column] + partials.from_start[:, column], moved
+        else:
+            path, each = partials.end[:, column] + partials.from_start[:, column], moved + work
+        return np.minimum(_whole(free, work), _whole(target - path - own, each))
+
+    def _column(self, partials: Partials, number: int) -> int:
+        return number - (partials.counts.shape[1] - partials.start.shape[1])
+
+
+def _least_behind(layers: Floats) -> Floats:
+    """The least of the layers from each one on; 0 behind the last."""
+    return np.append(np.minimum.accumulate(layers[::-1])[::-1], 0.0)
+
+
+def _whole(free: Floats, each: Floats) -> Floats:
+    """How many go into what is free; as many as you like where they take nothing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(each > 0, np.floor(np.maximum(free, 0.0) / each * (1 + TOLERANCE)), np.inf)

@@ -1,0 +1,1 @@
+"""PipeDream's partitioner: stages and their replicas on levels of machines."""

@@ -1,0 +1,101 @@
+"""RoundPipe: the released planner's stages dealt in rotation, call after call, with everything that moves for them.
+
+A step is `num_calls` calls of `num_microbatches` each, simulated with its transfers
+(`rpbench.predict.streamed.streaming`): weights come ahead of their visit and gradients go home after it, activations
+cross the host, all of them share the links and the host's memory with one another and with the optimizer. Asynchronous
+steps follow each other without a barrier; a synchronous one fills and drains, and the optimizer stands behind it.
+
+One interpreter runs the loop over experts of all devices, forward and recomputation. It takes turns among the devices
+whose layers wait for it; their kernels run beside it, and so does the work of the other devices. While the optimizer's
+threads fill the host's cores it has a share of one.
+
+Source: arXiv 2604.27085; planner, dispatch, transfers and optimizer as in its released library.
+"""
+
+from dataclasses import replace
+
+from rpbench.cost.footprint.sizes import model_bytes
+from rpbench.cost.hardware.basis import Basis
+from rpbench.cost.table import LayerTimes
+from rpbench.ir.partition import Partition
+from rpbench.mesh.layers.layer_times import setting_of, times_of
+from rpbench.plan.greedy import MEMORY_SHARE, plan_released
+from rpbench.predict.case import Case, Terms
+from rpbench.predict.streamed.jobs import Jobs
+from rpbench.predict.streamed.traffic import Run, devices_per_complex, timed
+
+# Visits of stages to devices over which the interval between asynchronous steps is taken, and the most steps.
+TIMED_VISITS, MOST_STEPS = 300, 4
+
+
+def asynchronous_step(case: Case, basis: Basis) -> Terms:
+    """Seconds of a step whose optimizer runs on the host beside the next step."""
+    jobs = asynchronous_jobs(case)
+    return _terms(timed(jobs, case, basis), *timed_steps(jobs))
+
+
+def synchronous_step(case: Case, basis: Basis) -> Terms:
+    """Seconds of a step that ends with the optimizer."""
+    run = timed(synchronous_jobs(case), case, basis)
+    return _terms(run, -1, 0) | {"optimizer": run.finished_s(0) - run.computed_s(0)}
+
+
+def asynchronous_jobs(case: Case, visits: int = TIMED_VISITS) -> Jobs:
+    """The jobs of the steps that are timed, of as many before them, and of one behind, which they overlap with."""
+    step = _step(case)
+    timed_ones = min(MOST_STEPS, max(1, visits // step.visits))
+    return replace(step, steps=2 * timed_ones + 1, asynchronous=True)
+
+
+def synchronous_jobs(case: Case) -> Jobs:
+    """The jobs of one step."""
+    return _step(case)
+
+
+def timed_steps(jobs: Jobs) -> tuple[int, int]:
+    """From the end of which to the end of which step asynchronous steps are timed."""
+    half = jobs.steps // 2
+    return half - 1, 2 * half - 1
+
+
+def _step(case: Case) -> Jobs:
+    chunks, calls = case.settings.chunks, case.settings.num_calls
+    routed = case.model.experts is not None
+    complexes = devices_per_complex(case.basis)
+    return Jobs(
+        planned(case), case.num_devices, chunks.num, calls, 1, False, routed=routed, devices_per_complex=complexes
+    )
+
+
+def planned(case: Case) -> Partition:
+    """The released planner's partition for a case, from the declared constants."""
+    times = times_of(setting_of(case.model, case.chunk_tokens, case.basis, case.software))
+    sizes = model_bytes(case.model, max(1, round(case.chunk_tokens)))
+    return plan_released(times, case.num_devices, sizes=sizes, memory_limit_bytes=_planner_limit(case))
+
+
+def first_plan(case: Case) -> Partition:
+    """The released planner's partition before layers have been timed: their bytes stand in for times.
+
+    A backward counts twice a forward. Small layers beside a large head then make long stages.
+    """
+    model = case.model
+    sizes = model_bytes(model, max(1, round(case.chunk_tokens)))
+    layers = [float(layer.weights) for layer in sizes.layers]
+    head = float(sizes.head.weights)
+    times = LayerTimes(layers, layers, layers, head_forward=head, head_backward=head)
+    return plan_released(times, case.num_devices, sizes=sizes, memory_limit_bytes=_planner_limit(case))
+
+
+def _planner_limit(case: Case) -> int | None:
+    """Bytes of a stage and the next one that the planner allows; it reads gibibytes as gigabytes."""
+    memory = case.basis.get("device_memory_bytes", float("inf"))
+    return None if memory == float("inf") else int(MEMORY_SHARE * memory / 2**30 * 1e9)
+
+
+def _terms(run: Run, first: int, last: int) -> Terms:
+    """Where the devices' time of a step goes, as a mean over devices and the steps behind the first to the last."""
+    steps = range(first + 1, last + 1)
+    seconds = (run.computed_s(last) - (run.computed_s(first) if first >= 0 else 0.0)) / len(steps)
+    computing, looping = run.busy_s(steps)
+    return {"computation": computing, "expert loop": looping, "idle": seconds - computing - looping}

@@ -1,0 +1,225 @@
+"""The lanes of a streamed pipeline: jobs in order, and everything that moves for them, as tasks of `sim.shares`.
+
+A job is one stage run for all microbatches of a call, on one device; its weights come while the job before it on that
+device runs, in pieces that give way to activations, and its gradient goes home after it. Where layers ask the device
+for the tokens of their experts, nothing is issued ahead of it: the library launches a job once the one before it on
+that device has been issued, so that the weights of the next stage come behind the last experts of this one.
+
+All activations between jobs go through the host, and so does what a backward recomputes from. What moves is what
+`rpbench.passes.offload.stream` gives the schedule as data. The times are the same within a few per cent (weights there
+keep their place in the lane), at a fifth of the links' pace within 13: a test names the case that agrees least. This
+form is for whole steps of large models in parts of a second. The host's lane is the released library's optimizer:
+
+    asynchronous   refresh (weights of the update before), convert the gradients as they arrive, Adam; the next step
+                   waits for the refresh of each stage, and the refresh for the last upload of this step
+    synchronous    convert, Adam, refresh; the step ends there
+
+Source: arXiv 2604.27085; transfers and optimizer as in its released library.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from rpbench.ir.partition import Partition
+from rpbench.predict.streamed.jobs import Jobs, Lanes, Slot, What
+from rpbench.sim.tasks import Tasks
+
+
+@lru_cache(maxsize=32)
+def lanes_of(jobs: Jobs) -> Lanes:
+    """The lanes of a run, ready to be timed with any costs."""
+    return _Builder(jobs).build()
+
+
+@dataclass
+class _Visit:
+    """A job on its device."""
+
+    device: int
+    step: int
+    call: int
+    stage: int
+    backward: bool
+    weights: list[int] = field(default_factory=list)  # tasks that bring them
+    computed: list[int] = field(default_factory=list)  # last task of each microbatch
+    handed: list[int] = field(default_factory=list)  # what the next job waits for
+    stored: int = -1
+    routed: int = -1  # the experts of its last microbatch
+
+
+class _Builder:
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs, self.tasks = jobs, Tasks()
+        self.numbers: dict[Slot, int] = {}
+        self.up, self.down, self.compute = ([-1] * jobs.num_devices for _ in range(3))
+        self.computing: list[list[int]] = [[] for _ in range(jobs.steps)]
+        self.kept: dict[tuple[int, int, int], int] = {}  # call, stage, microbatch -> what stored it
+        self.host = -1
+        self.keepers = _keepers(jobs.plan)
+
+    def build(self) -> Lanes:
+        visits = self._visits()
+        on_device: list[list[_Visit]] = [[] for _ in range(self.jobs.num_devices)]
+        for visit in visits:
+            on_device[visit.device].append(visit)
+        place = [0] * self.jobs.num_devices
+        for number, visit in enumerate(visits):
+            row, at = on_device[visit.device], place[visit.device]
+            place[visit.device] += 1
+            self._run(
+                visit,
+                visits[number - 1] if number and visits[number - 1].call == visit.call else None,
+                row[at - 1] if at else None,
+                row[at + 1] if at + 1 < len(row) else None,
+            )
+        by_step = [[visit for visit in visits if visit.step == step] for step in range(self.jobs.steps)]
+        host_ends = self._host(by_step)
+        return Lanes(self.tasks, tuple(self.numbers), self.jobs.num_devices, self.computing, host_ends)
+
+    def _visits(self) -> list[_Visit]:
+        jobs, plan = self.jobs, self.jobs.plan
+        order = [(stage, False) for stage in range(len(plan.forward))]
+        order += [(stage, True) for stage in reversed(range(len(plan.backward)))]
+        found: list[_Visit] = []
+        for call in range(jobs.steps * jobs.calls):
+            for stage, backward in order:
+                device = (stage if jobs.bound else len(found)) % jobs.num_devices
+                found.append(_Visit(device, call // jobs.calls, call, stage, backward))
+        return found
+
+    def _add(self, slot: Slot, *after: int, port: int = -1, urgent: bool = False) -> int:
+        return self.tasks.add(self.numbers.setdefault(slot, len(self.numbers)), *after, port=port, urgent=urgent)
+
+    def _lane(self, lane: list[int], device: int, slot: Slot, *after: int) -> int:
+        urgent = lane is self.up
+        if self.jobs.devices_per_complex and lane is not self.compute:
+            slot = slot._replace(group=self.jobs.group(device, down=not urgent))
+        lane[device] = self._add(slot, lane[device], *after, port=device if urgent else -1, urgent=urgent)
+        return lane[device]
+
+    def _weights(self, visit: _Visit, pieces: int, *after: int) -> None:
+        """One piece of the weights of a visit."""
+        again = visit.backward and visit.call % self.jobs.calls > 0
+        group = self.jobs.group(visit.device, down=False)
+        slot = Slot("weights", visit.stage, backward=visit.backward, again=again, pieces=pieces, group=group)
+        last = visit.weights[-1] if visit.weights else -1
+        visit.weights.append(self._add(slot, last, *after, port=visit.device))
+
+    def _run(self, visit: _Visit, before: _Visit | None, last: _Visit | None, coming: _Visit | None) -> None:
+        """A visit: `before` hands it its input, `last` ran on this device before, `coming` runs there next."""
+        num = self.jobs.microbatches
+        if not visit.weights:
+            self._weights(visit, 1)
+        for mb in range(num):
+            self._microbatch(visit, before, mb)
+            if coming is not None and not self.jobs.routed:
+                # the buffer is that of the visit before this one
+                freed = last.computed[-1] if last is not None and mb == 0 else -1
+                self._weights(coming, num, freed)
+        if coming is not None and self.jobs.routed:
+            self._weights(coming, 1, visit.routed)
+        if visit.backward:
+            visit.stored = self._lane(self.down, visit.device, Slot("gradients", visit.stage), visit.computed[-1])
+
+    def _microbatch(self, visit: _Visit, before: _Visit | None, mb: int) -> None:
+        jobs, device, stage = self.jobs, visit.device, visit.stage
+        short, plan = mb == jobs.microbatches - 1, jobs.plan
+        boundary = Slot("boundary", short=short)
+        top = stage == len(plan.backward) - 1
+        kept = handed = -1
+        recomputes = visit.backward and not (plan.fused and top)
+        if recomputes and stage in self.keepers:
+            buffer = visit.computed[mb - 2] if mb >= 2 else -1
+            kept = self._lane(self.up, device, boundary, self.kept[visit.call, stage, mb], buffer)
+        if before is not None:
+            handed = before.handed[mb]
+            if before.device != device:
+                handed = self._lane(self.up, device, boundary, handed)
+        weights = visit.weights[-1]
+        if recomputes:
+            visit.routed = self._forward(visit, "R", short, kept, weights)
+            done = self._compute(visit, Slot("B", stage, short), handed)
+        elif visit.backward:
+            done = visit.routed = self._compute(visit, Slot("FB", stage, short), weights, handed)
+        else:
+            done = visit.routed = self._forward(visit, "F", short, weights, handed)
+        visit.computed.append(done)
+        self._hand_on(visit, done, mb, boundary)
+
+    def _forward(self, visit: _Visit, what: What, short: bool, *after: int) -> int:
+        done = self._compute(visit, Slot(what, visit.stage, short), *after)
+        return self._compute(visit, Slot(what, visit.stage, short, routed=True)) if self.jobs.routed else done
+
+    def _compute(self, visit: _Visit, slot: Slot, *after: int) -> int:
+        done = self._lane(self.compute, visit.device, slot, *after)
+        self.computing[visit.step].append(done)
+        return done
+
+    def _hand_on(self, visit: _Visit, done: int, mb: int, boundary: Slot) -> None:
+        """What a microbatch leaves: a tensor for the next job, and inputs of the backward stages it has passed."""
+        jobs, device = self.jobs, visit.device
+        is_last = visit.backward and visit.stage == 0
+        crosses = jobs.num_devices > 1 and not is_last and not (jobs.bound and self._turns(visit))
+        visit.handed.append(self._lane(self.down, device, boundary, done) if crosses else done)
+        if visit.backward:
+            return
+        for stage, keeper in self.keepers.items():
+            if keeper == visit.stage:
+                self.kept[visit.call, stage, mb] = self._lane(self.down, device, boundary, done)
+
+    def _turns(self, visit: _Visit) -> bool:
+        """Whether the next job of a bound pipeline runs on the same device: from the last forward to its backward."""
+        return not visit.backward and visit.stage == len(self.jobs.plan.forward) - 1
+
+    # --- the host --------------------------------------------------------------------------------------------
+
+    def _host(self, by_step: Sequence[Sequence[_Visit]]) -> list[int]:
+        ends = []
+        for step, visits in enumerate(by_step):
+            following = by_step[step + 1] if step + 1 < len(by_step) else []
+            if self.jobs.asynchronous:
+                self._refresh(visits, following)
+                self._update(visits, following)
+            else:
+                self._update(visits, following)
+                self._refresh(visits, following)
+            ends.append(self.host)
+        return ends
+
+    def _refresh(self, visits: Sequence[_Visit], following: Sequence[_Visit]) -> None:
+        first_call = [visit for visit in following if visit.call == following[0].call]
+        uploaded = [visit.weights[-1] for visit in visits]
+        forward = {visit.stage: visit for visit in first_call if not visit.backward}
+        for stage in range(len(self.jobs.plan.forward)):
+            self.host = self._add(Slot("refresh", stage), self.host, *uploaded)
+            uploaded = []
+            if stage in forward:
+                self.tasks.link(self.host, forward[stage].weights[0])
+        if self.jobs.plan.fused:
+            top = len(self.jobs.plan.backward) - 1
+            self.host = self._add(Slot("refresh", top, backward=True), self.host)
+        for visit in first_call:
+            if visit.backward:
+                self.tasks.link(self.host, visit.weights[0])
+
+    def _update(self, visits: Sequence[_Visit], following: Sequence[_Visit]) -> None:
+        first_call = {visit.stage: visit for visit in following if visit.call == following[0].call and visit.backward}
+        for visit in visits:
+            if visit.backward and visit.call == visits[-1].call:
+                self.host = self._add(Slot("convert", visit.stage), self.host, visit.stored)
+                if visit.stage in first_call:
+                    self.tasks.link(self.host, first_call[visit.stage].weights[0])
+        self.host = self._add(Slot("adam"), self.host)
+
+
+def _keepers(plan: Partition) -> Mapping[int, int]:
+    """Backward stages that recompute from a kept input, and the forward stage that comes past it; not the first,
+    which has the tokens."""
+    found = {}
+    forward = plan.forward_ranges()
+    for stage, layers in enumerate(plan.backward_ranges()):
+        fused = plan.fused and stage == len(plan.backward) - 1
+        if stage and not fused and len(layers):
+            found[stage] = next(number for number, other in enumerate(forward) if layers.start in other)
+    return found

@@ -1,0 +1,153 @@
+"""Times of a schedule whose transfers share links: an event simulation with fair shares.
+
+Where devices hang on one root complex, or all of them on the host's memory, how long a transfer takes depends on what
+else travels; no longest path can say that. The optimizer of the host shares that memory with the transfers. Every
+transfer gets what max-min fairness gives it: rates rise together until a link is full, the transfers on it stay there,
+and the others go on rising. Rates change whenever a transfer begins or ends. Without shared links, the times are those
+of `rpbench.sim.longest_path`.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rpbench.cost.table import CostTable
+from rpbench.cost.transfers import TransferTimes
+from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.timeline import Timeline
+from rpbench.sim.graph import COMPILE_FROM, Graph
+from rpbench.sim.longest_path import (
+    all_hops,
+    hop_times,
+    late_edges,
+    microbatches_of,
+    shortened,
+    simulate_graph,
+    works_by_slot,
+)
+from rpbench.sim.shared_links.fair_shares import Edges, Servers, Works, timed
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def simulate_links(graph: Graph, costs: CostTable, times: TransferTimes, less: Sequence[float] = ()) -> Timeline:
+    """When each action runs, in the costs' unit; transfers share what the cluster says they share.
+
+    Args:
+        less: as in `rpbench.sim.longest_path.simulate_graph`.
+    """
+    return _simulate(graph, _Waits(graph), costs, times, less, compiles=graph.num_actions >= COMPILE_FROM)
+
+
+def simulate_charged(graph: Graph, costs: CostTable, less: Sequence[float] = ()) -> Timeline:
+    """When each action runs at costs that may charge transfers, on shared links where the cluster has them.
+
+    Args:
+        less: as in `rpbench.sim.longest_path.simulate_graph`.
+    """
+    if isinstance(costs.transfer_time, TransferTimes) and shares_links(graph, costs):
+        return simulate_links(graph, costs, costs.transfer_time, less)
+    return simulate_graph(graph, costs, less)
+
+
+def shares_links(graph: Graph, costs: CostTable) -> bool:
+    """Whether what a transfer takes depends on what else travels."""
+    times = costs.transfer_time
+    return isinstance(times, TransferTimes) and bool(graph.cargo) and times.cluster.shares_links
+
+
+class MovingGraph:
+    """A graph ready to be timed at any costs by the compiled loop, for a search that asks for many timelines."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self._waits = graph, _Waits(graph)
+
+    def simulate(self, costs: CostTable) -> Timeline:
+        """When each action runs, in the costs' unit: as `simulate_charged`."""
+        if isinstance(costs.transfer_time, TransferTimes) and shares_links(self._graph, costs):
+            return _simulate(self._graph, self._waits, costs, costs.transfer_time, compiles=True)
+        return simulate_graph(self._graph, costs)
+
+
+class _Waits:
+    """Who waits for whom in a graph, by topological position, and for how many; what does not depend on costs."""
+
+    def __init__(self, graph: Graph) -> None:
+        places, behind = np.arange(graph.num_actions), graph.previous >= 0
+        producer = np.concatenate([graph.pred, graph.previous[behind]])
+        consumer = np.concatenate([np.repeat(places, np.diff(graph.pred_start)), places[behind]])
+        first = np.concatenate([[0], np.cumsum(np.bincount(producer, minlength=graph.num_actions))])
+        behind = consumer[np.argsort(producer, kind="stable")]
+        columns = graph.previous, graph.pred_start, graph.pred, first, behind, (), ()
+        self.edges = Edges(*(np.asarray(column, np.int64) for column in columns))
+        self.counts = np.diff(graph.pred_start).astype(np.int64) + (graph.previous >= 0)
+
+
+def _simulate(
+    graph: Graph, waits: _Waits, costs: CostTable, times: TransferTimes, less: Sequence[float] = (), *, compiles: bool
+) -> Timeline:
+    num = graph.num_actions
+    slot, works = works_by_slot(graph, costs)
+    if less:
+        works = shortened([works[number] for number in slot.tolist()], less)
+        slot = np.arange(num, dtype=np.int32)
+    pre, main = np.array([(float(work.pre), float(work.main)) for work in works])[slot].T
+    amount, server, servers, capacity = _amounts(graph, times, [own.transfer_time for own in costs.each])
+    found = timed(
+        waits.edges._replace(delay=hop_times(graph, costs), late=late_edges(graph, costs)),
+        Works(pre, np.where(amount > 0, 0.0, main), amount, server, np.full(num, -1), np.zeros(num, np.int64)),
+        servers,
+        (capacity, capacity),
+        waits.counts,
+        latency=times.cluster.transfer_latency_s * costs.units_per_second,
+        unit=float(costs.units_per_second),
+        compiles=compiles,
+    )
+    start, begun, end, exposed = (column[graph.rank] for column in found)
+    return Timeline(graph.schedule, start, begun, end, exposed, all_hops(graph, costs), costs.units_per_second)
+
+
+def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[Floats, Integers, Servers, Floats]:
+    """By position, bytes that flow and their server; servers of flows that are alike; the capacity of shared links.
+
+    Args:
+        each: the times of every microbatch of a step, where they differ.
+    """
+    cluster, table, capacity = times.cluster, np.array(-1), [times.cluster.shared_host_bytes_per_s or inf]
+    flows = [[_flow(cargo, own) for cargo in graph.cargo] for own in (*each, times)]
+    if each:
+        microbatch = microbatches_of(graph)
+        table = np.where(microbatch < 0, -1, microbatch % len(each))
+    complexes, num = np.zeros(graph.num_actions, np.int32), 0
+    if cluster.devices_per_root_complex is not None and cluster.root_complex_bytes_per_s is not None:
+        complexes = graph.columns.device[graph.order] // cluster.devices_per_root_complex
+        num = int(complexes.max(initial=0)) + 1
+        capacity += [cluster.root_complex_bytes_per_s] * (2 * num)  # each complex has a link in, and one out
+    capacity.append(1.0)  # SSDs give a second a second
+    first, found = dict[tuple[float, int, int, float], int](), list[tuple[float, int, int, float]]()
+    for pace, memory, way, ssd in dict.fromkeys(flow[1:] for own in flows for flow in own):
+        first[pace, memory, way, ssd] = len(found)
+        ways = [1 + way + 2 * number if num and way >= 0 else -1 for number in range(max(1, num))]
+        found += [(pace, memory, way, ssd) for way in ways]
+    columns = [np.array(column) for column in zip(*found, strict=True)]
+    servers = Servers(columns[0], columns[1], columns[2], np.zeros(len(found), np.bool_), columns[3])
+    amounts = np.array([[flow[0] for flow in own] for own in flows])
+    of = np.array([[first[flow[1:]] for flow in own] for own in flows])
+    return amounts[table, graph.slot], of[table, graph.slot] + complexes, servers, np.array(capacity)
+
+
+def _flow(cargo: Cargo | None, times: TransferTimes) -> tuple[float, float, int, int, float]:
+    """Bytes; pace of the link alone; the number of the host's memory where it is used; the way through a complex; and
+    seconds of SSDs a byte."""
+    carried, pace = (0, 0) if cargo is None else (times.bytes_of(cargo), times.bytes_per_s(cargo))
+    ssd_s = 0.0 if cargo is None else times.ssd_s(cargo)
+    if cargo is None or not carried or not (pace or ssd_s or times.cluster.transfer_latency_s):
+        return 0.0, inf, -1, -1, 0.0  # as nothing takes time
+    if cargo.lane == "host":
+        return carried, inf, 0, -1, ssd_s / carried
+    way = ("h2d", "d2h", "net").index(cargo.lane)
+    return (carried, pace or inf, *((-1, -1) if way == 2 else (0, way)), ssd_s / carried)

@@ -1,0 +1,138 @@
+"""Export: a schedule in the form another program reads, by name; what `show ... format=` prints."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
+from rpbench.ir.schedule import Schedule, to_text
+from rpbench.ir.timeline import Timeline
+from rpbench.torch_runtime.formats.frameworks import (
+    FRAMEWORKS,
+    PlanNumbers,
+    accelerate_yaml,
+    deepspeed_config,
+    deepspeed_parts,
+    megatron_numbers,
+    megatron_options,
+    megatron_virtual_stages,
+    numbers_of,
+    roundpipe_host_bytes,
+    roundpipe_plan,
+    table_lines,
+)
+from rpbench.torch_runtime.formats.tables import make_table
+from rpbench.torch_runtime.formats.torch_csv import placement_of, to_csv
+from rpbench.workload.architecture import Architecture
+
+Times = Callable[[], Timeline]  # simulated when asked for: only one form needs it
+
+
+class Given(NamedTuple):
+    """What a form may ask for beside the schedule.
+
+    Args:
+        times: gives its timeline.
+        csv_path: the name that a framework's options give the table.
+        model: what is trained; None where there are no shapes.
+        host_memory_bytes: of a host, where it is known.
+        plan: how large microbatches are, what replicas share and the like; None: as `numbers_of` takes it.
+        optimizer: how weights are stepped.
+    """
+
+    times: Times
+    csv_path: str = "schedule.csv"
+    model: Architecture | None = None
+    host_memory_bytes: int | None = None
+    plan: PlanNumbers | None = None
+    optimizer: OptimizerSettings = OptimizerSettings()
+
+
+def export(schedule: Schedule, form: str, given: Given) -> str:
+    """The text of a schedule in one of `FORMS`.
+
+    Raises:
+        ValueError: for an unknown form, or a schedule that the form cannot hold, with the reason.
+    """
+    if form not in FORMS:
+        raise ValueError(f"format={form}: one of {', '.join(FORMS)}")
+    return FORMS[form](schedule, given)
+
+
+def chrome_trace(timeline: Timeline) -> str:
+    """A timeline for chrome://tracing or Perfetto, one JSON object."""
+    return json.dumps(timeline.to_chrome_trace()) + "\n"
+
+
+def _framework_lines(schedule: Schedule, given: Given) -> str:
+    """Options of torchtitan and, as comments, of AutoModel for a pipeline."""
+    plan = given.plan or numbers_of(schedule)
+    first, *others = FRAMEWORKS
+    text = table_lines(schedule, given.csv_path, first, plan=plan).to_toml() + "\n"
+    for other in others if plan.pipeline > 1 else ():
+        lines = table_lines(schedule, given.csv_path, other, plan=plan).to_toml().splitlines()
+        text += "\n".join([f"# --- {other}", *(f"# {line}" for line in lines)]) + "\n"
+    return text
+
+
+def _megatron(schedule: Schedule, given: Given) -> str:
+    """One option a line; the order stays Megatron's own. Equal virtual stages also in Megatron's older words."""
+    if schedule.partition is None:
+        raise ValueError("format=megatron_layout writes a partition, and this schedule has none: name a model")
+    plan = given.plan or numbers_of(schedule)
+    told = megatron_numbers(plan)
+    equal = None
+    if plan.pipeline > 1:
+        table = make_table(schedule)
+        told |= megatron_options(schedule.partition, schedule.shape.num_ranks, placement_of(table))
+        equal = megatron_virtual_stages(schedule.partition, schedule.shape.num_ranks)
+    else:
+        told |= {"num-layers": schedule.partition.num_layers}
+    if schedule.name == "combined_1f1b":
+        told["overlap-moe-expert-parallel-comm"] = True
+    text = "".join(f"# {note}\n" for note in plan.notes)
+    text += "".join(f"--{name}\n" if value is True else f"--{name} {value}\n" for name, value in told.items())
+    if equal is not None:
+        text += "# or, because the stages are equal, instead of the layout:\n"
+        text += "".join(f"# --{name} {value}\n" for name, value in equal.items())
+    return text
+
+
+def _deepspeed(schedule: Schedule, given: Given) -> str:
+    """The boundaries as a JSON list."""
+    if schedule.partition is None:
+        raise ValueError("format=deepspeed_parts writes a partition, and this schedule has none: name a model")
+    return json.dumps(deepspeed_parts(schedule.partition)) + "\n"
+
+
+def _deepspeed_config(schedule: Schedule, given: Given) -> str:
+    """The whole config as one JSON object; the boundaries of a pipeline in it."""
+    plan = given.plan or numbers_of(schedule)
+    parts = deepspeed_parts(schedule.partition) if plan.pipeline > 1 and schedule.partition is not None else ()
+    return json.dumps(deepspeed_config(plan, parts), indent=2) + "\n"
+
+
+def _roundpipe(schedule: Schedule, given: Given) -> str:
+    """The released library's plan as one JSON object, with the host's memory where the model has a shape."""
+    if schedule.partition is None:
+        raise ValueError("format=roundpipe writes a partition, and this schedule has none: name a model")
+    plan = roundpipe_plan(schedule.partition)
+    if given.model is not None:
+        needed = roundpipe_host_bytes(given.model, given.optimizer)
+        plan["host_bytes"] = needed
+        if given.host_memory_bytes is not None:
+            plan["fits_host"] = {pin: num_bytes <= given.host_memory_bytes for pin, num_bytes in needed.items()}
+    return json.dumps(plan) + "\n"
+
+
+FORMS: Mapping[str, Callable[[Schedule, Given], str]] = {
+    "text": lambda schedule, given: to_text(schedule),
+    "torch_csv": lambda schedule, given: to_csv(schedule),
+    "chrome_trace": lambda schedule, given: chrome_trace(given.times()),
+    "megatron_layout": _megatron,
+    "torchtitan": _framework_lines,
+    "deepspeed": _deepspeed_config,
+    "deepspeed_parts": _deepspeed,
+    "fsdp2": lambda schedule, given: accelerate_yaml(given.plan or numbers_of(schedule)),
+    "roundpipe": _roundpipe,
+}

@@ -1,0 +1,499 @@
+"""What other frameworks take: torchtitan's TOML, Megatron's arguments, DeepSpeed's JSON, accelerate's YAML for FSDP2.
+
+They read a partition or an order from options of their own, and how large a microbatch is, how many there are and what
+is recomputed from others. Only what they can express is written, the rest is a note: torchtitan and NeMo AutoModel find
+the placement by the schedule's NAME and not in the file, Megatron and DeepSpeed run their own order, and none of them
+recomputes some stages and others not.
+
+Source: torchtitan 0.3 (`TrainingConfig`, `ParallelismConfig`; its head was named `output` before) and NeMo AutoModel,
+`pipeline_parallel_schedule_csv` and `pp_schedule_csv` and what builds stages for them; Megatron-LM,
+`pipeline_model_parallel_layout` (megatron-core 0.16); DeepSpeed 0.19, `DeepSpeedConfig` and `PipelineModule`, which has
+no option for a list of boundaries: a subclass sets `parts`; accelerate 1.15, `ClusterConfig`; roundpipe 0.1.1,
+`ModelExecutePlan`, whose `check_valid` takes the type of run and the number of layers.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rpbench.engine.layout import layout_of
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
+from rpbench.ir.partition import Partition, filled
+from rpbench.ir.schedule import Schedule, ScheduleError
+from rpbench.models.build import build_layer
+from rpbench.torch_runtime.formats.tables import make_table
+from rpbench.torch_runtime.formats.torch_csv import placement_of
+from rpbench.workload.architecture import Architecture
+
+Framework = Literal["torchtitan", "automodel"]
+FRAMEWORKS: tuple[Framework, ...] = ("torchtitan", "automodel")
+
+
+@dataclass(frozen=True)
+class ModuleNames:
+    """How a framework's model names its modules.
+
+    Args:
+        embedding: before the layers; all of them go to the first stage.
+        layer: of decoder layer `{layer}`, counted from 0.
+        head: behind the layers; all of them go to the last stage.
+        everywhere: what every stage has.
+    """
+
+    embedding: tuple[str, ...] = ("tok_embeddings",)
+    layer: str = "layers.{layer}"
+    head: tuple[str, ...] = ("norm", "lm_head")
+    everywhere: tuple[str, ...] = ()
+
+
+NAMES = {
+    "torchtitan": ModuleNames(),
+    "automodel": ModuleNames(
+        ("model.embed_tokens",), "model.layers.{layer}", ("model.norm", "lm_head"), ("model.rotary_emb",)
+    ),
+}
+
+
+# Methods whose devices run whole microbatches -> what their replicas share, and what of that lives on the host.
+_SHARED = {
+    "zero_2": "gradients",
+    "zero_offload": "gradients",
+    "zenflow": "gradients",
+    "zero_3": "parameters",
+    "zero_infinity": "parameters",
+    "superoffload": "parameters",
+}
+_ON_HOST = {"zero_offload": "optimizer", "zenflow": "optimizer", "superoffload": "optimizer"}
+
+
+@dataclass(frozen=True)
+class PlanNumbers:
+    """What a framework is told of a plan beside its order and its cut.
+
+    Args:
+        sequences: of a microbatch on one device.
+        num_microbatches: of a step, on each replica.
+        seq_len: tokens of a sequence; None where no model says.
+        data, pipeline, tensor, context, expert: devices along each axis.
+        sequence_parallel: element-wise work between tensor-parallel maps is cut as well.
+        shared: what replicas share: none, optimizer, gradients, parameters.
+        on_host: what lives on the host of what is shared: nothing, the optimizer's states, or all.
+        recompute: nothing, what is cheap, or all but the inputs of layers.
+        options: of the schedule.
+        notes: sentences about what none of the files can say.
+    """
+
+    sequences: int = 1
+    num_microbatches: int = 1
+    seq_len: int | None = None
+    data: int = 1
+    pipeline: int = 1
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    sequence_parallel: bool = False
+    shared: str = "none"
+    on_host: str = ""
+    recompute: str = "full"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step on all devices."""
+        return self.sequences * self.num_microbatches * self.data
+
+
+def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **known: Any) -> PlanNumbers:
+    """The numbers that a schedule says of itself, and others that are known.
+
+    Args:
+        options: that the schedule was made with.
+        known: fields of `PlanNumbers`; those of a mesh go before the schedule's own.
+    """
+    shape, options = schedule.shape, dict(options or {})
+    ranks, everywhere = shape.num_ranks, bool(schedule.placement) and len(schedule.placement[0]) == shape.num_ranks > 1
+    found: dict[str, Any] = {"num_microbatches": shape.num_microbatches, "options": options}
+    if shape.tensor_parallel:
+        found |= {"tensor": ranks, "sequence_parallel": bool(options.get("sequence_parallel"))}
+    elif everywhere:
+        stays_home = options.get("offload") or schedule.name == "zero_infinity"
+        on_host = "parameters" if stays_home else _ON_HOST.get(schedule.name, "")
+        found |= {"data": ranks, "shared": _SHARED.get(schedule.name, "none"), "on_host": on_host}
+        found["num_microbatches"] //= ranks
+    else:
+        found["pipeline"] = ranks
+    return PlanNumbers(**(found | known))
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What to paste, and what must be true beside it.
+
+    Args:
+        options: as a config has them; a value that is a mapping is a section of its own.
+        notes: sentences for a person.
+    """
+
+    options: Mapping[str, Any]
+    notes: tuple[str, ...] = field(default=())
+
+    def to_toml(self) -> str:
+        """Notes as comments, then one option a line, sections last."""
+        found = [f"# {note}" for note in self.notes]
+        found += [f"{key} = {json.dumps(value)}" for key, value in self.options.items() if not isinstance(value, dict)]
+        for name, section in self.options.items():
+            if isinstance(section, dict):
+                found += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+        return "\n".join(found)
+
+
+def module_names_per_stage(partition: Partition, names: ModuleNames) -> list[list[str]]:
+    """The modules of every stage in model order; torchtitan's `module_fqns_per_model_part`.
+
+    Raises:
+        ValueError: if forward and backward are cut apart, or a stage holds nothing.
+    """
+    counts = _counts(partition)
+    last = len(counts) - 1
+    found = []
+    for stage, layers in enumerate(partition.forward_ranges()):
+        own = [*(names.embedding if stage == 0 else ()), *(names.layer.format(layer=layer) for layer in layers)]
+        own += names.head if stage == last else ()
+        if not own:
+            near = "-".join(map(str, next(filled(counts), ())))
+            out = f"take the cut beside it, 'partition=\"{near}\"'" if near else "take fewer stages"
+            raise ValueError(f"partition {partition}: stage {stage} holds no module, and theirs hold one each; {out}")
+        found.append([*own, *names.everywhere])
+    return found
+
+
+def table_lines(
+    schedule: Schedule,
+    csv_path: str,
+    framework: Framework = "torchtitan",
+    names: ModuleNames | None = None,
+    plan: PlanNumbers | None = None,
+) -> Lines:
+    """The options that make a framework run a plan; a pipeline's by its table.
+
+    Args:
+        plan: None: one sequence a microbatch, and what the schedule says of itself.
+
+    Raises:
+        ScheduleError: if the framework would place its stages elsewhere than the table does.
+        ValueError: for a framework we know no options of.
+    """
+    if framework not in FRAMEWORKS:
+        raise ValueError(f"framework={framework}: one of {', '.join(FRAMEWORKS)}")
+    plan = plan or numbers_of(schedule)
+    staged: dict[str, Any] = {}
+    notes = list(plan.notes)
+    if plan.pipeline > 1:
+        table = make_table(schedule)
+        staged = {"schedule": _placed_by(table, framework), "schedule_csv": csv_path}
+        notes.append(f"the name {staged['schedule']} decides where stages are, the file in which order they run")
+        if table.partition is not None:
+            parts = module_names_per_stage(table.partition, names or NAMES[framework])
+            staged["module_fqns_per_model_part"] = parts
+            notes.append("names of modules differ by model and version: compare them with model.named_modules()")
+        else:
+            stages = table.shape.num_stages
+            notes.append(f"cut the model into {stages} stages: module_fqns_per_model_part has as many lists")
+    options = _torchtitan(plan, staged, notes) if framework == "torchtitan" else _automodel(plan, staged)
+    return Lines(options, tuple(notes))
+
+
+def _torchtitan(plan: PlanNumbers, staged: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Sections of torchtitan's config. A step's local batch is all its microbatches where a pipeline runs them."""
+    sharded = plan.shared != "none"
+    if plan.shared == "optimizer" and plan.data > 1:
+        notes.append("torchtitan has no ZeRO-1: gradients are sharded as well")
+    if plan.on_host == "optimizer":
+        notes.append("torchtitan keeps nothing or all of FSDP's shards on the host")
+    notes.append("torchtitan 0.3 takes each key on its command line, --training.seq_len and so on, and")
+    notes.append(f"the word activation-checkpoint:{plan.recompute} for the last section")
+    local = plan.sequences * (plan.num_microbatches if plan.pipeline > 1 else 1)
+    training = {"local_batch_size": local, "global_batch_size": plan.global_batch}
+    training |= {} if plan.seq_len is None else {"seq_len": plan.seq_len}
+    training |= {"enable_cpu_offload": True} if plan.on_host == "parameters" else {}
+    if plan.pipeline > 1 or plan.expert > 1:
+        training["disable_cuda_graphs"] = True  # torchtitan 0.3 has them by default, and refuses both with them
+    parallel: dict[str, Any] = {
+        "data_parallel_replicate_degree": 1 if sharded else plan.data,
+        "data_parallel_shard_degree": plan.data if sharded else 1,
+        "fsdp_reshard_after_forward": "always" if plan.shared == "parameters" else "never",
+        "tensor_parallel_degree": plan.tensor,
+        "enable_sequence_parallel": plan.sequence_parallel,
+        "context_parallel_degree": plan.context,
+        "expert_parallel_degree": plan.expert,
+        "pipeline_parallel_degree": plan.pipeline,
+        "pipeline_parallel_microbatch_size": plan.sequences,
+    }
+    parallel |= {k if k.startswith("module") else f"pipeline_parallel_{k}": value for k, value in staged.items()}
+    return {"training": training, "parallelism": parallel, "activation_checkpoint": {"mode": plan.recompute}}
+
+
+def _automodel(plan: PlanNumbers, staged: Mapping[str, Any]) -> dict[str, Any]:
+    """AutoModel's options of a pipeline; its batch is that of one replica's step."""
+    options: dict[str, Any] = {"pp_size": plan.pipeline}
+    options |= {k if k.startswith("module") else f"pp_{k}": value for k, value in staged.items()}
+    return options | {"pp_microbatch_size": plan.sequences, "pp_batch_size": plan.sequences * plan.num_microbatches}
+
+
+def roundpipe_plan(partition: Partition) -> dict[str, object]:
+    """A partition as the fields of `ModelExecutePlan` of the released library: ranges of its layers, [start, stop).
+
+    Its layer 0 is the embedding, 1 to L are the decoder layers, L + 1 is norm, head and loss. Forward ranges ascend,
+    backward ranges descend; of a fused plan the first backward range does its forward as well.
+
+    Raises:
+        ValueError: if a stage has no layer, which the library refuses.
+    """
+    layout = layout_of(partition)
+    forward, backward = list(layout.forward), list(reversed(layout.backward))
+    for name, ranges in (("forward", forward), ("backward", backward)):
+        empty = next((number for number, found in enumerate(ranges) if not found), None)
+        if empty is not None:
+            raise ValueError(
+                f"partition {partition}: {name} range {empty} of the plan has no layer, and roundpipe takes none "
+                "without; give every stage a layer"
+            )
+    return {
+        "run_type": "fused" if layout.fused else "train",
+        "num_layers": layout.num_modules,
+        "fwd_plan": [[found.start, found.stop] for found in forward],
+        "bwd_plan": [[found.start, found.stop] for found in backward],
+    }
+
+
+def roundpipe_host_bytes(model: Architecture, optimizer: OptimizerSettings) -> dict[str, int]:
+    """The host's memory under the released library by its `pin_model`, without inputs that are kept to recompute from.
+
+    16-bit weights are pinned by torch's allocator (`alloc`), whose blocks are powers of two, in place (`register`), or
+    not at all (`off`). Their gradients come home into blocks of that allocator whichever it is. The optimizer's
+    masters, gradients and moments, in 32 bits each, are never pinned.
+
+    Source: roundpipe 0.1.1, `memory.py`, `transfer.py` and `optim`; torch, `c10/core/CachingHostAllocator`.
+    """
+    weights: Counter[str] = Counter()
+    for index, copies in ((0, 1), (1, model.num_layers), (model.num_layers + 1, 1)):
+        for name, parameter in build_layer(model, index, device="meta").named_parameters():
+            if model.tied and index > model.num_layers and name == "weight":
+                continue  # the embedding's
+            size = 2 * parameter.numel()
+            block = 1 << (size - 1).bit_length()
+            weights["exact"] += copies * size
+            weights["blocks"] += copies * block
+            if parameter.requires_grad:
+                weights["trained"] += copies * (block + 4 * parameter.numel() + optimizer.state_bytes(parameter.shape))
+    return {
+        pin: weights["blocks" if pin == "alloc" else "exact"] + weights["trained"]
+        for pin in ("alloc", "register", "off")
+    }
+
+
+def _placed_by(table: Schedule, framework: Framework) -> str:
+    """A schedule of theirs whose stages stand where the table's do."""
+    p, stages = table.shape.num_ranks, table.shape.num_stages
+    placed = placement_of(table)
+    if stages == p and placed == [[rank] for rank in range(p)]:
+        return "1F1B"
+    if placed == [list(range(rank, stages, p)) for rank in range(p)]:
+        return "Interleaved1F1B"
+    if stages == 2 * p and placed == [[rank, stages - 1 - rank] for rank in range(p)]:
+        return "ZBVZeroBubble"
+    where = "; ".join(f"rank {rank}: {','.join(map(str, own))}" for rank, own in enumerate(placed))
+    raise ScheduleError(
+        f"schedule={table.name}: {framework} places stages one a rank, in loops or in a V of two a rank, and this "
+        f"table has {where}; run it with backend=torch, or take two chunks a device"
+    )
+
+
+def megatron_numbers(plan: PlanNumbers) -> dict[str, Any]:
+    """Megatron-LM's arguments for a plan's numbers; True stands for a flag without a value."""
+    found: dict[str, Any] = {} if plan.seq_len is None else {"seq-length": plan.seq_len}
+    found |= {"micro-batch-size": plan.sequences, "global-batch-size": plan.global_batch}
+    found |= {"tensor-model-parallel-size": plan.tensor, "context-parallel-size": plan.context}
+    found |= {"expert-model-parallel-size": plan.expert} if plan.expert > 1 else {}
+    found |= {"sequence-parallel": True} if plan.sequence_parallel else {}
+    if plan.shared == "optimizer":
+        found["use-distributed-optimizer"] = True
+    elif plan.shared != "none":
+        what = {"gradients": "optim_grads", "parameters": "optim_grads_params"}[plan.shared]
+        found |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": what}
+    if plan.recompute == "full":
+        found |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+    elif plan.recompute == "selective":
+        found["recompute-granularity"] = "selective"
+    return found
+
+
+def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, Any]:
+    """DeepSpeed's JSON for a plan. What it has no key for stands in a section `rpbench`, which it does not read.
+
+    Args:
+        parts: boundaries of a pipeline's stages (`deepspeed_parts`).
+
+    Raises:
+        ValueError: for what its engines do not compose.
+    """
+    if plan.pipeline > 1 and plan.shared in ("gradients", "parameters"):
+        raise ValueError(f"{plan.shared} shared under a pipeline: DeepSpeed's pipeline takes ZeRO-1 at most")
+    if plan.context > 1:
+        raise ValueError(f"context={plan.context}: DeepSpeed cuts sequences in the model's code, not in its config")
+    stage = ("none", "optimizer", "gradients", "parameters").index(plan.shared)
+    zero: dict[str, Any] = {"stage": stage}
+    options, notes = plan.options, list(plan.notes)
+    if plan.on_host:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if plan.on_host == "parameters":
+        zero["offload_param"] = {"device": "cpu"}
+    if "speculate" in options:
+        zero["offload_optimizer"] |= {"super_offload": True}
+    if options.get("share", 1.0) != 1.0:
+        notes.append(f"the host steps {options['share']} of the parameters; DeepSpeed has that at ZeRO-3 alone (ratio)")
+    if "topk" in options:
+        every = options["select_interval"]
+        zero["zenflow"] = {
+            "topk_ratio": options["topk"],
+            "update_interval": options["update_interval"],
+            **({"select_strategy": "step", "select_interval": every} if every else {}),
+            "overlap_step": options["overlap"],
+            "full_warm_up_rounds": options["num_warmup_steps"],
+        }
+    found: dict[str, Any] = {
+        "train_batch_size": plan.global_batch,
+        "train_micro_batch_size_per_gpu": plan.sequences,
+        "gradient_accumulation_steps": plan.num_microbatches,
+        "bf16": {"enabled": True},
+        "zero_optimization": zero,
+    }
+    if plan.pipeline > 1:
+        interval = int(plan.recompute != "none")  # layers between two inputs that are kept; 0: nothing runs again
+        found["pipeline"] = {"stages": plan.pipeline, "parts": list(parts), "activation_checkpoint_interval": interval}
+    if plan.tensor > 1:
+        found["tensor_parallel"] = {"autotp_size": plan.tensor}
+    own = {"seq_len": plan.seq_len, "recompute": plan.recompute, "data": plan.data, "notes": notes}
+    return found | {"rpbench": own}
+
+
+def accelerate_yaml(plan: PlanNumbers) -> str:
+    """accelerate's YAML for FSDP2. What its launcher does not read, a trainer must be told: comments, `# key: value`.
+
+    Raises:
+        ValueError: for a plan that FSDP2 does not run.
+    """
+    if plan.pipeline > 1 or plan.shared not in ("gradients", "parameters"):
+        raise ValueError("format=fsdp2 writes plans whose replicas share gradients or parameters: zero_2, zero_3")
+    told = {"per_device_train_batch_size": plan.sequences, "gradient_accumulation_steps": plan.num_microbatches}
+    told |= {} if plan.seq_len is None else {"max_length": plan.seq_len}
+    flag = {True: "true", False: "false"}
+    lines = [f"# {note}" for note in plan.notes] + [f"# {key}: {value}" for key, value in told.items()]
+    lines += [
+        "compute_environment: LOCAL_MACHINE",
+        "distributed_type: FSDP",
+        "mixed_precision: bf16",
+        f"num_processes: {plan.data * plan.tensor * plan.context}",
+        "fsdp_config:",
+        "  fsdp_version: 2",
+        f"  fsdp_reshard_after_forward: {flag[plan.shared == 'parameters']}",
+        f"  fsdp_offload_params: {flag[plan.on_host == 'parameters']}",
+        f"  fsdp_activation_checkpointing: {flag[plan.recompute != 'none']}",
+        "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+    ]
+    if plan.tensor * plan.context > 1:
+        lines += ["parallelism_config:", f"  parallelism_config_dp_shard_size: {plan.data}"]
+        lines += [f"  parallelism_config_tp_size: {plan.tensor}", f"  parallelism_config_cp_size: {plan.context}"]
+    return "\n".join(lines) + "\n"
+
+
+def megatron_options(
+    partition: Partition, num_ranks: int, placement: Sequence[Sequence[int]] = ()
+) -> dict[str, str | int]:
+    """Megatron-LM's options for a partition: sizes and `pipeline-model-parallel-layout`.
+
+    Megatron counts the virtual stages of a rank from the layout, and refuses to be told both.
+
+    Args:
+        placement: the stages of each rank; none: Megatron's own, stage s on rank s mod `num_ranks`.
+
+    Raises:
+        ValueError: for separate cuts, stages that are no multiple of the ranks, or another placement.
+    """
+    counts = _counts(partition)
+    if len(counts) % num_ranks:
+        raise ValueError(
+            f"{len(counts)} stages on {num_ranks} ranks: Megatron gives every rank as many virtual stages; take a "
+            f"multiple of {num_ranks}"
+        )
+    looped = [list(range(rank, len(counts), num_ranks)) for rank in range(num_ranks)]
+    if placement and [sorted(own) for own in placement] != looped:
+        raise ValueError(
+            f"stages {[list(own) for own in placement]} by rank: Megatron has stage s on rank s mod {num_ranks}; V and "
+            "wave placements have no layout there"
+        )
+    return {
+        "num-layers": partition.num_layers,
+        "pipeline-model-parallel-size": num_ranks,
+        "pipeline-model-parallel-layout": megatron_layout(partition),
+    }
+
+
+def megatron_virtual_stages(partition: Partition, num_ranks: int) -> dict[str, str | int] | None:
+    """The options that say the same without a layout; None where stages differ or a rank has one of them.
+
+    Raises:
+        ValueError: as `megatron_options`.
+    """
+    options = megatron_options(partition, num_ranks)
+    counts = _counts(partition)
+    if len(set(counts)) > 1 or len(counts) == num_ranks:
+        return None
+    del options["pipeline-model-parallel-layout"]
+    return options | {"num-virtual-stages-per-pipeline-rank": len(counts) // num_ranks}
+
+
+def megatron_layout(partition: Partition) -> str:
+    """Stages in model order parted by bars: E embedding, t a decoder layer, L head and loss; `Ett|t*3L`.
+
+    Raises:
+        ValueError: if forward and backward are cut apart.
+    """
+    counts = _counts(partition)
+    last = len(counts) - 1
+    return "|".join(
+        ("E" if stage == 0 else "") + _repeated("t", count) + ("L" if stage == last else "")
+        for stage, count in enumerate(counts)
+    )
+
+
+def _repeated(letter: str, count: int) -> str:
+    return letter * count if count < 3 else f"{letter}*{count}"
+
+
+def deepspeed_parts(partition: Partition, *, embedding_layers: int = 1, head_layers: int = 1) -> list[int]:
+    """The boundaries of `PipelineModule.parts`: stage s runs layers parts[s] to parts[s + 1] - 1 of its layer list.
+
+    Args:
+        embedding_layers, head_layers: entries of that list before and behind the decoder layers.
+
+    Raises:
+        ValueError: if forward and backward are cut apart.
+    """
+    counts = _counts(partition)
+    last, bounds = len(counts) - 1, [0]
+    for stage, count in enumerate(counts):
+        ends = (embedding_layers if stage == 0 else 0) + (head_layers if stage == last else 0)
+        bounds.append(bounds[-1] + count + ends)
+    return bounds
+
+
+def _counts(partition: Partition) -> tuple[int, ...]:
+    if partition.fused or partition.forward != partition.backward:
+        raise ValueError(
+            f"partition {partition} cuts forward and backward apart, which only our engine runs; take one cut for both"
+        )
+    return partition.forward

@@ -1,0 +1,1 @@
+"""The processes of a run: started, grouped, watched, diagnosed and ended."""

@@ -1,0 +1,190 @@
+"""Diagnosis: which rank stopped a run, at which action, from where all of them stand.
+
+When a rank dies or hangs, the others raise errors about closed connections or wait for good. Their words say who
+suffers and not who is at fault, so the rank is found from the order of messages: one that has all it waits for, and yet
+does not move on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rpbench.ir.action import RECV, SEND, Action, Kind, parts_of, receive_of
+from rpbench.ir.checks.excerpt import broken
+from rpbench.torch_runtime.lowering import Lowered
+from rpbench.torch_runtime.processes.board import Phase, Standing
+
+Cause = Literal["died", "raised", "out of memory", "hung", "stuck", "absent"]
+CONNECTION = (
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "timed out waiting",
+    "socket",
+    "gloo/transport",
+)
+MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "memoryerror")
+
+
+class RunFailed(RuntimeError):
+    """A rank died, raised, hung or ran out of memory, and the run with it.
+
+    Attributes:
+        rank: the process at fault, as all ranks are numbered.
+        cause: what it did.
+        action: token of the action it was at, in our numbering; "" between actions.
+        words: what the rank said at last: its traceback, or the end of its stderr.
+    """
+
+    def __init__(
+        self, message: str, rank: int = -1, cause: Cause = "raised", action: str = "", words: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.rank, self.cause, self.action, self.words = rank, cause, action, words
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of the ranks when a run has stopped.
+
+    Args:
+        standings: of every process.
+        errors: process -> the words of the error it raised.
+        exits: process -> its exit status, for those that are gone; negative for a signal, None where nobody knows.
+        hosts: process -> host, where known.
+        frozen: processes that are there and run nothing at all, not even a thread beside.
+    """
+
+    standings: Sequence[Standing]
+    errors: Mapping[int, str]
+    exits: Mapping[int, int | None]
+    hosts: Mapping[int, str]
+    frozen: frozenset[int] = frozenset()
+
+
+def diagnose(lowered: Lowered | None, evidence: Evidence, inner: int = 1) -> RunFailed:
+    """The error that names the rank at fault, its action, and shows the rows with every rank's place marked.
+
+    Args:
+        lowered: None where ranks run no rows of torch's, as nodes with engines of their own: then only the rank.
+        inner: processes of each pipeline rank.
+    """
+    rank, cause, said = _culprit(lowered, evidence, inner)
+    action = _action_at(lowered, evidence.standings[rank], rank // inner) if lowered else None
+    host = f" on {evidence.hosts[rank]}" if rank in evidence.hosts else ""
+    where = f"at {action._replace(peer=None)}" if action is not None else _between(evidence.standings[rank])
+    rule = f"rank {rank}{host} {said} {where} of step {max(evidence.standings[rank].step, 0)}"
+    if lowered is None:
+        return RunFailed(rule, rank, cause)
+    numbers, notes = _marks(lowered, evidence, inner)
+    error = broken(lowered.schedule, rule, numbers, notes=notes)
+    return RunFailed(str(error), rank, cause, "" if action is None else str(action._replace(peer=None)))
+
+
+def _culprit(lowered: Lowered | None, evidence: Evidence, inner: int) -> tuple[int, Cause, str]:
+    gone = [rank for rank, status in evidence.exits.items() if rank not in evidence.errors and status != 0]
+    if gone:
+        return gone[0], "died", f"died ({_status(evidence.exits[gone[0]])})"
+    own = {rank: words for rank, words in evidence.errors.items() if not _is_connection(words)}
+    if own:
+        rank = min(own, key=lambda rank: evidence.standings[rank].at_s or float("inf"))
+        cause: Cause = "out of memory" if _is_memory(own[rank]) else "raised"
+        return rank, cause, f"{'ran out of memory' if cause == 'out of memory' else 'failed'} ({_short(own[rank])})"
+    silent = [rank for rank in range(len(evidence.standings)) if rank not in evidence.errors]
+    if evidence.frozen:
+        return min(evidence.frozen), "hung", "is stopped: its process is there and runs nothing,"
+    able = [rank for rank in silent if _can_move(lowered, evidence.standings, rank, inner)]
+    if able:
+        computing = [rank for rank in able if evidence.standings[rank].phase is Phase.COMPUTING]
+        rank = min(computing or able, key=lambda rank: evidence.standings[rank].at_s)
+        return rank, "hung", "hangs: it has all it waits for and does not go on,"
+    rank = (silent or list(evidence.errors) or [0])[0]
+    words = evidence.errors.get(rank)
+    return rank, "stuck", f"lost a connection ({_short(words)})" if words else "waits for a message that was not sent"
+
+
+def _status(status: int | None) -> str:
+    if status is None:
+        return "its process is gone"
+    if status >= 0:
+        return f"exit status {status}"
+    return f"signal {-status}" + (", which the kernel sends when memory is out" if status == -9 else "")
+
+
+def _is_connection(words: str) -> bool:
+    return any(part in words.lower() for part in CONNECTION)
+
+
+def _is_memory(words: str) -> bool:
+    return any(part in words.lower() for part in MEMORY)
+
+
+def _short(words: str) -> str:
+    return words.strip().splitlines()[0][:160] if words.strip() else "no words"
+
+
+def _between(standing: Standing) -> str:
+    return "before its first action" if standing.phase is Phase.STARTING else "between actions"
+
+
+def _action_at(lowered: Lowered, standing: Standing, rank: int) -> Action | None:
+    row = lowered.row(rank)
+    return row[standing.position] if 0 <= standing.position < len(row) else None
+
+
+def _can_move(lowered: Lowered | None, standings: Sequence[Standing], rank: int, inner: int) -> bool:
+    """Whether every message that a rank's action needs has been sent."""
+    own, pipeline_rank = standings[rank], rank // inner
+    if lowered is None or own.phase in (Phase.COMPUTING, Phase.STARTING):
+        return True
+    action = _action_at(lowered, own, pipeline_rank)
+    if action is None or own.phase is not Phase.WAITING:
+        return own.phase is not Phase.DONE
+    for send, sender in _awaited(lowered, action, pipeline_rank):
+        other = standings[sender * inner + rank % inner]
+        if (other.step, other.position) <= (own.step, send):
+            return False
+    return True
+
+
+def _awaited(lowered: Lowered, action: Action, rank: int) -> list[tuple[int, int]]:
+    """(place of the SEND in its row, its rank) of each message that an action waits for."""
+    found = []
+    for part in parts_of(action):
+        kind = Kind.RECV_F if part.kind is Kind.F else Kind.RECV_B if part.kind in (Kind.B, Kind.I) else None
+        receive = next((a for a in lowered.row(rank) if a[:3] == (kind, part.stage, part.microbatch)), None)
+        if receive is None:
+            continue
+        assert isinstance(receive.peer, int)
+        for place, sent in enumerate(lowered.row(receive.peer)):
+            if sent.kind in SEND and sent.peer == rank and receive_of(sent)[:3] == receive[:3]:
+                found.append((place, receive.peer))
+    return found
+
+
+def _marks(lowered: Lowered, evidence: Evidence, inner: int) -> tuple[list[int], dict[int, str]]:
+    """The actions the pipeline ranks are at, counted over the lowered schedule, and a word on each."""
+    numbers, notes, first = [], {}, 0
+    for rank in range(lowered.num_ranks):
+        row = lowered.row(rank)
+        standing = evidence.standings[rank * inner]
+        if 0 <= standing.position < len(row):
+            number = first + standing.position
+            numbers.append(number)
+            notes[number] = _word(row[standing.position], standing)
+        first += len(row)
+    return numbers, notes
+
+
+def _word(action: Action, standing: Standing) -> str:
+    if standing.phase is Phase.WAITING and action.kind not in SEND | RECV:
+        return "waits"
+    return standing.phase.name.lower()
+
+
+def summary(error: BaseException) -> dict[str, Any]:
+    """What a record says of a failed run: its status, reason, and who was where."""
+    if isinstance(error, RunFailed):
+        status = "oom" if error.cause == "out of memory" else "failed"
+        return {"status": status, "reason": str(error), "failed_rank": error.rank, "failed_action": error.action}
+    return {"status": "failed", "reason": str(error)}

@@ -1,0 +1,233 @@
+"""Member: one rank of a run: its stages on torch's runtime, its batches, its optimizer, and what it measured.
+
+Steps run the whole table. Between them gradients are added up over copies of the stages: the two directions of a
+two-way schedule, or data-parallel ranks.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rpbench.engine.layout import layout_of
+from rpbench.engine.state import checkpoint
+from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.updates.optimizer import laid_out_as
+from rpbench.engine.workload import Workload
+from rpbench.torch_runtime.own_schedules import own_runtime
+from rpbench.torch_runtime.processes.board import Phase, Place
+from rpbench.torch_runtime.processes.groups import Groups
+from rpbench.torch_runtime.recorded.recording import Recorder, recording_runtime
+from rpbench.torch_runtime.request import TorchRequest
+from rpbench.torch_runtime.shards import is_sharded, whole, wrapper
+from rpbench.torch_runtime.stages import make_stages
+from rpbench.torch_runtime.versions import facts_of
+
+
+class Member:
+    """This rank's part of a request, on a process group that is up.
+
+    Args:
+        place: its line on the board.
+
+    Raises:
+        ValueError: if there are not as many processes, or another rank has another request.
+
+    Attributes:
+        steps: per timed step, what was recorded, and its first and last moment by this rank's clock.
+        losses: per timed step, the sum of this rank's losses, each a part of the step's mean.
+    """
+
+    def __init__(self, request: TorchRequest, place: Place) -> None:
+        self.request, self.lowered = request, request.lowered
+        self.groups = Groups(request)
+        self.device = torch.device("cpu" if request.device == "cpu" else f"cuda:{torch.cuda.current_device()}")
+        self.rank = self.groups.pipeline_rank
+        table, chains = self.lowered.table, self.lowered.chains
+        assert table.partition is not None  # or the request had been refused
+        layout = layout_of(table.partition)
+        own = [layout.forward[chains.place(stage)[1]] for stage in chains.stages_of(self.rank)]
+        self.modules = sorted({module for modules in own for module in modules})
+        self.workload = request.workload(own=self.modules)
+        self.boundary = self._boundary()
+        stages = make_stages(
+            self._scaled(self.workload),
+            layout,
+            chains,
+            self.rank,
+            self.device,
+            self.groups.pipeline,
+            self.boundary,
+            wrapper(request, self.groups),
+        )
+        self.recorder = Recorder(place, self._positions(), on_gpu=self.device.type == "cuda")
+        if request.order_of == "table":
+            self.runtime = recording_runtime(self.recorder, stages, self.lowered.num_microbatches)
+            self._load()
+        else:
+            self.runtime = own_runtime(request, self.recorder, stages)
+        self.optimizers = self._make_optimizers()
+        if request.start is not None:
+            self._go_on(Path(request.start))
+        self.steps: list[tuple[list[Any], float, float]] = []
+        self.losses: list[float] = []
+
+    def _boundary(self) -> torch.Tensor:
+        batch, length = self.workload.batch(0).tokens.shape
+        dtype = {"float32": torch.float32, "float64": torch.float64}[self.request.dtype]
+        hidden = self.request.model["hidden"]
+        return torch.empty(batch, length, hidden, dtype=dtype, device=self.device, requires_grad=True)
+
+    def _scaled(self, workload: Workload) -> Workload:
+        """FSDP averages over data-parallel ranks, so there a loss is divided by one rank's microbatches."""
+        if self.request.data_parallel == 1 or self.request.data_mode == "plain":
+            return workload
+        return replace(workload, num_microbatches=workload.num_microbatches // self.request.data_parallel)
+
+    def _positions(self) -> dict[str, int]:
+        return {self.lowered.chains.token(action): place for place, action in enumerate(self.lowered.row(self.rank))}
+
+    def _load(self) -> None:
+        sharded = self.request.data_parallel > 1 and self.request.data_mode != "plain"
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows.csv"
+            path.write_text(self.lowered.to_csv(sharded=sharded, waits=facts_of().has_waits))
+            self.runtime._load_csv(str(path), format="compute_comms")
+
+    @cached_property
+    def parameters(self) -> Tensors:
+        """The trained parameters of this rank's modules; sharded ones as their shards."""
+        found = {}
+        for stage in self.runtime._stages if hasattr(self.runtime, "_stages") else [self.runtime._stage]:
+            for name, layer in stage.submod.layers.items():
+                for parameter_name, parameter in layer.named_parameters():
+                    if parameter.requires_grad:
+                        found[int(name), parameter_name] = parameter
+        return dict(sorted(found.items()))
+
+    def _make_optimizers(self) -> list[torch.optim.Optimizer]:
+        """One for sharded and one for whole parameters, which no fused step takes together; none if weights stay."""
+        kinds = [[p for p in self.parameters.values() if is_sharded(p) is sharded] for sharded in (True, False)]
+        return [self.request.settings().make(own) for own in kinds if own and self.request.optimizer is not None]
+
+    # --- checkpoints ---
+
+    def _go_on(self, data: Path) -> None:
+        """Take weights and the optimizer's state from a checkpoint's data; every rank its own part."""
+        kept = checkpoint.metadata_of(data).state_dict_metadata
+        states = {parameter: optimizer for optimizer in self.optimizers for parameter in _parameters_of(optimizer)}
+        for place, parameter in self.parameters.items():
+            for moment in self.request.settings().moments if parameter in states else ():
+                if checkpoint.moment_name(place, moment) in kept:
+                    like = torch.zeros(()) if moment == "step" else torch.zeros_like(parameter.detach())
+                    states[parameter].state[parameter][moment] = like.to(self.device)
+        checkpoint.read(data, self._named(), alone=False)
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        """Weights and the optimizer's state of this rank's modules by their names in the whole model."""
+        states = {parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()}
+        return checkpoint.named(
+            {place: parameter.detach() for place, parameter in self.parameters.items()},
+            {place: states[parameter] for place, parameter in self.parameters.items() if parameter in states},
+        )
+
+    def save(self) -> None:
+        """Write the state after the last step, all ranks together; rank 0 makes it a checkpoint."""
+        if self.request.save_to is None:
+            return
+        folder, num_steps = Path(self.request.save_to), self.request.first_step + self.request.num_steps
+        with checkpoint.begun(folder, num_steps) if dist.get_rank() == 0 else nullcontext() as own:
+            data: list[Any] = [own]
+            dist.broadcast_object_list(data)
+            checkpoint.write(data[0], self._named(), alone=False)
+            if own is not None:
+                checkpoint.commit(folder, own, num_steps, self.request.subject)
+
+    # --- running ---
+
+    def run(self) -> None:
+        """The warm-up and all steps."""
+        for _ in range(self.request.num_warmup_steps):
+            self._step(0)
+        self.steps.clear()
+        self.losses.clear()
+        for step in range(self.request.num_steps):
+            self._step(step)
+            self._update(step + 1)
+        self.recorder.place.write(Phase.DONE)
+
+    def run_once(self) -> None:
+        """One step on the first step's microbatches; weights stay, and only this step is remembered."""
+        self.steps.clear()
+        self.losses.clear()
+        self._step(0)
+        self.recorder.place.write(Phase.DONE)
+
+    def _step(self, step: int) -> None:
+        batch = self._batch(step)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        losses: list[torch.Tensor] = []
+        target = torch.zeros(self.lowered.num_microbatches, device=self.device)
+        self.recorder.begin(step)
+        self.groups.barrier()
+        zero = self._zero() if self.recorder.on_gpu else None
+        began = time.perf_counter()
+        self.runtime.step(**batch, target=target, losses=losses, return_outputs=False)
+        if zero is not None:
+            self.recorder.settle(zero, began)
+        ended = time.perf_counter()
+        self.recorder.place.write(Phase.BETWEEN, -1)
+        self.groups.add_up(self.parameters)
+        self.steps.append((self.recorder.moments, began, ended))
+        self.losses.append(float(sum(float(loss.detach().sum()) for loss in losses)))
+
+    def _zero(self) -> Any:
+        torch.cuda.synchronize()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _update(self, version: int) -> None:
+        for parameter in self.parameters.values():
+            if parameter.grad is not None and not is_sharded(parameter):
+                parameter.grad = laid_out_as(parameter, parameter.grad)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.request.settings().rate(self.request.first_step + version)
+            optimizer.step()
+
+    def _batch(self, step: int) -> dict[str, torch.Tensor]:
+        """The microbatches of a step by keyword, those of a chain one after another."""
+        found = {}
+        per_rank = self.lowered.table.shape.num_microbatches
+        first = step * self.request.num_microbatches + self.groups.data_rank * per_rank
+        for chain, own in enumerate(self.lowered.chains.microbatches):
+            numbers = [first + microbatch for microbatch in own]
+            tokens, labels = zip(*(self.workload.batch(number) for number in numbers), strict=True)
+            found[f"tokens_{chain}"] = torch.cat(tokens).to(self.device)
+            found[f"labels_{chain}"] = torch.cat(labels).to(self.device)
+            found[f"numbers_{chain}"] = torch.tensor([self.workload.absolute(number) for number in numbers])
+        return found
+
+    # --- what came of it ---
+
+    def gradients(self) -> Tensors:
+        """Those of the last step, whole; every data- or tensor-parallel rank must ask."""
+        return {place: whole(p.grad) for place, p in self.parameters.items() if p.grad is not None}
+
+    def weights(self) -> Tensors:
+        """As they are now, whole."""
+        return {place: whole(parameter.detach()) for place, parameter in self.parameters.items()}
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]

@@ -1,0 +1,236 @@
+"""Worker: one rank of a run, started by `rpbench.torch_runtime.processes.ranks` or by torchrun.
+
+Fed by a parent, requests come a line at a time on stdin; rank 0 answers each on stdout, the others with a word that
+they are through. A thread watches stdin: a parent that ends without a farewell was killed, and no rank outlives it even
+while it waits for a message, nor does the folder they share.
+"""
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+from baselines.systems.case import Case
+from baselines.systems.worker import Cases
+from rpbench.side_processes import answers_only
+from rpbench.torch_runtime.collectives import MARK as COLLECTIVES_MARK
+from rpbench.torch_runtime.collectives import CollectiveRequest, run_collectives
+from rpbench.torch_runtime.processes.board import Phase, Place
+from rpbench.torch_runtime.processes.diagnosis import RunFailed
+from rpbench.torch_runtime.processes.member import Member
+from rpbench.torch_runtime.processes.node_run import NodeRequest, run_node
+from rpbench.torch_runtime.processes.resident import MARK, Residents, StepRequest
+from rpbench.torch_runtime.recorded.gathering import Answer, gather
+from rpbench.torch_runtime.request import TorchRequest
+from rpbench.torch_runtime.versions import load_runtime, newer_note
+
+COLLECTIVE_TIMEOUT_S = 1800  # a run's own end comes sooner, by whoever watches it
+JOIN_S = 55.0  # for every rank that a launcher starts to come, so that all has ended within a minute
+START_S = 300.0  # for ranks that a parent starts and watches: a busy host takes minutes to import torch
+FAREWELL = "end"  # the last line of a parent that lives
+
+AnyRequest = TorchRequest | NodeRequest | StepRequest | CollectiveRequest
+CASE_MARK = '{"system"'  # how the line of a case begins
+
+
+class Refused(ValueError):
+    """A request that cannot be; nothing has run."""
+
+
+def start_group(device: str, join_s: float = JOIN_S) -> None:
+    """Join the processes that the environment speaks of, as torchrun sets it.
+
+    Raises:
+        ValueError: if the environment has no ranks.
+        RunFailed: naming a rank that has not come after `join_s` seconds.
+    """
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} not set: start ranks with torchrun, or let rpbench start them")
+    load_runtime()
+    backend = "gloo"
+    if device != "cpu":
+        local, num = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
+        if local >= num:
+            raise ValueError(f"LOCAL_RANK={local}: this host has {num} {device} devices; start as many ranks on it")
+        torch.accelerator.set_device_index(local)
+        backend = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        backend,
+        store=_joined(rank, world, join_s),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+    )
+
+
+def _joined(rank: int, world: int, join_s: float) -> dist.Store:
+    """The store that all ranks share, once every one of them is there.
+
+    Raises:
+        RunFailed: naming the first that is not.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosts_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    deadline, patience = time.monotonic() + join_s, timedelta(seconds=join_s)
+    try:
+        shared = dist.TCPStore(host, port, is_master=hosts_it, wait_for_workers=False, timeout=patience)
+    except dist.DistError as error:
+        what = "cannot be taken" if hosts_it else f"does not answer within {join_s:g} s"
+        said = str(error).partition("\n")[0][:160]
+        raise RunFailed(f"rank 0 has not come: {host}:{port} {what} ({said})", 0, "absent") from None
+    scope = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    store = dist.PrefixStore(f"rpbench/{scope}/join", shared)
+    store.set(f"here/{rank}", "")
+    absent = list(range(world))
+    while absent := [each for each in absent if not store.check([f"here/{each}"])]:
+        if time.monotonic() > deadline:
+            more = f", nor have {len(absent) - 1} more" if len(absent) > 1 else ""
+            raise RunFailed(
+                f"rank {absent[0]} has not come within {join_s:g} s of rank {rank}{more}; {world - len(absent)} of "
+                f"{world} ranks are at {host}:{port}. Start as many processes as WORLD_SIZE says",
+                absent[0],
+                "absent",
+            )
+        time.sleep(0.1)
+    return store
+
+
+def run_request(request: TorchRequest, place: Place, change: Callable[[Member], None] | None = None) -> Answer | None:
+    """This rank's part of a request; the answer on rank 0, None on the others.
+
+    Args:
+        change: what is done to the member before it runs.
+
+    Raises:
+        Refused: if the request does not fit; every rank raises it.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums over several threads have other last bits
+    try:
+        try:
+            member = Member(request, place)
+        except ValueError as error:
+            raise Refused("; ".join(filter(None, (str(error), newer_note())))) from None
+        if change is not None:
+            change(member)
+        member.run()
+        answer = gather(member)
+        member.save()
+        return answer
+    except Exception as error:
+        if newer_note():
+            error.add_note(newer_note())
+        raise
+    finally:
+        torch.set_num_threads(threads)
+
+
+def read_request(line: str) -> AnyRequest | Case:
+    """The request of any kind that a line holds."""
+    if line.startswith(MARK):
+        return StepRequest.from_json(line)
+    if line.startswith(CASE_MARK):
+        return Case.from_json(line)
+    if line.startswith(COLLECTIVES_MARK):
+        return CollectiveRequest.from_json(line)
+    return NodeRequest.from_json(line) if line.startswith('{"nodes"') else TorchRequest.from_json(line)
+
+
+def _run(
+    request: AnyRequest | Case,
+    place: Place,
+    residents: Residents,
+    cases: Cases,
+    change: Callable[[Member], None] | None,
+) -> Answer | None:
+    if isinstance(request, TorchRequest):
+        return run_request(request, place, change)
+    try:
+        if isinstance(request, Case):
+            place.write(Phase.COMPUTING)
+            return cases.run(request)
+        if isinstance(request, CollectiveRequest):
+            return run_collectives(request, place)
+        return residents.step(request) if isinstance(request, StepRequest) else run_node(request, place)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def main(board: str, change: Callable[[Member], None] | None = None) -> int:
+    """Serve requests from stdin until it ends; arguments as in `run_request`, `board` being this rank's file."""
+    out = answers_only()
+    lines: SimpleQueue[str | None] = SimpleQueue()
+    threading.Thread(target=_listen, args=(lines, Path(board).parent), daemon=True).start()
+    place = Place(Path(board))
+    residents, cases = Residents(place), Cases()
+    started = False
+    for line in iter(lines.get, None):
+        try:
+            request = read_request(line)
+            if isinstance(request, CollectiveRequest):
+                place.write(Phase.WAITING)  # from here on a rank that stands still is noticed
+            if not started:
+                start_group(request.device, START_S)
+                started = True
+            answer = _run(request, place, residents, cases, change)
+            place.write(Phase.DONE)
+            _say(out, {"answer": answer})
+        except Refused as error:  # every rank sees it alike
+            _say(out, {"refused": str(error)})
+        except RunFailed as error:
+            _say(out, {"error": str(error), "absent": error.rank, "traceback": ""})
+            return 1
+        except BaseException as error:
+            place.write(Phase.FAILED)
+            _say(out, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
+            return 1
+    if started:
+        dist.destroy_process_group()
+    return 0
+
+
+def _say(out: TextIO, answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), file=out, flush=True)
+
+
+def _listen(lines: "SimpleQueue[str | None]", folder: Path) -> None:
+    """Pass on stdin; when it ends while a request runs, this process ends at once."""
+    pass_on(sys.stdin, lines, folder)
+    threading.Event().wait(5.0)  # an idle rank has left by then
+    os._exit(1)
+
+
+def pass_on(source: TextIO, lines: "SimpleQueue[str | None]", folder: Path) -> None:
+    """Put a parent's requests into the queue, and None behind the last.
+
+    Args:
+        folder: of the boards; a parent that ended without a farewell has not removed it.
+    """
+    line = ""
+    for line in _nonempty(source):
+        if line != FAREWELL:
+            lines.put(line)
+    if line != FAREWELL:
+        shutil.rmtree(folder, ignore_errors=True)
+    lines.put(None)
+
+
+def _nonempty(lines: TextIO) -> Iterator[str]:
+    return filter(None, map(str.strip, lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

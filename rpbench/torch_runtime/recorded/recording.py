@@ -1,0 +1,142 @@
+"""Recording: torch's runtime with a clock at every lowered action, and a line on the board of where it stands.
+
+torch runs an action inside `record_function("PP:<token>")`, whatever the action is; that name is replaced while a step
+runs. What an action computes is timed at the three methods of a stage that compute, so that the time from the action's
+start to there is what it waited for a message.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rpbench.torch_runtime.processes.board import Phase, Place
+from rpbench.torch_runtime.versions import load_runtime
+
+COMPUTING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+PREFIX = "PP:"
+
+
+@dataclass
+class Moment:
+    """One lowered action as it ran; seconds by this rank's clock.
+
+    Args:
+        token: as torch writes the action.
+        start, end: of all of it, waiting included.
+        begun, done: first and last moment of its computation; None for an action that computes nothing.
+    """
+
+    token: str
+    start: float
+    end: float = 0.0
+    begun: Any = None
+    done: Any = None
+
+
+@dataclass
+class Recorder:
+    """The actions of one step on a rank, in the order they ran.
+
+    Args:
+        place: this rank's line on the board.
+        position: the token of a row's action -> its place, for the board.
+        on_gpu: computations are timed by CUDA events, read after the step.
+    """
+
+    place: Place
+    positions: dict[str, int]
+    on_gpu: bool = False
+    moments: list[Moment] = field(default_factory=list)
+    before: Callable[[str], None] = lambda token: None  # a test makes a rank fail here
+
+    def begin(self, step: int) -> None:
+        """Forget the step before."""
+        self.moments = []
+        self.place.write(Phase.BETWEEN, -1, step)
+
+    @contextmanager
+    def action(self, name: str) -> Iterator[None]:
+        """Around everything torch does for an action."""
+        token = name.removeprefix(PREFIX)
+        self.place.write(Phase.WAITING, self.positions.get(token))
+        self.before(token)
+        moment = Moment(token, time.perf_counter())
+        self.moments.append(moment)
+        yield
+        moment.end = time.perf_counter()
+        self.place.write(Phase.BETWEEN)
+
+    def computes(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call with its times noted."""
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            if not self.moments or self.moments[-1].end:  # torch looks at shapes before the first step
+                return call(*arguments, **options)
+            moment = self.moments[-1]
+            self.place.write(Phase.COMPUTING)
+            begun = self._now()
+            moment.begun = begun if moment.begun is None else moment.begun
+            found = call(*arguments, **options)
+            moment.done = self._now()
+            self.place.write(Phase.WAITING)
+            return found
+
+        return timed
+
+    def _now(self) -> Any:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def settle(self, zero: Any, zero_s: float) -> None:
+        """Turn CUDA events into seconds: `zero` was recorded at `zero_s`, when the device was idle."""
+        torch.cuda.synchronize()
+        for moment in self.moments:
+            if moment.begun is not None:
+                moment.begun = zero_s + zero.elapsed_time(moment.begun) / 1e3
+                moment.done = zero_s + zero.elapsed_time(moment.done) / 1e3
+                moment.end = max(moment.end, moment.done)
+
+
+def recording_runtime(recorder: Recorder, stages: list[Any], num_microbatches: int) -> Any:
+    """torch's runtime for tables, recorded; its rows are still to be loaded."""
+    schedules, base, _ = load_runtime()
+
+    class Recording(base):  # type: ignore[misc, valid-type]  # found where torch has it
+        """The private runtime with its profiler's name replaced while it steps."""
+
+        def _step_microbatches(self, *arguments: Any, **options: Any) -> Any:
+            with recorded(schedules, recorder):
+                return super()._step_microbatches(*arguments, **options)
+
+    listen(stages, recorder)
+    return Recording(stages, num_microbatches, loss_fn=_sum, scale_grads=False)
+
+
+def _sum(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The loss is made by the last stage; torch wants a function all the same."""
+    return loss.sum()
+
+
+def listen(stages: list[Any], recorder: Recorder) -> None:
+    """Time what stages compute."""
+    for stage in stages:
+        for name in COMPUTING:
+            setattr(stage, name, recorder.computes(getattr(stage, name)))
+
+
+@contextmanager
+def recorded(schedules: Any, recorder: Recorder) -> Iterator[None]:
+    """`record_function` of torch's schedules replaced by the recorder."""
+    plain = schedules.record_function
+    schedules.record_function = recorder.action
+    try:
+        yield
+    finally:
+        schedules.record_function = plain
