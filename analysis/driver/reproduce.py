@@ -121,7 +121,9 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
         problems.append(str(error))
         return _say_what_is_red(problems, "")
     if scope is ALL:
-        problems += [f"exhibit {name} was not made: {why}" for name, why in content.missing]
+        made = {f"experiment={sweep.experiment} " for sweep in scope.sweeps}  # duels are run for themselves
+        missing = [(name, why) for name, why in content.missing if any(word in f"{why} " for word in made)]
+        problems += [f"exhibit {name} was not made: {why}" for name, why in missing]
     progress.tick("notebooks")
     with _beside(_run_notebooks, scope, results, folder / "notebooks") as ran:
         content.figures = folder

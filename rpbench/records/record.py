@@ -219,7 +219,7 @@ def check_writable(folder: Path, key: str) -> None:
     """
     try:
         folder.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:  # a link to itself, a name that is too long
         raise ValueError(f"{key}={folder}: {error.strerror}; name another folder") from None

@@ -102,6 +102,8 @@ def assemble(request: Request) -> Assembled:
     graph, versions = checked_graph(schedule)
     keeps = _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
     costs = replace(problem, keeps=keeps or ()).charged(schedule)
+    if request.recompute == "except_last":
+        keeps = (schedule.shape.num_backward_stages - 1,)
     return Assembled(
         problem.entry,
         schedule,

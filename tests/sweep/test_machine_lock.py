@@ -12,7 +12,7 @@ from rpbench.sweep.multirun import machine_alone
 HOLD = """
 import sys
 from pathlib import Path
-from rpbench.sweep import machine_lock
+from rpbench.sweep import multirun
 multirun._path = lambda: Path(sys.argv[1])
 with multirun.machine_alone(wanted=True):
     print("in", flush=True)

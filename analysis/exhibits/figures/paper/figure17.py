@@ -38,8 +38,8 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there.
     """
-    steady = runs.of_models(experiments, "steady_state", num_microbatches=BACK_TO_BACK)
     bars = [bar for row in runs.calls(experiments).to_dict("records") for bar in _of_call(row)]
+    steady = runs.of_models(experiments, "steady_state", num_microbatches=BACK_TO_BACK)
     bars += [_of_steady(row) for row in steady.to_dict("records")]
     rows = pd.DataFrame(bars)
     order = [(model, bar) for model in runs.MODELS for bar in _BARS]
