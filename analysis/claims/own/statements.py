@@ -166,7 +166,10 @@ def _contest_as_a_whole() -> Iterator[Claim]:
         lambda *runs: 100 * max(_gains(runs)),
     )
 
-    for name, words, settled in (("settled", "at most 1 %", True), ("unsettled", "more than 1 %, or did not end", False)):
+    for name, words, settled in (
+        ("settled", "at most 1 %", True),
+        ("unsettled", "more than 1 %, or did not end", False),
+    ):
         yield _say(
             f"figure10/{name}",
             f"Figure 10 at equal tuning: plans that fit over which the last round of random restarts found {words}",
