@@ -478,8 +478,7 @@ def test_a_part_of_devices_of_two_kinds_is_the_fastest(tmp_path):
     lines = [line for line in lines if not line.startswith(("name:", "device_speeds:", "num_devices:"))]
     path = tmp_path / "two.yaml"
     path.write_text("\n".join(["name: two_kinds", "num_devices: 3", "device_speeds: [0.5, 1, 0.75]", *lines]))
-    words = [*SMALL[:-1], "schedules=1f1b", f"cluster={path}", "fewest_devices=yes"]
-    answer = advise_on(words, io.StringIO())
+    answer = advise_on([*SMALL[:-1], "schedules=1f1b", f"cluster={path}", "fewest_devices=yes"], io.StringIO())
     assert answer["fewest_devices"] == 1
     assert re.search(r"cluster\.device_speeds=\[1(\.0)?\]", answer["ranking"][0]["command"])
 

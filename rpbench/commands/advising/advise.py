@@ -1,11 +1,9 @@
 """`advise`: which schedule trains a model fastest on a machine, why, and what would change that."""
 
 import os
-import re
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,8 +23,8 @@ from rpbench.advice.model_source import (
 from rpbench.advice.ranking import advise
 from rpbench.advice.rows import FRAMEWORKS, space_of_framework
 from rpbench.advice.unequal import with_lengths
-from rpbench.commands.advise_around import around
-from rpbench.commands.advise_lengths import NOTE, lengths_asked, timed_again
+from rpbench.commands.advising.advise_around import around
+from rpbench.commands.advising.advise_lengths import NOTE, lengths_asked, timed_again
 from rpbench.commands.advising.advise_nodes import advise_nodes
 from rpbench.commands.advising.advise_questions import (
     BESIDES,
@@ -46,6 +44,7 @@ from rpbench.commands.advising.advise_questions import (
 )
 from rpbench.commands.advising.advise_table import table
 from rpbench.commands.advising.advise_usage import USAGE
+from rpbench.commands.advising.spelled import spelled, spelled_machine
 from rpbench.commands.recorded.explain import print_explanation
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
@@ -54,7 +53,7 @@ from rpbench.config.mesh.choice import refuse_lora
 from rpbench.config.request import Request, cluster_file, load
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.device import ssds_named
-from rpbench.cost.hardware.machine import Machine, devices_named, machine, machine_of
+from rpbench.cost.hardware.machine import Machine, devices_named, machine_of
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.places import file_of
@@ -470,42 +469,11 @@ def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, ask
     """The answer with commands that run where neither model nor cluster is one of ours."""
     own, words = asked.own, {}
     if model.name != own.get("model"):
-        words[f"model={model.name}"] = _spelled("model", "transformer", asdict(model))
+        words[f"model={model.name}"] = spelled("model", "transformer", asdict(model))
     if own.get("cluster") not in options_of("cluster"):
-        words[f"cluster={cluster.name}"] = _spelled_machine(cluster)
+        words[f"cluster={cluster.name}"] = spelled_machine(cluster)
     for row in (*answer.get("ranking", ()), *answer.get("ranking_late", ()), *answer.get("limits", ())):
         for short, long in words.items():
             for key in row.keys() & {"command", "export", "export_note"}:
                 row[key] = row[key] and row[key].replace(f" {short} ", f" {long} ")
     return answer
-
-
-def _values(given: Machine) -> dict[str, Any]:
-    return {each.name: getattr(given, each.name) for each in fields(given) if each.name != "ssd"}  # a row says it
-
-
-def _spelled_machine(given: Machine) -> str:
-    """A machine's keys: what differs from so many devices of its kind where they usually stand."""
-    if given.gpu is None:
-        return _spelled("cluster", "local", _values(given))
-    base = f"{given.size}x_{given.gpu.name}"
-    usual = _values(machine(base))
-    changed = {key: value for key, value in _values(given).items() if value != usual[key] and key != "gpu"}
-    return _spelled("cluster", base, changed)
-
-
-def _spelled(group: str, base: str, values: Mapping[str, Any]) -> str:
-    """A group's keys one by one, over an option that is there; where numbers come from is left out."""
-    words = [word for key, value in values.items() if key != "declared" for word in _words(f"{group}.{key}", value)]
-    return " ".join([f"{group}={base}", *words])
-
-
-def _words(key: str, value: Any) -> list[str]:
-    """Words of a command line that set a key; none for what is not there."""
-    if isinstance(value, Mapping):
-        return [word for name, each in value.items() for word in _words(f"{key}.{name}", each)]
-    if isinstance(value, tuple):
-        return [shlex.quote(f"++{key}=[{','.join('null' if each is None else str(each) for each in value)}]")]
-    if isinstance(value, str) and not re.fullmatch(r"\w+", value):
-        value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return [] if value is None else [shlex.quote(f"++{key}={value}")]

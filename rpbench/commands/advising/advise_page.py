@@ -48,7 +48,7 @@ def write_page(answer: Mapping[str, Any], around: Mapping[str, Any] | None = Non
     """Write the page of an answer.
 
     Args:
-        around: its rows at other settings (`rpbench.commands.advise_around`).
+        around: its rows at other settings (`rpbench.commands.advising.advise_around`).
 
     Raises:
         OSError: if it cannot be written.
