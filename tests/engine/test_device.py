@@ -196,8 +196,8 @@ MUTATED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("accelerators, schedule", MUTATED, ids=lambda found: getattr(found, "name", found))
 def test_every_mutant_of_what_is_issued_is_seen_or_named(accelerators, schedule):
-    # data_parallel's sums wait more often than they need: of its mutants 16 % are seen. Its threads meet in other ways in
-    # each recording, which under load hides some (14 to 16.5 %), so a poor one is not the last word.
+    # data_parallel's sums wait more often than they need: of its mutants 16 % are seen. Its threads meet in other ways
+    # in each recording, which hides some at times (14 to 16.5 %), so a poor one is made again.
     least, shares = 0.15 if schedule.name == "data_parallel" else 0.2, []
     while len(shares) < 3 and max(shares, default=0) <= least:
         verdicts = list(judged(issued(schedule, accelerators).trace))
