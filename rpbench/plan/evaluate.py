@@ -61,4 +61,5 @@ def why_unfit(problem: Problem, partition: Partition) -> str:
 def _misfit(problem: Problem, graph: Graph) -> str:
     if problem.memory is None:
         return ""
-    return why_infeasible(graph.schedule, problem.memory, peak_in_flight(graph))
+    keeps = (graph.schedule.shape.num_backward_stages - 1,) if problem.keeps_last else None
+    return why_infeasible(graph.schedule, problem.memory, peak_in_flight(graph), keeps)

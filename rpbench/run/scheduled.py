@@ -117,4 +117,4 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
         )
     if limit is None or max(needed) <= limit:
         return needed, ""
-    return needed, why_infeasible(assembled.schedule, DeviceMemory(assembled.sizes, limit), in_flight)
+    return needed, why_infeasible(assembled.schedule, DeviceMemory(assembled.sizes, limit), in_flight, assembled.keeps)

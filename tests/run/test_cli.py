@@ -89,6 +89,30 @@ def test_a_plan_that_does_not_fit_is_a_verdict_not_a_failure(rpbench):
     assert "makespan_s" not in row
 
 
+def test_what_the_last_stage_keeps_is_counted_and_has_to_fit(rpbench):
+    """A device with both stages of a V holds the activations of the last one while it recomputes those of the first."""
+    words = ("schedule=zb_v", "num_devices=1", "num_microbatches=6", "chunks_per_device=2", 'partition="5-1"')
+    words += (
+        "model=mid_gpt",
+        "model.num_layers=6",
+        "cluster.reserved_memory_bytes=1",
+        "cluster=3x_l40s",
+        "cost=analytic",
+        "charge=bytes",
+    )
+
+    def ran(recompute, *more):
+        return rpbench(*words, f"recompute={recompute}", *more)[1][0]
+
+    (whole,), (kept,) = (ran(recompute)["peak_memory_bytes"] for recompute in ("all", "except_last"))
+    assert kept > whole
+    tight = f"cluster.device_memory_bytes={(whole + kept) // 2}"
+    assert ran("all", tight)["status"] == "ok"
+    row = ran("except_last", tight)
+    assert row["status"] == "infeasible"
+    assert f"needs {kept / 1e9:.1f} GB" in row["reason"]
+
+
 WRONG = [
     (["schedule=gpip"], "unknown schedule 'gpip'; did you mean gpipe?"),
     (["model=qwen3_1p8b"], "did you mean qwen3_1p7b?"),

@@ -468,13 +468,18 @@ _STREAMED_WAYS_OUT = {
 }
 
 
-def why_infeasible(schedule: Schedule, memory: DeviceMemory, in_flight: Sequence[int]) -> str:
+def why_infeasible(
+    schedule: Schedule, memory: DeviceMemory, in_flight: Sequence[int], keeps: Collection[int] | None = None
+) -> str:
     """Why a schedule does not fit its devices: the worst device, its largest class, a way out; "" if it fits.
+
+    Args:
+        in_flight, keeps: as of `device_bytes`.
 
     Raises:
         ValueError: if the schedule has no partition.
     """
-    classes = classes_of(schedule, memory.sizes, in_flight)
+    classes = classes_of(schedule, memory.sizes, in_flight, keeps)
     needed = [sum(by_class.values()) for by_class in classes]
     worst = needed.index(max(needed))
     if needed[worst] <= memory.limit_bytes:
