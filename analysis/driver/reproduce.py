@@ -30,6 +30,7 @@ from analysis.driver.accelerators import NONE_HERE, has_accelerators, run_on_acc
 from analysis.driver.forked import can_fork
 from analysis.driver.notebooks import Kernel, execute, notebooks
 from analysis.driver.sweeps import ALL, DUELS, PAPER, QUICK, ROOT, Scope, run_sweeps
+from analysis.exhibits.exhibit import DECLARED
 from analysis.exhibits.figures.files import OUT
 from analysis.exhibits.tables.files import save_table
 from analysis.mutate import check, mutants, of_statements, sampled
@@ -121,9 +122,10 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
         problems.append(str(error))
         return _say_what_is_red(problems, "")
     if scope is ALL:
-        made = {f"experiment={sweep.experiment} " for sweep in scope.sweeps}  # duels are run for themselves
-        missing = [(name, why) for name, why in content.missing if any(word in f"{why} " for word in made)]
-        problems += [f"exhibit {name} was not made: {why}" for name, why in missing]
+        asked = {sweep.experiment for sweep in scope.sweeps}  # duels are asked for by their name
+        for name, why in content.missing:
+            if asked.issuperset(DECLARED[name].get("experiments", ())):
+                problems.append(f"exhibit {name} was not made: {why}")
     progress.tick("notebooks")
     with _beside(_run_notebooks, scope, results, folder / "notebooks") as ran:
         content.figures = folder
