@@ -6,6 +6,9 @@ a Schedule with other rows, fixed again, that is checked, timed and drawn like a
     round_robin    job k of a round on device (c + k) mod p: the order the generator wrote; nothing to deal
     earliest_free  the same rotation, but every round begins on the device that is free first (the artifact)
     dynamic        a free device takes the ready job that is furthest on its way; no device waits while work is ready
+
+Whatever the rule, a round is dealt only when the step that makes its weights is over: dealt before, it could stand
+in front of the very jobs that make them.
 """
 
 import heapq
@@ -15,6 +18,7 @@ from dataclasses import replace
 
 from rpbench.cost.table import CostTable, Number
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Weights
 from rpbench.ir.waits.dependencies import Key, key, needs
 from rpbench.registry import unknown_name
@@ -45,7 +49,8 @@ def deal(schedule: Schedule, costs: CostTable, rule: str) -> Schedule:
             for number, job in enumerate(jobs):
                 floor.run(job, (first + number) % floor.num_devices)
     else:
-        _deal_dynamically(floor, rounds)
+        steps = [(jobs[0][0].microbatch or 0) // schedule.shape.num_microbatches for jobs in rounds]
+        _deal_dynamically(floor, rounds, steps, STEPS_BEHIND.get(schedule.policy, len(rounds)))
     return replace(schedule, rows=tuple({"compute": tuple(row)} for row in floor.rows))
 
 
@@ -63,14 +68,16 @@ def _rounds(schedule: Schedule) -> list[list[Row]]:
 
 
 def _first_of_round(schedule: Schedule) -> dict[int, int]:
-    """First microbatch of each microbatch's round: a round is one unbroken run of stage 0's forwards."""
+    """First microbatch of each microbatch's round: a round is one unbroken run of stage 0's forwards in a step."""
+    each = schedule.shape.num_microbatches
     first_of = {}
     for device in range(schedule.shape.num_ranks):
         previous = first = None
         for action in schedule.compute(device):
             if (action.kind, action.stage) == (Kind.F, 0):
-                first = action.microbatch if previous is None else first
-                first_of[action.microbatch or 0] = first or 0
+                number = action.microbatch or 0
+                first = number if previous is None or number % each == 0 else first
+                first_of[number] = first or 0
                 previous = action
             else:
                 previous = None
@@ -129,19 +136,30 @@ class _Floor:
         raise ScheduleError(f"{action} is dealt before {options[0][1]}{options[0][0].name}{action.microbatch} has run")
 
 
-def _deal_dynamically(floor: _Floor, rounds: list[list[Row]]) -> None:
+def _deal_dynamically(floor: _Floor, rounds: list[list[Row]], steps: Sequence[int], behind: int) -> None:
     """Whenever a device is free it takes, of the jobs that can begin, the one furthest on its way.
 
-    A job can begin when the first microbatch of the job before it is done: the rest arrives while it runs. Ties go
-    to the older round. Free devices with nothing to take wait for the next such moment.
+    A job can begin when the first microbatch of the job before it is done: the rest arrives while it runs. The
+    first job of a round can begin when the step that makes its weights is over. Ties go to the older round. Free
+    devices with nothing to take wait for the next such moment.
+
+    Args:
+        floor: the devices, which have run nothing yet.
+        rounds: jobs of every round, in the order they are on their way.
+        steps: optimizer step of every round, from 0.
+        behind: updates that the weights of a round may lack (`rpbench.ir.policy.STEPS_BEHIND`).
     """
     ready: list[tuple[int, int, int]] = []  # (-depth, round, depth), a heap
-    coming: list[tuple[Number, int, int]] = [(0, number, 0) for number in range(len(rounds))]  # (when, round, depth)
-    heapq.heapify(coming)
+    coming: list[tuple[Number, int, int]] = []  # (when, round, depth), a heap
+    left = [0] * (steps[-1] + 1)  # jobs of each step
+    over: list[Number] = [0] * len(left)  # when the jobs of each step that have run are done
+    for number, step in enumerate(steps):
+        left[step] += len(rounds[number])
+        if step <= behind:
+            heapq.heappush(coming, (0, number, 0))
     devices: list[tuple[Number, int]] = [(0, device) for device in range(floor.num_devices)]
     heapq.heapify(devices)
-    remaining = sum(map(len, rounds))
-    while remaining:
+    while any(left):
         now, device = heapq.heappop(devices)
         while coming and coming[0][0] <= now:
             _, number, depth = heapq.heappop(coming)
@@ -150,9 +168,13 @@ def _deal_dynamically(floor: _Floor, rounds: list[list[Row]]) -> None:
             heapq.heappush(devices, (coming[0][0], device))
             continue
         _, number, depth = heapq.heappop(ready)
-        job = rounds[number][depth]
+        job, step = rounds[number][depth], steps[number]
         free = floor.run(job, device, now)
-        remaining -= 1
         heapq.heappush(devices, (free, device))
+        left[step], over[step] = left[step] - 1, max(over[step], free)
         if depth + 1 < len(rounds[number]):
             heapq.heappush(coming, (floor.ended[key(job[0])][0], number, depth + 1))
+        if not left[step]:
+            for later, its_step in enumerate(steps):
+                if its_step == step + 1 + behind:
+                    heapq.heappush(coming, (over[step], later, 0))
