@@ -16,7 +16,7 @@ from analysis.report.content import Content
 from analysis.report.images import draw_all, drawings_of
 from analysis.report.pages import render_all
 from rpbench.config.configuration import options_of
-from rpbench.records.manifest import Manifest
+from rpbench.records.manifest import Manifest, no_sweep_in
 from rpbench.records.record import write_atomically
 
 _EVERY_S = 3.0
@@ -79,10 +79,7 @@ def gather(
         ValueError: if no sweep of the folder left a record.
     """
     if not experiments.manifests or not (experiments.rows or any(each.cells for each in experiments.manifests)):
-        raise ValueError(
-            f"results_dir={experiments.results}: no finished sweep in it; make one first, as in: "
-            f"python -m rpbench -m experiment=figure17 results_dir={experiments.results}"
-        )
+        raise ValueError(no_sweep_in(experiments.results))
     rows = sorted(experiments.rows, key=views.order_of)
     content = Content(rows, [], [], [], scope, sweep_of=_sweeps(experiments))
     ours = [each for each in experiments.manifests if is_ours(experiments, each)]

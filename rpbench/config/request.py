@@ -369,6 +369,7 @@ def _software(config: RunConfig) -> "Software | None":
         return None
     from rpbench.mesh.software import software_of  # its package, for runs that name one
 
+    check_name("software", config.software)
     return software_of(config.software)
 
 

@@ -125,6 +125,9 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
     question = question_of(asked.own)
     found = _machine(asked)
     model, machine = _model(asked), _with_ssd(found.machine, asked)
+    if machine.num_nodes == 1 and question in (None, "compare"):
+        told = f"{_seconds(asked):g} s of each of {_processes()} processors, longer on the clock while others are busy"
+        print(f"searching: {told}", file=people, flush=True)
     asked = replace(asked, lengths=lengths_asked(asked.own, model, machine, question))
     sequences = _count(asked, "sequences_per_step", len(asked.lengths) or SEQUENCES_PER_DEVICE * machine.size)
     if question in ("max_seq_len", "max_batch"):
@@ -309,6 +312,15 @@ def _count(asked: Asked, name: str, usual: int) -> int:
     return int(text)
 
 
+def _seconds(asked: Asked) -> float:
+    """Of each processor, for the searches on one host."""
+    return float(_count(asked, "seconds", 0)) or SECONDS
+
+
+def _processes() -> int:
+    return os.cpu_count() or 1
+
+
 def _yes(asked: Asked, name: str) -> bool:
     text = asked.own.get(name, "no")
     if text not in ("yes", "no"):
@@ -446,13 +458,14 @@ def _terms(
 def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
     _check_host(cluster)
     terms, basis = _terms(model, cluster, asked, sequences)
+    seconds = _seconds(asked)
     found = advise(
         terms,
         basis,
         names=compared(asked.own) if "compare" in asked.own else _schedules(asked),
         budget=BUDGET,
-        processes=os.cpu_count() or 1,
-        seconds=float(_count(asked, "seconds", 0)) or SECONDS,
+        processes=_processes(),
+        seconds=seconds,
         late=_yes(asked, "late") or "compare" in asked.own,
         framework=_framework(asked),
     )
@@ -460,7 +473,7 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     for name, rows in (("ranking", found.ranking), ("ranking_late", found.ranking_late)):
         answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]
     if not found.ranking and not found.ranking_late:
-        answer |= smallest_change(found.does_not_fit, terms)
+        answer |= smallest_change(found.does_not_fit, terms, seconds)
     answer = _runnable(answer, model, cluster, asked)
     return timed_again(answer, asked.own["lengths"], asked.lengths, model, cluster) if asked.lengths else answer
 

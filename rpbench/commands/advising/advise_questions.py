@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from rpbench.advice.limits import Limit, largest, least_more, limit_of
+from rpbench.advice.limits import CHANGING, Limit, largest, least_more, limit_of
 from rpbench.advice.rows import RUNS_IN, Misfit, command_of, command_of_mesh
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
@@ -287,9 +287,13 @@ def question_lines(answer: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def smallest_change(misfits: Sequence[Misfit], terms: Terms) -> dict[str, Any]:
-    """The least memory that makes something fit, as a sentence and as data."""
-    found = least_more(misfits, terms)
+def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> dict[str, Any]:
+    """The least memory that makes something fit, as a sentence and as data.
+
+    Args:
+        seconds: of the whole advice.
+    """
+    found = least_more(misfits, terms, CHANGING * seconds)
     where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
     told = "; ".join(
         f"{gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} let {more.schedule} fit" for more in found
