@@ -5,10 +5,48 @@ at the locks of what they share. Nobody listens in a run that trains; a
 check of the order listens (`rpbench.engine.stream_order`).
 """
 
-from collections.abc import Hashable, Iterator
+import random
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
+from threading import Condition, Lock
 from typing import Protocol
+
+
+class Turns:
+    """Lanes that go on one at a time, so that a run is the same each time: who is next is drawn by a seed.
+
+    A turn lasts until its lane has ended an action, or has to wait for what another one does.
+    """
+
+    def __init__(self, lanes: Sequence[int], seed: int) -> None:
+        self._rng, self._changed, self._ready, self._has_ended = random.Random(seed), Condition(), set(lanes), False
+        self._draw()
+
+    def take(self, lane: int) -> None:
+        """Return when it is the lane's turn."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended or self._next == lane)
+
+    def give(self, lane: int, *, goes_on: bool) -> None:
+        """End the turn of a lane; one that does not go on is left out until somebody wakes it."""
+        with self._changed:
+            if not goes_on:
+                self._ready.discard(lane)
+            self._draw()
+            self._changed.notify_all()
+
+    def wake(self, lane: int) -> None:
+        """What a lane has waited for is there; by the lane whose turn it is."""
+        self._ready.add(lane)
+
+    def end(self) -> None:
+        """Everybody goes on at once: the run has failed."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def _draw(self) -> None:
+        self._next = self._rng.choice(sorted(self._ready)) if self._ready else None
 
 
 class HostOrder(Protocol):
@@ -23,6 +61,9 @@ class HostOrder(Protocol):
     def wait(self, token: Hashable) -> None:
         """The calling thread has waited for the token."""
 
+    def turns(self, lanes: Sequence[int]) -> Turns | None:
+        """The order in which the lanes of a run go on; None: all at the same time."""
+
 
 class _Nobody:
     def begins(self, what: str) -> None:
@@ -33,6 +74,9 @@ class _Nobody:
 
     def wait(self, token: Hashable) -> None:
         pass
+
+    def turns(self, lanes: Sequence[int]) -> None:
+        return None
 
 
 _listening: list[HostOrder] = [_Nobody()]

@@ -356,6 +356,25 @@ def test_a_dry_run_says_so_and_has_no_pace(rpbench):
     assert any("backend=cuda is now called backend=device" in note for note in row["notes"])
 
 
+# Device 0 has an embedding (32, 16) and two layers, each of two norms (16,), four matrices (16, 16), one (64, 16) and one
+# (16, 64): 6,720 parameters, 64 of them in vectors; the rows and columns of its matrices are 48 + 2 x 288 = 624. Device 1
+# has a head (32, 16) with a norm in place of the embedding.
+STATE = [
+    (("optimizer=adamw",), [12 * 6720, 12 * 6736]),
+    (("optimizer=sgd",), [4 * 6720, 4 * 6736]),
+    (("optimizer=sgd", "optimizer.momentum=0.9"), [8 * 6720, 8 * 6736]),
+    (("optimizer=rmsprop",), [8 * 6720, 8 * 6736]),
+    (("optimizer=adafactor",), [4 * (6720 + 624 + 64), 4 * (6736 + 624 + 64 + 16)]),
+]
+
+
+@pytest.mark.parametrize("words, num_bytes", [STATE[-1], *map(slow, STATE[:-1])], ids=lambda found: str(found))
+def test_the_state_that_is_predicted_is_that_of_the_optimizer_that_runs(words, num_bytes, rpbench):
+    tiny = ("schedule=1f1b", "model=tiny_gpt", *TINY, "num_devices=2", "num_microbatches=2", "num_steps=1")
+    status, (row,), _ = rpbench(*tiny, "backend=device", "backend.dry_accelerators=2", *words)
+    assert (status, row["predicted_optimizer_state_bytes"]) == (0, num_bytes)
+
+
 def test_check_order_is_a_verb(rpbench):
     status, (found,), _ = rpbench("check-order", *DRY[:1], *TINY, "num_devices=1", "num_microbatches=2", "num_steps=1")
     assert (status, found["num_findings"], found["num_accelerators"]) == (0, 0, 1)
