@@ -8,14 +8,14 @@ check of the order listens (`rpbench.engine.stream_order`).
 import random
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Condition, Lock
+from threading import Condition, Lock, local
 from typing import Protocol
 
 
 class Turns:
     """Lanes that go on one at a time, so that a run is the same each time: who is next is drawn by a seed.
 
-    A turn lasts until its lane has ended an action, or has to wait for what another one does.
+    A turn lasts until its lane comes to a lock, has ended an action, or has to wait for what another one does.
     """
 
     def __init__(self, lanes: Sequence[int], seed: int) -> None:
@@ -24,8 +24,14 @@ class Turns:
 
     def take(self, lane: int) -> None:
         """Return when it is the lane's turn."""
+        _own.turns, _own.lane = self, lane
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended or self._next == lane)
+
+    def pass_on(self, lane: int) -> None:
+        """Give the turn of a lane that goes on, and return when it has another one."""
+        self.give(lane, goes_on=True)
+        self.take(lane)
 
     def give(self, lane: int, *, goes_on: bool) -> None:
         """End the turn of a lane; one that does not go on is left out until somebody wakes it."""
@@ -47,6 +53,17 @@ class Turns:
 
     def _draw(self) -> None:
         self._next = self._rng.choice(sorted(self._ready)) if self._ready else None
+
+
+class _Own(local):
+    """What the calling thread is at: its turns, and how many locks it has."""
+
+    def __init__(self) -> None:
+        self.turns: Turns | None = None
+        self.lane = self.num_locks = 0
+
+
+_own = _Own()
 
 
 class HostOrder(Protocol):
@@ -104,9 +121,13 @@ class ToldLock:
         self._lock = Lock()
 
     def __enter__(self) -> None:
+        if _own.turns is not None and not _own.num_locks:  # or the others would wait for what this one has
+            _own.turns.pass_on(_own.lane)
         self._lock.acquire()
+        _own.num_locks += 1
         host_order().wait(self)
 
     def __exit__(self, *exception: object) -> None:
         host_order().signal(self)
+        _own.num_locks -= 1
         self._lock.release()

@@ -356,8 +356,8 @@ def test_a_dry_run_says_so_and_has_no_pace(rpbench):
     assert any("backend=cuda is now called backend=device" in note for note in row["notes"])
 
 
-# Device 0 has an embedding (32, 16) and two layers, each of two norms (16,), four matrices (16, 16), one (64, 16) and one
-# (16, 64): 6,720 parameters, 64 of them in vectors; the rows and columns of its matrices are 48 + 2 x 288 = 624. Device 1
+# Device 0 has an embedding (32, 16) and two layers, each of two norms (16,), four matrices (16, 16), one (64, 16) and
+# one (16, 64): 6,720 parameters, 64 of them in vectors; its matrices have 48 + 2 x 288 = 624 rows and columns. Device 1
 # has a head (32, 16) with a norm in place of the embedding.
 STATE = [
     (("optimizer=adamw",), [12 * 6720, 12 * 6736]),

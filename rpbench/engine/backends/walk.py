@@ -120,14 +120,8 @@ class Walk:
             except IndexError:
                 return  # the last one has struck itself out
             self._open(place)
-        self._pass_on(number)
-
-    def _pass_on(self, number: int) -> None:
-        """The turn of the lane that has ended an action, where lanes take turns."""
         if self._turns is not None:
-            place = self.program.index.lane_of[number]
-            self._turns.give(place, goes_on=True)
-            self._turns.take(place)
+            self._turns.pass_on(self.program.index.lane_of[number])
 
     def _sleep(self, place: int, number: int, producer: int) -> None:
         waiters = self._waiters.setdefault(producer, [])
