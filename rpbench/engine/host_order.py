@@ -8,38 +8,37 @@ check of the order listens (`rpbench.engine.stream_order`).
 import random
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Condition, Lock, local
+from threading import Lock, Semaphore, local
 from typing import Protocol
 
 
 class Turns:
     """Lanes that go on one at a time, so that a run is the same each time: who is next is drawn by a seed.
 
-    A turn lasts until its lane comes to a lock, has ended an action, or has to wait for what another one does.
+    A turn lasts until its lane comes to an operation or a lock, has ended an action, or has to wait for another lane.
     """
 
     def __init__(self, lanes: Sequence[int], seed: int) -> None:
-        self._rng, self._changed, self._ready, self._has_ended = random.Random(seed), Condition(), set(lanes), False
-        self._draw()
+        self._rng, self._ready, self._has_ended = random.Random(seed), set(lanes), False
+        self._gates = {lane: Semaphore(0) for lane in lanes}
+        self._hand_over()
 
     def take(self, lane: int) -> None:
         """Return when it is the lane's turn."""
         _own.turns, _own.lane = self, lane
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_ended or self._next == lane)
+        if not self._has_ended:
+            self._gates[lane].acquire()
+
+    def give(self, lane: int, *, goes_on: bool) -> None:
+        """End the turn of a lane; one that does not go on is left out until somebody wakes it."""
+        if not goes_on:
+            self._ready.discard(lane)
+        self._hand_over()
 
     def pass_on(self, lane: int) -> None:
         """Give the turn of a lane that goes on, and return when it has another one."""
         self.give(lane, goes_on=True)
         self.take(lane)
-
-    def give(self, lane: int, *, goes_on: bool) -> None:
-        """End the turn of a lane; one that does not go on is left out until somebody wakes it."""
-        with self._changed:
-            if not goes_on:
-                self._ready.discard(lane)
-            self._draw()
-            self._changed.notify_all()
 
     def wake(self, lane: int) -> None:
         """What a lane has waited for is there; by the lane whose turn it is."""
@@ -47,12 +46,13 @@ class Turns:
 
     def end(self) -> None:
         """Everybody goes on at once: the run has failed."""
-        with self._changed:
-            self._has_ended = True
-            self._changed.notify_all()
+        self._has_ended = True
+        for gate in self._gates.values():
+            gate.release()
 
-    def _draw(self) -> None:
-        self._next = self._rng.choice(sorted(self._ready)) if self._ready else None
+    def _hand_over(self) -> None:
+        if self._ready and not self._has_ended:
+            self._gates[self._rng.choice(sorted(self._ready))].release()
 
 
 class _Own(local):
@@ -64,6 +64,12 @@ class _Own(local):
 
 
 _own = _Own()
+
+
+def pause() -> None:
+    """Let another lane have its turn, where lanes take turns, unless it would wait for a lock that this one has."""
+    if _own.turns is not None and not _own.num_locks:
+        _own.turns.pass_on(_own.lane)
 
 
 class HostOrder(Protocol):
@@ -121,8 +127,7 @@ class ToldLock:
         self._lock = Lock()
 
     def __enter__(self) -> None:
-        if _own.turns is not None and not _own.num_locks:  # or the others would wait for what this one has
-            _own.turns.pass_on(_own.lane)
+        pause()
         self._lock.acquire()
         _own.num_locks += 1
         host_order().wait(self)

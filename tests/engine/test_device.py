@@ -19,14 +19,14 @@ from rpbench.cli import dispatch
 from rpbench.config.choices import BackendConfig, ConfigError
 from rpbench.config.configuration import RunConfig
 from rpbench.engine.backends import device as backends
-from rpbench.engine.backends.device import DeviceBackend, DeviceFailed, OnCurrentDevice
+from rpbench.engine.backends.device import DeviceBackend, DeviceFailed, OnCurrentDevice, failing
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.state.updates.loss_scale import LossScaling
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.stream_order.happens_before import findings
 from rpbench.engine.stream_order.machine import Machine
 from rpbench.engine.stream_order.mutants import judged
-from rpbench.engine.stream_order.trace import Synchronised
+from rpbench.engine.stream_order.trace import Synchronised, Work
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.residency import stays_on_devices
@@ -208,6 +208,25 @@ def test_every_mutant_of_what_is_issued_is_seen_or_named(accelerators, schedule)
     assert max(shares) > least, shares
 
 
+def test_a_seed_says_in_which_order_the_lanes_go_on():
+    """From the second recording on: the first one of a process makes constants."""
+
+    def recorded(seed):
+        trace = issued(complete("data_parallel", 2, 2, 1, 1), 2, seed=seed).trace
+        done = filter(is_of_lanes, trace.entries)
+        return [(type(each).__name__, each.action, each.place, trace.names[each.thread]) for each in done]
+
+    def is_of_lanes(entry):
+        return entry.action != "outside of actions" and not entry.place.startswith("threading.py")
+
+    recorded(0)
+    first, again, other = recorded(0), recorded(0), recorded(1)
+    assert len(first) > 1000
+    assert first == again
+    assert first != other
+    assert sorted(first) == sorted(other)
+
+
 REORDERED = [
     roundpipe(2, 2, num_steps=1, num_layers=3),
     resident("1f1b", 2, 3, num_layers=2, chunks=1),
@@ -311,6 +330,36 @@ def test_an_accelerator_that_fails_ends_its_run_with_the_action_and_the_bytes(
     assert re.search(says, row["reason"])
     assert re.search(r"bytes held by accelerator: \d+, \d+(\n|$)", row["reason"])
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("device ")]
+
+
+DRIVER = [
+    (torch.AcceleratorError, "CUDA error: an illegal memory access was encountered"),
+    (RuntimeError, "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"),
+]
+
+
+@pytest.mark.parametrize("kind, words", DRIVER)
+def test_an_error_of_a_driver_or_its_libraries_ends_the_run_with_the_action_and_the_bytes(
+    kind, words, rpbench, monkeypatch
+):
+    class Broken(Machine):
+        def _check_there(self, entry):
+            if isinstance(entry, Work) and entry.name == "mm" and entry.action.startswith("1B1 "):
+                raise kind(f"{words}\nCompile with `TORCH_USE_CUDA_DSA`")
+
+    monkeypatch.setattr(on_accelerators_module, "Machine", Broken)
+    words_of_run = ("schedule=1f1b", "model=tiny_gpt", *TINY, "num_devices=2", "num_microbatches=3", "backend=device")
+    code, (row,), _ = rpbench(*words_of_run, "backend.dry_accelerators=2")
+    assert (code, row["status"]) == (1, "failed")
+    says = f"1B1 failed on device 1, lane compute: DeviceFailed: {kind.__name__}: {words}; bytes held by accelerator: "
+    assert says in row["reason"]
+    assert re.search(r"accelerator: [1-9]\d+, [1-9]\d+(\n|$)", row["reason"])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("device ")]
+
+
+def test_an_error_of_our_own_is_none_of_an_accelerator():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), failing():
+        torch.ones(2, 3) @ torch.ones(2, 3)
 
 
 def test_an_accelerator_that_fails_when_all_is_issued_is_told_as_well():
