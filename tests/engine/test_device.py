@@ -196,16 +196,14 @@ MUTATED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("accelerators, schedule", MUTATED, ids=lambda found: getattr(found, "name", found))
 def test_every_mutant_of_what_is_issued_is_seen_or_named(accelerators, schedule):
-    # data_parallel's sums wait more often than they need: of its mutants 16 % are seen. Its threads meet in other ways
-    # in each recording, which hides some at times (14 to 16.5 %), so a poor one is made again.
-    least, shares = 0.15 if schedule.name == "data_parallel" else 0.2, []
-    while len(shares) < 3 and max(shares, default=0) <= least:
-        verdicts = list(judged(issued(schedule, accelerators).trace))
-        assert len(verdicts) > 200
-        assert {verdict.outcome for verdict in verdicts} <= {"seen", "known", "later", "idle"}
-        assert all(verdict.by for verdict in verdicts)
-        shares.append(sum(verdict.outcome == "seen" for verdict in verdicts) / len(verdicts))
-    assert max(shares) > least, shares
+    # data_parallel's sums wait more often than they need: of its mutants 16 % are seen.
+    least = 0.15 if schedule.name == "data_parallel" else 0.2
+    verdicts = list(judged(issued(schedule, accelerators).trace))
+    assert len(verdicts) > 200
+    assert {verdict.outcome for verdict in verdicts} <= {"seen", "known", "later", "idle"}
+    assert all(verdict.by for verdict in verdicts)
+    share = sum(verdict.outcome == "seen" for verdict in verdicts) / len(verdicts)
+    assert share > least
 
 
 def test_a_seed_says_in_which_order_the_lanes_go_on():
