@@ -184,7 +184,7 @@ def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(caps
         assert bool(json.loads(capsys.readouterr().out)["ranking"]) is fits
 
 
-NODES = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "sequences_per_step=16", "seq_len=1024")
+NODES = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "batch=16", "seq_len=1024")
 EIGHT_LAYERS = ("num_layers=8", "hidden=1024", "heads=8", "vocab=32000")
 
 
@@ -265,11 +265,11 @@ def test_two_contenders_lie_beside_each_other_by_causes(capsys):
     assert nodes["comparison"]["ratio"] != 1
 
 
-@pytest.mark.parametrize("question, key", [("max_seq_len", "seq_len"), ("max_batch", "microbatch_sequences")])
+@pytest.mark.parametrize("question, key", [("max_seq_len=yes", "seq_len"), ("batch=max", "microbatch_sequences")])
 def test_a_limit_is_held_by_its_command_and_not_beyond(question, key, rpbench):
     words = [word for word in TWO_CARDS if not (key == "seq_len" and word.startswith("seq_len="))]
     words += ["schedules=1f1b,zero_2", "device_memory_bytes=4e9"]
-    answer = advise_on([*words, f"{question}=yes"], io.StringIO())
+    answer = advise_on([*words, question], io.StringIO())
     assert {row["schedule"] for row in answer["limits"]} == {"1f1b", "zero_2"}
     for row in answer["limits"]:
         status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
@@ -324,7 +324,11 @@ WRONG = [
     ((*TWO_CARDS, "compare=1f1b"), "compare=1f1b: two schedules with a comma between"),
     ((*TWO_CARDS, "compare=1f1b,roundpip"), "did you mean roundpipe?"),
     ((*TWO_CARDS, "compare=1f1b,gpipe", "schedules=1f1b"), "compare= names the schedules; leave it out"),
-    ((*TWO_CARDS, "compare=1f1b,gpipe", "max_batch=yes"), "one question at a time"),
+    ((*TWO_CARDS, "compare=1f1b,gpipe", "batch=max"), "one question at a time"),
+    ((*TWO_CARDS, "batch=big"), "batch=big: a whole number of at least 1, or max"),
+    ((*TWO_CARDS, "max_batch=yes"), "max_batch=yes is now batch=max"),
+    ((*TWO_CARDS, "batch=16", "sequences_per_step=16"), "given twice"),
+    ((*TWO_CARDS, "max_seq_len=4096"), "one length is seq_len=N"),
     ((*TWO_CARDS, "deadline_days=3"), "tokens= is missing"),
     ((*TWO_CARDS, "tokens=1e9"), "add deadline_days="),
     ((*TWO_CARDS, "deadline_days=0", "tokens=1e9"), "deadline_days=0: a number above 0"),
