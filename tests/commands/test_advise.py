@@ -11,7 +11,7 @@ import pytest
 from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
-from rpbench.commands.advising.advise import advise_on
+from rpbench.commands.advising.advise import advise_on, plan_meshes
 from rpbench.config.request import load
 from rpbench.places import CONF
 from rpbench.workload.parts import Experts
@@ -212,16 +212,30 @@ def test_rows_of_nodes_and_of_one_host_have_the_same_fields():
 
 
 def test_a_mesh_is_run_and_exported_by_its_own_commands(rpbench, capsys):
-    """Runs sum whole stages, where rows hide gradients bucket by bucket (docs/howto/meshes.md): no run is faster."""
     answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
     for row in answer["ranking"][:3]:
         status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
         assert (status, record["status"], record["num_devices"]) == (0, "ok", 8)
         assert record["tokens_per_step"] == answer["tokens_per_step"]
-        assert 0.5 * row["tokens_per_s"] < record["tokens_per_s"] < 1.01 * row["tokens_per_s"]
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-6)
         capsys.readouterr()
         assert dispatch(shlex.split(row["export"])[3:]) == 0
         assert str(row["options"]["microbatch_sequences"]) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_h1", "gpipe"])
+def test_a_pipeline_of_a_search_over_meshes_is_run_by_its_command(name, rpbench):
+    """With replicas, and alone: a tied matrix is summed over the first and the last stage in both."""
+    words = ["model=llama32_1b", "cluster=8x_rtx4090", "seq_len=1024", "sequences_per_step=32"]
+    found = plan_meshes([*words, f"schedules={name}"])["ranking"]
+    rows = [row for row in found if row["options"]["pipeline"] > 1]
+    rows = [next(row for row in rows if (row["options"]["data"] > 1) is wide) for wide in (True, False)]
+    for row in rows:
+        status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+        assert (status, record["status"]) == (0, "ok")
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-6)
+        assert max(record["peak_memory_bytes"]) == row["peak_memory_bytes"]
+        assert record["terms_s"]["tied"] > 0
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "FSDP2", "Megatron"])
