@@ -52,7 +52,7 @@ def exact_terms(job: Job) -> Terms:
 
 
 def _exchanges_s(job: Job) -> float:
-    """Seconds that data parallelism adds to a step of a pipeline: between chunks of a rank more hides than at its end."""
+    """Seconds that data parallelism adds to a step of a pipeline; more of it hides between chunks than at the end."""
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
     return simulate_step(job, order, costs, counts_layers=True).terms["data"]

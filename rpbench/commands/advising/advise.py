@@ -68,6 +68,8 @@ NUM_STEPS = 3
 BUDGET = Budget(work=1_000_000, climb_work=100_000, restarts=8)  # time ends a search, never work
 SECONDS = 7.0  # of each of two processors, for the searches; to start, and what they lead to, takes the rest of ten
 
+# More are slips: counts of them leave 64 bits.
+LARGE = {"num_devices": 10**6, "devices_per_node": 10**6, "seq_len": 10**8, "batch": 10**7, "sequences_per_step": 10**7}
 OWN = (
     *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "lengths"),
     "seconds",
@@ -267,6 +269,8 @@ def _asked(arguments: Sequence[str]) -> Asked:
         if key == "batch" and value != "max":
             _whole(key, value, ", or max: the largest")
             key = "sequences_per_step"
+        if key in LARGE and value.replace("_", "").isdecimal() and int(value) > LARGE[key]:
+            raise ConfigError(f"{key}={value}: at most {LARGE[key]:,}")
         if key in own or key in figures or key in sizes:
             raise ConfigError(f"{key}={value}: {key}= is given twice; leave one out")
         if key in OWN:
@@ -422,6 +426,8 @@ def _notes(asked: Asked) -> list[str]:
 
 
 def _no_model(name: str) -> str:
+    if Path(name).is_dir():
+        return f"model={name}: there is no config.json in this folder"
     if "/" in name or name.endswith(".json"):
         return f"model={name}: there is no such config.json or folder with one; nothing is downloaded, fetch it first"
     return unknown_name("model", name, options_of("model"))
