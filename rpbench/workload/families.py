@@ -234,7 +234,8 @@ SAME_AS: Mapping[str, str] = {
 # Fields that are read.
 READ = re.compile(
     r"""
-    model_type | text_config | llm_config | language_config | thinker_config | num_hidden_layers | hidden_size | num_attention_heads | num_key_value_heads | head_dim
+    model_type | text_config | llm_config | language_config | thinker_config
+    | num_hidden_layers | hidden_size | num_attention_heads | num_key_value_heads | head_dim
     | intermediate_size | vocab_size | tie_word_embeddings | sliding_window | use_sliding_window | layer_types
     | max_window_layers | _sliding_window_pattern | sliding_window_pattern | max_position_embeddings | num_experts
     | num_experts_per_tok | moe_intermediate_size | n_shared_experts | shared_expert_intermediate_size
