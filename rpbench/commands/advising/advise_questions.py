@@ -20,8 +20,9 @@ from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.workload.architecture import Architecture
 
-QUESTIONS = ("compare", "max_seq_len", "max_batch", "fewest_devices", "deadline_days")
+QUESTIONS = ("compare", "max_seq_len", "batch", "fewest_devices", "deadline_days")
 BESIDES = ("tokens", "usd_per_device_hour")  # what the last one takes
+INSTEAD = {"max_seq_len": "; one length is seq_len=N", "fewest_devices": "; a number of them is num_devices=N"}
 ALSO = {"fsdp": "zero_3", "ddp": "data_parallel"}  # how people call them
 TOKENS, LONGEST = 64, 1 << 20  # sequences are told in steps of so many tokens, up to a million
 WIDEST = 4096  # sequences of a microbatch
@@ -46,9 +47,9 @@ def question_of(own: Mapping[str, str]) -> str | None:
     asked = [name for name in QUESTIONS if name in own and own[name] != "no"]
     if len(asked) > 1:
         raise ConfigError(f"{asked[0]}= and {asked[1]}=: one question at a time; leave one out")
-    for name in ("max_seq_len", "max_batch", "fewest_devices"):
+    for name in ("max_seq_len", "fewest_devices"):
         if own.get(name, "yes") not in ("yes", "no"):
-            raise ConfigError(f"{name}={own[name]}: yes or no")
+            raise ConfigError(f"{name}={own[name]}: yes or no{INSTEAD[name]}")
     for name in BESIDES:
         if name in own and "deadline_days" not in own:
             raise ConfigError(f"{name}={own[name]}: it belongs to a deadline; add deadline_days=, such as 30")
