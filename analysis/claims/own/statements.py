@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from analysis.claims.claim import Claim, Record, section
+from analysis.claims.claim import Claim, Record, section, stated
 from analysis.claims.evidence import Need, causal, figure17, partitions, recompute_ahead, steady_causal, steady_state
 from analysis.claims.expected import read_table
-from analysis.claims.ours import stated
 from analysis.claims.own.regression import need_of
 from analysis.claims.printed import printed
 from analysis.predictions.score import NUM_BARS, Bar, bars
