@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import figure17, roofline
-from analysis.claims.printed import Printed, printed, rows, where
+from analysis.claims.printed import Printed, printed, throughput_run, where
 from analysis.exhibits.style import method_name, model_name
 from analysis.records.paper import PUBLISHED_MODELS
 
@@ -187,15 +187,7 @@ def _large_enough(model: str) -> Claim:
 
 def _sequences_per_upload(model: str) -> Printed:
     """Microbatches a call times sequences a microbatch."""
-    row = next(
-        rows(
-            "run_settings",
-            experiment="throughput",
-            system="roundpipe",
-            platform="8x-rtx4090-24gb",
-            model=PUBLISHED_MODELS[model],
-        )
-    )
+    row = throughput_run(model)
     sequences = int(row["microbatches_per_call"]) * float(row["micro_batch_sequences"])
     of = "microbatches_per_call x micro_batch_sequences"
     return Printed(f"{sequences:g}", where("run_settings", of, row["model"], row["source"]))

@@ -116,24 +116,12 @@ def _evidence(row: Row) -> _Evidence | None:
     return None
 
 
-def _fsdp_throughput(row: Row, model: str) -> _Evidence:
-    return _best_fsdp("throughput", "tokens_per_s", row["model"])
-
-
-def _fsdp_length(row: Row, model: str) -> _Evidence:
-    return _best_fsdp("max_seq_len", "max_seq_len_published_k", row["model"])
-
-
 def _best_fsdp(name: str, column: str, model: str) -> _Evidence:
     return _Evidence(
         "published",
         lambda: max(float(r[column]) for s in ("fsdp", "fsdp-offload") for r in rows(name, system=s, model=model)),
         made_from=f"analysis/published/{name}.csv, with and without offload",
     )
-
-
-def _recompute(row: Row, model: str) -> _Evidence:
-    return _Evidence("derived", lambda run: 1e3 * run["recompute_s"], (roofline("corrected", "8x_rtx4090", model),))
 
 
 def _ratio(row: Row, model: str) -> _Evidence:
@@ -160,18 +148,10 @@ def _capped_planner_stages(row: Row, model: str) -> _Evidence:
     )
 
 
-def _planner_stages(row: Row, model: str) -> _Evidence:
-    return _Evidence("derived", lambda run: run["num_stages"], (partitions("greedy", "roundpipe", model),))
-
-
 def _searched(schedule: str) -> Callable[[Row, str], _Evidence]:
     return lambda row, model: _Evidence(
         "simulated", _bubble_percent, (partitions("search", schedule, model),), at_most=True
     )
-
-
-def _hand_cut(row: Row, model: str) -> _Evidence:
-    return _Evidence("simulated", _bubble_percent, (hand_cuts(),))
 
 
 def _bubble_percent(run: Record) -> float:
@@ -188,14 +168,18 @@ def _hops(row: Row, model: str) -> _Evidence:
 
 # Beginning of a row's id -> its evidence; a row that none fits is a statement against a statement.
 _FINDERS: dict[str, Callable[[Row, str], _Evidence]] = {
-    "fsdp_offload_throughput": _fsdp_throughput,
-    "fsdp_offload_max_seq_len": _fsdp_length,
-    "attention_flops_recompute": _recompute,
+    "fsdp_offload_throughput": lambda row, _: _best_fsdp("throughput", "tokens_per_s", row["model"]),
+    "fsdp_offload_max_seq_len": lambda row, _: _best_fsdp("max_seq_len", "max_seq_len_published_k", row["model"]),
+    "attention_flops_recompute": lambda _, model: _Evidence(
+        "derived", lambda run: 1e3 * run["recompute_s"], (roofline("corrected", "8x_rtx4090", model),)
+    ),
     "attention_flops_ratio": _ratio,
     "peak_behind_threshold": _peak,
     "planner_forward_stages_235b": _capped_planner_stages,
-    "planner_forward_stages": _planner_stages,
-    "untuned_1f1b_8b": _hand_cut,
+    "planner_forward_stages": lambda _, model: _Evidence(
+        "derived", lambda run: run["num_stages"], (partitions("greedy", "roundpipe", model),)
+    ),
+    "untuned_1f1b_8b": lambda _, model: _Evidence("simulated", _bubble_percent, (hand_cuts(),)),
     "untuned_1f1b": _searched("1f1b"),
     "untuned_interleaved_1f1b": _searched("interleaved_1f1b"),
     "untuned_roundpipe": _searched("roundpipe"),
