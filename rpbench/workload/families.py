@@ -163,7 +163,6 @@ SPELLINGS: Mapping[str, str] = {
     "attn_type_list": "layer_types",
 }
 
-# Types of another name: a text model inside one of several parts, or one whose classes are those of another.
 # Sizes that the configuration class sets where a file has no such field: `transformers` writes what differs from them.
 LEFT_OUT: Mapping[str, Mapping[str, int]] = {
     "llama": {"intermediate_size": 11008},
@@ -221,6 +220,7 @@ LEFT_OUT: Mapping[str, Mapping[str, int]] = {
     "vit": {"intermediate_size": 3072},
 }  # fmt: skip
 
+# Types of another name: a text model inside one of several parts, or one whose classes are those of another.
 SAME_AS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "qwen3_5": "qwen3_5_text",
