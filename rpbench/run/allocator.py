@@ -19,7 +19,7 @@ VARIABLE = "GLIBC_TUNABLES"
 TUNABLES = (
     "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456"
 )
-REAL_TIME = frozenset({"cpu", "duel", "torch_duel", "gpu_duel"})  # a backend, and modes
+REAL_TIME = frozenset({"cpu", "device", "duel", "torch_duel", "gpu_duel"})  # a backend, and modes
 # `backend: cpu` or `mode: duel` of a defaults list (with "override /" before it) or of a sweep; the head of a section
 # has no value.
 _CHOICE = re.compile(r"^[ \t]*(?:- override /)?(?:backend|mode):[ \t]*([^\s#][^\n#]*)", re.MULTILINE)

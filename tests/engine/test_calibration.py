@@ -11,6 +11,7 @@ from rpbench.config.request import load
 from rpbench.cost.hardware.measured import PARTS
 from rpbench.engine.measure.calibration import calibrate_accelerators, calibrate_cores, check_device
 from rpbench.engine.measure.probes import ON_ACCELERATORS, ON_CORES, Probe
+from rpbench.engine.measure.rates import Sizes
 from rpbench.engine.measure.stopwatch import AcceleratorStopwatch, CoreStopwatch
 from rpbench.engine.stream_order.happens_before import HappensBefore, findings
 from rpbench.engine.stream_order.machine import KIND, Machine
@@ -18,14 +19,14 @@ from rpbench.engine.stream_order.trace import Recorded, SynchronisedEvent, Work
 from rpbench.workload.architecture import Architecture
 
 SMALL = Probe(Architecture("small", num_layers=1, hidden=16, heads=2, vocab=32, gated=False, seq_len=8), 16)
-SIZES = {"width": 64, "copy_bytes": 2**14}
+SIZES = Sizes(64, 2**14)
 
 
 @pytest.mark.parametrize("num_devices", [slow(1), 2])
 @pytest.mark.slow
 def test_every_rate_and_every_part_is_measured(num_devices):
     told = []
-    found = calibrate_cores(num_devices, told.append, [SMALL, SMALL], **SIZES)
+    found = calibrate_cores(num_devices, told.append, [SMALL, SMALL], SIZES)
     assert min(vars(found.rates).values()) > 0
     assert [set(times) for _, times in found.probes] == [set(PARTS)] * 2
     assert all(0 < took < 1 for _, times in found.probes for took in times.values())
@@ -133,7 +134,7 @@ def test_what_is_timed_lies_between_two_events_of_the_stream():
 def test_accelerators_are_measured_whatever_their_kind_and_host_steps_on_one_core(kind, num):
     threads, before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_fp16_accumulation
     with Machine(num, kind) as machine:
-        found = calibrate_accelerators(lambda line: None, [SMALL], [SMALL], **SIZES)
+        found = calibrate_accelerators(lambda line: None, [SMALL], [SMALL], SIZES)
     assert not findings(machine.trace)
     assert min(found.halves) >= 0
     assert min(vars(found.rates).values()) > 0
@@ -148,6 +149,7 @@ def test_accelerators_are_measured_whatever_their_kind_and_host_steps_on_one_cor
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="torch finds no accelerator on this machine")
 def test_a_real_accelerator_is_measured():
-    found = calibrate_accelerators(lambda line: None, ON_ACCELERATORS[:2], width=2048)
-    assert found.rates.matmul_flops_per_s > 1e12
+    found = calibrate_accelerators(lambda line: None, ON_ACCELERATORS[:2])
+    assert found.rates.matmul_flops_per_s > 1e13
+    assert found.rates.memory_bytes_per_s > 1e11
     assert all(0 < took < 1 for _, times in found.probes for took in times.values())

@@ -469,3 +469,18 @@ def test_a_run_on_accelerators_gives_the_same_bits_twice():
         on_accelerators(schedule, workload_of(schedule, dtype=torch.float32))[0].optimizer.masters for _ in range(2)
     )
     assert all(torch.equal(first[place], second[place]) for place in first)
+
+
+@pytest.mark.gpu
+@needs_accelerator
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_are_those_of_plain_training_and_the_peak_is_of_this_run_alone(dtype, rpbench):
+    """Attention over long sequences, whose usual backward has other bits every time; runs one after another."""
+    tiny = ("schedule=1f1b", "model=mid_gpt", "model.num_layers=2", "model.seq_len=2048", "num_devices=2")
+    rows = [
+        rpbench(*tiny, "num_microbatches=3", "backend=device", "verify=true", f"dtype={dtype}", f"seed={seed}")[1][0]
+        for seed in range(3)
+    ]
+    assert [(row["status"], row["device_grad_max_abs_diff"]) for row in rows] == [("ok", 0.0)] * 3
+    peaks = [row["accelerator_peak_memory_bytes"][0] - row["accelerator_workspace_bytes"][0] for row in rows]
+    assert max(peaks) < 1.02 * min(peaks)

@@ -19,7 +19,7 @@ from rpbench.cost.hardware.measured import CALIBRATED, PARTS
 from rpbench.engine.measure import calibration
 from rpbench.engine.measure.calibration import Calibration
 from rpbench.engine.measure.probes import ON_CORES
-from rpbench.engine.measure.rates import Rates
+from rpbench.engine.measure.rates import Rates, Sizes
 from rpbench.engine.stream_order.machine import Machine as Accelerators
 from rpbench.engine.stream_order.streams import MachineStream
 from rpbench.mesh.layers.engine_kernels import counted
@@ -211,7 +211,7 @@ def test_gpus_are_counted_and_not_asked_for(tmp_path, monkeypatch):
 
 
 def test_accelerators_become_a_cluster_with_their_links_and_memory(tmp_path, monkeypatch, capsys):
-    small = {"probes": calibration.DRY, "halved": calibration.HALVED_DRY, "width": 64, "copy_bytes": 2**14}
+    small = {"probes": calibration.DRY, "halved": calibration.HALVED_DRY, "sizes": Sizes(64, 2**14)}
     measure = partial(calibration.calibrate_accelerators, **small)
     monkeypatch.setattr(calibration, "calibrate_accelerators", measure)
     monkeypatch.setattr(ranks, "Ranks", Answering)

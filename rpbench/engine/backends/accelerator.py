@@ -45,10 +45,28 @@ def is_its_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_LIBRARIES)
 
 
-def make_repeatable() -> None:
-    """Ask torch for kernels that give the same bits every time, and for full float32 products."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    own = _REPEATABLE.get(kind())
+def workspace_bytes(number: int) -> int:
+    """What libraries hold of the memory of one, for each stream that they were asked on; it is given back by this.
+
+    Call it while nothing runs there.
+    """
+    own = _FORGET_WORKSPACES.get(kind())
+    if own is None:
+        return 0
+    before = torch.accelerator.memory_allocated(number)
+    own()
+    return int(before - torch.accelerator.memory_allocated(number))
+
+
+def choose_kernels(*, repeatable: bool) -> None:
+    """Ask torch for full float32 products and, where it counts, for kernels that give the same bits every time alone.
+
+    Only refusing all others makes the backward of attention one of them; warned, torch takes the faster one. What is
+    allocated is not filled first, which torch would do in both cases.
+    """
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of a module
+    torch.use_deterministic_algorithms(repeatable)
+    own = _EXACT.get(kind())
     if own is not None:
         own()
 
@@ -68,17 +86,24 @@ def summed_in_16_bits(allowed: bool) -> Iterator[None]:
         own.allow_fp16_accumulation = before
 
 
-def _repeatable_cuda() -> None:
+def _forget_cuda_workspaces() -> None:
+    """Of cuBLAS or hipBLAS: up to 32 MiB for each thread and stream, kept for good."""
+    forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a build for the processor has none
+    if forget is not None:
+        forget()
+
+
+def _exact_cuda() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first handle is made
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
 
 
-def _repeatable_xpu() -> None:
+def _exact_xpu() -> None:
     torch.backends.mkldnn.allow_tf32 = False  # type: ignore[assignment]  # a property of a module
 
 
-def _repeatable_npu() -> None:
+def _exact_npu() -> None:
     for part in ("matmul", "conv"):
         own = getattr(torch.npu, part, None)  # type: ignore[attr-defined]  # torch_npu brings it
         if own is not None:
@@ -86,11 +111,12 @@ def _repeatable_npu() -> None:
 
 
 # What is one kind's own; nothing else in the engine asks which kind it is.
-_REPEATABLE: Mapping[str, Callable[[], None]] = {
-    "cuda": _repeatable_cuda,  # NVIDIA, and AMD under ROCm
-    "xpu": _repeatable_xpu,  # Intel
-    "npu": _repeatable_npu,  # Ascend
+_EXACT: Mapping[str, Callable[[], None]] = {
+    "cuda": _exact_cuda,  # NVIDIA, and AMD under ROCm
+    "xpu": _exact_xpu,  # Intel
+    "npu": _exact_npu,  # Ascend
 }
+_FORGET_WORKSPACES: Mapping[str, Callable[[], None]] = {"cuda": _forget_cuda_workspaces}
 _OF_LIBRARIES = (
     *("CUDA error", "CUBLAS_STATUS", "cuDNN error", "HIP error", "HIPBLAS_STATUS", "MIOpen"),
     *("UR_RESULT_ERROR", "level_zero", "NPU error", "ACL error"),

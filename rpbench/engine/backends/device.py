@@ -54,6 +54,8 @@ class DeviceBackend(ThreadBackend):
     def __init__(self) -> None:
         super().__init__(partial(torch.set_num_threads, 1))
         self._num_accelerators = torch.accelerator.device_count()
+        for number in range(self._num_accelerators):
+            torch.empty(0, device=place(number))  # before its first tensor, an allocator refuses to count
         self._streams: dict[tuple[int, str], torch.Stream] = {}
 
     def accelerator_of(self, device: int) -> torch.device:

@@ -22,7 +22,7 @@ from rpbench.engine.measure.probes import (
     probe_on_accelerator,
     probe_on_cores,
 )
-from rpbench.engine.measure.rates import COPY_BYTES, WIDTH, Rates, measure_rates, peer_rate
+from rpbench.engine.measure.rates import OF_ACCELERATORS, OF_CORES, Rates, Sizes, measure_rates, peer_rate
 from rpbench.engine.measure.stopwatch import AcceleratorStopwatch, CoreStopwatch
 
 Told = Callable[[str], None]
@@ -61,17 +61,19 @@ def check_device(device: str) -> None:
         raise ValueError("device=accelerator: torch finds no accelerator on this machine; use device=cpu, or dry=1")
 
 
-def calibrate_cores(num_devices: int, tell: Told, probes: Sequence[Probe] = ON_CORES, **sizes: int) -> Calibration:
+def calibrate_cores(
+    num_devices: int, tell: Told, probes: Sequence[Probe] = ON_CORES, sizes: Sizes = OF_CORES
+) -> Calibration:
     """Calibrate devices that are threads with one core each.
 
     Args:
         tell: told a line before each thing that is measured.
-        sizes: of the operators, as `measure_rates` takes them.
+        sizes: of the operators.
     """
     with ForeignLoad() as foreign:
         tell(f"rates of {num_devices} cores at once")
         with CoreStopwatch(num_devices) as watch:
-            rates = measure_rates(watch, **sizes)
+            rates = measure_rates(watch, sizes)
         found = []
         for probe in probes:
             tell(f"layers of width {probe.model.hidden} on {probe.num_tokens} tokens")
@@ -85,18 +87,16 @@ def calibrate_accelerators(
     tell: Told,
     probes: Sequence[Probe] = ON_ACCELERATORS,
     halved: Sequence[Probe] = HALVED_ON_ACCELERATORS,
-    *,
-    width: int = WIDTH,
-    copy_bytes: int = COPY_BYTES,
+    sizes: Sizes = OF_ACCELERATORS,
 ) -> Calibration:
     """Calibrate the first accelerator, and its link to the second.
 
     Args:
-        width, copy_bytes: of the operators, as `measure_rates` takes them.
+        sizes: of the operators.
     """
     with ForeignLoad() as foreign, AcceleratorStopwatch() as clock:
         tell("rates of the accelerator and its links")
-        rates, peer, found = measure_rates(clock, width, copy_bytes), peer_rate(clock, copy_bytes), []
+        rates, peer, found = measure_rates(clock, sizes), peer_rate(clock, sizes.copy_bytes), []
         for probe in probes:
             tell(f"layers of width {probe.model.hidden} on {probe.num_tokens} tokens")
             found.append((probe, probe_on_accelerator(probe, clock)))
@@ -107,7 +107,7 @@ def calibrate_accelerators(
 
 def calibrate_dry(tell: Told) -> Calibration:
     """The same at tiny sizes, for accelerators that are made up: its numbers are of no use."""
-    return calibrate_accelerators(tell, DRY, HALVED_DRY, width=64, copy_bytes=2**14)
+    return calibrate_accelerators(tell, DRY, HALVED_DRY, Sizes(64, 2**14))
 
 
 def _mean(shares: Iterable[Shares]) -> Shares:

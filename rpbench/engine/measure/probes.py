@@ -63,11 +63,13 @@ ON_ACCELERATORS = (
     _probe(1536, 12, 32768, 1024),
     _probe(1536, 12, 24576, 4096, 4),
     _probe(2560, 20, 16384, 3072, 3),
+    _probe(2560, 20, 8192, 12288, 6),
+    _probe(4096, 32, 16384, 8192, 4),
 )
 
 # Layers whose backward is split as well; their vocabularies do not matter.
 HALVED_ON_CORES = (_probe(192, 6, 512, 96), _probe(320, 8, 512, 128))
-HALVED_ON_ACCELERATORS = (_probe(768, 12, 512, 2048, 2), _probe(2560, 20, 512, 4096, 4))
+HALVED_ON_ACCELERATORS = (_probe(1536, 12, 512, 8192, 4), _probe(4096, 32, 512, 8192, 4))
 
 # Where accelerators are made up: nothing is told apart by what they take.
 DRY, HALVED_DRY = (ON_ACCELERATORS[0], _probe(48, 3, 96, 32, 2)), (_probe(32, 2, 64, 32, 2),)

@@ -5,6 +5,7 @@ What is timed is done by all devices at once, as in a run: they share memory and
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -12,8 +13,23 @@ from torch.nn import functional
 from rpbench.engine.backends.accelerator import place, summed_in_16_bits
 from rpbench.engine.measure.stopwatch import Stopwatch
 
-COPY_BYTES = 64 * 2**20
-WIDTH = 1024  # of the large products
+
+class Sizes(NamedTuple):
+    """Of what is timed: large enough that a launch is a small part of it.
+
+    Args:
+        width: of the square products.
+        copy_bytes: of the tensors that are copied and added.
+        attention: sequences, heads, tokens, and the width of a head.
+    """
+
+    width: int = 1024
+    copy_bytes: int = 64 * 2**20
+    attention: tuple[int, int, int, int] = (4, 8, 512, 64)
+
+
+# A product of cores takes a millisecond there; on an accelerator it would be over before it is launched.
+OF_CORES, OF_ACCELERATORS = Sizes(), Sizes(8192, 256 * 2**20, (4, 16, 4096, 128))
 THIN_TOKENS = 64  # of the thin ones, whose other sizes are those of a small layer
 
 
@@ -35,19 +51,15 @@ class Rates:
     half_rate_width: float
 
 
-def measure_rates(watch: Stopwatch, width: int = WIDTH, copy_bytes: int = COPY_BYTES) -> Rates:
-    """Measure the rates of a device.
-
-    Args:
-        width: of the square products.
-        copy_bytes: of the tensors that are copied and added.
-    """
+def measure_rates(watch: Stopwatch, sizes: Sizes) -> Rates:
+    """Measure the rates of a device."""
+    width, copy_bytes, attention = sizes
     fast, exact = (_product_rate(watch, width, fast=fast) for fast in (True, False))
     up, down, both = _copy_rates(watch, copy_bytes)
     return Rates(
         matmul_flops_per_s=fast,
         wide_matmul_flops_per_s=exact,
-        attention_flops_per_s=_attention_rate(watch),
+        attention_flops_per_s=_attention_rate(watch, *attention),
         memory_bytes_per_s=_memory_rate(watch, copy_bytes),
         host_to_device_bytes_per_s=up,
         device_to_host_bytes_per_s=down,
@@ -83,9 +95,8 @@ def _half_rate_width(watch: Stopwatch, width: int, rate: float) -> float:
     return max(1.0, thin * (watch.seconds(made) * rate / (2 * thin * width**2) - 1))
 
 
-def _attention_rate(watch: Stopwatch) -> float:
+def _attention_rate(watch: Stopwatch, batch: int, heads: int, tokens: int, width: int) -> float:
     """FLOP/s of causal attention, counting only the keys the mask leaves."""
-    batch, heads, tokens, width = 4, 8, 512, 64
 
     def made() -> Callable[[], object]:
         q, k, v = (_random(watch, batch, heads, tokens, width) for _ in range(3))
@@ -125,7 +136,7 @@ def _copy_rates(watch: Stopwatch, num_bytes: int) -> tuple[float, float, float]:
     return (*alone, min(*alone, num_bytes / watch.seconds_together(up, down)))
 
 
-def peer_rate(watch: Stopwatch, num_bytes: int = COPY_BYTES) -> float | None:
+def peer_rate(watch: Stopwatch, num_bytes: int) -> float | None:
     """Bytes per second from the first accelerator to the second; None where there is one."""
     if torch.accelerator.device_count() < 2:
         return None

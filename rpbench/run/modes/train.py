@@ -370,6 +370,7 @@ def run_accelerated(
 
 def _on_accelerators(request: Request, assembled: Assembled, told: _Told) -> tuple[Fields, Timeline, Training]:
     ran = run_accelerated(request, assembled, told.handlers)
+    ran.fields["malloc_tuned"] = is_tuned()
     costs = measured_costs(ran.timeline, recompute_ahead=assembled.costs.recompute_ahead)
     return _metrics(ran.program, ran.timeline, costs, assembled) | ran.fields, ran.timeline, ran.training
 

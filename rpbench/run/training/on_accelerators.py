@@ -64,17 +64,19 @@ def run_on_accelerators(
     Args:
         make: the training of a workload on a backend.
         handlers_of: of the run that counts.
-        verify: compare the gradients of the first step with plain training on the first accelerator.
+        verify: compare the gradients of the first step with plain training on the first accelerator, by kernels that
+            give the same bits every time; otherwise by those that torch takes.
     """
     num_warmup_runs = asked.num_warmup_runs if asked.dry_accelerators is None else 0
     with ExitStack() as stack:
         machine = asked.dry_accelerators and stack.enter_context(Machine(asked.dry_accelerators))
         if not machine:
-            accelerator.make_repeatable()
+            accelerator.choose_kernels(repeatable=verify)
         backend = stack.enter_context(DeviceBackend())
         num, on_device = torch.accelerator.device_count(), replace(workload, data=OnCurrentDevice(workload.data))
         for number in range(num_warmup_runs + 1):
             for each in range(num):
+                accelerator.workspace_bytes(each)  # of runs before this one
                 torch.accelerator.reset_peak_memory_stats(each)
             with failing("while weights were brought: "):
                 training = make(on_device, backend)
@@ -86,6 +88,7 @@ def run_on_accelerators(
         fields: Fields = {
             "accelerators": [accelerator.name(each) for each in range(num)],
             "accelerator_peak_memory_bytes": [torch.accelerator.max_memory_allocated(each) for each in range(num)],
+            "accelerator_workspace_bytes": [accelerator.workspace_bytes(each) for each in range(num)],
             **_predicted_by_class(assembled, training, num),
             **(_beside_plain_training(training, workload) if verify else {}),
         }

@@ -17,6 +17,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.hardware.measured import MEASURED
 from rpbench.engine.measure.calibration import calibrate_cores
 from rpbench.engine.measure.probes import Probe
+from rpbench.engine.measure.rates import Sizes
 from rpbench.records import record
 from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel import run as duel_run
@@ -62,7 +63,7 @@ def rows(folder):
             Architecture("p", 1, hidden, 2, vocab, gated=False, seq_len=length) for hidden, vocab, length in shapes
         ]
         probes = [Probe(model, model.seq_len) for model in models]
-        return calibrate_cores(num_devices, tell, probes, width=64, copy_bytes=2**14)
+        return calibrate_cores(num_devices, tell, probes, Sizes(64, 2**14))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(teams, "verified", verified)
