@@ -45,7 +45,7 @@ def opening(verdicts: Iterable[Verdict], found: Sequence[Statement]) -> list[Lin
             "How we know",
             (
                 "Simulated from the paper's layer times, and predicted; the figures of the A800 blind, before they "
-                "were seen. Never run on a GPU by us.",
+                "were seen. Its machines were not at hand; the engine has run on one H200.",
             ),
         ),
     ]

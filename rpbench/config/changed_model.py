@@ -1,8 +1,10 @@
 """Changed model: a model of the project's with other sizes is another one; it is named so, and nobody has timed it."""
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
+from rpbench.config.files.keys import LONGEST_NAME
 from rpbench.places import file_of
 from rpbench.workload.architecture import model_keys
 
@@ -37,9 +39,7 @@ def told_apart(
         return dict(values), ()
     found, what = dict(values), " ".join(f"{key}={value}" for key, value in changed.items())
     if "model.name" not in given:
-        found["name"] = "-".join(
-            [str(option), *(f"{key.replace('.', '_')}-{_word(value)}" for key, value in changed.items())]
-        )
+        found["name"] = _named(str(option), changed)
     told = f"model={option} with {what} is another model and runs as {found['name']}"
     published = values.get("published_name")
     if published and "model.published_name" not in given and not set(changed) <= set(LENGTHS):
@@ -49,6 +49,14 @@ def told_apart(
             "them, though they were not measured on it"
         )
     return found, (told,)
+
+
+def _named(option: str, changed: Mapping[str, Any]) -> str:
+    """With every change in it; with a digest of them where that would be too long for a name."""
+    words = "-".join(f"{key.replace('.', '_')}-{_word(value)}" for key, value in changed.items())
+    if len(option) + 1 + len(words) <= LONGEST_NAME:
+        return f"{option}-{words}"
+    return f"{option}-{len(changed)}_changes-{sha256(words.encode()).hexdigest()[:8]}"
 
 
 def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from rpbench.config.request import load
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.hardware.collective_rates import CollectiveRate
 from rpbench.cost.hardware.machine import NUMBERS, Machine
-from rpbench.cost.hardware.measured import HALVES, PARTS, factor_name
+from rpbench.cost.hardware.measured import HALVES, ISSUES_AHEAD, ON_HOST, PARTS, factor_name
 from rpbench.engine.measure.calibration import Calibration
-from rpbench.mesh.layers.engine_kernels import counted
+from rpbench.mesh.layers.engine_kernels import counted, part_s
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of
 from rpbench.records.provenance import hardware, now
@@ -41,9 +41,11 @@ def cluster_of(
     measured = _half(found)
     counts = _counts(found, devices)
     for part, terms in PARTS.items():
-        solved = factors(counts[part], [times[part] for _, times in found.probes])
+        solved = _factors(part, found, counts[part], [times[part] for _, times in found.probes])
         measured |= {factor_name(part, term): factor for term, factor in zip(terms, solved, strict=True)}
     measured |= zip(HALVES, found.halves, strict=True)
+    if found.issues_ahead:
+        measured[ISSUES_AHEAD] = 1.0
     if layer_s := measured[factor_name("forward", "layer")]:
         figures["launch_s"] = layer_s
     source = f"python -m rpbench calibrate, {now()}"
@@ -67,7 +69,10 @@ def layers_of(found: Calibration, devices: Mapping[str, int]) -> list[dict[str, 
         times = [took[part] for _, took in found.probes]
         for own, row in enumerate(rows):
             others = [[*column[:own], *column[own + 1 :]] for column in (rows, times)]
-            predicted[own][part] = float(np.dot(row, factors(*others)))
+            solved = _factors(part, found, *others)
+            numbers = {factor_name(part, term): factor for term, factor in zip(PARTS[part], solved, strict=True)}
+            numbers[ISSUES_AHEAD] = float(found.issues_ahead)
+            predicted[own][part] = part_s(part, dict(zip(PARTS[part], row, strict=True)), numbers)
     return [
         {
             "hidden": probe.model.hidden,
@@ -78,6 +83,12 @@ def layers_of(found: Calibration, devices: Mapping[str, int]) -> list[dict[str, 
         }
         for (probe, took), each in zip(found.probes, predicted, strict=True)
     ]
+
+
+def _factors(
+    part: str, found: Calibration, counts: Sequence[Sequence[float]], times: Sequence[float]
+) -> Sequence[float]:
+    return (factors_ahead if found.issues_ahead and part not in ON_HOST else factors)(counts, times)
 
 
 def _half(found: Calibration) -> dict[str, float]:
@@ -180,3 +191,27 @@ def factors(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[f
                 best, least = np.zeros(num_terms), left
                 best[chosen] = found
     return [float(factor) for factor in best]
+
+
+def factors_ahead(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
+    """The same where the first term, a layer, hides behind the others: times[i] is near max(f[0], sum_j of the rest).
+
+    However many of the fastest probes may have been kept by the first term is tried; their geometric mean is f[0].
+
+    Raises:
+        ValueError: as `factors`.
+    """
+    if not times or min(times) <= 0:
+        raise ValueError(f"times of probes {list(times)}: at least 1, each above 0; measure again")
+    took, work = np.asarray(times, dtype=float), np.asarray(counts, dtype=float)[:, 1:]
+    by_time, best, least = np.argsort(took), [0.0] * (1 + work.shape[1]), float("inf")
+    for num in range(len(took) + 1):
+        kept, others = by_time[:num], by_time[num:]
+        layer = float(np.exp(np.log(took[kept]).mean())) if num else 0.0
+        rest = [0.0] * work.shape[1]
+        if work.shape[1] and len(others):
+            rest = factors(work[others].tolist(), took[others].tolist())
+        left = float(((np.maximum(layer, work @ np.array(rest)) / took - 1) ** 2).sum())
+        if left < least:
+            best, least = [layer, *rest], left
+    return best

@@ -234,7 +234,7 @@ def test_the_first_screen_says_claim_verdict_and_evidence(texts: dict[str, str],
         "235B",
         PAPER,
         "blind",
-        "Never run on a GPU by us",
+        "Its machines were not at hand",
     ):
         assert words in screen[claimed:tiles], words
     assert screen[found:ways].count("<li>") == 3

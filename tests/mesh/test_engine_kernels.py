@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -16,7 +16,7 @@ from rpbench.mesh.layers import engine_kernels
 from rpbench.mesh.layers.engine_kernels import ADDED_BYTES, PUBLISHED_BYTES
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
-from rpbench.run.cluster_file import factors
+from rpbench.run.cluster_file import factors, factors_ahead
 from rpbench.workload.architecture import Architecture
 
 COST = OmegaConf.to_container(OmegaConf.load(CONF / "cost" / "analytic.yaml"))
@@ -176,7 +176,35 @@ def test_factors_are_found_again_and_never_negative():
     assert factors([(1.0,), (100.0,)], [1.0, 200.0]) == pytest.approx([1.2])
 
 
+@given(
+    work=st.lists(st.tuples(positive, positive), min_size=8, max_size=8),
+    chosen=st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)),
+    num_hidden=st.integers(0, 4),
+)
+def test_where_the_host_is_ahead_a_layer_is_the_least_that_anything_takes(work, chosen, num_hidden):
+    """Where enough probes show more than their issue to tell two terms of work apart."""
+    did = sorted(float(np.dot(row, chosen)) for row in work)
+    layer = did[num_hidden]
+    seen = [row for row in work if np.dot(row, chosen) > 1.01 * layer]
+    assume(len(seen) > 1 and np.linalg.cond(np.array(seen)) < 1e3)
+    counts = [(1.0, *row) for row in work]
+    times = [max(layer, float(np.dot(row, chosen))) for row in work]
+    found = factors_ahead(counts, times)
+    assert min(found) >= 0
+    for row, took in zip(counts, times, strict=True):
+        assert max(found[0], np.dot(row[1:], found[1:])) == pytest.approx(took, rel=1e-5)
+
+
+def test_a_layer_that_is_issued_ahead_hides_behind_its_work():
+    ahead = engine_times(GPT, 128, basis_of(ONES | {"engine_issues_ahead": 1.0}))
+    plain = engine_times(GPT, 128, basis_of(ONES))
+    longest, both = ahead.forward[1], plain.forward[1]  # of what a layer takes and all else, and their sum
+    assert longest == max(ONES["engine_forward_layer_s"], both - ONES["engine_forward_layer_s"]) < both
+    assert ahead.step == plain.step  # the host does it
+
+
+@pytest.mark.parametrize("fit", [factors, factors_ahead])
 @pytest.mark.parametrize("times", [[], [1.0, 0.0]])
-def test_probes_that_took_no_time_are_refused(times):
+def test_probes_that_took_no_time_are_refused(times, fit):
     with pytest.raises(ValueError, match="above 0"):
-        factors([(1.0,)] * len(times), times)
+        fit([(1.0,)] * len(times), times)

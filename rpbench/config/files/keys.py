@@ -125,6 +125,9 @@ def built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
 _ONE_OF = {"model": "qwen3_1p7b", "software": "megatron_core"}
 
 
+LONGEST_NAME = 100  # it is part of names of files
+
+
 def check_name(group: str, values: Mapping[str, Any]) -> None:
     """Refuse a group's keys without a name that can be one."""
     if "name" not in values:
@@ -132,5 +135,5 @@ def check_name(group: str, values: Mapping[str, Any]) -> None:
     if not isinstance(values["name"], str):
         raise ConfigError(f"{group}.name={values['name']!r:.80}: a name is text; put it in quotes")
     name = values["name"]
-    if not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\"):
-        raise ConfigError(f"{group}.name={name!r:.80}: a name is no path, and has at most 100 characters")
+    if not name.isprintable() or not 0 < len(name) <= LONGEST_NAME or name.startswith(".") or set(name) & set("/\\"):
+        raise ConfigError(f"{group}.name={name!r:.80}: a name is no path, and has at most {LONGEST_NAME} characters")

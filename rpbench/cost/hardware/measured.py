@@ -1,6 +1,7 @@
 """Measured: constants of `cost=analytic` that a machine has for itself, by the names they have in its `measured`.
 
-Calibration sets all but `expert_pass_s`, the interpreter's launches for an expert, which differ between platforms.
+Calibration sets all but `expert_pass_s`, the interpreter's launches for an expert, which differ between platforms;
+`engine_issues_ahead` on accelerators alone.
 
 They come before the numbers of `conf/software/`, which are of no machine in particular.
 """
@@ -34,8 +35,11 @@ def factor_name(part: str, term: str) -> str:
 # put the second off, in the recomputation too; together they are more than 1.
 HALVES = ("engine_input_grad_share", "engine_weight_grad_share")
 FACTORS = tuple(factor_name(part, term) for part, terms in PARTS.items() for term in terms)
+# 1 where the host issues work ahead of an accelerator: what issuing a layer takes hides behind what the layer does.
+ISSUES_AHEAD = "engine_issues_ahead"
+ON_HOST = ("step", "head_step", "embedding_step")  # parts that no accelerator does
 CALIBRATED = ("half_rate_width", *FACTORS, *HALVES)
-MEASURED = ("expert_pass_s", *CALIBRATED)
+MEASURED = ("expert_pass_s", ISSUES_AHEAD, *CALIBRATED)
 
 
 def has_engine(names: Iterable[str]) -> bool:

@@ -17,8 +17,8 @@ stream wait for the last reader before anything is brought again; the same holds
 tensor that a second stream reads is recorded on that stream. Several devices of a schedule may share an accelerator:
 device d runs on number d mod how many there are.
 
-No accelerator was at hand: it has never run on one. Its order is checked on CPU tensors
-(`rpbench.engine.stream_order`).
+Its order is checked on CPU tensors (`rpbench.engine.stream_order`); what has run on a real one stands in
+`docs/howto/gpu.md`.
 """
 
 import copy

@@ -40,6 +40,7 @@ class Calibration:
         halves: what the two halves of a split backward take over the whole.
         foreign_cores: cores that other programs kept busy meanwhile; None where the system does not say.
         peer_bytes_per_s: from one accelerator to another; None where there is no other.
+        issues_ahead: whether the host issues work ahead of the devices.
     """
 
     rates: Rates
@@ -47,6 +48,7 @@ class Calibration:
     halves: Shares
     foreign_cores: float | None
     peer_bytes_per_s: float | None = None
+    issues_ahead: bool = False
 
 
 def check_device(device: str) -> None:
@@ -102,7 +104,7 @@ def calibrate_accelerators(
             found.append((probe, probe_on_accelerator(probe, clock)))
         tell("backwards in halves")
         halves = _mean(halves_on_accelerator(probe, clock) for probe in halved)
-    return Calibration(rates, found, halves, foreign.cores, peer)
+    return Calibration(rates, found, halves, foreign.cores, peer, issues_ahead=True)
 
 
 def calibrate_dry(tell: Told) -> Calibration:

@@ -2,7 +2,8 @@
 
 What a device is asked for is counted as of eager kernels, in seconds at the machine's own rates:
 
-    layer      1: what a layer takes however little there is to do - interpreter, launches, the action around it
+    layer      1: what a layer takes however little there is to do - interpreter, launches, the action around it;
+               where an accelerator works behind the host, only what its work does not hide
     products   FLOPs of matrix products and attention
     traffic    bytes of element-wise kernels
     weights    bytes of the gradients that are added up, or of the optimizer's step
@@ -16,7 +17,8 @@ that is split takes longer in all than a whole one.
 
 from collections.abc import Mapping
 
-from rpbench.cost.hardware.measured import HALVES, PARTS, TERMS, factor_name
+from rpbench.cost.hardware.basis import Basis
+from rpbench.cost.hardware.measured import HALVES, ISSUES_AHEAD, ON_HOST, PARTS, TERMS, factor_name
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layers.eager_kernels import EagerKernels, Load
 
@@ -34,7 +36,7 @@ def engine_times(kernels: EagerKernels, hop_s: float) -> LayerTimes:
         ValueError: if the machine was not calibrated, or one of its figures is missing.
     """
     counts, numbers, num_layers = counted(kernels), kernels.numbers, len(kernels.own.layers)
-    took = {part: sum(numbers[factor_name(part, term)] * counts[part][term] for term in PARTS[part]) for part in PARTS}
+    took = {part: part_s(part, counts[part], numbers) for part in PARTS}
     input_grad, weight_grad = (numbers[half] * took["backward"] for half in HALVES)
     embedding = took["embedding_backward"] / 2
 
@@ -55,6 +57,15 @@ def engine_times(kernels: EagerKernels, hop_s: float) -> LayerTimes:
         head_step=took["head_step"],
         hop=hop_s,
     )
+
+
+def part_s(part: str, counts: Terms, numbers: Basis | Mapping[str, float]) -> float:
+    """Seconds of a part of the engine's work: the sum of its terms; where it is issued ahead, the longer of the term
+    `layer` and of all others together."""
+    layer, *work = (numbers[factor_name(part, term)] * counts[term] for term in PARTS[part])
+    if numbers.get(ISSUES_AHEAD, 0.0) and part not in ON_HOST:
+        return max(layer, sum(work))
+    return layer + sum(work)
 
 
 def counted(kernels: EagerKernels) -> dict[str, Terms]:

@@ -1,6 +1,7 @@
 """The duel on accelerators: who is refused, absent or lost, what a verdict says, and a dry one from end to end."""
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from rpbench.engine.reference import largest_difference, train_reference
 from rpbench.engine.stream_order.machine import Machine
 from rpbench.ir.partition import symmetric
 from rpbench.records import record
+from rpbench.run.modes import gpu_duel
 from rpbench.run.modes.duel import run as duel_run
 from rpbench.run.modes.duel import starts
 from rpbench.run.modes.duel.contenders import gpu_contenders
@@ -193,3 +195,17 @@ def test_on_accelerators_that_are_taken_for_real_everything_is_timed(tmp_path, m
         assert {len(start["wall_s"]) for start in row["runs"]} <= {1, 2}
     assert found["fsdp2"]["status"] == "failed"
     assert "privateuseone" in found["fsdp2"]["reason"]
+
+
+def test_only_the_first_run_of_ours_has_a_warm_up_run_before_it(monkeypatch):
+    """As of every other contender, whose allocator is empty before each of its runs."""
+    warm_ups = []
+
+    def ran(request, assembled, **given):
+        warm_ups.append(request.backend.num_warmup_runs)
+        return SimpleNamespace(training=SimpleNamespace(workload="the same"), wall_s=1.0)
+
+    monkeypatch.setattr(gpu_duel, "run_accelerated", ran)
+    team = gpu_duel.AcceleratorTeam(load([*DRY, "backend.num_warmup_runs=2"]), None)
+    assert [team.run().wall_s for _ in range(3)] == [1.0] * 3
+    assert warm_ups == [2, 0, 0]
