@@ -255,7 +255,7 @@ def _loaded(arguments: Sequence[str]) -> "Request":
 
 
 def show(arguments: Sequence[str]) -> int:
-    """Print a schedule, checked, in its text form or `format=`; `draw=FILE` (svg, pdf, png) draws its timeline;
+    """Print a schedule, checked, in its text form or `format=` (`export=` is the same); `draw=FILE` (svg, pdf, png) draws its timeline;
     `check=communication` prints whether its messages pass each other, and exits with 1 where they do not."""
     if any(item.startswith("check=") for item in arguments):
         from rpbench.commands.show_communication import check_communication
@@ -264,8 +264,8 @@ def show(arguments: Sequence[str]) -> int:
     from rpbench.commands.show import draw_schedule, drawing_path, show_schedule
 
     drawing = [drawing_path(item.removeprefix("draw=")) for item in arguments if item.startswith("draw=")]
-    forms = [item.removeprefix("format=") for item in arguments if item.startswith("format=")]
-    words = [item for item in arguments if not item.startswith(("draw=", "format="))]
+    forms = [item.partition("=")[2] for item in arguments if item.startswith(("format=", "export="))]
+    words = [item for item in arguments if not item.startswith(("draw=", "format=", "export="))]
     is_open = not any(item.startswith(("charge=", "offload=")) for item in words)
     config = _loaded([*words, "charge=hops"] if is_open else words)  # an order; its transfers where they are asked for
     assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
