@@ -68,9 +68,13 @@ def test_a_wrong_list_is_answered(words, expected, capsys):
 )
 def test_a_schedule_in_another_form(form, expected, capsys):
     schedule = "schedule=interleaved_1f1b" if form == "megatron_layout" else SIZES[0]  # Megatron has no V
-    assert dispatch(("show", *SIZES[1:], schedule, "model=tiny_gpt", f"format={form}")) == 0
-    out, err = capsys.readouterr()
-    assert expected in out
+    outs = []
+    for word in ("format", "export"):  # one and the same
+        assert dispatch(("show", *SIZES[1:], schedule, "model=tiny_gpt", f"{word}={form}")) == 0
+        out, err = capsys.readouterr()
+        outs.append(out)
+    assert outs[0] == outs[1]
+    assert expected in outs[0]
     assert "free of deadlock" in err
 
 
