@@ -90,7 +90,7 @@ class Notes:
         self._unnamed: set[Timeline] = set()  # streams that no action of a lane has used
         self._made_by: dict[Storage, Timeline] = {}  # storage of a device -> the thread that made it
         self._constants: set[Storage] = set()  # whose making has been waited for
-        self._is_open = True
+        self._is_open, self._counts = True, False  # an allocator counts when it has handed something out
 
     # --- what is noted ---
 
@@ -149,7 +149,7 @@ class Notes:
                 f"{self.kind}:{device} is out of memory: {home.num_bytes} bytes are asked for, {self.held[device]} of "
                 f"{limit} are held"
             )
-        home.device = device
+        self._counts, home.device = True, device
         self._made_by[home.number] = self.thread()
         if home.num_bytes:
             self.note(Born, stream, home.number)
@@ -226,6 +226,8 @@ class Notes:
         return self.local.device if index is None else index
 
     def reset_peak(self, device: Any = None) -> None:
+        if not self._counts:
+            raise RuntimeError("Invalid device argument ")  # as torch says it of CUDA
         self.peak[self.chosen(device)] = self.held[self.chosen(device)]
 
     def memory_info(self, device: Any = None) -> tuple[int, int]:
