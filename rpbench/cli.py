@@ -255,8 +255,11 @@ def _loaded(arguments: Sequence[str]) -> "Request":
 
 
 def show(arguments: Sequence[str]) -> int:
-    """Print a schedule, checked, in its text form or `format=` (`export=` is the same); `draw=FILE` (svg, pdf, png) draws its timeline;
-    `check=communication` prints whether its messages pass each other, and exits with 1 where they do not."""
+    """Print a schedule, checked, in its text form or `format=`, which `export=` is another word for.
+
+    `draw=FILE` (svg, pdf, png) draws its timeline; `check=communication` prints whether its messages pass each other,
+    and exits with 1 where they do not.
+    """
     if any(item.startswith("check=") for item in arguments):
         from rpbench.commands.show_communication import check_communication
 
