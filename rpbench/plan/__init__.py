@@ -55,7 +55,7 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: 
             )
         from rpbench.plan.search import plan_search
 
-        found, num_evaluated = plan_search(problem, _seeds(problem), budget=budget, on_progress=on_progress)
+        found, num_evaluated = plan_search(problem, _seeds(problem), budget=budget)
         return Choice(found, method, num_evaluated)
     if method == "published":
         if problem.published is None:

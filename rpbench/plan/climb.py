@@ -116,12 +116,14 @@ class Climb:
         order = order or ClimbOrder(problem, self.counts)
         keeps_last, graph = problem.keeps_last and order.turns_at_once, order.graph
         self.num_actions = graph.num_actions
+        last = self.counts[1] - 1
+        self._keeps = np.arange(last + 1)[None, :] == last if keeps_last else None
         self._batch = PlanBatch(
             graph,
             problem.times,
             recompute_ahead=problem.recompute_ahead,
             fused_ahead=problem.fused_ahead,
-            keeps=(self.counts[1] - 1,) if keeps_last else (),
+            keeps=(last,) if keeps_last else (),
         )
         self._memory = problem.memory
         self.hopeless = False  # whether no partition fits into memory
@@ -231,7 +233,7 @@ class Climb:
         scores = self._batch.makespans(forward, backward, everything)  # a bound, where some will run again
         if self._memory is not None:
             close = scores <= self.best_score * (1 + SLACK)  # the others are out of the race as they are
-            limit, keeps = self._memory.limit_bytes, None
+            limit, keeps = self._memory.limit_bytes, self._keeps
             forward, backward = forward[close], backward[close]
             if self._fitting:
                 keeps = self._footprint.fitting(forward, backward, limit)

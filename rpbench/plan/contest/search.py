@@ -97,7 +97,7 @@ class Search:
         frames: Frames | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> None:
-        if contender.entry.needs_costs:
+        if contender.entry.needs_costs and terms.problem is None:  # which makes few
             compile_orders()
         self.contender, self.terms, self.budget = contender, terms, budget
         self.space = space or space_of(contender, terms)
@@ -211,6 +211,11 @@ class Search:
         """The best so far."""
         return max(self._found(), key=lambda each: rank(outcome_of(each)))
 
+    @property
+    def chosen(self) -> Tried:
+        """The best so far, of those that ran all steps once the search has ended."""
+        return self._final or self.best()
+
     def best_pace(self) -> float:
         """Tokens per second of the best so far; 0 where nothing fits."""
         return max(0.0, rank(outcome_of(self.best())))
@@ -239,13 +244,13 @@ class Search:
 
     def keep_one_frame(self) -> None:
         """Forget all frames but that of the best plan so far."""
-        best = self._final or self.best()
+        best = self.chosen
         num_steps = self.terms.num_steps if self._final else self._num_steps(best.setting)
         self.frames.keep_only(best.setting, cut_of(best), num_steps)
 
     def plan(self) -> Tuned:
         """The best plan so far, with what was spent on it."""
-        best = self._final or self.best()
+        best = self.chosen
         fits = outcome_of(best).fits
         return Tuned(
             self.contender,
@@ -409,7 +414,8 @@ class Search:
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
 
     def _num_steps(self, setting: Setting) -> int:
-        return self.terms.num_steps if self.sketcher.of(setting).overlaps else FEW_STEPS
+        steps = self.terms.num_steps
+        return steps if self.sketcher.of(setting).overlaps else min(FEW_STEPS, steps)
 
     # --- cuts ---
 
