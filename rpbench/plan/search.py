@@ -22,8 +22,8 @@ from rpbench.plan.counts import promising_counts
 from rpbench.plan.problem import Problem
 from rpbench.workload.architecture import Architecture
 
-# Cuts timed in full for each number of stages on a device.
-CUTS = 6
+# Cuts timed in full for each number of stages on a device, where each has an order of its own, and where they share one.
+CUTS, CUTS_OF_ORDER = 6, 2
 # A sketch's work over its climbs' alone: it looks at numbers of stages before.
 MORE = 3 / 2
 
@@ -43,7 +43,7 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
     space = _space(problem)
     num, entry = len(space.dimensions["chunks_per_device"]), problem.entry
     alone = entry.needs_costs or entry.separate_cuts  # every cut has an order of its own
-    work = RESERVED + num * (CUTS * (FRAME_OF_TIMES + 1) if alone else FRAME + CUTS)
+    work = RESERVED + len(starts) + num * (CUTS * (FRAME_OF_TIMES + 1) if alone else FRAME + CUTS_OF_ORDER)
     spend = Budget(work, max(1, int(budget / MORE / num)))
     search = Search(Contender(problem.entry), _terms(problem, starts), spend, space)
     search.look()

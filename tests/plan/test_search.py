@@ -82,14 +82,9 @@ def test_waves_are_free_unless_they_are_given():
     assert found.makespan < one.makespan
 
 
-def test_search_gives_the_same_answer_twice_and_reports_progress():
-    calls = []
+def test_search_gives_the_same_answer_twice():
     problem = published("roundpipe", "qwen3-1.7b")
-    first = plan("search", problem, budget=QUICK, on_progress=lambda num, best: calls.append((num, best)))
-    assert plan("search", problem, budget=QUICK) == first
-    assert [num for num, _ in calls] == sorted(num for num, _ in calls)
-    assert [best for _, best in calls] == sorted((best for _, best in calls), reverse=True)
-    assert calls[-1][0] <= first.num_evaluated
+    assert plan("search", problem, budget=QUICK) == plan("search", problem, budget=QUICK)
 
 
 def test_a_small_budget_still_times_every_seed():
