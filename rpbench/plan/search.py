@@ -24,8 +24,8 @@ from rpbench.workload.architecture import Architecture
 
 # Cuts timed in full for each number of stages on a device, where each has an order of its own, and where they share one.
 CUTS, CUTS_OF_ORDER = 6, 2
-# A sketch's work over its climbs' alone: it looks at numbers of stages before.
-MORE = 3 / 2
+# A sketch may do its work several times: what it looks at before it climbs, and the climb with another order.
+TIMES, TIMES_OF_PAIRS = 4, 1.5
 
 
 def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -> tuple[Partition, int]:
@@ -44,7 +44,8 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
     num, entry = len(space.dimensions["chunks_per_device"]), problem.entry
     alone = entry.needs_costs or entry.separate_cuts  # every cut has an order of its own
     work = RESERVED + len(starts) + num * (CUTS * (FRAME_OF_TIMES + 1) if alone else FRAME + CUTS_OF_ORDER)
-    spend = Budget(work, max(1, int(budget / MORE / num)))
+    times = TIMES_OF_PAIRS if entry.separate_cuts else TIMES
+    spend = Budget(work, max(1, int(budget / times / num)))
     search = Search(Contender(problem.entry), _terms(problem, starts), spend, space)
     search.look()
     search.finish(everywhere=False)
