@@ -1,7 +1,7 @@
-"""The partition that simulates best: the search of a contest (`rpbench.plan.contest.search`) over the cuts of one problem.
+"""The partition that simulates best: the search of a contest (`rpbench.plan.contest`) over the cuts of one problem.
 
-What it starts from takes part, so its answer is never worse than the published, the even or the greedy partition. It is
-deterministic.
+Numbers of stages and cuts are open, and all else is as the problem has it. What it starts from takes part, so the
+answer is never worse than the published, the even or the greedy partition. It is deterministic.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,18 @@ from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frames import FRAME, FRAME_OF_TIMES
 from rpbench.plan.contest.plans import Budget, cut_of, outcome_of
 from rpbench.plan.contest.search import RESERVED, Search
-from rpbench.plan.contest.space import Setting, Space
+from rpbench.plan.contest.space import Space
 from rpbench.plan.contest.terms import Limits, Terms
 from rpbench.plan.counts import promising_counts
 from rpbench.plan.problem import Problem
 from rpbench.workload.architecture import Architecture
 
-# Cuts timed in full for each number of stages on a device, where each has an order of its own, and where they share one.
+# Cuts timed in full for each number of stages on a device: of own orders, and of one order.
 CUTS, CUTS_OF_ORDER = 6, 2
 # A sketch may do its work several times: what it looks at before it climbs, and the climb with another order.
 TIMES, TIMES_OF_PAIRS = 4, 1.5
+# Where something moves, cuts are timed in full for half of the budget.
+MOVING = 2
 
 
 def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -> tuple[Partition, int]:
@@ -44,14 +46,14 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
     num, entry = len(space.dimensions["chunks_per_device"]), problem.entry
     alone = entry.needs_costs or entry.separate_cuts  # every cut has an order of its own
     work = RESERVED + len(starts) + num * (CUTS * (FRAME_OF_TIMES + 1) if alone else FRAME + CUTS_OF_ORDER)
-    times = TIMES_OF_PAIRS if entry.separate_cuts else TIMES
+    times = (TIMES_OF_PAIRS if entry.separate_cuts else TIMES) * (MOVING if problem.traffic else 1)
     spend = Budget(work, max(1, int(budget / times / num)))
     search = Search(Contender(problem.entry), _terms(problem, starts), spend, space)
     search.look()
-    search.finish(everywhere=False)
-    if not outcome_of(search.chosen).fits:
+    best = search.finish(everywhere=False, recuts=False)
+    if not outcome_of(best).fits:
         return plan_search(replace(problem, memory=None), starts, budget=budget)
-    return cut_of(search.chosen), search.sketcher.tally.num_evaluated + search.num_timed
+    return cut_of(best), search.sketcher.tally.num_evaluated + search.num_timed
 
 
 def _space(problem: Problem) -> Space:

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from problems import MODELS, SCHEDULES, load, published, random_problems, small,
 from spared import spared
 
 from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
+from rpbench.ir.partition import symmetric
 from rpbench.plan import plan
 from rpbench.plan.evaluate import evaluate, graph_of
 from rpbench.sim.batch import PlanBatch
@@ -124,6 +125,19 @@ def test_search_stays_within_memory():
     assert max(held.partition.forward) == 3
     assert held.infeasible == ""
     assert held.makespan > free.makespan
+
+
+def test_what_the_last_stage_keeps_takes_room():
+    """It lies beside what another stage of its device computes again: the best of all cuts of 6 layers that fit."""
+    nothing, free = LayerSize(0, 0, 0), small("interleaved_1f1b", uniform(6), 2, keeps_last=True, chunks_per_rank=2)
+    sizes = ModelBytes((LayerSize(1, 0, 0, activations=10),) * 6, nothing, nothing, 1, 0, 0)
+    cuts = [cut for cut in product(range(7), repeat=4) if sum(cut) == 6]
+    for limit in (30, 36, 42, 48):
+        problem = replace(free, memory=DeviceMemory(sizes, limit))
+        every = [evaluate(problem, symmetric(cut), method="given") for cut in cuts]
+        fitting = [each.makespan for each in every if not each.infeasible]
+        found = plan("search", problem)
+        assert found.infeasible == "" and found.makespan == pytest.approx(min(fitting)), limit
 
 
 def test_where_nothing_fits_the_fastest_plan_says_why():

@@ -175,12 +175,13 @@ class Search:
         limit, cut = self.terms.limits.device_memory_bytes, cut_of(self.tried[setting])
         return limit is not None and self.frames.of(setting, cut, self._num_steps(setting)).least_bytes > limit
 
-    def finish(self, to_beat: float | None = None, *, everywhere: bool = True) -> None:
+    def finish(self, to_beat: float | None = None, *, everywhere: bool = True, recuts: bool = True) -> Tried:
         """From the best plan so far to the best one, or as far as there is time; it may be asked again.
 
         Args:
             to_beat: as of `tune`.
             everywhere: also where no single change leads, and from random places on; otherwise that may follow later.
+            recuts: also move single layers of a cut.
         """
         assert self._began is not None
         self._to_beat = to_beat or 0.0
@@ -188,7 +189,7 @@ class Search:
         if self.is_over is not None and can_fit:  # which may have ended the way to one that fits
             start = self._fitting(start)
         setting = self._descend(start) if can_fit and not self.has_ended else None
-        while can_fit:
+        while can_fit and recuts:
             if setting is None and everywhere:
                 setting = self._further()
             if setting is None or self._is_beaten(setting):
@@ -201,6 +202,7 @@ class Search:
             self._restarted = restart(self, self.budget.restarts)
         if not self.time_is_over():
             self._final = self._last()
+        return self._final or self.best()
 
     @property
     def has_ended(self) -> bool:
@@ -211,17 +213,12 @@ class Search:
         """The best so far."""
         return max(self._found(), key=lambda each: rank(outcome_of(each)))
 
-    @property
-    def chosen(self) -> Tried:
-        """The best so far, of those that ran all steps once the search has ended."""
-        return self._final or self.best()
-
     def best_pace(self) -> float:
         """Tokens per second of the best so far; 0 where nothing fits."""
         return max(0.0, rank(outcome_of(self.best())))
 
     def begin_at(self, setting: Setting) -> None:
-        """Search from a setting on, as from the first one."""
+        """Search from a setting on, as from the first."""
         self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
         found = self._descend(setting) if self._look_at(setting).outcome is not None else None
         if found is not None and rank(outcome_of(self.tried[found])) >= self.best_pace() * (1 - WORTH):
@@ -244,13 +241,13 @@ class Search:
 
     def keep_one_frame(self) -> None:
         """Forget all frames but that of the best plan so far."""
-        best = self.chosen
+        best = self._final or self.best()
         num_steps = self.terms.num_steps if self._final else self._num_steps(best.setting)
         self.frames.keep_only(best.setting, cut_of(best), num_steps)
 
     def plan(self) -> Tuned:
         """The best plan so far, with what was spent on it."""
-        best = self.chosen
+        best = self._final or self.best()
         fits = outcome_of(best).fits
         return Tuned(
             self.contender,
@@ -414,8 +411,7 @@ class Search:
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
 
     def _num_steps(self, setting: Setting) -> int:
-        steps = self.terms.num_steps
-        return steps if self.sketcher.of(setting).overlaps else min(FEW_STEPS, steps)
+        return self.terms.num_steps if self.sketcher.of(setting).overlaps else min(FEW_STEPS, self.terms.num_steps)
 
     # --- cuts ---
 

@@ -97,7 +97,8 @@ class Sketcher:
         if overlaps:
             problem = replace(problem, num_steps=STEPS if self.terms.problem is None else STEPS_POSED)
         climbs = self._climbs(setting, problem, counts)
-        found = [cut for climb in climbs for cut in climb.leaders(1 if problem.entry.separate_cuts else CUTS)]
+        num = 1 if problem.entry.separate_cuts or self.terms.problem is not None else CUTS
+        found = [cut for climb in climbs for cut in climb.leaders(num)]
         if problem.entry.separate_cuts:
             found.append(plan_greedy(problem))
         found += self._starts(counts, any_number=problem.entry.separate_cuts)
@@ -147,7 +148,8 @@ class Sketcher:
             if cuts and not (climbs and self._time_is_over()):
                 climbs.append(self._climb(setting, problem, cuts, self._order(setting, problem, counts)))
         climbs = sorted(climbs, key=lambda climb: climb.best_score)
-        climbs = climbs[: CLOSELY if self.terms.problem is None else CLOSELY_POSED]
+        exact = self.terms.problem is not None and self.terms.problem.traffic is None  # no timeline says more
+        climbs = climbs[: CLOSELY_POSED if exact else CLOSELY]
         for climb in climbs:
             if not self._time_is_over():
                 climb.run(self.work // len(climbs))

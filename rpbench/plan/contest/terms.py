@@ -44,8 +44,8 @@ class Terms:
         fused_ahead: whether a fused stage may begin before its input is there, as the artifact's simulator has it.
         source: where the times are from.
         kept: bytes that a layer keeps of a microbatch of so many sequences; None: as `model_bytes` counts.
-        problem: posed already, with its own times, sizes and charges; the pace is then that of the whole run. None: every
-            setting poses one.
+        problem: posed already, with its own times, sizes and charges; the pace is then that of the whole run. None:
+            every setting poses one.
         starts: cuts that take part whatever a sketch says.
 
     Raises:
