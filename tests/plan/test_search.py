@@ -137,7 +137,8 @@ def test_what_the_last_stage_keeps_takes_room():
         every = [evaluate(problem, symmetric(cut), method="given") for cut in cuts]
         fitting = [each.makespan for each in every if not each.infeasible]
         found = plan("search", problem)
-        assert found.infeasible == "" and found.makespan == pytest.approx(min(fitting)), limit
+        assert not found.infeasible, limit
+        assert found.makespan == pytest.approx(min(fitting)), limit
 
 
 def test_where_nothing_fits_the_fastest_plan_says_why():

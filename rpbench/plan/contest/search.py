@@ -180,10 +180,8 @@ class Search:
 
         Args:
             to_beat: as of `tune`.
-            everywhere: also where no single change leads, and from random places on; otherwise that may follow later.
-            recuts: also move single layers of a cut.
+            everywhere, recuts: also where no single change leads and from random places on; also move single layers.
         """
-        assert self._began is not None
         self._to_beat = to_beat or 0.0
         can_fit, seen, start = not self.cannot_fit(), list[Setting](), self.best().setting
         if self.is_over is not None and can_fit:  # which may have ended the way to one that fits
