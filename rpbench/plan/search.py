@@ -42,7 +42,7 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
     Raises:
         ValueError: if the schedule takes no cut at all.
     """
-    space = _space(problem)
+    space = _space(problem, starts)
     num, entry = len(space.dimensions["chunks_per_device"]), problem.entry
     alone = entry.needs_costs or entry.separate_cuts  # every cut has an order of its own
     work = RESERVED + len(starts) + num * (CUTS * (FRAME_OF_TIMES + 1) if alone else FRAME + CUTS_OF_ORDER)
@@ -56,11 +56,12 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
     return cut_of(best), search.sketcher.tally.num_evaluated + search.num_timed
 
 
-def _space(problem: Problem) -> Space:
+def _space(problem: Problem, starts: Sequence[Partition]) -> Space:
     """Of a problem nothing is open but the stages on a device, and the cut."""
     chunks: tuple[int | None, ...] = (problem.chunks_per_rank,)
     if problem.entry.looped and problem.chunks_per_rank is None and not problem.entry.separate_cuts:
-        chunks = tuple(counts[0] // problem.num_ranks for counts in promising_counts(problem))
+        stages = [counts[0] for counts in promising_counts(problem)] + [len(start.forward) for start in starts]
+        chunks = tuple(dict.fromkeys(number // problem.num_ranks for number in stages))
     dimensions = {"microbatch_sequences": (1,), "chunks_per_device": chunks, "prefetch": (1,)}
     return Space({**dimensions, "recompute": (_recompute(problem),)}, tuple(problem.options.items()))
 
