@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 
 import numpy as np
 import numpy.typing as npt
@@ -164,8 +164,9 @@ class Climb:
 
     def leaders(self, number: int) -> list[Partition]:
         """So many of the best partitions found so far, the best first."""
-        nearest = sorted((score, plan) for score, plan in self._scored if score <= self.best_score * (1 + SLACK))
-        return [self._partition(plan) for _, plan in nearest[:number]] or [self.best]
+        worst = self.best_score * (1 + SLACK)
+        nearest = nsmallest(number, [each for each in self._scored if each[0] <= worst])
+        return [self._partition(plan) for _, plan in nearest] or [self.best]
 
     @property
     def keeps_everything(self) -> bool:
@@ -175,12 +176,12 @@ class Climb:
         row = self._plans[self._best][None, :]
         return bool(self._footprint.fitting(row, row, self._memory.limit_bytes).all())
 
-    def run(self, work: int) -> None:
-        """Go on until so much more work is done, or nothing better turns up for a while."""
+    def run(self, work: int, patience: int = PATIENCE) -> None:
+        """Go on until so much more work is done, or so many moves lead to nothing better."""
         if self._moves is None:
             self._moves = _moves(self.counts, self._separate)
         until, tried, improved_at = self._tally.work + work, 0, 0
-        while self._open and self._tally.work < until and tried < improved_at + PATIENCE:
+        while self._open and self._tally.work < until and tried < improved_at + patience:
             groups: list[Ints] = []
             while self._open and len(groups) < GROUP and sum(map(len, groups)) < CHUNK:
                 neighbours = self._next_neighbours(self._moves)
