@@ -97,7 +97,7 @@ class Search:
         frames: Frames | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> None:
-        if contender.entry.needs_costs:
+        if contender.entry.needs_costs and terms.problem is None:  # which makes few
             compile_orders()
         self.contender, self.terms, self.budget = contender, terms, budget
         self.space = space or space_of(contender, terms)
@@ -175,20 +175,19 @@ class Search:
         limit, cut = self.terms.limits.device_memory_bytes, cut_of(self.tried[setting])
         return limit is not None and self.frames.of(setting, cut, self._num_steps(setting)).least_bytes > limit
 
-    def finish(self, to_beat: float | None = None, *, everywhere: bool = True) -> None:
+    def finish(self, to_beat: float | None = None, *, everywhere: bool = True, recuts: bool = True) -> Tried:
         """From the best plan so far to the best one, or as far as there is time; it may be asked again.
 
         Args:
             to_beat: as of `tune`.
-            everywhere: also where no single change leads, and from random places on; otherwise that may follow later.
+            everywhere, recuts: also where no single change leads and from random places on; also move single layers.
         """
-        assert self._began is not None
         self._to_beat = to_beat or 0.0
         can_fit, seen, start = not self.cannot_fit(), list[Setting](), self.best().setting
         if self.is_over is not None and can_fit:  # which may have ended the way to one that fits
             start = self._fitting(start)
         setting = self._descend(start) if can_fit and not self.has_ended else None
-        while can_fit:
+        while can_fit and recuts:
             if setting is None and everywhere:
                 setting = self._further()
             if setting is None or self._is_beaten(setting):
@@ -201,6 +200,7 @@ class Search:
             self._restarted = restart(self, self.budget.restarts)
         if not self.time_is_over():
             self._final = self._last()
+        return self._final or self.best()
 
     @property
     def has_ended(self) -> bool:
@@ -216,7 +216,7 @@ class Search:
         return max(0.0, rank(outcome_of(self.best())))
 
     def begin_at(self, setting: Setting) -> None:
-        """Search from a setting on, as from the first one."""
+        """Search from a setting on, as from the first."""
         self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
         found = self._descend(setting) if self._look_at(setting).outcome is not None else None
         if found is not None and rank(outcome_of(self.tried[found])) >= self.best_pace() * (1 - WORTH):
@@ -409,7 +409,7 @@ class Search:
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
 
     def _num_steps(self, setting: Setting) -> int:
-        return self.terms.num_steps if self.sketcher.of(setting).overlaps else FEW_STEPS
+        return self.terms.num_steps if self.sketcher.of(setting).overlaps else min(FEW_STEPS, self.terms.num_steps)
 
     # --- cuts ---
 
