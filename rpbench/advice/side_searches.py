@@ -123,7 +123,7 @@ class Share:
         """
         end, found = self.clock.spent + seconds, dict[int, Any]()
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
-        waiting = able
+        waiting = sorted(able, key=self._promise)
         # Everybody for a while, twice; then who is not done, the fastest first; then everybody from elsewhere.
         for of_round, part_of_last, everywhere in ROUNDS:
             until = end - (1 - of_round) * (end - self.clock.spent)

@@ -33,6 +33,8 @@ from rpbench.sim.kernels import compile_orders
 
 # A setting whose sketch is slower than the best one's by more than this is not timed.
 WORTH = 0.06
+# One that is faster by more has its timeline even where time ended in between.
+OWED = 0.02
 # Steps in a row while searching, where each waits for the one before; the second one counts.
 FEW_STEPS = 2
 # Plans that run all steps in the end.
@@ -271,11 +273,18 @@ class Search:
     # --- settings ---
 
     def _start(self) -> Setting:
-        """The usual setting, or one near it that the schedule takes."""
-        first, refused = self.space.first, ""
-        if self.is_over is not None and "fitting" in self.space.dimensions["recompute"]:
-            first = first.changed("recompute", "fitting")  # which covers the others
-        near = [first, *(changed for _, changed in self._changes(first))]
+        """The usual setting, or one near it that the schedule takes; where time counts, the size that sketches best."""
+        first, refused, sizes = self.space.first, "", [self.space.first]
+        if self.is_over is not None:
+            values = dict.fromkeys(("fitting", *self.space.dimensions["recompute"]))  # the first covers the others
+            for recompute in [each for each in values if each in self.space.dimensions["recompute"]]:
+                sizes = self._sizes_by_promise(first.changed("recompute", recompute))
+                if (found := self._look_at(sizes[0])).outcome is not None:
+                    return sizes[0]
+                refused = refused or found.remark
+                if self.time_is_over() or (recompute, sizes[0].options) not in self._refused:
+                    break
+        near = [*sizes, *(changed for _, changed in self._changes(sizes[0]))]
         for setting in dict.fromkeys([*near, *(far for one in near for _, far in self._changes(one))]):
             if refused and self.time_is_over():
                 raise ValueError(OUT_OF_TIME)
@@ -284,6 +293,23 @@ class Search:
                 return setting
             refused = refused or found.remark
         raise ValueError(f"{self.contender.name}: no setting can be built; {refused}")
+
+    def _sizes_by_promise(self, setting: Setting) -> list[Setting]:
+        """The setting with every size of a microbatch: the fastest sketch first, then what fits sooner.
+
+        A sketch takes a small part of the time of a frame, and says which size is worth the first one. Where weights or
+        activations move, and where all cuts compute alike, computation does not decide: then the usual size first.
+        """
+        sizes = self.space.dimensions["microbatch_sequences"]
+        found = [setting.changed("microbatch_sequences", size) for size in sizes]
+        if self.contender.entry.lower is not None or self.contender.entry.separate_cuts:
+            return found
+        paces = [self._estimate(each) for each in found]
+        known = [self.sketcher.of(each) for pace, each in zip(paces, found, strict=True) if pace]
+        if any(sketch.is_level or sketch.moves for sketch in known):
+            return found
+        by_pace = sorted(zip(paces, found, strict=True), key=lambda pair: (-pair[0], pair[1].microbatch_sequences))
+        return [each for _, each in by_pace]
 
     def _changes(self, setting: Setting) -> list[tuple[str, Setting]]:
         """Every setting near by; where time counts, first those that take no other frame."""
@@ -310,9 +336,12 @@ class Search:
         return current
 
     def _is_owed(self, setting: Setting) -> bool:
-        """Whether time ended between a sketch and its timeline, and the sketch promises much more than was found."""
+        """Whether time ended between a sketch and its timeline, and the sketch promises more than the best one's.
+
+        Of one plan, a sketch leaves out what moves, so that two sketches are compared and no sketch with a timeline.
+        """
         is_untimed = self.time_is_over() and setting not in self.tried and not self._is_covered(setting)
-        return is_untimed and self._estimate(setting) > self.best_pace() * (1 + WORTH)
+        return is_untimed and self._estimate(setting) > self._estimate(self.best().setting) * (1 + OWED)
 
     def _is_beaten(self, current: Setting) -> bool:
         """Whether somebody else is far ahead of a setting that fits."""
@@ -369,12 +398,16 @@ class Search:
     def _is_covered(self, setting: Setting) -> bool:
         """Whether the same with as little recomputation as fits has been timed, which is at least as fast.
 
-        Where an order is made for given times, that of a run without recomputation may hold less.
+        Where an order is made for given times, that of a run without recomputation may hold less, and where activations
+        move, those that are recomputed take no time on a link.
         """
-        if setting.recompute == "fitting" or (setting.recompute == "none" and self.contender.entry.needs_costs):
+        entry = self.contender.entry
+        if setting.recompute == "fitting" or (setting.recompute == "none" and entry.needs_costs):
             return False
         fitting = self.tried.get(setting.changed("recompute", "fitting"))
-        return fitting is not None and fitting.outcome is not None
+        if fitting is None or fitting.outcome is None or entry.lower is not None:
+            return False
+        return not self.sketcher.of(fitting.setting).moves
 
     def _best_of(self, setting: Setting, cuts: Sequence[Partition]) -> Tried:
         timed: list[Tried] = []

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.plan.climb import MISFIT, Climb, ClimbOrder, Tally
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import posed
@@ -38,12 +39,14 @@ class Sketch(NamedTuple):
         tokens_per_s: what it would allow; 0 where nothing fits.
         is_level: whether all cuts compute alike.
         overlaps: whether a step begins before the one before it has ended, so that two of them say little.
+        moves: whether the order itself moves activations, which takes time that no sketch sees.
     """
 
     cuts: tuple[Partition, ...]
     tokens_per_s: float
     is_level: bool = False
     overlaps: bool = False
+    moves: bool = False
 
 
 class Sketcher:
@@ -98,8 +101,18 @@ class Sketcher:
         found = [cut for climb in climbs for cut in climb.leaders(1 if problem.entry.separate_cuts else CUTS)]
         if problem.entry.separate_cuts:
             found.append(plan_greedy(problem))
-        steps_s = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
-        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, steps_s / problem.num_steps), overlaps=overlaps)
+        step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
+        if overlaps and step < inf and not self._time_is_over():  # without the filling of the first one
+            step -= self._first_step(setting, problem, climbs[0])
+        else:
+            step /= problem.num_steps
+        moves = has_transfers(order)
+        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), overlaps=overlaps, moves=moves)
+
+    def _first_step(self, setting: Setting, problem: Problem, climb: Climb) -> float:
+        """How long the best cut of some steps would run if the last step were left out."""
+        fewer = replace(problem, num_steps=problem.num_steps - 1)
+        return self._climb(setting, fewer, [climb.best], self._order(setting, fewer, climb.counts)).best_score
 
     def _first_order(self, setting: Setting, problem: Problem) -> tuple[Counts, Schedule]:
         refused = ""
