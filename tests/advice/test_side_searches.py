@@ -12,6 +12,8 @@ from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import OUT_OF_TIME, Search, tune
+from rpbench.plan.contest.sketch import Sketcher
+from rpbench.plan.contest.space import space_of
 
 BUDGET = Budget(60, 100_000)
 
@@ -42,14 +44,38 @@ def test_a_search_that_is_cut_short_has_a_plan_and_says_so(questions):
 def test_what_was_sketched_is_timed_though_time_ended():
     """Two microbatches of two sequences are faster here than four of one, by their sketches and by their timelines."""
     case, sketches = small(sequences_per_step=4), 1_000
-    search = Search(contender("1f1b"), case, BUDGET, is_over=lambda: len(search.sketcher._known) > sketches)
+    space = space_of(contender("1f1b"), case)
+    one = space.restricted(microbatch_sequences=[1])
+    search = Search(contender("1f1b"), case, BUDGET, one, is_over=lambda: len(search.sketcher._known) > sketches)
     search.look()
+    search.space = space
     first, before, sketches = search.best().setting, search.best_pace(), len(search.sketcher._known)
     search.finish()
     assert first.microbatch_sequences == 1
     assert search.best().setting == first.changed("microbatch_sequences", 2)
     assert search.best_pace() > before
     assert not search.has_ended
+
+
+def test_where_time_counts_the_first_timeline_is_of_the_size_that_sketches_best():
+    search = Search(contender("1f1b"), small(sequences_per_step=4), BUDGET, is_over=lambda: False)
+    search.look()
+    assert search.best().setting.microbatch_sequences == 2
+    assert search.frames.num_made == 1
+
+
+def test_a_sketch_of_overlapping_steps_leaves_out_the_filling():
+    """Between steps that overlap lies what the slower device computes: 2BW never drains."""
+    case, who = small(), contender("pipedream_2bw")
+    setting = space_of(who, case).first.changed("recompute", "all")
+    sketch, times = Sketcher(who, case, 100_000).of(setting), case.times(setting.microbatch_sequences)
+    first, second = sketch.cuts[0].forward
+    each = [*zip(times.forward, times.recompute, times.backward, strict=True)]
+    busy = sum(map(sum, each[:first])), sum(map(sum, each[first:])) + times.head_forward + times.head_backward
+    step_s = case.num_microbatches(setting.microbatch_sequences) * float(max(busy)) / times.units_per_second
+    assert sketch.overlaps
+    assert first + second == len(each)
+    assert sketch.tokens_per_s == pytest.approx(case.tokens(case.sequences_per_step) / step_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("is_over", [None, lambda: False])

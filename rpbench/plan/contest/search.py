@@ -33,14 +33,12 @@ from rpbench.sim.kernels import compile_orders
 
 # A setting whose sketch is slower than the best one's by more than this is not timed.
 WORTH = 0.06
-# One that is faster by more has its timeline even where time ended in between.
-OWED = 0.02
+OWED = 0.02  # one that is faster by more has its timeline even where time ended in between
 # Steps in a row while searching, where each waits for the one before; the second one counts.
 FEW_STEPS = 2
 # Plans that run all steps in the end.
 FINALISTS = 3
-# Those within so much of the best.
-CLOSE = 0.02
+CLOSE = 0.02  # of them, those within so much of the best
 # A restart that begins further behind the best is left, and one climbs with so large a part of the budget.
 FAR, CLIMBS = 0.25, 10
 # Below this share of somebody else's pace a contender may be given up.
@@ -276,13 +274,9 @@ class Search:
         """The usual setting, or one near it that the schedule takes; where time counts, the size that sketches best."""
         first, refused, sizes = self.space.first, "", [self.space.first]
         if self.is_over is not None:
-            values = dict.fromkeys(("fitting", *self.space.dimensions["recompute"]))  # the first covers the others
-            for recompute in [each for each in values if each in self.space.dimensions["recompute"]]:
-                sizes = self._sizes_by_promise(first.changed("recompute", recompute))
-                if (found := self._look_at(sizes[0])).outcome is not None:
-                    return sizes[0]
-                refused = refused or found.remark
-                if self.time_is_over() or (recompute, sizes[0].options) not in self._refused:
+            for recompute in sorted(self.space.dimensions["recompute"], key=lambda each: each != "fitting"):
+                sizes = self.sketcher.by_promise(first.changed("recompute", recompute), self.space)
+                if self._look_at(sizes[0]).outcome or (recompute, sizes[0].options) not in self._refused:
                     break
         near = [*sizes, *(changed for _, changed in self._changes(sizes[0]))]
         for setting in dict.fromkeys([*near, *(far for one in near for _, far in self._changes(one))]):
@@ -293,23 +287,6 @@ class Search:
                 return setting
             refused = refused or found.remark
         raise ValueError(f"{self.contender.name}: no setting can be built; {refused}")
-
-    def _sizes_by_promise(self, setting: Setting) -> list[Setting]:
-        """The setting with every size of a microbatch: the fastest sketch first, then what fits sooner.
-
-        A sketch takes a small part of the time of a frame, and says which size is worth the first one. Where weights or
-        activations move, and where all cuts compute alike, computation does not decide: then the usual size first.
-        """
-        sizes = self.space.dimensions["microbatch_sequences"]
-        found = [setting.changed("microbatch_sequences", size) for size in sizes]
-        if self.contender.entry.lower is not None or self.contender.entry.separate_cuts:
-            return found
-        paces = [self._estimate(each) for each in found]
-        known = [self.sketcher.of(each) for pace, each in zip(paces, found, strict=True) if pace]
-        if any(sketch.is_level or sketch.moves for sketch in known):
-            return found
-        by_pace = sorted(zip(paces, found, strict=True), key=lambda pair: (-pair[0], pair[1].microbatch_sequences))
-        return [each for _, each in by_pace]
 
     def _changes(self, setting: Setting) -> list[tuple[str, Setting]]:
         """Every setting near by; where time counts, first those that take no other frame."""
@@ -328,7 +305,9 @@ class Search:
                 if dimension.startswith(OPTION):  # what it recomputes for want of a choice, another option may not
                     usual = self.space.first.recompute
                     changes = list(dict.fromkeys(each.changed("recompute", usual) for each in changes)) + changes
-                for changed in sorted(changes, key=self._estimate, reverse=True):  # of equals, the usual value first
+                for changed in sorted(
+                    changes, key=self.sketcher.pace, reverse=True
+                ):  # of equals, the usual value first
                     if self._is_worth(changed, current) and beats(self._look_at(changed), self.tried[current]):
                         current, improved = changed, True
                     elif self._is_owed(changed):  # and then there is no time for more
@@ -336,12 +315,9 @@ class Search:
         return current
 
     def _is_owed(self, setting: Setting) -> bool:
-        """Whether time ended between a sketch and its timeline, and the sketch promises more than the best one's.
-
-        Of one plan, a sketch leaves out what moves, so that two sketches are compared and no sketch with a timeline.
-        """
+        """Whether time ended between a sketch and its timeline, and it promises more than the best setting's sketch."""
         is_untimed = self.time_is_over() and setting not in self.tried and not self._is_covered(setting)
-        return is_untimed and self._estimate(setting) > self._estimate(self.best().setting) * (1 + OWED)
+        return is_untimed and self.sketcher.pace(setting) > self.sketcher.pace(self.best().setting) * (1 + OWED)
 
     def _is_beaten(self, current: Setting) -> bool:
         """Whether somebody else is far ahead of a setting that fits."""
@@ -358,26 +334,18 @@ class Search:
         if (bound := self.bounds.pace(changed)) <= self.best_pace() * (1 + TOLERANCE):
             self.tried[changed] = Tried(changed, remark=f"bounded: at most {bound:,.0f} tokens/s; not timed")
             return False
-        outcome, estimate = self.tried[current].outcome, self._estimate(changed)
-        if outcome is None or not outcome.fits or estimate >= self._estimate(current) * (1 - WORTH):
+        outcome, estimate = self.tried[current].outcome, self.sketcher.pace(changed)
+        if outcome is None or not outcome.fits or estimate >= self.sketcher.pace(current) * (1 - WORTH):
             return True
         if estimate and self.sketcher.of(changed).overlaps:  # of few steps much is filling, and of all of them little
             return True
         if estimate:
-            share = estimate / self._estimate(current)
+            share = estimate / self.sketcher.pace(current)
             self.tried[changed] = Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed")
             return False
         # What does not fit, a sketch has seen; but where an order is made for given times, one that recomputes
         # nothing may hold less than one that could, and need not recompute either.
         return changed.value("recompute") != "none" or len(outcome.keeps) == len(cut_of(self.tried[current]).backward)
-
-    def _estimate(self, setting: Setting) -> float:
-        if self.time_is_over() and not self.sketcher.knows(setting):
-            return 0.0
-        try:
-            return self.sketcher.of(setting).tokens_per_s
-        except ValueError:
-            return 0.0
 
     def _look_at(self, setting: Setting) -> Tried:
         """The best of a setting's cuts, timed; or why there is none."""
@@ -508,9 +476,8 @@ class Search:
         return None
 
     def _has_frame(self, setting: Setting, cut: Partition) -> bool:
-        alike = setting.chunks_per_device is None or setting.chunks_per_device * self.terms.num_devices == len(
-            cut.forward
-        )
+        chunks, stages = setting.chunks_per_device, len(cut.forward)
+        alike = chunks is None or chunks * self.terms.num_devices == stages
         return alike and self.frames.has(setting, cut, self._num_steps(setting))
 
     def _found(self) -> list[Tried]:

@@ -13,7 +13,7 @@ from rpbench.ir.waits.moves import has_transfers
 from rpbench.plan.climb import MISFIT, Climb, ClimbOrder, Tally
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import posed
-from rpbench.plan.contest.space import Setting
+from rpbench.plan.contest.space import Setting, Space
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import Counts, plain_partitions, promising_counts
 from rpbench.plan.greedy import plan_greedy
@@ -83,6 +83,31 @@ class Sketcher:
     def knows(self, setting: Setting) -> bool:
         """Whether there is a sketch of a setting."""
         return _sketched(setting) in self._known
+
+    def pace(self, setting: Setting) -> float:
+        """Tokens per second of its sketch; 0 where none fits or is taken, or time was over before there was one."""
+        if self._time_is_over() and not self.knows(setting):
+            return 0.0
+        try:
+            return self.of(setting).tokens_per_s
+        except ValueError:
+            return 0.0
+
+    def by_promise(self, setting: Setting, space: Space) -> list[Setting]:
+        """The setting with every size of a microbatch: the fastest sketch first, then what fits sooner.
+
+        A sketch takes a small part of the time of a frame, and says which size is worth the first one. Where weights or
+        activations move, and where all cuts compute alike, computation does not decide: then the usual size first.
+        """
+        sizes, entry = space.dimensions["microbatch_sequences"], self.contender.entry
+        found = [setting.changed("microbatch_sequences", size) for size in sizes]
+        if entry.lower is not None or entry.separate_cuts:
+            return found
+        paces = {each: self.pace(each) for each in found}
+        known = [self.of(each) for each, pace in paces.items() if pace]
+        if any(sketch.is_level or sketch.moves for sketch in known):
+            return found
+        return sorted(found, key=lambda each: (-paces[each], each.microbatch_sequences))
 
     def _time_is_over(self) -> bool:
         return self._is_over is not None and self._is_over()
