@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from analysis.claims.evidence import Need, Record
-from analysis.claims.expected import expected
+from analysis.claims.expected import FOLDER, STATEMENTS, expected, statement
 from analysis.claims.printed import Printed
 from analysis.records.experiments import Experiments, MissingRuns
 
 Value = float | str
+_STATEMENTS = f"analysis/claims/{FOLDER.name}/{STATEMENTS}.csv"
 
 # What can become of a claim. The last four say that nothing was compared.
 REPRODUCED = "reproduced"
@@ -120,6 +121,31 @@ class Claim:
             while f"{value:.{decimals}f}" == self.published.text and decimals < 12:
                 decimals += 1
         return f"{value:.{decimals}f}"
+
+
+def stated(
+    name: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Value], **more: Any
+) -> Claim:
+    """A statement of ours: a number that README, captions and findings say, computed from records.
+
+    Its table of expected values has what documents print, and how far a new run may be from it (`analysis.documents`).
+
+    Args:
+        name: its id, which documents and the expected table know it by.
+        words: what it says, without the number.
+        needs, value: the runs it follows from, and how.
+    """
+    declared = statement(name)
+    return Claim(
+        id=name,
+        statement=words,
+        unit=unit,
+        published=Printed(declared.text, f"{_STATEMENTS}, {name}"),
+        tolerance=declared.tolerance,
+        needs=needs,
+        value=value,
+        **({"source": "this project", "whose": "ours"} | more),
+    )
 
 
 @dataclass(frozen=True)
@@ -250,4 +276,4 @@ def _plain(value: Any) -> Value:
     return value if isinstance(value, str) else float(value)
 
 
-__all__ = ["Claim", "Need", "Record", "Verdict", "judge"]
+__all__ = ["Claim", "Need", "Record", "Verdict", "judge", "stated"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from analysis.records.paper import PUBLISHED
+from analysis.records.paper import PUBLISHED, PUBLISHED_MODELS
 
 Row = dict[str, str]
 
@@ -46,6 +46,12 @@ def table(name: str) -> tuple[Row, ...]:
 def rows(name: str, **keys: str) -> Iterator[Row]:
     """The rows of a table that hold these values."""
     return (row for row in table(name) if all(row[key] == value for key, value in keys.items()))
+
+
+def throughput_run(model: str) -> Row:
+    """The settings of RoundPipe's throughput run of a model on eight RTX 4090."""
+    of = {"system": "roundpipe", "platform": "8x-rtx4090-24gb", "model": PUBLISHED_MODELS[model]}
+    return next(rows("run_settings", experiment="throughput", **of))
 
 
 def printed(name: str, column: str, **keys: str) -> Printed | None:

@@ -25,6 +25,7 @@ from analysis.claims.summary import red_text
 from analysis.driver.sweeps import ROOT, experiments
 from analysis.records.experiments import ENDED, Experiments, MissingRuns
 from rpbench.records import provenance
+from rpbench.records.manifest import manifest_names, no_sweep_in
 from rpbench.records.record import append_line, write_atomically
 
 Rows = Sequence[Mapping[str, str]]
@@ -33,8 +34,11 @@ _DIGITS = 4  # significant, of a statement that is new
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Say what changes and write it; 0, 1 while something else is red, 2 without a reason."""
+    """Say what changes and write it; 0, 1 while something else is red, 2 without a reason or a sweep."""
     options = _parser().parse_args(arguments)
+    if not manifest_names(options.results):
+        print(no_sweep_in(options.results), file=sys.stderr)
+        return 2
     found = Experiments(options.results)
     verdicts = evaluate(all_claims(), found, lambda need: _was_run(found, need))
     tables = dict(_tables(found, verdicts, options.only))

@@ -1,11 +1,14 @@
 """Cells of tables: a label, a number from records, a number from a paper."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from math import isinf
 from typing import Any
 
+import pandas as pd
+
 from analysis.exhibits.exhibit import Cell, Table
+from analysis.exhibits.style import method_name
 
 NOTHING = Cell(None, "–")
 
@@ -48,6 +51,28 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
         if len(row) != len(columns):
             raise ValueError(f"row {row[0].text!r} has {len(row)} cells, the table {len(columns)} columns")
     return Table(tuple(columns), kept)
+
+
+def by_schedule(
+    data: pd.DataFrame, over: str, numbers: Mapping[str, tuple[str, str]], schedules: Iterable[str] = ()
+) -> Table:
+    """One row a schedule, and for every value of what was swept over a column of each number; a dash where none is.
+
+    Args:
+        data: one row a schedule and value, with its `run_id`.
+        numbers: column -> its heading, in which the value is filled in, and the format of its cells.
+        schedules: in the order of the rows; that of the data if left out.
+    """
+    values = sorted(data[over].unique())
+    headings = [heading.format(value) for value in values for heading, _ in numbers.values()]
+    found = data.set_index(["schedule", over]).to_dict("index")
+    rows = []
+    for schedule in schedules or data["schedule"].unique():
+        row = [label(method_name(schedule))]
+        for run in (found.get((schedule, value), {}) for value in values):
+            row += [ours(run.get(name), form, run.get("run_id", ())) for name, (_, form) in numbers.items()]
+        rows.append(row)
+    return table(["schedule", *headings], rows)
 
 
 def short_cut(partition: str) -> str:

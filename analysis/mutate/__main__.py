@@ -3,7 +3,7 @@
 Falsifies records, manifests and tables of accepted values, one value at a time, and counts how many of the falsehoods
 are noticed: refused where records are looked up, or seen by a claim. The second share leaves out the claims whose value
 we have accepted ourselves. What survives is named. Exit status 0; 1 if too few of a kind are noticed
-(`LEAST_SEEN` in analysis/mutate/check.py).
+(`LEAST_SEEN` in analysis/mutate/check.py), 2 without a sweep.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from analysis.driver.sweeps import ROOT, experiments
 from analysis.mutate.check import Outcome, check
 from analysis.mutate.mutants import KINDS, ORIGIN, Draw, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns
+from rpbench.records.manifest import manifest_names, no_sweep_in
 
 SAMPLE = 500
 _SHOWN = 40
@@ -26,6 +27,9 @@ _SHOWN = 40
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the evidence, and return the exit status."""
     options = _parser().parse_args(arguments)
+    if not manifest_names(options.results):
+        print(no_sweep_in(options.results), file=sys.stderr)
+        return 2
     found = Experiments(options.results)
     chosen = sampled(_drawn(found, options.experiments or experiments()), options.sample, options.seed)
     if not any(mutant.rows for mutant in chosen):

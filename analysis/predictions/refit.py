@@ -4,7 +4,7 @@ A fitted constant is set so that its cells are met on average: the logarithms of
 what the constant does to it, add up to 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import copysign, sqrt
 
 from analysis.predictions.compare import Cell, cell_of, declared, declared_basis, log_error, model_of, with_values
@@ -92,19 +92,10 @@ def _edge(is_above: Callable[[float], bool], around: float, name: str) -> float:
     return sqrt(low * high)
 
 
-def fitted(basis: Basis) -> dict[str, float]:
-    """Every fitted constant, each on the cells its declaration names."""
+def fitted(basis: Basis, names: Iterable[str] = FITTED) -> dict[str, float]:
+    """Constants refitted, each on the cells its declaration names and with those before it."""
     found: dict[str, float] = {}
-    for name in FITTED:
-        cells = [cell_of(key) for key in basis.declared[name].cells]
-        found[name] = fit(name, cells, with_values(basis, found))
-    return found
-
-
-def fitted_there(basis: Basis) -> dict[str, float]:
-    """Figures of another machine than the one whose layers were timed, each fitted on the cells it names."""
-    found: dict[str, float] = {}
-    for name in FITTED_THERE:
+    for name in names:
         cells = [cell_of(key) for key in basis.declared[name].cells]
         found[name] = fit(name, cells, with_values(basis, found))
     return found
@@ -115,7 +106,7 @@ def text() -> str:
     basis = declared()
     lines = [f"{'constant':44s} {'declared':>12s} {'again':>12s}  origin and cells"]
     other = declared_basis("8x_a800")
-    for found, of in (({**corrections(basis), **fitted(basis)}, basis), (fitted_there(other), other)):
+    for found, of in (({**corrections(basis), **fitted(basis)}, basis), (fitted(other, FITTED_THERE), other)):
         for name, value in found.items():
             origin = of.declared[name]
             cells = ", ".join(origin.cells)

@@ -3,11 +3,14 @@
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from time import monotonic
 
 from analysis.claims import Need, all_claims, evaluate
 from analysis.exhibits.catalogue import exhibits as make_exhibits
+from analysis.exhibits.exhibit import DECLARED
+from analysis.exhibits.figures.calibrated import calibration
 from analysis.exhibits.own_sweep import exhibit as compare
 from analysis.exhibits.tables.files import save_table
 from analysis.records.experiments import Experiments, is_current
@@ -16,7 +19,7 @@ from analysis.report.content import Content
 from analysis.report.images import draw_all, drawings_of
 from analysis.report.pages import render_all
 from rpbench.config.configuration import options_of
-from rpbench.records.manifest import Manifest
+from rpbench.records.manifest import Manifest, no_sweep_in
 from rpbench.records.record import write_atomically
 
 _EVERY_S = 3.0
@@ -79,14 +82,12 @@ def gather(
         ValueError: if no sweep of the folder left a record.
     """
     if not experiments.manifests or not (experiments.rows or any(each.cells for each in experiments.manifests)):
-        raise ValueError(
-            f"results_dir={experiments.results}: no finished sweep in it; make one first, as in: "
-            f"python -m rpbench -m experiment=figure17 results_dir={experiments.results}"
-        )
+        raise ValueError(no_sweep_in(experiments.results))
     rows = sorted(experiments.rows, key=views.order_of)
     content = Content(rows, [], [], [], scope, sweep_of=_sweeps(experiments))
     ours = [each for each in experiments.manifests if is_ours(experiments, each)]
     content.own = [compare(each, rows) for each in experiments.manifests if each not in ours]
+    content.own += calibration(experiments.results)
     if ours:
         made, missing = make_exhibits(experiments)
         content.exhibits, content.missing = list(made), list(missing)
@@ -96,10 +97,17 @@ def gather(
 
 def is_ours(experiments: Experiments, manifest: Manifest) -> bool:
     """Whether exhibits and claims can read a sweep: it stands for an experiment of this code and configuration."""
-    if manifest.experiment not in options_of("experiment"):
+    if manifest.experiment not in options_of("experiment") or manifest.experiment not in _read():
         return False
     stands = experiments.manifest(manifest.experiment)
     return stands is not None and stands.name == manifest.name and is_current(stands)
+
+
+@cache
+def _read() -> frozenset[str]:
+    """The experiments that an exhibit or a claim is about."""
+    shown = (name for each in DECLARED.values() for name in each.get("experiments", ()))
+    return frozenset((*shown, *(need.experiment for claim in all_claims() for need in claim.needs)))
 
 
 def _sweeps(experiments: Experiments) -> dict[str, str]:

@@ -20,7 +20,7 @@ from rpbench.plan.contest.terms import Terms
 FINENESS = 16  # a limit is told to one part in so many
 BUDGET = Budget(work=60, climb_work=100_000)
 SECONDS = 3.0  # of a processor, for one search
-CHANGING = 5.0  # for all searches of one kind of memory; what is told then fits, and less may do
+CHANGING = 0.4  # of the time of an advice, for the least memory of both kinds; what is told fits, and less may do
 NEAR = 100_000_000  # bytes between what fits and what does not, below which nobody looks on
 Memory = Literal["device_memory_bytes", "host_memory_bytes"]
 
@@ -102,10 +102,10 @@ def limit_of(contender: Contender, terms_at: Callable[[int], Terms], step: int, 
     return largest(contender.name, lambda value: _held(contender, terms_at(value)), step, most, can_hold)
 
 
-def _held(contender: Contender, terms: Terms) -> Tuned | None:
+def _held(contender: Contender, terms: Terms, seconds: float = SECONDS) -> Tuned | None:
     """A plan that fits, if one is found in time."""
     clock = Clock()
-    clock.allow(SECONDS)
+    clock.allow(seconds)
     try:
         plan = tune(contender, terms, BUDGET, is_over=clock.is_over)
     except ValueError:  # time was over, or the order does not take such sizes
@@ -124,7 +124,7 @@ class More(NamedTuple):
     schedule: str
 
 
-def least_more(misfits: Sequence[Misfit], terms: Terms) -> list[More]:
+def least_more(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> list[More]:
     """The least more of a device's memory, and of the host's, with which something fits; a search has found that plan.
 
     Schedules are asked in the order of what a bound says that they need; those that need more than is known to be
@@ -132,17 +132,21 @@ def least_more(misfits: Sequence[Misfit], terms: Terms) -> list[More]:
 
     Args:
         misfits: of all that take part, none of which fits.
+        seconds: of a processor, that the searches may take.
     """
-    found = [_least_of(kind, misfits, terms) for kind in ("device_memory_bytes", "host_memory_bytes")]  # type: ignore[arg-type]
+    clock, found = Clock(), list[More | None]()
+    kinds: tuple[Memory, ...] = ("device_memory_bytes", "host_memory_bytes")
+    for place, kind in enumerate(kinds, 1):
+        clock.allow(seconds * place / len(kinds))
+        found.append(_least_of(kind, misfits, terms, clock))
     return [each for each in found if each is not None]
 
 
-def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms) -> More | None:
+def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms, clock: Clock) -> More | None:
     limit: int | None = getattr(terms.limits, kind)
     if limit is None:
         return None
-    clock, best, name = Clock(), 0, ""
-    clock.allow(CHANGING)
+    best, name = 0, ""
     of_device = kind == "device_memory_bytes"
     floors = [max(limit, row.plan.least_bytes if of_device else 0) for row in misfits]
     for floor, row in sorted(
@@ -162,7 +166,8 @@ def _enough(kind: Memory, row: Misfit, terms: Terms, floor: int, best: int, cloc
     """Bytes that are enough for a schedule, down to what is near the least; 0: no less than is known already."""
 
     def needed(bytes_: int) -> int:
-        plan = _held(row.plan.contender, replace(terms, limits=replace(terms.limits, **{kind: bytes_})))
+        roomy = replace(terms, limits=replace(terms.limits, **{kind: bytes_}))
+        plan = _held(row.plan.contender, roomy, min(SECONDS, clock.left))
         if plan is None:
             return 0
         return plan.outcome.peak_bytes if kind == "device_memory_bytes" else plan.outcome.host_bytes

@@ -12,7 +12,7 @@ from typing import Any
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
 from rpbench.workload.architecture import Architecture, unknown_key
-from rpbench.workload.huggingface import assumed, context_of, from_config
+from rpbench.workload.huggingface import LARGEST, assumed, context_of, from_config
 from rpbench.workload.parts import Experts, Latent
 
 # Local cache: configs of Hugging Face that were fetched earlier. Nothing is downloaded.
@@ -100,7 +100,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"model={path}: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"model={path}: a config.json is one JSON object, this is a {type(found).__name__}")
+        raise ValueError(f"model={path}: a config.json is one JSON object in braces, this is another value")
     return found
 
 
@@ -192,9 +192,12 @@ def typed_value(name: str, text: str) -> Any:
         return text.lower() == "true"
     for kind in (int, float):
         try:
-            return kind(text.replace("_", ""))
+            value = kind(text.replace("_", ""))
         except ValueError:
             continue
+        if value > LARGEST:
+            raise ValueError(f"{name}={text}: at most {LARGEST:,}")
+        return value
     if name in ("training_mode", "family"):
         return text
     raise ValueError(f"{name}={text}: a number")

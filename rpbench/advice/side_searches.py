@@ -68,9 +68,14 @@ class Clock:
         """Time is over once so many seconds are spent."""
         self._end = end
 
+    @property
+    def left(self) -> float:
+        """Seconds until time is over; below 0 behind that."""
+        return self._end - self.spent
+
     def is_over(self) -> bool:
         """Whether time is."""
-        return self.spent > self._end
+        return self.left < 0
 
 
 class Share:

@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = "this_machine"
 OPTIONS = "name=NAME, device=cpu|accelerator, num_devices=NUMBER, ranks=NUMBER, out=FOLDER and dry=NUMBER"
+SAID = (
+    "matmul_flops_per_s",
+    "wide_matmul_flops_per_s",
+    "memory_bytes_per_s",
+    "host_to_device_bytes_per_s",
+    "device_to_host_bytes_per_s",
+    "copy_bytes_per_s",
+    "intra_bytes_per_s",
+    "host_bytes_per_s",
+    "launch_s",
+)
 BUSY = 0.15  # cores that other programs may have before it is worth a warning
 
 _MARK = "python -m rpbench calibrate"  # in the first line of what this has written
@@ -58,53 +69,56 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
 
     num_devices = _num_devices(options, device)
     check_writable(folder, "out")
-    cluster, foreign_cores = _measured(options, device, num_devices, tell)
+    cluster, answer = _measured(options, device, num_devices, tell)
+    foreign_cores = answer["foreign_cores"]
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, to_text(cluster, f"{_MARK} name={name} device={device}, {now()}", foreign_cores))
     if (foreign_cores or 0.0) > BUSY:
         _say(f"other programs kept {foreign_cores:.2f} cores busy meanwhile: run it again on a quiet machine")
-    return {
-        "cluster": name,
-        "path": str(path),
-        "num_devices": cluster.num_devices,
-        "matmul_flops_per_s": cluster.matmul_flops_per_s,
-        "memory_bytes_per_s": cluster.memory_bytes_per_s,
-        "copy_bytes_per_s": cluster.copy_bytes_per_s,
-        "intra_bytes_per_s": cluster.intra_bytes_per_s,
-        "host_bytes_per_s": cluster.host_bytes_per_s,
-        "launch_s": cluster.launch_s,
-        "collectives": dict(cluster.collectives),
-        "foreign_cores": foreign_cores,
-        "seconds": round(time.monotonic() - began, 1),
-    }
+    return {"cluster": name, "path": str(path), **answer, "seconds": round(time.monotonic() - began, 1)}
 
 
 def _measured(
     options: dict[str, str], device: str, num_devices: int, tell: Callable[[str], None], dry: int = 0
-) -> "tuple[Machine, float | None]":
-    """The machine, and how many cores other programs kept busy meanwhile."""
+) -> "tuple[Machine, dict[str, Any]]":
+    """The machine, and what is said of it: rates, collectives, layers, and the load of other programs meanwhile."""
     from rpbench.engine.measure import calibration  # torch
-    from rpbench.run.cluster_file import cluster_of
+    from rpbench.run.cluster_file import cluster_of, layers_of
 
     collectives = _collectives(options["ranks"], device, num_devices, dry, tell) if "ranks" in options else []
     if device == "cpu":
         found = calibration.calibrate_cores(num_devices, tell)
     else:
         found = (calibration.calibrate_dry if dry else calibration.calibrate_accelerators)(tell)
-    name = options.get("name", DEFAULT_NAME)
-    return cluster_of(name, found, _devices(device, num_devices), collectives), found.foreign_cores
+    devices = _devices(device, num_devices)
+    cluster = cluster_of(options.get("name", DEFAULT_NAME), found, devices, collectives)
+    return cluster, {
+        "num_devices": cluster.num_devices,
+        **{name: getattr(cluster, name) for name in SAID},
+        "collectives": dict(cluster.collectives),
+        "layers": layers_of(found, devices),
+        "foreign_cores": found.foreign_cores,
+    }
 
 
 def _dry_run(options: dict[str, str], device: str, dry: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """The same on made-up accelerators: what is missing in its order of streams, and no rate."""
+    """The same on made-up accelerators: what is missing in its order of streams, and none of the numbers."""
     from rpbench.engine.stream_order.machine import Machine as Accelerators
     from rpbench.run.cluster_file import to_text
     from rpbench.run.training.on_accelerators import order_found
 
     with Accelerators(dry) as machine:
-        cluster, foreign_cores = _measured(options, device, _num_devices(options, device), tell, dry)
-    to_text(cluster, _MARK, foreign_cores)
-    return {"num_devices": dry, "collectives": list(cluster.collectives)} | order_found(machine.trace)
+        cluster, answer = _measured(options, device, _num_devices(options, device), tell, dry)
+    to_text(cluster, _MARK, answer["foreign_cores"])
+    blank: dict[str, Any] = _blank(answer)
+    return blank | order_found(machine.trace)
+
+
+def _blank(value: Any) -> Any:
+    """The same without what was measured, which is nothing but floats."""
+    if isinstance(value, dict):
+        return {key: _blank(each) for key, each in value.items() if not isinstance(each, float | None)}
+    return [_blank(each) for each in value] if isinstance(value, list) else value
 
 
 def _options(arguments: Sequence[str]) -> dict[str, str]:

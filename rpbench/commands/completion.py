@@ -6,6 +6,9 @@ The script holds its words: completing starts no Python. Print it again after ad
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
+from rpbench.advice.machine_figures import FIGURES
+from rpbench.advice.model_source import SIZES
+from rpbench.commands.advising.advise import OWN
 from rpbench.config.charging import WORDS
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import GROUPS, RunConfig, options_of
@@ -40,6 +43,8 @@ _BASH = """\
         found="model cluster schedule"
     elif [[ "${{COMP_WORDS[1]-}}" == completion ]]; then
         found="{shells}"
+    elif [[ "$COMP_CWORD" -gt 1 && "${{COMP_WORDS[1]-}}" == advise ]]; then
+        found="{advice} {flags}"
     elif [[ "$COMP_CWORD" -eq 1 ]]; then
         found="{verbs} {keys} {flags}"
     else
@@ -75,6 +80,7 @@ def completion(arguments: Sequence[str], verbs: Sequence[str], lists: Sequence[s
         lists=" ".join(lists),
         shells=" ".join(SHELLS),
         verbs=" ".join(verbs),
+        advice=" ".join(f"{key}=" for key in (*OWN, *FIGURES, "finetune", *SIZES)),
         keys=" ".join(f"{key}=" for key in dict.fromkeys([*words, *(f.name for f in fields(RunConfig))])),
         flags=" ".join(_FLAGS),
     )
@@ -90,5 +96,9 @@ def _words() -> Mapping[str, Sequence[str]]:
         "charge": WORDS,
         "recompute": RECOMPUTES,
         "gpu": options_of("gpu"),
+        "ssd": options_of("ssd"),
+        "batch": ("max",),
+        "finetune": ("full", "lora", "qlora"),
+        **dict.fromkeys(("max_seq_len", "fewest_devices", "late"), ("yes", "no")),
     }
     return groups | chosen | dict.fromkeys(_SWITCHES, ("true", "false"))

@@ -50,7 +50,7 @@ def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assemble
 
 
 def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: str) -> str:
-    from rpbench.run.training.optimizer_settings import optimizer_settings
+    from rpbench.run.training.tensors import optimizer_settings
     from rpbench.sim.longest_path import simulate
     from rpbench.torch_runtime.formats.export import Given, export  # torch's forms; text needs none of them
     from rpbench.torch_runtime.formats.frameworks import numbers_of

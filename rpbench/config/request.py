@@ -37,10 +37,9 @@ from rpbench.config.composing import recalling
 from rpbench.config.configuration import BESIDES, Composed, ConfigError, RunConfig, as_plain
 from rpbench.config.files.keys import built, check_name
 from rpbench.config.files.source_file import SourceFile, read_source, source_of
-from rpbench.config.halved_microbatches import check_pieces, cut_sequences
 from rpbench.config.lengths import check_lengths, read_lengths
 from rpbench.config.schedule_options import check_options
-from rpbench.config.size_checks import check_sizes, num_layers
+from rpbench.config.size_checks import check_pieces, check_sizes, cut_sequences, num_layers
 from rpbench.config.without_effect import frozen, renamed, without_effect
 from rpbench.cost.hardware.machine import Machine, machine_of
 from rpbench.cost.hardware.measured import has_engine
@@ -369,6 +368,7 @@ def _software(config: RunConfig) -> "Software | None":
         return None
     from rpbench.mesh.software import software_of  # its package, for runs that name one
 
+    check_name("software", config.software)
     return software_of(config.software)
 
 

@@ -60,18 +60,6 @@ def smallest_compute_bound_batch(
     return floor(threshold_flop_per_byte * weight_bytes / margin) + 1
 
 
-def model_flops_per_s_per_device(
-    model: Architecture, tokens_per_s: float, num_devices: int, convention: Convention = "artifact"
-) -> float:
-    """Model FLOPs a device achieves at a measured throughput.
-
-    A step counts three forwards (a backward is two), head included, recomputation not. The artifact counts a
-    LoRA step the same, although its frozen weights need no gradient.
-    """
-    flops_per_token = 3 * model.forward_flops(1, convention)
-    return tokens_per_s * flops_per_token / num_devices
-
-
 def cost_usd_per_billion_tokens(price_usd_per_hour: float, tokens_per_s: float) -> float:
     """US dollars to train on 1e9 tokens (figure 14)."""
     return price_usd_per_hour / (tokens_per_s * 3600) * 1e9

@@ -44,8 +44,8 @@ from rpbench.engine.state.updates.selective_optimizer import SelectiveOptimizer
 from rpbench.engine.state.weight_versions_read import Reads
 from rpbench.engine.state.weights import Weights, at_home, begin, masters_of
 from rpbench.engine.training_checks import check_kept, check_selective, check_shape, check_stored
-from rpbench.engine.transfers.copied_bytes import Traffic
 from rpbench.engine.transfers.handlers import Transfers
+from rpbench.engine.transfers.link import Traffic
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind
 from rpbench.ir.analysis import Analysis, analysed

@@ -55,9 +55,18 @@ def exposed_s(job: Job, rank: int, forward: float, backward: float) -> float:
         forward, backward: of one microbatch on that rank, behind which collectives may hide.
     """
     found = reduced(job, trained(job, rank))
+    return sum(beside_computation(job, found, forward, backward))
+
+
+def beside_computation(job: Job, found: Reduced, forward: float, backward: float) -> Reduced:
+    """What is left of a step's exchanges where they go bucket by bucket beside one microbatch's computation.
+
+    Args:
+        forward, backward: seconds of what was exchanged, of one microbatch.
+    """
     hidden_gradients = backward if job.software.gradients_beside else 0.0
     hidden_parameters = forward if job.software.parameters_beside else 0.0
-    return _left(found.gradients, hidden_gradients, job) + _left(found.parameters, hidden_parameters, job)
+    return Reduced(_left(found.gradients, hidden_gradients, job), _left(found.parameters, hidden_parameters, job))
 
 
 def _left(seconds: float, behind: float, job: Job) -> float:

@@ -13,6 +13,7 @@ from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_times import as_times, lost_s
+from rpbench.mesh.ordered_step import simulate_step
 from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
@@ -36,7 +37,7 @@ def _blocked_s(job: Job) -> float:
 
 
 def exact_terms(job: Job) -> Terms:
-    """Seconds of a step by cause, the pipeline simulated."""
+    """Seconds of a step by cause, the pipeline and what its replicas exchange simulated."""
     terms = step_terms(job)
     if job.mesh.pipeline == 1:
         return terms
@@ -44,8 +45,17 @@ def exact_terms(job: Job) -> Terms:
     terms = {name: value for name, value in terms.items() if name not in closed}
     scale = 1.0 + terms.pop("jitter", 0.0) / (sum(terms.values()) + sum(closed.values()))
     terms["pipeline"] = makespan_s(job)
+    if job.mesh.replicas > 1 or job.mesh.expert_replicas > 1:
+        terms["data"] = _exchanges_s(job)
     terms["jitter"] = (scale - 1.0) * sum(terms.values())
     return terms
+
+
+def _exchanges_s(job: Job) -> float:
+    """Seconds that data parallelism adds to a step of a pipeline; more of it hides between chunks than at the end."""
+    problem, partition = problem_of(job), symmetric(job.cut)
+    order, costs = problem.order(partition), problem.costs(partition)
+    return simulate_step(job, order, costs, counts_layers=True).terms["data"]
 
 
 def makespan_s(job: Job) -> float:

@@ -23,7 +23,7 @@ from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.mesh.data_parallel import Reduced, reduced
+from rpbench.mesh.data_parallel import Reduced, beside_computation, reduced
 from rpbench.mesh.job import Job
 from rpbench.mesh.parameters import held_layers
 from rpbench.mesh.step import Terms, step_terms
@@ -170,6 +170,10 @@ def _with_replicas(
         return graph, costs, late
     outside = replace(order, shape=replace(order.shape, outer_replicas=max(2, job.mesh.replicas // copies)))
     sharded = build_graph(shard(outside, parameters=parameters, gradients=gradients))
+    if parameters != "visit" and counts_layers:
+        up = _bucketed(job, partition.forward, up)
+    if gradients == "step" and counts_layers:
+        down = _bucketed(job, partition.backward, down)
     times = partial(_transfer_time, up, down, costs.units_per_second)
     return sharded, replace(costs, transfer_time=times), late
 
@@ -228,6 +232,19 @@ def _transfer_time(up: tuple[Reduced, ...], down: tuple[Reduced, ...], units: in
     found = (down if cargo.backward else up)[cargo.stage]
     seconds = {"P": found.parameters, "G": found.gradients}.get(cargo.object)
     return None if seconds is None else seconds * units
+
+
+def _bucketed(job: Job, counts: tuple[int, ...], whole: tuple[Reduced, ...]) -> tuple[Reduced, ...]:
+    """What is left of exchanges once a step: the first bucket goes during a stage's last backward, not after it."""
+    found, begin = [], 0
+    for stage, (count, all_of_it) in enumerate(zip(counts, whole, strict=True)):
+        layers = [job.kinds[kind] for kind in job.architecture.layers[begin : begin + count]]
+        layers += [job.head] * (stage == len(counts) - 1)
+        forward = sum(each.forward_all for each in layers)
+        backward = sum(each.backward_all + each.recompute for each in layers)
+        found.append(beside_computation(job, all_of_it, forward, backward))
+        begin += count
+    return tuple(found)
 
 
 def _exchanged(job: Job, counts: tuple[int, ...]) -> tuple[Reduced, ...]:

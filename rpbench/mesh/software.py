@@ -6,7 +6,7 @@ fitted on published runs: `conf/software/constants.csv`, made by `python -m anal
 
 import csv
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -128,7 +128,7 @@ class Software:
         for name, value in self.constants.items():
             if name not in PRIORS:
                 raise ValueError(f"software.{self.name}: {unknown_name('constant', name, list(PRIORS))}")
-            if not value > 0:
+            if not (isinstance(value, int | float) and value > 0):
                 raise ValueError(f"software.{self.name}.{name}={value!r}: constants are above 0")
         values = {name: self.constants.get(name, prior.value) for name, prior in PRIORS.items()}
         object.__setattr__(self, "constants", values)
@@ -164,16 +164,36 @@ def software_of(values: Mapping[str, Any]) -> Software:
     """The framework of a file's keys; what was fitted for it holds unless they say otherwise.
 
     Raises:
-        ValueError: for an unknown field, or a constant that cannot be.
+        ValueError: for an unknown field, or a value that cannot be.
     """
     unknown = set(values) - {each.name for each in fields(Software)}
     if unknown:
         known = [each.name for each in fields(Software)]
         raise ValueError(f"software: {unknown_name('trait', sorted(unknown)[0], known)}")
+    _check_kinds(values)
     name = str(values["name"])
     own = read(CONF / "software" / f"{name}.yaml").get("constants", {}) if name in names("software") else {}
     changed = {key: value for key, value in (values.get("constants") or {}).items() if own.get(key) != value}
     return Software(**{**values, "constants": {**own, **fitted(name), **changed}})
+
+
+def _check_kinds(values: Mapping[str, Any]) -> None:
+    """Refuse values of another kind than their field's default."""
+    usual = {each.name: each.default for each in fields(Software) if each.default is not MISSING}
+    for name, value in values.items():
+        default, number = usual.get(name), isinstance(value, int | float) and not isinstance(value, bool)
+        if name in ("constants", "numbers", "declared"):
+            is_one, rule = isinstance(value, Mapping), "names with their values, {} for none"
+        elif isinstance(default, bool):
+            is_one, rule = isinstance(value, bool), "true or false"
+        elif isinstance(default, int):
+            is_one, rule = isinstance(value, int) and number and value >= 1, "a whole number of at least 1"
+        elif isinstance(default, float):
+            is_one, rule = number and value >= 0, "a number of at least 0"
+        else:
+            is_one, rule = isinstance(value, str), "text"
+        if not is_one:
+            raise ValueError(f"software.{name}={value!r:.80}: {rule}; a line that is left out has its usual value")
 
 
 def declared_software(name: str) -> Software:

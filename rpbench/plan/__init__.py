@@ -65,7 +65,7 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: 
             )
         return _checked(problem, problem.published, method)
     if method == "pipedream":
-        from rpbench.plan.of_pipedream.straight import plan_straight
+        from rpbench.plan.of_pipedream.pipedream import plan_straight
 
         return _checked(problem, plan_straight(problem), method)
     if method == "mobius":

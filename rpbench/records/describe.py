@@ -91,34 +91,6 @@ def _pace(row: Record) -> str:
     return f": {rate:,.0f} tokens/s ({low:,.0f} to {high:,.0f}), {row['memory_margin']:.0%} of memory left"
 
 
-def _formulas(row: Record) -> str:
-    return f"closed forms of {row['model']} on {row['cluster']}"
-
-
-def _convention(row: Record) -> str:
-    return f" ({row['convention']})"
-
-
-def _contender(row: Record) -> str:
-    return f"duel {row['model']} {row['contender']}"
-
-
-def _clocked(row: Record) -> str:
-    return f": {row['makespan_s']:.3f} s, replay {row['replay_makespan_s']:.3f} s, {row['partition_layers']}"
-
-
-def _entrant(row: Record) -> str:
-    return f"torch duel {row['model']} {row['contender']}"
-
-
-def _over_own(row: Record) -> str:
-    return f": {row['makespan_s']:.3f} s, replay {row['replay_makespan_s']:.3f} s, {row['verdict']}"
-
-
-def _on_accelerator(row: Record) -> str:
-    return f"GPU duel {row['model']} {row['contender']}"
-
-
 def _over_ours(row: Record) -> str:
     pace = f"{row['step_time_s']:.3f} s, " if "step_time_s" in row else ""
     return f": {pace}{row['verdict']}" + (f" ({row['verdict_reason']})" if row["verdict_reason"] else "")
@@ -140,11 +112,13 @@ def _went_on(row: Record) -> str:
     )
 
 
+# What was run, and what came out, by mode.
+_MEASURED = ": {makespan_s:.3f} s, replay {replay_makespan_s:.3f} s, "
 _DESCRIBED: dict[str, tuple[Callable[[Record], str], Callable[[Record], str]]] = {
     "predict": (_system, _pace),
-    "roofline": (_formulas, _convention),
-    "duel": (_contender, _clocked),
-    "torch_duel": (_entrant, _over_own),
-    "gpu_duel": (_on_accelerator, _over_ours),
+    "roofline": ("closed forms of {model} on {cluster}".format_map, " ({convention})".format_map),
+    "duel": ("duel {model} {contender}".format_map, f"{_MEASURED}{{partition_layers}}".format_map),
+    "torch_duel": ("torch duel {model} {contender}".format_map, f"{_MEASURED}{{verdict}}".format_map),
+    "gpu_duel": ("GPU duel {model} {contender}".format_map, _over_ours),
     "failures": (_failing, _went_on),
 }

@@ -323,6 +323,14 @@ def manifest_names(results: Path) -> list[str]:
     return sorted(path.parent.name for path in (results / FOLDER).glob(f"*/{PLAN}"))
 
 
+def no_sweep_in(results: Path) -> str:
+    """What to say of a folder of results that holds no finished sweep."""
+    return (
+        f"results_dir={results}: no finished sweep in it; make one first, as in: "
+        f"python -m rpbench -m experiment=figure17 results_dir={results}"
+    )
+
+
 def _lines(folder: Path, plan_id: str) -> list[dict[str, Any]]:
     """What workers of this plan have written, the oldest file first; torn and changed lines are left out."""
     lines = []

@@ -175,6 +175,12 @@ def read_all(results: Path) -> Iterator[Record]:
             yield record
 
 
+def beginning_with(results: Path, name: str) -> list[Record]:
+    """The sound records under a results folder whose run_id begins with a name."""
+    folders = sorted(path.parent for path in results.glob("*/record.json") if path.parent.name.startswith(name))
+    return [found for folder in folders if (found := read(folder)) is not None]
+
+
 def write(folder: Path, record: Record) -> Record:
     """Put the record in its folder, whole or not at all; as it was written, with its digest."""
     found = sealed(record)

@@ -38,15 +38,10 @@ def cluster_of(
         ValueError: if a probe took no time.
     """
     figures = _figures(found, devices)
-    half = {"half_rate_width": found.rates.half_rate_width}
-    bare = Machine(name=name, **figures, measured=half)  # type: ignore[arg-type]
-    cost = load(["cost=analytic"]).cost
-    basis = make_basis(bare, cost.constants, cost.declared)
-    counts = [counted(eager_kernels(setting_of(probe.model, probe.num_tokens, basis))) for probe, _ in found.probes]
-    measured: dict[str, float] = dict(half)
+    measured = _half(found)
+    counts = _counts(found, devices)
     for part, terms in PARTS.items():
-        rows = [[each[part][term] for term in terms] for each in counts]
-        solved = factors(rows, [times[part] for _, times in found.probes])
+        solved = factors(counts[part], [times[part] for _, times in found.probes])
         measured |= {factor_name(part, term): factor for term, factor in zip(terms, solved, strict=True)}
     measured |= zip(HALVES, found.halves, strict=True)
     if layer_s := measured[factor_name("forward", "layer")]:
@@ -57,6 +52,45 @@ def cluster_of(
     declared |= {each.name: row | {"within": round(_within(each), 4)} for each in collectives}
     rates = {each.name: each.plain() for each in collectives}
     return Machine(name=name, **figures, measured=measured, collectives=rates, declared=declared)  # type: ignore[arg-type]
+
+
+def layers_of(found: Calibration, devices: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The shape of each probe, and of each part of its work the seconds it took and those predicted of it.
+
+    What is predicted of a probe follows from the factors of all others: it has no word in it.
+
+    Raises:
+        ValueError: without two probes, or if one took no time.
+    """
+    predicted: list[dict[str, float]] = [{} for _ in found.probes]
+    for part, rows in _counts(found, devices).items():
+        times = [took[part] for _, took in found.probes]
+        for own, row in enumerate(rows):
+            others = [[*column[:own], *column[own + 1 :]] for column in (rows, times)]
+            predicted[own][part] = float(np.dot(row, factors(*others)))
+    return [
+        {
+            "hidden": probe.model.hidden,
+            "vocab": probe.model.vocab,
+            "num_tokens": probe.num_tokens,
+            "seconds": took,
+            "predicted_s": each,
+        }
+        for (probe, took), each in zip(found.probes, predicted, strict=True)
+    ]
+
+
+def _half(found: Calibration) -> dict[str, float]:
+    return {"half_rate_width": found.rates.half_rate_width}
+
+
+def _counts(found: Calibration, devices: Mapping[str, int]) -> dict[str, list[list[float]]]:
+    """Part of the engine's work -> how much of each of its terms the probes have, a row a probe."""
+    bare = Machine(name="bare", **_figures(found, devices), measured=_half(found))  # type: ignore[arg-type]
+    cost = load(["cost=analytic"]).cost
+    basis = make_basis(bare, cost.constants, cost.declared)
+    counts = [counted(eager_kernels(setting_of(probe.model, probe.num_tokens, basis))) for probe, _ in found.probes]
+    return {part: [[each[part][term] for term in terms] for each in counts] for part, terms in PARTS.items()}
 
 
 def _within(rate: CollectiveRate) -> float:

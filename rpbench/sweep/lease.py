@@ -11,8 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,18 +95,6 @@ class Leases:
         """Whether somebody works on a run."""
         newest = self._newest(run)
         return newest is not None and not self._has_lapsed(newest)
-
-    @contextmanager
-    def waited_for(self, run: str) -> Iterator[None]:
-        """Hold the lease of a run, however long others have it."""
-        path = self.take(run)
-        while path is None:
-            time.sleep(_POLL_S)
-            path = self.take(run)
-        try:
-            yield
-        finally:
-            self.give_back(path)
 
     def _newest(self, run: str) -> Path | None:
         return max(self._of(run), key=_generation, default=None)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Container
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -251,8 +251,3 @@ def _check_ways(request: TorchRequest, *, splits: bool) -> None:
         )
     if request.device not in ("cpu", "cuda"):
         raise ValueError(f"device={request.device}: cpu (gloo) or cuda (NCCL)")
-
-
-def with_schedule(request: TorchRequest, schedule: Schedule) -> TorchRequest:
-    """The same request for another schedule of the same model."""
-    return replace(request, schedule=to_text(schedule))

@@ -3,7 +3,7 @@
 Needs the extra `dash` (wandb-workspaces). Building a workspace asks nobody; only `save` speaks to W&B.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,13 +63,6 @@ SECTIONS: Mapping[str, tuple[Panel, ...]] = {
         Panel("comparer", "What differs between runs"),
     ),
 }
-
-
-def metric_names() -> Iterator[str]:
-    """Every metric that a panel names."""
-    for panels in SECTIONS.values():
-        for panel in panels:
-            yield from panel.names
 
 
 def workspace(project: str, entity: str = "") -> Any:

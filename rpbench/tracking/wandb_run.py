@@ -71,6 +71,7 @@ def start(request: Request, row: Mapping[str, Any], attempt: int) -> Any:
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
+    _make_waiting_place(request.results_dir)
     tracker = request.tracker
     arguments = {
         "project": tracker.project,
@@ -91,6 +92,16 @@ def start(request: Request, row: Mapping[str, Any], attempt: int) -> Any:
     for name in SUMMARY:
         run.define_metric(name, summary="last")
     return run
+
+
+def _make_waiting_place(results: Path) -> None:
+    """Where files of artifacts wait to be sent: the user's folder, or beside the records for a user without a home."""
+    from wandb import env
+
+    try:
+        (Path(env.get_data_dir()) / "artifacts" / "staging").mkdir(parents=True, exist_ok=True)
+    except OSError:
+        os.environ[env.DATA_DIR] = str(results.resolve() / "wandb")
 
 
 def _settings(wandb: Any, timeout_s: float) -> Any:

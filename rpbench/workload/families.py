@@ -163,6 +163,63 @@ SPELLINGS: Mapping[str, str] = {
     "attn_type_list": "layer_types",
 }
 
+# Sizes that the configuration class sets where a file has no such field: `transformers` writes what differs from them.
+LEFT_OUT: Mapping[str, Mapping[str, int]] = {
+    "llama": {"intermediate_size": 11008},
+    "ministral": {"intermediate_size": 14336, "num_key_value_heads": 8},
+    "mistral": {"intermediate_size": 14336, "num_key_value_heads": 8},
+    "mixtral": {"intermediate_size": 14336, "num_key_value_heads": 8},
+    "smollm3": {"intermediate_size": 11008, "num_key_value_heads": 4},
+    "seed_oss": {"intermediate_size": 27648, "num_key_value_heads": 8, "head_dim": 128},
+    "ernie4_5": {"intermediate_size": 3072, "num_key_value_heads": 2, "head_dim": 128},
+    "qwen2": {"intermediate_size": 22016, "num_key_value_heads": 32},
+    "qwen2_moe": {"intermediate_size": 5632, "num_key_value_heads": 16,
+        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+    "qwen3": {"intermediate_size": 22016, "num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {"intermediate_size": 6144, "num_key_value_heads": 4, "moe_intermediate_size": 768},
+    "qwen3_next": {"intermediate_size": 5632, "num_key_value_heads": 2, "head_dim": 256,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+    "qwen3_5_text": {"intermediate_size": 12288, "num_key_value_heads": 4, "head_dim": 256},
+    "qwen3_5_moe_text": {"num_key_value_heads": 2, "head_dim": 256,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+    "gemma": {"intermediate_size": 24576, "num_key_value_heads": 16, "head_dim": 256},
+    "gemma2": {"intermediate_size": 9216, "num_key_value_heads": 4, "head_dim": 256},
+    "gemma3_text": {"intermediate_size": 9216, "num_key_value_heads": 4, "head_dim": 256},
+    "phi": {"intermediate_size": 8192},
+    "phi3": {"intermediate_size": 8192},
+    "phimoe": {"intermediate_size": 6400, "num_key_value_heads": 8},
+    "gpt_neox": {"intermediate_size": 24576},
+    "opt": {"intermediate_size": 3072},
+    "olmo": {"intermediate_size": 11008},
+    "olmo2": {"intermediate_size": 11008},
+    "olmo3": {"intermediate_size": 11008},
+    "olmoe": {"intermediate_size": 2048},
+    "granite": {"intermediate_size": 11008},
+    "granitemoe": {"intermediate_size": 11008},
+    "granitemoeshared": {"intermediate_size": 11008},
+    "cohere": {"intermediate_size": 22528},
+    "cohere2": {"intermediate_size": 22528},
+    "deepseek_v2": {"intermediate_size": 11008,
+        "moe_intermediate_size": 1407, "n_shared_experts": 2, "first_k_dense_replace": 0, "q_lora_rank": 1536},
+    "deepseek_v3": {"intermediate_size": 18432,
+        "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536},
+    "kimi_k2": {"intermediate_size": 18432,
+        "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536},
+    "glm": {"intermediate_size": 13696, "num_key_value_heads": 2, "head_dim": 128},
+    "glm4": {"intermediate_size": 13696, "num_key_value_heads": 2, "head_dim": 128},
+    "glm4_moe": {"intermediate_size": 10944, "num_key_value_heads": 8,
+        "moe_intermediate_size": 1408, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "gpt_oss": {"intermediate_size": 2880, "num_key_value_heads": 8, "head_dim": 64},
+    "minimax": {"intermediate_size": 14336, "num_key_value_heads": 8},
+    "minimax_m2": {"intermediate_size": 1536, "num_key_value_heads": 8, "head_dim": 128},
+    "nemotron": {"intermediate_size": 24576},
+    "starcoder2": {"intermediate_size": 12288, "num_key_value_heads": 2},
+    "stablelm": {"intermediate_size": 6912, "num_key_value_heads": 32},
+    "bert": {"intermediate_size": 3072},
+    "roberta": {"intermediate_size": 3072},
+    "vit": {"intermediate_size": 3072},
+}  # fmt: skip
+
 # Types of another name: a text model inside one of several parts, or one whose classes are those of another.
 SAME_AS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
@@ -177,7 +234,8 @@ SAME_AS: Mapping[str, str] = {
 # Fields that are read.
 READ = re.compile(
     r"""
-    model_type | text_config | num_hidden_layers | hidden_size | num_attention_heads | num_key_value_heads | head_dim
+    model_type | text_config | llm_config | language_config | thinker_config
+    | num_hidden_layers | hidden_size | num_attention_heads | num_key_value_heads | head_dim
     | intermediate_size | vocab_size | tie_word_embeddings | sliding_window | use_sliding_window | layer_types
     | max_window_layers | _sliding_window_pattern | sliding_window_pattern | max_position_embeddings | num_experts
     | num_experts_per_tok | moe_intermediate_size | n_shared_experts | shared_expert_intermediate_size

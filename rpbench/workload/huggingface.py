@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.workload.architecture import FROM_THE_OTHERS, MOST_LAYERS, Architecture
-from rpbench.workload.families import ASSUMED, EVERY, FAMILIES, READ, SAME_AS, SILENT, SPELLINGS, Family
+from rpbench.workload.families import ASSUMED, EVERY, FAMILIES, LEFT_OUT, READ, SAME_AS, SILENT, SPELLINGS, Family
 from rpbench.workload.parts import Experts, Latent
 
 LARGEST = 10**9  # no size of a model comes near; larger ones are slips, and sums of them leave 64 bits
@@ -94,10 +94,19 @@ def context_of(given: Mapping[str, Any]) -> int | None:
 
 def _kind(given: Mapping[str, Any]) -> Any:
     """The type of the text model; a wrapper of several parts has it inside."""
-    inner = given.get("text_config")
-    kind = inner.get("model_type") if isinstance(inner, Mapping) and "hidden_size" in inner else None
-    kind = kind or given.get("model_type")
+    kind = _text_part(given).get("model_type") or given.get("model_type")
     return SAME_AS.get(kind, kind) if isinstance(kind, str) else kind
+
+
+def _text_part(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text model's own fields in a wrapper of several parts, whatever they are called there; empty without one."""
+    for name in ("text_config", "llm_config", "language_config", "thinker_config"):
+        inner = given.get(name)
+        if isinstance(inner, Mapping):
+            inner = _text_part(inner) or inner
+            if inner.keys() & {"hidden_size", *(own for own, known in SPELLINGS.items() if known == "hidden_size")}:
+                return inner
+    return {}
 
 
 def _family(given: Mapping[str, Any]) -> Family:
@@ -107,9 +116,7 @@ def _family(given: Mapping[str, Any]) -> Family:
 
 def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the text model under one name each, with what its type leaves unsaid."""
-    inner, values = given.get("text_config"), dict(given)
-    if isinstance(inner, Mapping) and "hidden_size" in inner:
-        values = {**values, **inner}
+    values = {**given, **_text_part(given)}
     if isinstance(values.get("attn_config"), Mapping):  # of MPT
         values |= {name: value for name, value in values["attn_config"].items() if name == "kv_n_heads"}
     for own, name in SPELLINGS.items():
@@ -120,6 +127,8 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in _family(given).usual.items():
         if values.get(name) is None:
             values[name] = value
+    for name, left_out in LEFT_OUT.get(str(_kind(given)), {}).items():
+        values.setdefault(name, left_out)  # a null is no field that is left out
     if isinstance(shared := values.get("multi_query"), bool) and not values.get("new_decoder_architecture"):
         values["num_key_value_heads"] = 1 if shared else values.get("num_attention_heads")
     if _kind(given) in DELTA:

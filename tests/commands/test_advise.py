@@ -11,7 +11,7 @@ import pytest
 from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
-from rpbench.commands.advising.advise import advise_on
+from rpbench.commands.advising.advise import advise_on, plan_meshes
 from rpbench.config.request import load
 from rpbench.places import CONF
 from rpbench.workload.parts import Experts
@@ -184,7 +184,7 @@ def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(caps
         assert bool(json.loads(capsys.readouterr().out)["ranking"]) is fits
 
 
-NODES = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "sequences_per_step=16", "seq_len=1024")
+NODES = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "batch=16", "seq_len=1024")
 EIGHT_LAYERS = ("num_layers=8", "hidden=1024", "heads=8", "vocab=32000")
 
 
@@ -212,16 +212,30 @@ def test_rows_of_nodes_and_of_one_host_have_the_same_fields():
 
 
 def test_a_mesh_is_run_and_exported_by_its_own_commands(rpbench, capsys):
-    """Runs sum whole stages, where rows hide gradients bucket by bucket (docs/howto/meshes.md): no run is faster."""
     answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
     for row in answer["ranking"][:3]:
         status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
         assert (status, record["status"], record["num_devices"]) == (0, "ok", 8)
         assert record["tokens_per_step"] == answer["tokens_per_step"]
-        assert 0.5 * row["tokens_per_s"] < record["tokens_per_s"] < 1.01 * row["tokens_per_s"]
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-6)
         capsys.readouterr()
         assert dispatch(shlex.split(row["export"])[3:]) == 0
         assert str(row["options"]["microbatch_sequences"]) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_h1", "gpipe"])
+def test_a_pipeline_of_a_search_over_meshes_is_run_by_its_command(name, rpbench):
+    """With replicas, and alone: a tied matrix is summed over the first and the last stage in both."""
+    words = ["model=llama32_1b", "cluster=8x_rtx4090", "seq_len=1024", "sequences_per_step=32"]
+    found = plan_meshes([*words, f"schedules={name}"])["ranking"]
+    rows = [row for row in found if row["options"]["pipeline"] > 1]
+    rows = [next(row for row in rows if (row["options"]["data"] > 1) is wide) for wide in (True, False)]
+    for row in rows:
+        status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+        assert (status, record["status"]) == (0, "ok")
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-6)
+        assert max(record["peak_memory_bytes"]) == row["peak_memory_bytes"]
+        assert record["terms_s"]["tied"] > 0
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "FSDP2", "Megatron"])
@@ -265,11 +279,11 @@ def test_two_contenders_lie_beside_each_other_by_causes(capsys):
     assert nodes["comparison"]["ratio"] != 1
 
 
-@pytest.mark.parametrize("question, key", [("max_seq_len", "seq_len"), ("max_batch", "microbatch_sequences")])
+@pytest.mark.parametrize("question, key", [("max_seq_len=yes", "seq_len"), ("batch=max", "microbatch_sequences")])
 def test_a_limit_is_held_by_its_command_and_not_beyond(question, key, rpbench):
     words = [word for word in TWO_CARDS if not (key == "seq_len" and word.startswith("seq_len="))]
     words += ["schedules=1f1b,zero_2", "device_memory_bytes=4e9"]
-    answer = advise_on([*words, f"{question}=yes"], io.StringIO())
+    answer = advise_on([*words, question], io.StringIO())
     assert {row["schedule"] for row in answer["limits"]} == {"1f1b", "zero_2"}
     for row in answer["limits"]:
         status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
@@ -324,7 +338,16 @@ WRONG = [
     ((*TWO_CARDS, "compare=1f1b"), "compare=1f1b: two schedules with a comma between"),
     ((*TWO_CARDS, "compare=1f1b,roundpip"), "did you mean roundpipe?"),
     ((*TWO_CARDS, "compare=1f1b,gpipe", "schedules=1f1b"), "compare= names the schedules; leave it out"),
-    ((*TWO_CARDS, "compare=1f1b,gpipe", "max_batch=yes"), "one question at a time"),
+    ((*TWO_CARDS, "compare=1f1b,gpipe", "batch=max"), "one question at a time"),
+    ((*TWO_CARDS, "batch=big"), "batch=big: a whole number of at least 1, or max"),
+    ((*TWO_CARDS, "max_batch=yes"), "max_batch=yes is now batch=max"),
+    ((*TWO_CARDS, "batch=16", "sequences_per_step=16"), "given twice"),
+    ((*TWO_CARDS, "max_seq_len=4096"), "one length is seq_len=N"),
+    ((*TWO_CARDS[:-1], "num_devices=1" + 20 * "0"), "at most 1,000,000"),
+    ((*TWO_CARDS, "batch=1" + 20 * "0"), "at most 10,000,000"),
+    ((*TWO_CARDS[:-3], "seq_len=1" + 20 * "0", *TWO_CARDS[-2:]), "at most 100,000,000"),
+    ((*TWO_CARDS, "inner=9999999999"), "inner=9999999999: at most 1,000,000,000"),
+    (("model=.", *FOUR_L40S), "there is no config.json in this folder"),
     ((*TWO_CARDS, "deadline_days=3"), "tokens= is missing"),
     ((*TWO_CARDS, "tokens=1e9"), "add deadline_days="),
     ((*TWO_CARDS, "deadline_days=0", "tokens=1e9"), "deadline_days=0: a number above 0"),

@@ -364,6 +364,8 @@ def script():
         ("rpbench cal", ["calibrate"]),
         ("rpbench list mod", ["models"]),
         ("rpbench show num_dev", ["num_devices="]),
+        ("rpbench advise model=tiny_gpt bat", ["batch="]),
+        ("rpbench advise batch=", ["max"]),
         ("rpbench charge=", ["hops", "bytes"]),
         ("rpbench model=zzz", []),
     ],

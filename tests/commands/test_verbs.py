@@ -1,6 +1,8 @@
 """Verbs: help and version of each, what can be listed, the forms of a schedule, torch's table read again."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -87,3 +89,13 @@ def test_torchs_table_runs_like_the_schedule_it_is_of(capsys, tmp_path, monkeypa
     made = json.loads(capsys.readouterr().out)
     assert read["makespan_s"] == made["makespan_s"]
     assert (read["schedule"], read["num_devices"], read["num_microbatches"]) == ("order", 2, 4)
+
+
+@pytest.mark.parametrize("words", [("compare", "/etc/passwd", "b"), ("explain", "**", "b"), ("report",)])
+def test_a_folder_without_records_is_refused_before_what_draws_is_imported(words, tmp_path):
+    code = "import sys; from analysis.verbs import VERBS; from rpbench.cli import dispatch, register; register(VERBS); "
+    code += "print(dispatch(sys.argv[1:]), 'matplotlib' in sys.modules or 'pandas' in sys.modules)"
+    command = [sys.executable, "-c", code, *words, f"results_dir={tmp_path / 'absent'}"]
+    asked = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert asked.stdout.split() == ["2", "False"]
+    assert str(tmp_path / "absent") in asked.stderr

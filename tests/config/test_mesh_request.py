@@ -15,6 +15,7 @@ from rpbench.config.mesh.overrides import MeshConfig
 from rpbench.config.request import ScheduleChoice, load, request_of
 from rpbench.mesh.exact import makespan_s
 from rpbench.mesh.memory import rank_bytes
+from rpbench.places import with_dirs
 from rpbench.records import provenance, record
 from rpbench.registry import entries
 from rpbench.run.mesh_run import job_of, prepare
@@ -174,6 +175,25 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(keys, num_devices,
 def test_what_cannot_be_is_refused_with_a_way_out(words, said):
     with pytest.raises(ValueError, match=said):
         prepare(load([*ON_NODES, *words]))
+
+
+@pytest.mark.parametrize(
+    "lines, said",
+    [
+        ("", "software has no name"),
+        ("name: ../x", "a name is no path"),
+        ("name: x\nconstants: 7", "software.constants=7: names with their values"),
+        ("name: x\nconstants: {matmul: a}", "constants are above 0"),
+        ("name: x\npasses: many", "software.passes='many': a number of at least 0"),
+        ("name: x\npad_vocab: 0", "software.pad_vocab=0: a whole number of at least 1"),
+        ("name: x\nzigzag: 7", "true or false"),
+    ],
+)
+def test_a_stranger_s_software_file_is_refused_by_what_is_wrong_in_it(lines, said, tmp_path):
+    (tmp_path / "software").mkdir()
+    (tmp_path / "software" / "bent.yaml").write_text(lines)
+    with with_dirs([f"--config-dir={tmp_path}"]), pytest.raises(ValueError, match=said):
+        load([*ON_NODES, "mesh.pipeline=4", "software=bent"])
 
 
 def test_devices_that_nobody_knows_take_a_pipeline_only():

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
@@ -17,6 +18,7 @@ from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic, Traffic
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
+from rpbench.places import files_of
 from rpbench.registry import entry
 from rpbench.run.assemble import assemble
 from rpbench.run.scheduled import memory_of
@@ -92,7 +94,7 @@ def test_days_until_the_writes_are_used_up():
 
 def test_several_have_all_figures_several_times():
     one, four = ssds_named("samsung_990_pro_4tb"), ssds_named("4x_samsung_990_pro_4tb")
-    assert (one.bytes, one.read_bytes_per_s, one.write_bytes_per_s) == (4e12, 7.45e9, 6.9e9)  # the data sheet
+    assert (one.bytes, one.read_bytes_per_s, one.write_bytes_per_s) == (4e12, 7.45e9, 6.9e9)  # as in conf/ssd/
     assert four.seconds(4.0, 8.0) == pytest.approx(one.seconds(1.0, 2.0))
     assert (four.bytes, four.endurance_bytes) == (16e12, 9.6e15)
     with pytest.raises(ValueError, match="unknown ssd 'samsung_990'; did you mean samsung_990_pro_4tb"):
@@ -167,3 +169,17 @@ def test_runs_that_wait_for_their_ssds_take_as_long_as_measured():
         timeline = simulate_charged(found.graph, found.costs)
         measured_s = 8 * float(row["params"]) * batch * 1024 / (1e12 * float(row["tflops_total"]))
         assert step_time(found.graph, timeline) / timeline.units_per_second == pytest.approx(measured_s, rel=0.12)
+
+
+PCIE4_X4 = 16e9 * 4 * 128 / 130 / 8  # bytes a second one way: transfers, lanes, line code, bits
+
+
+@pytest.mark.parametrize("path", files_of("ssd"), ids=lambda path: path.stem)
+def test_a_drive_is_no_faster_than_its_link_and_names_no_source_that_was_not_read(path):
+    drive = ssds_named(path.stem)
+    assert drive.write_bytes_per_s <= drive.read_bytes_per_s <= PCIE4_X4
+    assert 0.2 < drive.endurance_bytes / drive.bytes / (5 * 365) < 3.1  # drive writes a day of five years
+    told = yaml.safe_load(path.read_text())["declared"]
+    for name in ("read_bytes_per_s", "write_bytes_per_s", "endurance_bytes"):
+        assert told[name]["origin"] == "assumed" or "not read" not in told[name]["source"], name
+        assert told[name]["within"] >= 0.1, name

@@ -14,7 +14,7 @@ from rpbench.engine.state.gradient_sums.gradients import Gradients
 from rpbench.engine.state.updates.loss_scale import LossScaling
 from rpbench.engine.state.updates.optimizer import KeptState
 from rpbench.engine.training import Training
-from rpbench.engine.transfers.copied_bytes import Traffic
+from rpbench.engine.transfers.link import Traffic
 from rpbench.ir.schedule import Schedule
 
 STEPS = 4

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 
 from analysis.verbs import VERBS
@@ -32,7 +33,7 @@ from rpbench.cli import register
 from .bending import CANARY, NUMBERS, WORDS
 from .documents import DEEPSEEK, EXPERIMENT, LLAMA, QWEN, TRAIN
 
-SECONDS, MEMORY_BYTES, PATIENCE_S = 2.0, 2**30, 120.0
+SECONDS, MEMORY_BYTES, PATIENCE_S = 2.0, 2**30, 120.0  # patience: of processors, and without any
 SMALL = ("num_devices=2", "num_microbatches=2")
 PLAIN = ("schedule=1f1b", *SMALL, "cost=constant", "results_dir=out")
 LINES: tuple[tuple[str, ...], ...] = (
@@ -215,14 +216,21 @@ def problem_of(wrong: Wrong, folder: Path) -> str:
     if child == 0:
         _be_asked(wrong, folder, said)
     ended, status, used = os.wait4(child, os.WNOHANG)
-    while not ended and time.monotonic() - began < PATIENCE_S:
-        time.sleep(0.01)
+    moved, spent = began, 0.0
+    while not ended and time.monotonic() - moved < PATIENCE_S and spent < PATIENCE_S and not _serves(wrong, said):
+        time.sleep(0.01 if time.monotonic() - began < 1 else 0.2)
+        if (now := _spent(child)) > spent:
+            moved, spent = time.monotonic(), now
         ended, status, used = os.wait4(child, os.WNOHANG)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     if not ended:
         os.waitpid(child, 0)
-        return f"no answer in {PATIENCE_S:g} s: {said.read_text(errors='replace')[-300:]}"
+        if _serves(wrong, said):
+            return ""
+        waited = time.monotonic() - moved
+        words = said.read_text(errors="replace")[-300:]
+        return f"no answer in {spent:.0f} s of processors, {waited:.0f} s without any: {words}"
     words, seconds = said.read_text(errors="replace"), used.ru_utime + used.ru_stime
     code = os.waitstatus_to_exitcode(status)
     grown = 1024 * (used.ru_maxrss - before)
@@ -238,6 +246,21 @@ def problem_of(wrong: Wrong, folder: Path) -> str:
     ]
     what = ", ".join(name for name, is_so in found if is_so)
     return what and f"{what}: {words[-1500:]}"
+
+
+def _spent(group: int) -> float:
+    """Seconds that the processors gave a process group so far, those of ended children included."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15])) if int(fields[2]) == group else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _serves(wrong: Wrong, said: Path) -> bool:
+    """Whether a page is served, which ends with whoever asked for it."""
+    return wrong.words[:1] == ["dashboard"] and said.exists() and '{"dashboard":' in said.read_text(errors="replace")
 
 
 def _lay(wrong: Wrong, folder: Path) -> None:
@@ -280,15 +303,15 @@ def _be_asked(wrong: Wrong, folder: Path, said: Path) -> None:
         os._exit(status)
 
 
-def findings(seed: int, number: int) -> Iterator[tuple[Wrong, str]]:
-    """Requests that were answered badly, with how."""
+def findings(seed: int, number: int, first: int = 0) -> Iterator[tuple[Wrong, str]]:
+    """Requests that were answered badly, with how; `number` of them from the first on."""
     for name in ("analysis.report", "analysis.dashboard.command", "duckdb", "rpbench.engine.training"):
         import_module(name)  # these take seconds of every process, whatever it is asked
 
     register(VERBS)
     os.environ["RPBENCH_CANARY"] = CANARY
     here = Path.cwd()
-    for place, wrong in zip(range(number), drawn(seed), strict=False):
+    for place, wrong in enumerate(islice(drawn(seed), first, first + number), first):
         with tempfile.TemporaryDirectory(prefix="asked-") as name:
             folder = Path(name) / "a" / "b"
             folder.mkdir(parents=True)
@@ -303,12 +326,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzzing.requests", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--number", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the place of the first one, to go on from there")
     asked = parser.parse_args()
     kinds = Counter[str]()
-    for wrong, problem in findings(asked.seed, asked.number):
+    for wrong, problem in findings(asked.seed, asked.number, asked.first):
         kinds[problem.partition(") ")[2].partition(":")[0]] += 1
         print(f"== {wrong}\n   {problem}\n", flush=True)
-    print(f"{asked.number} requests with seed {asked.seed}: {sum(kinds.values())} answered badly {dict(kinds)}")
+    what = f"{asked.number} requests from {asked.first} with seed {asked.seed}"
+    print(f"{what}: {sum(kinds.values())} answered badly {dict(kinds)}")
     return 1 if kinds else 0
 
 

@@ -26,7 +26,7 @@ from rpbench.mesh.layers.engine_kernels import counted
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.run import cluster_file
-from rpbench.run.cluster_file import cluster_of, to_text
+from rpbench.run.cluster_file import cluster_of, layers_of, to_text
 from rpbench.run.request_to_records import run
 from rpbench.torch_runtime.processes import ranks
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
@@ -82,6 +82,20 @@ def test_the_factors_of_the_machine_are_found_again():
         if term in FACTOR:
             assert value == pytest.approx(FACTOR[term], rel=1e-3), name
     assert cluster.launch_s == pytest.approx(2e-4, rel=1e-3)
+
+
+def test_a_layer_is_predicted_from_all_others():
+    """On a machine whose factors are alike everywhere exactly; one that is slower than they say is so by as much."""
+    found, slow = made_up(), 3
+    layers = layers_of(found, {"num_devices": 2})
+    assert [(each["hidden"], each["vocab"], each["num_tokens"]) for each in layers] == [
+        (probe.model.hidden, probe.model.vocab, probe.num_tokens) for probe in ON_CORES
+    ]
+    assert all(each["predicted_s"] == pytest.approx(each["seconds"], rel=1e-6) for each in layers)
+    assert all(set(each["seconds"]) == set(PARTS) for each in layers)
+    found.probes[slow][1]["forward"] *= 2
+    layer = layers_of(found, {"num_devices": 2})[slow]
+    assert layer["seconds"]["forward"] == pytest.approx(2 * layer["predicted_s"]["forward"], rel=1e-6)
 
 
 def test_the_file_is_the_cluster(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rpbench.workload.families import FAMILIES
+from rpbench.workload.families import FAMILIES, LEFT_OUT
 from rpbench.workload.huggingface import assumed, context_of, from_config
 
 CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text(encoding="utf-8"))
@@ -169,3 +169,36 @@ def test_layers_see_what_their_type_lets_them_see(name, windows):
 
 def test_an_encoder_of_images_sees_its_patches():
     assert context_of(CONFIGS["vit-large"]) == 14 * 14 + 1
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_a_size_that_is_left_out_is_that_of_the_configuration_class(kind):
+    transformers = pytest.importorskip("transformers")
+    name = BY_OTHER_CLASSES.get(kind, kind)
+    if name not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    usual = transformers.CONFIG_MAPPING[name]().to_dict()
+    for field, value in LEFT_OUT[kind].items():
+        assert usual["ffn_dim" if kind == "opt" else field] == value, field
+
+
+@pytest.mark.parametrize("kind, field", [("mistral", "num_key_value_heads"), ("gemma2", "intermediate_size"),
+                                         ("qwen3_moe", "moe_intermediate_size"), ("gpt_oss", "head_dim")])  # fmt: skip
+def test_a_file_without_a_size_is_the_model_that_is_built(kind, field):
+    sizes = {**small(kind), "num_attention_heads": 8}
+    del sizes[field]
+    parameters, config = built(kind, sizes)
+    del config[field]
+    assert from_config(config).total_parameters == parameters
+
+
+@pytest.mark.parametrize("wrapped", [
+    lambda inner: {"model_type": "llava", "text_config": inner},
+    lambda inner: {"model_type": "internvl_chat", "llm_config": inner},
+    lambda inner: {"model_type": "janus", "language_config": inner},
+    lambda inner: {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": inner}},
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["gpt2", "qwen2.5-7b", "deepseek-v2-lite", "gpt-j-6b"])
+def test_the_text_model_of_a_wrapper_is_counted(wrapped, name):
+    whole = {**wrapped(CONFIGS[name]), "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27}}
+    assert from_config(whole).total_parameters == from_config(CONFIGS[name]).total_parameters

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from itertools import product
 from statistics import mean
 
-from analysis.claims.claim import Claim, Record, section
+from analysis.claims.claim import Claim, Record, section, stated
 from analysis.claims.evidence import Need
-from analysis.claims.ours import stated
 from rpbench.config.configuration import swept
 
 EXPERIMENT = "goodput"

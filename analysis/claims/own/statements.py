@@ -1,13 +1,12 @@
 """Statements of README and docs on our own experiments, number by number; each follows from records."""
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
-from analysis.claims.claim import Claim, Record, section
+from analysis.claims.claim import Claim, Record, section, stated
 from analysis.claims.evidence import Need, causal, figure17, partitions, recompute_ahead, steady_causal, steady_state
 from analysis.claims.expected import read_table
-from analysis.claims.ours import stated
 from analysis.claims.own.regression import need_of
 from analysis.claims.printed import printed
 from analysis.predictions.score import NUM_BARS, Bar, bars
@@ -36,6 +35,26 @@ def _say(name: str, words: str, unit: str, needs: tuple[Need, ...], value: Calla
     return stated(f"ours/{name}", words, unit, needs, value, **more)
 
 
+def _ends(
+    name: str,
+    words: str,
+    unit: str,
+    needs: tuple[Need, ...],
+    values: Callable[[tuple[Record, ...]], Iterable[float]],
+    **more: Any,
+) -> Iterator[Claim]:
+    """The least and the most of the values that follow from some runs."""
+    for end, extreme in (("least", min), ("most", max)):
+        yield _say(
+            f"{name}/{end}",
+            f"{words}: the {end}",
+            unit,
+            needs,
+            lambda *runs, extreme=extreme: extreme(values(runs)),
+            **more,
+        )
+
+
 # --- leads of RoundPipe over the best classic schedule ---------------------------------------------------------
 
 _FIELDS: dict[str, tuple[str, Callable[[str], tuple[Need, ...]]]] = {
@@ -55,14 +74,8 @@ _FIELDS: dict[str, tuple[str, Callable[[str], tuple[Need, ...]]]] = {
 def _leads() -> Iterator[Claim]:
     for name, (words, needs) in _FIELDS.items():
         every = tuple(need for model in PUBLISHED_MODELS for need in needs(model))
-        for end, extreme in (("least", min), ("most", max)):
-            yield _say(
-                f"lead/{name}/{end}",
-                f"RoundPipe's lead over the best classic schedule on the paper's models, {words}: the {end}",
-                "x",
-                every,
-                lambda *runs, extreme=extreme: extreme(_leads_of(runs)),
-            )
+        says = f"RoundPipe's lead over the best classic schedule on the paper's models, {words}"
+        yield from _ends(f"lead/{name}", says, "x", every, _leads_of)
 
 
 def _leads_of(runs: tuple[Record, ...]) -> list[float]:
@@ -110,17 +123,16 @@ def _dispatch() -> Iterator[Claim]:
         for model in PUBLISHED_MODELS
         for need in (Need("dispatch", {"model": model, "schedule.round_size": size}), causal(model))
     )
-    for end, extreme in (("least", min), ("most", max)):
-        yield _say(
-            f"dispatch/{end}",
-            f"Idle time that dynamic dispatch in rounds of {size} leaves of strict rotation's: the {end}",
-            "%",
-            needs,
-            lambda *runs, extreme=extreme: extreme(
-                100 * pool["bubble_makespan"] / rotation["bubble_makespan"]
-                for pool, rotation in zip(runs[::2], runs[1::2], strict=True)
-            ),
-        )
+    yield from _ends(
+        "dispatch",
+        f"Idle time that dynamic dispatch in rounds of {size} leaves of strict rotation's",
+        "%",
+        needs,
+        lambda runs: (
+            100 * pool["bubble_makespan"] / rotation["bubble_makespan"]
+            for pool, rotation in zip(runs[::2], runs[1::2], strict=True)
+        ),
+    )
 
 
 def _contest() -> Iterator[Claim]:
@@ -199,17 +211,19 @@ def _against_published() -> Iterator[Claim]:
     for system in dict.fromkeys(row["cell.mode.system"] for row in rows):
         known = [(row, pace) for row in rows if row["cell.mode.system"] == system and (pace := _bar(row)) is not None]
         needs, paces = tuple(need_of("figure10_published", row) for row, _ in known), [pace for _, pace in known]
-        for end, extreme in (("least", min), ("most", max)) if known else ():
-            yield _say(
-                f"by_action/{system}/{end}",
-                f"Simulated over published pace of {system} on eight RTX 4090, its run script's settings: the {end}",
+        if known:
+            yield from _ends(
+                f"by_action/{system}",
+                f"Simulated over published pace of {system} on eight RTX 4090, its run script's settings",
                 "x",
                 needs,
-                lambda *runs, extreme=extreme, paces=paces: extreme(
-                    run["tokens_per_s"] / pace for run, pace in zip(runs, paces, strict=True)
-                ),
+                partial(_over_paces, paces),
                 evidence="predicted",
             )
+
+
+def _over_paces(paces: Sequence[float], runs: tuple[Record, ...]) -> list[float]:
+    return [run["tokens_per_s"] / pace for run, pace in zip(runs, paces, strict=True)]
 
 
 def _bar(row: Mapping[str, str]) -> float | None:
@@ -248,14 +262,8 @@ def _orders() -> Iterator[Claim]:
     """Contenders may run one order under several names."""
     rows = read_table("figure10")
     needs = tuple(need_of("figure10", row) for model in PUBLISHED_MODELS for row in rows if row["cell.model"] == model)
-    for end, extreme in (("least", min), ("most", max)):
-        yield _say(
-            f"figure10/orders/{end}",
-            f"Distinct orders of all contenders of figure 10, by order_sha256, on one model: the {end}",
-            "orders",
-            needs,
-            lambda *runs, extreme=extreme: extreme(_distinct_orders(runs)),
-        )
+    words = "Distinct orders of all contenders of figure 10, by order_sha256, on one model"
+    yield from _ends("figure10/orders", words, "orders", needs, _distinct_orders)
 
 
 def _distinct_orders(runs: tuple[Record, ...]) -> list[int]:

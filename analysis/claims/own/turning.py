@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
-from analysis.claims.claim import Claim, Record, section
+from analysis.claims.claim import Claim, Record, section, stated
 from analysis.claims.evidence import Need
-from analysis.claims.ours import stated
 from analysis.records.turns import LEVELS, Turn, counted, lead, step_time_s, turns
 from rpbench.config.configuration import swept
 

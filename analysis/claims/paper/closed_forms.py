@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from analysis.claims.claim import Claim, Record, section
 from analysis.claims.evidence import figure17, roofline
-from analysis.claims.printed import Printed, printed, rows, where
+from analysis.claims.printed import Printed, printed, throughput_run, where
 from analysis.exhibits.style import method_name, model_name
 from analysis.records.paper import PUBLISHED_MODELS
 
@@ -23,45 +23,35 @@ _CORRECTED = ("gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora")
 def recompute_or_reload() -> Iterator[Claim]:
     """Both times and their ratio as published, then with the true width of the heads."""
     for model in PUBLISHED_MODELS:
-        for column, (metric, unit, value) in _FIELDS.items():
-            yield _claim(model, column, metric, unit, "artifact", value)
+        for column in _FIELDS:
+            yield _claim(model, column)
     for model in _CORRECTED:
-        yield _corrected_recompute(model)
-        yield _ratio_with_both_corrected(model)
+        true_heads = f"{_FIELDS['recompute_ms'][0]}, true width of the heads"
+        yield _claim(model, "recompute_ms", "recompute_corrected_ms", "corrected", true_heads)
+        yield replace(
+            _claim(model, "ratio", convention="corrected"),
+            id=f"figure2/{model}/ratio_true_heads",
+            statement=f"{model_name(model)}: the ratio holds for the heads the model has",
+            metric="reload over recompute, both with the true width of the heads",
+            contradiction=(
+                "the formulas take heads x head_dim for the hidden size; with the true width of queries and keys more "
+                "is computed and more is reloaded, and the ratio is {value}; recomputing stays faster"
+            ),
+        )
 
 
-def _claim(model: str, column: str, metric: str, unit: str, convention: str, value: Callable[[Record], float]) -> Claim:
+def _claim(model: str, field: str, column: str = "", convention: str = "artifact", metric: str = "") -> Claim:
+    """A field of `_FIELDS`, against its column of figure2.csv or another one."""
+    named, unit, value = _FIELDS[field]
     return Claim(
-        id=f"figure2/{model}/{column}",
-        statement=f"{model_name(model)}: {metric} on an RTX 4090, 4 sequences of 2,048 tokens",
-        metric=metric,
+        id=f"figure2/{model}/{column or field}",
+        statement=f"{model_name(model)}: {metric or named} on an RTX 4090, 4 sequences of 2,048 tokens",
+        metric=metric or named,
         unit=unit,
-        published=printed("figure2", column, model=PUBLISHED_MODELS[model]),
+        published=printed("figure2", column or field, model=PUBLISHED_MODELS[model]),
         evidence="derived",
         needs=(roofline(convention, "8x_rtx4090", model),),
         value=value,
-    )
-
-
-def _corrected_recompute(model: str) -> Claim:
-    metric, unit, value = _FIELDS["recompute_ms"]
-    return _claim(model, "recompute_corrected_ms", f"{metric}, true width of the heads", unit, "corrected", value)
-
-
-def _ratio_with_both_corrected(model: str) -> Claim:
-    return Claim(
-        id=f"figure2/{model}/ratio_true_heads",
-        statement=f"{model_name(model)}: the ratio holds for the heads the model has",
-        metric="reload over recompute, both with the true width of the heads",
-        unit="x",
-        published=printed("figure2", "ratio", model=PUBLISHED_MODELS[model]),
-        evidence="derived",
-        needs=(roofline("corrected", "8x_rtx4090", model),),
-        value=lambda run: run["reload_over_recompute"],
-        contradiction=(
-            "the formulas take heads x head_dim for the hidden size; with the true width of queries and keys more is "
-            "computed and more is reloaded, and the ratio is {value}; recomputing stays faster"
-        ),
     )
 
 
@@ -197,15 +187,7 @@ def _large_enough(model: str) -> Claim:
 
 def _sequences_per_upload(model: str) -> Printed:
     """Microbatches a call times sequences a microbatch."""
-    row = next(
-        rows(
-            "run_settings",
-            experiment="throughput",
-            system="roundpipe",
-            platform="8x-rtx4090-24gb",
-            model=PUBLISHED_MODELS[model],
-        )
-    )
+    row = throughput_run(model)
     sequences = int(row["microbatches_per_call"]) * float(row["micro_batch_sequences"])
     of = "microbatches_per_call x micro_batch_sequences"
     return Printed(f"{sequences:g}", where("run_settings", of, row["model"], row["source"]))

@@ -5,6 +5,7 @@ Of every row, the published value is expected to be contradicted and the other v
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from analysis.claims.claim import Claim, Record, Value, section
 from analysis.claims.evidence import Need, figure17, hand_cuts, partitions, roofline
@@ -44,51 +45,56 @@ def claims() -> Iterator[Claim]:
             yield _corrected(row, evidence)
 
 
-def _published(row: Row, evidence: _Evidence) -> Claim:
+def _claim(row: Row, which: str, value: Callable[..., Value], statement: str, **more: Any) -> Claim:
+    """A claim on one of the values of a row, `published` or `other`."""
     return Claim(
-        id=f"discrepancies/{row['id']}/published",
+        id=f"discrepancies/{row['id']}/{which}",
         source=row["source"],
-        statement=f"{row['model'] or 'RTX 4090'}: the published value holds",
-        metric=_metric(row),
+        statement=statement,
+        metric=row["id"].replace("_", " "),
         unit=row["unit"],
-        published=cell("discrepancies", "published_value", row, row["id"]),
+        published=cell("discrepancies", f"{which}_value", row, row["id"]),
+        value=value,
+        **more,
+    )
+
+
+def _published(row: Row, evidence: _Evidence) -> Claim:
+    return _claim(
+        row,
+        "published",
+        evidence.value,
+        f"{row['model'] or 'RTX 4090'}: the published value holds",
         evidence=evidence.kind,
         needs=evidence.needs,
         made_from=evidence.made_from,
         tolerance=_finer(row),
-        value=evidence.value,
         contradiction=f"{row['what']}. Found here: {{value}} {row['unit']}",
     )
 
 
 def _corrected(row: Row, evidence: _Evidence) -> Claim:
-    return Claim(
-        id=f"discrepancies/{row['id']}/other",
-        source=row["source"],
-        statement=f"{row['model'] or 'RTX 4090'}: the value it ought to be{' at most' if evidence.at_most else ''}",
-        metric=_metric(row),
-        unit=row["unit"],
-        published=cell("discrepancies", "other_value", row, row["id"]),
+    return _claim(
+        row,
+        "other",
+        evidence.value,
+        f"{row['model'] or 'RTX 4090'}: the value it ought to be{' at most' if evidence.at_most else ''}",
         relation="<=" if evidence.at_most else "=",
         evidence=evidence.kind,
         needs=evidence.needs,
         made_from=evidence.made_from,
-        value=evidence.value,
     )
 
 
 def _stated(row: Row) -> Claim:
     """Two published values that differ, and nothing here to tell which is right."""
-    return Claim(
-        id=f"discrepancies/{row['id']}/published",
-        source=row["source"],
-        statement=f"{row['model'] or 'Environment'}: one value is stated throughout",
-        metric=_metric(row),
-        unit=row["unit"],
-        published=cell("discrepancies", "published_value", row, row["id"]),
+    return _claim(
+        row,
+        "published",
+        lambda: float(row["other_value"]),
+        f"{row['model'] or 'Environment'}: one value is stated throughout",
         evidence="published",
         made_from="analysis/published/discrepancies.csv",
-        value=lambda: float(row["other_value"]),
         contradiction=f"{row['what']}: {{value}} {row['unit']}",
     )
 
@@ -97,10 +103,6 @@ def _finer(row: Row) -> float:
     """Half a unit of the last digit of the value with more digits: the two may differ by less than one's rounding."""
     values = [cell("discrepancies", column, row, row["id"]) for column in ("published_value", "other_value")]
     return min(value.half_unit for value in values if value is not None)
-
-
-def _metric(row: Row) -> str:
-    return row["id"].replace("_", " ")
 
 
 # --- evidence, by the kind of discrepancy --------------------------------------------------------------------
@@ -114,24 +116,12 @@ def _evidence(row: Row) -> _Evidence | None:
     return None
 
 
-def _fsdp_throughput(row: Row, model: str) -> _Evidence:
-    return _best_fsdp("throughput", "tokens_per_s", row["model"])
-
-
-def _fsdp_length(row: Row, model: str) -> _Evidence:
-    return _best_fsdp("max_seq_len", "max_seq_len_published_k", row["model"])
-
-
 def _best_fsdp(name: str, column: str, model: str) -> _Evidence:
     return _Evidence(
         "published",
         lambda: max(float(r[column]) for s in ("fsdp", "fsdp-offload") for r in rows(name, system=s, model=model)),
         made_from=f"analysis/published/{name}.csv, with and without offload",
     )
-
-
-def _recompute(row: Row, model: str) -> _Evidence:
-    return _Evidence("derived", lambda run: 1e3 * run["recompute_s"], (roofline("corrected", "8x_rtx4090", model),))
 
 
 def _ratio(row: Row, model: str) -> _Evidence:
@@ -158,18 +148,10 @@ def _capped_planner_stages(row: Row, model: str) -> _Evidence:
     )
 
 
-def _planner_stages(row: Row, model: str) -> _Evidence:
-    return _Evidence("derived", lambda run: run["num_stages"], (partitions("greedy", "roundpipe", model),))
-
-
 def _searched(schedule: str) -> Callable[[Row, str], _Evidence]:
     return lambda row, model: _Evidence(
         "simulated", _bubble_percent, (partitions("search", schedule, model),), at_most=True
     )
-
-
-def _hand_cut(row: Row, model: str) -> _Evidence:
-    return _Evidence("simulated", _bubble_percent, (hand_cuts(),))
 
 
 def _bubble_percent(run: Record) -> float:
@@ -186,14 +168,18 @@ def _hops(row: Row, model: str) -> _Evidence:
 
 # Beginning of a row's id -> its evidence; a row that none fits is a statement against a statement.
 _FINDERS: dict[str, Callable[[Row, str], _Evidence]] = {
-    "fsdp_offload_throughput": _fsdp_throughput,
-    "fsdp_offload_max_seq_len": _fsdp_length,
-    "attention_flops_recompute": _recompute,
+    "fsdp_offload_throughput": lambda row, _: _best_fsdp("throughput", "tokens_per_s", row["model"]),
+    "fsdp_offload_max_seq_len": lambda row, _: _best_fsdp("max_seq_len", "max_seq_len_published_k", row["model"]),
+    "attention_flops_recompute": lambda _, model: _Evidence(
+        "derived", lambda run: 1e3 * run["recompute_s"], (roofline("corrected", "8x_rtx4090", model),)
+    ),
     "attention_flops_ratio": _ratio,
     "peak_behind_threshold": _peak,
     "planner_forward_stages_235b": _capped_planner_stages,
-    "planner_forward_stages": _planner_stages,
-    "untuned_1f1b_8b": _hand_cut,
+    "planner_forward_stages": lambda _, model: _Evidence(
+        "derived", lambda run: run["num_stages"], (partitions("greedy", "roundpipe", model),)
+    ),
+    "untuned_1f1b_8b": lambda _, model: _Evidence("simulated", _bubble_percent, (hand_cuts(),)),
     "untuned_1f1b": _searched("1f1b"),
     "untuned_interleaved_1f1b": _searched("interleaved_1f1b"),
     "untuned_roundpipe": _searched("roundpipe"),

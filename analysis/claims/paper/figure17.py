@@ -5,10 +5,9 @@ Below them calls back to back, and both with a fused stage whose forward waits f
 
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim, section
+from analysis.claims.claim import Claim, section, stated
 from analysis.claims.evidence import Need, causal, figure17, steady_causal, steady_state
-from analysis.claims.ours import stated
-from analysis.claims.printed import Printed, cell, printed, rows
+from analysis.claims.printed import Printed, cell, printed, rows, throughput_run
 from analysis.exhibits.style import method_name, model_name
 from analysis.exhibits.tables.published_cells import cell_numbers
 from analysis.records.paper import PUBLISHED_MODELS
@@ -26,7 +25,7 @@ def figure17_claims() -> Iterator[Claim]:
     for model in PUBLISHED_MODELS:
         yield _label(model)
         yield _label_as_steady_state(model, _ROUND, "rounds", "as many as a round of the artifact holds")
-        called = _microbatches_per_call(model)
+        called = int(throughput_run(model)["microbatches_per_call"])
         yield _label_as_steady_state(model, called, "benchmark", "as many as the throughput runs take")
 
 
@@ -106,17 +105,6 @@ def _bar(model: str) -> Printed | None:
     return printed(
         "async_bubble", "bubble_percent", model=PUBLISHED_MODELS[model], num_microbatches_per_call="artifact label"
     )
-
-
-def _microbatches_per_call(model: str) -> int:
-    found = rows(
-        "run_settings",
-        experiment="throughput",
-        system="roundpipe",
-        platform="8x-rtx4090-24gb",
-        model=PUBLISHED_MODELS[model],
-    )
-    return int(next(found)["microbatches_per_call"])
 
 
 # A hundredth of a percentage point: the last digit of the reference simulation, which is not the paper's.

@@ -46,18 +46,13 @@ def _speedup_of(model: str) -> float:
     return throughput(model)["roundpipe"] / _best_baseline(model)[1]
 
 
-def _with_a_baseline() -> list[str]:
-    return [row["model"] for row in table("headline") if row["best_baseline"]]
-
-
 def _range_of_the_abstract() -> Iterator[Claim]:
     """The extremes; the rows of headline.csv say which two the abstract states."""
-    models = [model for model, name in PUBLISHED_MODELS.items() if name in _with_a_baseline()]
+    compared = [row for row in table("headline") if row["best_baseline"]]
+    names = {row["model"] for row in compared}
+    models = [model for model, name in PUBLISHED_MODELS.items() if name in names]
     for which, extreme in (("lowest", min), ("highest", max)):
-        row = extreme(
-            (row for row in table("headline") if row["best_baseline"]),
-            key=lambda row: float(row["speedup_over_best_baseline"]),
-        )
+        row = extreme(compared, key=lambda row: float(row["speedup_over_best_baseline"]))
         yield Claim(
             id=f"headline/abstract/{which}_speedup",
             source=_ABSTRACT,

@@ -1,19 +1,23 @@
-"""The machine at hand, calibrated: what `cost=analytic` predicts of the duel's schedules, and what they take."""
+"""The machine at hand, calibrated: what is predicted of the duel's schedules and of layers, and what they take."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from statistics import mean, median
 from textwrap import fill
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited
+from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
+from analysis.exhibits.exhibit import Cell, Exhibit, Shown, columns_of, exhibited
 from analysis.exhibits.figures.duel import MODELS, NAMES, Row, drawn, found_duels
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
+from rpbench.cost.hardware.measured import PARTS
 from rpbench.run.modes.duel.rows import Ratio, drift, over_predicted, predictions
 
 BAR = 0.15  # how far a prediction may be off
@@ -126,3 +130,96 @@ def _panel(axes: Axes, model: str, rows: Mapping[str, Row]) -> None:
     if outside:
         words = f"▲ {outside} above {TOP:g}: other programs had the processor"
         axes.annotate(words, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=7)
+
+
+# --- one calibration: its layers and its rates ---------------------------------------------------------------
+
+ANSWER = "calibration.json"  # in a folder of results: what the verb has said
+_FROM = f"python -m rpbench calibrate, {ANSWER}"
+_RATES = (
+    ("matrix products, sums in 16 bits", "matmul_flops_per_s", 1e-12, "TFLOP/s"),
+    ("matrix products", "wide_matmul_flops_per_s", 1e-12, "TFLOP/s"),
+    ("memory", "memory_bytes_per_s", 1e-9, "GB/s"),
+    ("link, host to device", "host_to_device_bytes_per_s", 1e-9, "GB/s"),
+    ("link, device to host", "device_to_host_bytes_per_s", 1e-9, "GB/s"),
+    ("link, one way while the other is busy", "copy_bytes_per_s", 1e-9, "GB/s"),
+    ("link, first device to second", "intra_bytes_per_s", 1e-9, "GB/s"),
+    ("optimizer on the host", "host_bytes_per_s", 1e-9, "GB/s"),
+)
+
+
+def calibration(results: Path) -> list[Exhibit]:
+    """What `rpbench calibrate` has said of the machine, if it was asked: its layers, and its rates.
+
+    Of a dry run the tables have no number.
+    """
+    if not (results / ANSWER).exists():
+        return []
+    answer = json.loads((results / ANSWER).read_text(encoding="utf-8"))
+    is_dry = answer.get("evidence") == "dry"
+    layers, ratios = tuple(_layers(answer)), list(_over_predicted(answer))
+    told = (
+        f"Of {len(ratios)} parts the median takes {median(ratios):.3f} times what is predicted, "
+        f"all {min(ratios):.2f} to {max(ratios):.2f} times."
+        if ratios
+        else "It was a dry run: accelerators that are made up have no pace."
+    )
+    command = "python -m rpbench calibrate device=accelerator"
+    return [
+        Exhibit(
+            id="calibrated_layers",
+            title="Layers: timed against predicted",
+            caption="A layer, an embedding and a head of several shapes, as the engine runs them. What is predicted of "
+            f"a shape follows from counted work and the times of all other shapes; its own have no word in it. {told}",
+            evidence=() if is_dry else ("measured", "predicted"),
+            command=command,
+            table=table(("shape", "part", "timed (ms)", "predicted (ms)", "timed over predicted"), layers),
+            question="How far are layers from what is predicted of them?",
+        ),
+        Exhibit(
+            id="calibrated_rates",
+            title="Rates of the device, its links and its collectives",
+            caption="As measured by operators that do one thing each. A collective of X bytes over n ranks takes its "
+            "latency and volume X over its rate; the volume is (n - 1) / n, twice that for an all-reduce. "
+            f"In brackets: what holds nine of ten. {told if is_dry else ''}".rstrip(),
+            evidence=() if is_dry else ("measured",),
+            command=command,
+            table=table(("what", "rate", "unit", "latency (us)"), _rates(answer)),
+            question="What do links and collectives reach?",
+        ),
+    ]
+
+
+def _layers(answer: Mapping[str, Any]) -> Iterator[list[Cell]]:
+    for each in answer["layers"]:
+        shape = f"{each['hidden']} wide, {each['num_tokens']:,} tokens, {each['vocab']:,} words"
+        for part in PARTS:
+            timed, predicted = (each[key].get(part) for key in ("seconds", "predicted_s"))
+            yield [
+                label(shape),
+                label(part.replace("_", " ")),
+                theirs(timed and 1e3 * timed, ".4g", _FROM),
+                theirs(predicted and 1e3 * predicted, ".4g", _FROM),
+                theirs(timed / predicted if predicted else None, ".3f", _FROM),
+            ]
+
+
+def _over_predicted(answer: Mapping[str, Any]) -> Iterator[float]:
+    for each in answer["layers"]:
+        yield from (took / each["predicted_s"][part] for part, took in each["seconds"].items())
+
+
+def _rates(answer: Mapping[str, Any]) -> Iterator[list[Cell]]:
+    for name, key, scale, unit in _RATES:
+        value = answer.get(key)
+        yield [label(name), theirs(value and scale * value, ".4g", _FROM), label(unit), NOTHING]
+    for name, found in answer["collectives"].items():
+        ends = [found.get(f"bytes_per_s{end}", 0.0) / 1e9 for end in ("_low", "_high")]
+        rate, latency = found.get("bytes_per_s"), found.get("latency_s")
+        words = f"{rate / 1e9:.4g} ({ends[0]:.4g}–{ends[1]:.4g})" if rate else ""
+        yield [
+            label(f"{name.replace('_', ' ')}, {found['num_ranks']} ranks"),
+            Cell(rate / 1e9, words, source=_FROM) if rate else NOTHING,
+            label("GB/s"),
+            theirs(latency and 1e6 * latency, ".4g", _FROM),
+        ]

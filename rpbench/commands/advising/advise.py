@@ -68,6 +68,8 @@ NUM_STEPS = 3
 BUDGET = Budget(work=1_000_000, climb_work=200_000, restarts=8)  # time ends a search, never work
 SECONDS = 7.0  # of each of two processors, for the searches; to start, and what they lead to, takes the rest of ten
 
+# More are slips: counts of them leave 64 bits.
+LARGE = {"num_devices": 10**6, "devices_per_node": 10**6, "seq_len": 10**8, "batch": 10**7, "sequences_per_step": 10**7}
 OWN = (
     *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "lengths"),
     "seconds",
@@ -125,9 +127,12 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
     question = question_of(asked.own)
     found = _machine(asked)
     model, machine = _model(asked), _with_ssd(found.machine, asked)
+    if machine.num_nodes == 1 and question in (None, "compare"):
+        told = f"{_seconds(asked):g} s of each of {_processes()} processors, longer on the clock while others are busy"
+        print(f"searching: {told}", file=people, flush=True)
     asked = replace(asked, lengths=lengths_asked(asked.own, model, machine, question))
     sequences = _count(asked, "sequences_per_step", len(asked.lengths) or SEQUENCES_PER_DEVICE * machine.size)
-    if question in ("max_seq_len", "max_batch"):
+    if question in ("max_seq_len", "batch"):
         answer = _limits(model, machine, asked, question, sequences)
     elif question == "fewest_devices":
         answer = fewest_devices(machine, lambda part: _on(model, part, asked, sequences))
@@ -202,6 +207,8 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
         ValueError: as of `advise_on`, and for a machine whose links nobody knows.
     """
     asked = _asked(arguments)
+    if question := question_of(asked.own):
+        raise ConfigError(f"{question}={asked.own[question]}: plan has no questions; ask advise with the same words")
     found = _machine(asked).machine
     sequences = _count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size)
     answer = _on_nodes(_model(asked), found, asked, sequences)
@@ -260,6 +267,13 @@ def _asked(arguments: Sequence[str]) -> Asked:
         key = "training_mode" if key == "finetune" else key
         if not equals or not value:
             raise ConfigError(f"cannot read {item!r}: write key=value, as in {USAGE}")
+        if key == "max_batch":
+            raise ConfigError(f"max_batch={value} is now batch=max: write batch=max")
+        if key == "batch" and value != "max":
+            _whole(key, value, ", or max: the largest")
+            key = "sequences_per_step"
+        if key in LARGE and value.replace("_", "").isdecimal() and int(value) > LARGE[key]:
+            raise ConfigError(f"{key}={value}: at most {LARGE[key]:,}")
         if key in own or key in figures or key in sizes:
             raise ConfigError(f"{key}={value}: {key}= is given twice; leave one out")
         if key in OWN:
@@ -302,11 +316,22 @@ def _framework(asked: Asked) -> str | None:
 
 def _count(asked: Asked, name: str, usual: int) -> int:
     text = asked.own.get(name)
-    if text is None:
-        return usual
+    return usual if text is None else _whole(name, text)
+
+
+def _whole(name: str, text: str, other: str = "") -> int:
     if not text.replace("_", "").isdecimal() or int(text) < 1:
-        raise ConfigError(f"{name}={text}: a whole number of at least 1")
+        raise ConfigError(f"{name}={text}: a whole number of at least 1{other}")
     return int(text)
+
+
+def _seconds(asked: Asked) -> float:
+    """Of each processor, for the searches on one host."""
+    return float(_count(asked, "seconds", 0)) or SECONDS
+
+
+def _processes() -> int:
+    return os.cpu_count() or 1
 
 
 def _yes(asked: Asked, name: str) -> bool:
@@ -413,6 +438,8 @@ def _notes(asked: Asked) -> list[str]:
 
 
 def _no_model(name: str) -> str:
+    if Path(name).is_dir():
+        return f"model={name}: there is no config.json in this folder"
     if "/" in name or name.endswith(".json"):
         return f"model={name}: there is no such config.json or folder with one; nothing is downloaded, fetch it first"
     return unknown_name("model", name, options_of("model"))
@@ -446,13 +473,14 @@ def _terms(
 def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
     _check_host(cluster)
     terms, basis = _terms(model, cluster, asked, sequences)
+    seconds = _seconds(asked)
     found = advise(
         terms,
         basis,
         names=compared(asked.own) if "compare" in asked.own else _schedules(asked),
         budget=BUDGET,
-        processes=os.cpu_count() or 1,
-        seconds=float(_count(asked, "seconds", 0)) or SECONDS,
+        processes=_processes(),
+        seconds=seconds,
         late=_yes(asked, "late") or "compare" in asked.own,
         framework=_framework(asked),
     )
@@ -460,7 +488,7 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     for name, rows in (("ranking", found.ranking), ("ranking_late", found.ranking_late)):
         answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]
     if not found.ranking and not found.ranking_late:
-        answer |= smallest_change(found.does_not_fit, terms)
+        answer |= smallest_change(found.does_not_fit, terms, seconds)
     answer = _runnable(answer, model, cluster, asked)
     return timed_again(answer, asked.own["lengths"], asked.lengths, model, cluster) if asked.lengths else answer
 

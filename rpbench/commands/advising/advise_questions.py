@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from rpbench.advice.limits import Limit, largest, least_more, limit_of
+from rpbench.advice.limits import CHANGING, Limit, largest, least_more, limit_of
 from rpbench.advice.rows import RUNS_IN, Misfit, command_of, command_of_mesh
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
@@ -20,8 +20,9 @@ from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.workload.architecture import Architecture
 
-QUESTIONS = ("compare", "max_seq_len", "max_batch", "fewest_devices", "deadline_days")
+QUESTIONS = ("compare", "max_seq_len", "batch", "fewest_devices", "deadline_days")
 BESIDES = ("tokens", "usd_per_device_hour")  # what the last one takes
+INSTEAD = {"max_seq_len": "; one length is seq_len=N", "fewest_devices": "; a number of them is num_devices=N"}
 ALSO = {"fsdp": "zero_3", "ddp": "data_parallel"}  # how people call them
 TOKENS, LONGEST = 64, 1 << 20  # sequences are told in steps of so many tokens, up to a million
 WIDEST = 4096  # sequences of a microbatch
@@ -46,9 +47,9 @@ def question_of(own: Mapping[str, str]) -> str | None:
     asked = [name for name in QUESTIONS if name in own and own[name] != "no"]
     if len(asked) > 1:
         raise ConfigError(f"{asked[0]}= and {asked[1]}=: one question at a time; leave one out")
-    for name in ("max_seq_len", "max_batch", "fewest_devices"):
+    for name in ("max_seq_len", "fewest_devices"):
         if own.get(name, "yes") not in ("yes", "no"):
-            raise ConfigError(f"{name}={own[name]}: yes or no")
+            raise ConfigError(f"{name}={own[name]}: yes or no{INSTEAD[name]}")
     for name in BESIDES:
         if name in own and "deadline_days" not in own:
             raise ConfigError(f"{name}={own[name]}: it belongs to a deadline; add deadline_days=, such as 30")
@@ -287,9 +288,13 @@ def question_lines(answer: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def smallest_change(misfits: Sequence[Misfit], terms: Terms) -> dict[str, Any]:
-    """The least memory that makes something fit, as a sentence and as data."""
-    found = least_more(misfits, terms)
+def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> dict[str, Any]:
+    """The least memory that makes something fit, as a sentence and as data.
+
+    Args:
+        seconds: of the whole advice.
+    """
+    found = least_more(misfits, terms, CHANGING * seconds)
     where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
     told = "; ".join(
         f"{gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} let {more.schedule} fit" for more in found

@@ -1,11 +1,11 @@
 """Usage of `advise`, apart from its work: every start of the command line reads it, and few need the rest."""
 
 USAGE = (
-    "advise model=CONFIG.json|NAME|ORG/NAME [seq_len=N] [sequences_per_step=N] [schedules=A,B] [late=yes] "
+    "advise model=CONFIG.json|NAME|ORG/NAME [seq_len=N] [batch=N] [schedules=A,B] [late=yes] "
     "[runs_in=FRAMEWORK] [seconds=N] [ssd=NAME] "
     "[finetune=full|lora|qlora lora_rank=N lora_targets=A,B] "
     "gpu=NAME num_devices=N [devices_per_node=N intra_bytes_per_s= inter_bytes_per_s= host_link_bytes_per_s= "
     "device_memory_bytes= host_memory_bytes= host_bytes_per_s=] | cluster=NAME|FILE [num_devices=N] [--json] [--open] "
-    "[compare=A,B | max_seq_len=yes | max_batch=yes | fewest_devices=yes | deadline_days=D tokens=N "
+    "[compare=A,B | max_seq_len=yes | batch=max | fewest_devices=yes | deadline_days=D tokens=N "
     "[usd_per_device_hour=]]"
 )

@@ -93,7 +93,7 @@ def _remarks(rows: list[Record], verdicts: dict[str, list[str | None]]) -> list[
 
 
 def _find(results: Path, name: str) -> Record:
-    found = [row for folder in sorted(results.glob(f"{name}*")) if (row := record.read(folder)) is not None]
+    found = record.beginning_with(results, name)
     if len(found) != 1:
         many = f"{len(found)} records begin with it; give more digits" if found else f"no record of it in {results}"
         raise ValueError(f"run {name!r}: {many}")

@@ -121,7 +121,7 @@ def find(results: Path, name: str) -> Record:
     Raises:
         ConfigError: with the nearest names, or for a number without its unit.
     """
-    found = [row for folder in sorted(results.glob(f"{name}*")) if (row := record.read(folder)) is not None]
+    found = record.beginning_with(results, name)
     if len(found) == 1:
         return found[0]
     if found:

@@ -122,10 +122,13 @@ def built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
     return kind(**values)
 
 
+_ONE_OF = {"model": "qwen3_1p7b", "software": "megatron_core"}
+
+
 def check_name(group: str, values: Mapping[str, Any]) -> None:
     """Refuse a group's keys without a name that can be one."""
     if "name" not in values:
-        raise ConfigError(f"{group}=null: choose one, as in {group}={'qwen3_1p7b' if group == 'model' else 'local'}")
+        raise ConfigError(f"{group} has no name: choose one, as in {group}={_ONE_OF.get(group, 'local')}")
     if not isinstance(values["name"], str):
         raise ConfigError(f"{group}.name={values['name']!r:.80}: a name is text; put it in quotes")
     name = values["name"]

@@ -22,7 +22,8 @@ class MeshChoice:
     """A mesh as it was chosen.
 
     Args:
-        machine: as many devices as the mesh has; None for a pipeline on one host, which needs no mesh.
+        machine: as many devices as the mesh has; None for a pipeline on one host, which needs no mesh unless
+            `mesh.shard` is given: then it is timed as a search over meshes times it, a tied matrix's sum included.
         architecture: the model; None for one without a shape.
         counts_layers: whether the seconds of layers are counted for this machine, and not those of `cost=` scaled.
     """
@@ -108,7 +109,8 @@ def mesh_choice(
         raise ConfigError(unknown_name("mesh.precision", precision, list(get_args(Precision))))
     of_one_host = cluster.num_devices is None or mesh.num_devices <= cluster.node_devices
     is_pipeline = prod((mesh.data, mesh.tensor, mesh.context, mesh.expert)) == 1
-    machine = None if is_pipeline and of_one_host else _with_links(cluster).with_devices(mesh.num_devices)
+    needs_no_mesh = is_pipeline and of_one_host and config.shard is None
+    machine = None if needs_no_mesh else _with_links(cluster).with_devices(mesh.num_devices)
     refuse_lora(model)
     if machine is not None and model is None:
         raise ConfigError("mesh: what collectives move follows from a model's shape; choose one, as in model=llama3_8b")

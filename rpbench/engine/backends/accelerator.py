@@ -35,6 +35,16 @@ def name(number: int) -> str:
     return str(place(number)) if ask is None else str(ask(number))
 
 
+def is_its_error(error: BaseException) -> bool:
+    """Whether an accelerator has no memory, is lost, or its driver or a library of its maker has an error.
+
+    torch has a type for the first three; what a library returns is told by its words.
+    """
+    if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_LIBRARIES)
+
+
 def make_repeatable() -> None:
     """Ask torch for kernels that give the same bits every time, and for full float32 products."""
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -81,4 +91,8 @@ _REPEATABLE: Mapping[str, Callable[[], None]] = {
     "xpu": _repeatable_xpu,  # Intel
     "npu": _repeatable_npu,  # Ascend
 }
+_OF_LIBRARIES = (
+    *("CUDA error", "CUBLAS_STATUS", "cuDNN error", "HIP error", "HIPBLAS_STATUS", "MIOpen"),
+    *("UR_RESULT_ERROR", "level_zero", "NPU error", "ACL error"),
+)
 _SUMS_IN_16_BITS: Mapping[str, Any] = {"cuda": torch.backends.cuda.matmul}

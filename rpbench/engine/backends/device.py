@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rpbench.engine.backends.accelerator import place
+from rpbench.engine.backends.accelerator import is_its_error, place
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.executor import Gate, Perform
 from rpbench.engine.program import Edge, Program
@@ -203,12 +203,14 @@ def failing(when: str = "") -> Iterator[None]:
     """Inside, what fails of an accelerator is told with what each holds, by its allocator's count, which outlives it.
 
     Raises:
-        DeviceFailed: if an accelerator has no memory, is lost, or its driver has an error: of what is asked of it here,
-            or of what was asked before, which an accelerator says later.
+        DeviceFailed: if an accelerator has no memory, is lost, or its driver or a library has an error: of what is
+            asked of it here, or of what was asked before, which an accelerator says later.
     """
     try:
         yield
-    except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+    except RuntimeError as error:
+        if not is_its_error(error):
+            raise
         held = [torch.accelerator.memory_allocated(number) for number in range(torch.accelerator.device_count())]
         what = f"{when}{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise DeviceFailed(f"{what}; bytes held by accelerator: {', '.join(map(str, held))}") from error

@@ -53,11 +53,14 @@ class Walk:
         self._sleeping: dict[int, tuple[int, int]] = {}  # lane -> (its action, what that waits or has waited for)
         self._waiters: dict[int, list[int]] = {}  # action -> lanes whose gate is to be opened when it ends
         self._order = host_order()
+        self._turns = self._order.turns(self.places)
         self._order.signal((self, "begins"))
 
     def run_lane(self, place: int) -> None:
         """Do the actions of a lane; never raises."""
         runner = _Lane(self, place)
+        if self._turns is not None:
+            self._turns.take(place)
         self._order.wait((self, "begins"))
         try:
             runner.run()
@@ -67,6 +70,8 @@ class Walk:
             self.fail(_caused(failed(self.program, runner.number, error), error))
         finally:
             self._order.signal((self, "lane", place))
+            if self._turns is not None:
+                self._turns.give(place, goes_on=False)
             self._leave(place)
 
     def fail(self, error: BaseException) -> None:
@@ -115,6 +120,8 @@ class Walk:
             except IndexError:
                 return  # the last one has struck itself out
             self._open(place)
+        if self._turns is not None:
+            self._turns.pass_on(self.program.index.lane_of[number])
 
     def _sleep(self, place: int, number: int, producer: int) -> None:
         waiters = self._waiters.setdefault(producer, [])
@@ -124,9 +131,15 @@ class Walk:
         with self._lock:
             self._sleeping[place] = (number, producer)
             self._check_moving()
+        if self._turns is not None:
+            self._turns.give(place, goes_on=False)
         self._gates[place].acquire()
+        if self._turns is not None:
+            self._turns.take(place)
 
     def _open(self, place: int) -> None:
+        if self._turns is not None:
+            self._turns.wake(place)
         with suppress(RuntimeError):  # open already: the walk is at its end
             self._gates[place].release()
 
@@ -151,6 +164,8 @@ class Walk:
         if self._stop:
             return
         self.error, self._stop = error, True
+        if self._turns is not None:
+            self._turns.end()
         for place in self._gates:
             self._open(place)
         self.program.stop()

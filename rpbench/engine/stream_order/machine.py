@@ -36,6 +36,7 @@ class Machine(Notes):
         keep_calls: keep every operation, to be run again in another order; nothing is freed then.
         memory_bytes: what a device has; None: no matter how much.
         lost: device -> how many entries it is good for; what is asked of it after that is torch's error.
+        seed: of the order in which the lanes of a run go on, one at a time.
 
     Raises:
         ValueError: for fewer than one device, or a kind that this machine really has.
@@ -49,13 +50,14 @@ class Machine(Notes):
         keep_calls: bool = False,
         memory_bytes: int | None = None,
         lost: Mapping[int, int] | None = None,
+        seed: int = 0,
     ) -> None:
         if num_devices < 1:
             raise ValueError(f"num_devices={num_devices}: a machine has at least one")
         here = torch.accelerator.current_accelerator()
         if here is not None and here.type == kind:
             raise ValueError(f"kind={kind}: this machine has real ones; leave it out to check the order alone")
-        super().__init__(num_devices, kind, keeps_calls=keep_calls, memory_bytes=memory_bytes, lost=lost)
+        super().__init__(num_devices, kind, keeps_calls=keep_calls, memory_bytes=memory_bytes, lost=lost, seed=seed)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from sys import _getframe
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._mode_utils import no_dispatch
 
+from rpbench.engine.host_order import Turns
 from rpbench.engine.stream_order.homes import Home, home_of, known_home
 from rpbench.engine.stream_order.trace import (
     Awaited,
@@ -72,7 +73,9 @@ class Notes:
         keeps_calls: bool,
         memory_bytes: int | None = None,
         lost: Mapping[int, int] | None = None,
+        seed: int = 0,
     ) -> None:
+        self._seed = seed
         self._memory_bytes, self._left = memory_bytes, dict(lost or {})
         self.num_devices, self.kind, self.trace = num_devices, kind, Trace()
         self.identity, self.keeps_calls = next(_identities), keeps_calls
@@ -199,6 +202,9 @@ class Notes:
 
     def wait(self, token: Hashable) -> None:
         self.note(Awaited, token)
+
+    def turns(self, lanes: Sequence[int]) -> Turns:
+        return Turns(lanes, self._seed)
 
     # --- devices and streams ---
 

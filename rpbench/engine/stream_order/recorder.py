@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rpbench.engine.host_order import pause
 from rpbench.engine.stream_order.homes import Home
 from rpbench.engine.stream_order.notes import Notes
 from rpbench.engine.stream_order.streams import current_stream
@@ -55,6 +56,7 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given, machine = dict(kwargs or {}), self._machine
+        pause()
         with machine.lock, torch._C.DisableTorchFunction():  # tensors as they are, without their faces
             if machine.keeps_calls:
                 for tensor in _tensors_in((args, given)):

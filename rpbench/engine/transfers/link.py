@@ -9,10 +9,14 @@ import heapq
 import itertools
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Self
 
 import torch
+
+from rpbench.cost.hardware.machine import Machine
+from rpbench.engine.state.device_weights import Copy
 
 CHUNK_BYTES = 1 << 20
 
@@ -121,3 +125,62 @@ class Link:
             heapq.heapify(self._queue)
         transfer.end_s = time.perf_counter()
         transfer.done.set()
+
+
+class PacedCopies:
+    """A link for every lane of every device, at the pace of a cluster. Use it in a `with` block, or close it.
+
+    Args:
+        cluster: one whose links have a pace.
+    """
+
+    def __init__(self, cluster: Machine) -> None:
+        self._cluster = cluster
+        self._links: dict[tuple[int, str], Link] = {}
+        self._lock = threading.Lock()
+
+    def copy(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
+        """The tensor at the other end of a lane, once its last byte is there."""
+        source = tensor.detach().contiguous()
+        target = torch.empty_like(source)
+        if source.numel():
+            self._link(device, lane).copy(source, target).done.wait()
+        return target
+
+    def close(self) -> None:
+        """End the links' threads."""
+        for link in self._links.values():
+            link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _link(self, device: int, lane: str) -> Link:
+        with self._lock:
+            place = device, lane
+            if place not in self._links:
+                pace = self._cluster.link_bytes_per_s(lane)
+                assert pace is not None
+                self._links[place] = Link(pace)
+            return self._links[place]
+
+
+class Traffic:
+    """A `Copy` that counts.
+
+    Attributes:
+        moved_bytes: (device, lane) -> bytes copied to it over lanes h2d and net, and from it over d2h.
+    """
+
+    def __init__(self, copy: Copy) -> None:
+        self.moved_bytes: Counter[tuple[int, str]] = Counter()
+        self._copy, self._lock = copy, threading.Lock()
+
+    def __call__(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
+        copied = self._copy(tensor, device, lane, peer)
+        with self._lock:
+            self.moved_bytes[device, lane] += tensor.nbytes
+        return copied

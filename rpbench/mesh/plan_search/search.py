@@ -1,6 +1,5 @@
 """Search: the fastest plan that fits: closed forms for all, the real schedule and simulator for the best."""
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,19 +28,11 @@ class Found:
     Args:
         best: predictions with the pipeline simulated, fastest first; none that does not fit.
         num_plans, num_fitting: plans that were timed by closed forms, and those of them that fit.
-        closed_form_s, simulated_s: seconds that both parts of the search took.
     """
 
     best: tuple[Prediction, ...]
     num_plans: int
     num_fitting: int
-    closed_form_s: float
-    simulated_s: float
-
-    @property
-    def plans_per_s(self) -> float:
-        """Plans that the closed forms time in a second."""
-        return self.num_plans / self.closed_form_s
 
 
 class NothingFits(ValueError):
@@ -94,17 +85,15 @@ def search(
     found = found.with_devices(num_devices) if num_devices else found
     known = software(framework) if isinstance(framework, str) else framework
     question = Question(model, found, known, seq_len, global_batch, precision)
-    began = time.perf_counter()
     plans, timed = timed_plans(question, space or Space())
     spare = spare_bytes(question, timed)
     order = fastest_first(timed, spare)
-    closed = time.perf_counter() - began
     best = _simulated(question, plans, order, num_simulated)
     if not best:
         best = _simulated(question, plans, nearest(question, spare), num_simulated)
     if not best:
         raise NothingFits(job_of(question, plans, int(np.argmax(spare))), space or Space())
-    return Found(best, plans.count, max(len(order), len(best)), closed, time.perf_counter() - began - closed)
+    return Found(best, plans.count, max(len(order), len(best)))
 
 
 def _simulated(question: Question, plans: Plans, order: "np.ndarray[Any, Any]", most: int) -> tuple[Prediction, ...]:

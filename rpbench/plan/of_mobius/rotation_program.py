@@ -26,13 +26,11 @@ class Program(NamedTuple):
     Args:
         counts: layers of each stage; empty where nothing fits.
         step: modelled, in the rotation's unit; infinite where nothing fits.
-        num_partials: partial cuts that were looked at.
         proven: whether no cut is shorter under the model.
     """
 
     counts: tuple[int, ...]
     step: float
-    num_partials: int
     proven: bool
 
 
@@ -49,7 +47,7 @@ def solve(rotation: Rotation, numbers: Iterable[int], limit: int = LIMIT) -> Pro
         counts, step, seen = _branch(rotation, len(start), step, limit - looked)
         looked += seen
         best = counts or best
-    return Program(best, step, looked, looked < limit)
+    return Program(best, step, looked < limit)
 
 
 def _descend(rotation: Rotation, num_stages: int) -> tuple[tuple[int, ...], float] | None:

@@ -29,7 +29,7 @@ from rpbench.engine.state.updates.compensation import Compensation, check_compen
 from rpbench.engine.state.updates.loss_scale import LossScaling
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.training_checks import check_untied
-from rpbench.engine.transfers.paced_copies import PacedCopies
+from rpbench.engine.transfers.link import PacedCopies
 from rpbench.engine.verification import gated, verified
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
@@ -51,12 +51,10 @@ from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.run.training.checkpoints import check_holds, check_save_to, checkpoint_subject, found_checkpoint
-from rpbench.run.training.curve import loss_curve
 from rpbench.run.training.device_request import check_device
 from rpbench.run.training.on_accelerators import HandlersOf, Ran, gated_on_device, run_on_accelerators
-from rpbench.run.training.optimizer_settings import optimizer_settings
-from rpbench.run.training.tensors import DTYPES, check_host_memory, one_thread, workload_of
-from rpbench.run.training.validation import Validation
+from rpbench.run.training.tensors import DTYPES, check_host_memory, one_thread, optimizer_settings, workload_of
+from rpbench.run.training.validation import Validation, loss_curve
 from rpbench.sim.metrics import measure
 from rpbench.tracking.feed import StepFeed
 from rpbench.tracking.steps import StepWatch

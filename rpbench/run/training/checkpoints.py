@@ -9,7 +9,7 @@ from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import CheckpointError, Manifest
 from rpbench.engine.workload import Workload
 from rpbench.run.recording import Fields
-from rpbench.run.training.optimizer_settings import optimizer_settings
+from rpbench.run.training.tensors import optimizer_settings
 
 
 def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:

@@ -10,6 +10,7 @@ import torch
 
 from rpbench.config.choices import BackendConfig
 from rpbench.cost.footprint.memory import classes_of
+from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.engine.backends import accelerator
 from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice, brought_here, failing
 from rpbench.engine.executor import Handler, execute
@@ -85,7 +86,7 @@ def run_on_accelerators(
         fields: Fields = {
             "accelerators": [accelerator.name(each) for each in range(num)],
             "accelerator_peak_memory_bytes": [torch.accelerator.max_memory_allocated(each) for each in range(num)],
-            **_predicted_by_class(assembled, num),
+            **_predicted_by_class(assembled, training, num),
             **(_beside_plain_training(training, workload) if verify else {}),
         }
     training.workload = replace(training.workload, data=workload.data)
@@ -122,14 +123,15 @@ def gated_on_device(fields: Fields, dtype: torch.dtype) -> Fields:
     return {"status": "failed", "reason": f"verification: device_grad_max_rel_diff is {far:g}, at most {bound:g}"}
 
 
-def _predicted_by_class(assembled: Assembled, num_accelerators: int) -> Fields:
+def _predicted_by_class(assembled: Assembled, training: Training, num_accelerators: int) -> Fields:
     """What the memory of each accelerator was predicted to hold, a list for each class of tensors.
 
     Several devices of a schedule may share one.
     """
     if assembled.sizes is None:
         return {}
-    classes = classes_of(assembled.schedule, assembled.sizes, peak_in_flight(assembled.graph), assembled.keeps)
+    sizes = _with_state(assembled.sizes, training)
+    classes = classes_of(assembled.schedule, sizes, peak_in_flight(assembled.graph), assembled.keeps)
     return {
         f"predicted_{name.replace(' ', '_')}_bytes": [
             sum(int(device.get(name, 0)) for device in classes[number::num_accelerators])
@@ -137,6 +139,21 @@ def _predicted_by_class(assembled: Assembled, num_accelerators: int) -> Fields:
         ]
         for name in sorted({name for device in classes for name in device})
     }
+
+
+def _with_state(sizes: ModelBytes, training: Training) -> ModelBytes:
+    """The sizes with the state of the optimizer that runs, for the cost model counts that of AdamW."""
+    settings = training.settings.optimizer
+    embedding, *rest = (
+        sum(settings.state_bytes(each.shape) for each in module.parameters() if each.requires_grad)
+        for module in training.workload.modules
+    )
+    return replace(
+        sizes,
+        embedding=sizes.embedding._replace(optimizer=embedding),
+        layers=tuple(layer._replace(optimizer=state) for layer, state in zip(sizes.layers, rest, strict=False)),
+        head=sizes.head._replace(optimizer=sum(rest[sizes.num_layers :])),  # one module, or its shares
+    )
 
 
 def order_found(trace: Trace) -> Fields:

@@ -1,4 +1,4 @@
-"""Tensors of a run: precisions, the workload that everybody gets, and whether the host has room for it."""
+"""Tensors of a run: precisions, the workload and the optimizer, and whether the host has room for them."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,9 @@ from contextlib import contextmanager
 
 import torch
 
-from rpbench.config.choices import ConfigError
+from rpbench.config.choices import ConfigError, OptimizerConfig
+from rpbench.engine.state.updates.loss_scale import LossScaling
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import master_dtype
 from rpbench.engine.workload import Workload
 from rpbench.models.build import build_model
@@ -52,3 +54,16 @@ def check_host_memory(model: Architecture, dtype: torch.dtype, num_copies: int =
             f"state in {str(dtype).removeprefix('torch.')}; {there / 1e9:.0f} GB are free. "
             "Take a smaller model, or mode=simulate"
         )
+
+
+def optimizer_settings(asked: OptimizerConfig, loss_scaling: LossScaling | None = None) -> OptimizerSettings:
+    """The optimizer that the engine is given: rate, decay, warm-up, clipping and its own constants."""
+    return OptimizerSettings(
+        asked.learning_rate,
+        asked.weight_decay,
+        asked.num_warmup_steps,
+        asked.clip_norm,
+        name=asked.name,
+        momentum=asked.momentum,
+        loss_scaling=loss_scaling,
+    )

@@ -13,7 +13,7 @@ from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.run.training.checkpoints import check_holds, check_save_to, checkpoint_subject, found_checkpoint
-from rpbench.run.training.optimizer_settings import optimizer_settings
+from rpbench.run.training.tensors import optimizer_settings
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.metrics import measure
 from rpbench.torch_runtime.processes.diagnosis import RunFailed

@@ -1,13 +1,15 @@
-"""Validation: the loss on text that is not trained on, of the weights as the optimizer has them, while a run goes on.
+"""Losses of a run: the curve of the text that it trains on, and validation on other text while it goes on.
 
 A version is validated when the last stage has stepped to it: stages step at different moments, and its weights are
 copied as each of them does. Whatever a method does to the weights that it computes with, the ones that it would ship
 are judged.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from rpbench.engine.compute.shells import Shells
@@ -15,7 +17,9 @@ from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.state.gradient_sums.gradients import Tensors
 from rpbench.engine.training import Training
 from rpbench.ir.action import Action, Kind
+from rpbench.ir.index import GRADIENT
 from rpbench.ir.policy import is_trial
+from rpbench.ir.timeline import Timeline
 from rpbench.models.data import Batch
 
 
@@ -89,3 +93,33 @@ def _frozen(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """What a module computes with and nobody trains, by name."""
     parameters = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
     return parameters | dict(module.named_buffers())
+
+
+def loss_curve(training: Training, timeline: Timeline, batch: int) -> dict[str, Any]:
+    """Mean loss of every `batch` microbatches, in the order they were read, and when the last of them was back.
+
+    The same microbatches stand behind each point, however many of them a schedule takes for an optimizer step. Losses
+    are those of the training forward, on the weights that it read.
+    """
+    losses, tokens = _losses(training)
+    ends = np.zeros(len(losses))
+    flat = (action for _, _, row in timeline.schedule.items() for action in row)
+    for action, end in zip(flat, timeline.end, strict=True):
+        if action.kind in GRADIENT and action.microbatch is not None:
+            ends[action.microbatch] = max(ends[action.microbatch], float(end) / timeline.units_per_second)
+    starts = range(0, len(losses), batch)
+    return {
+        "loss_curve": [
+            math.fsum(losses[start : start + batch]) / math.fsum(tokens[start : start + batch]) for start in starts
+        ],
+        "loss_curve_s": [float(ends[start : start + batch].max()) for start in starts],
+    }
+
+
+def _losses(training: Training) -> tuple[list[float], list[int]]:
+    """The loss of every microbatch, summed over its tokens, and how many there are; 1 where all are alike."""
+    workload = training.workload
+    window, found = workload.num_microbatches, sorted(training.passes.losses.items())
+    tokens = [workload.tokens(microbatch) for microbatch, _ in found]
+    steps = [sum(tokens[place - place % window :][:window]) for place in range(len(found))]
+    return [share * step for (_, share), step in zip(found, steps, strict=True)], tokens

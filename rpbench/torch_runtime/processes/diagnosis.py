@@ -5,7 +5,7 @@ suffers and not who is at fault, so the rank is found from the order of messages
 does not move on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,10 +85,10 @@ def _culprit(lowered: Lowered | None, evidence: Evidence, inner: int) -> tuple[i
     gone = [rank for rank, status in evidence.exits.items() if rank not in evidence.errors and status != 0]
     if gone:
         return gone[0], "died", f"died ({_status(evidence.exits[gone[0]])})"
-    own = {rank: words for rank, words in evidence.errors.items() if not _is_connection(words)}
+    own = {rank: words for rank, words in evidence.errors.items() if not _says(words, CONNECTION)}
     if own:
         rank = min(own, key=lambda rank: evidence.standings[rank].at_s or float("inf"))
-        cause: Cause = "out of memory" if _is_memory(own[rank]) else "raised"
+        cause: Cause = "out of memory" if _says(own[rank], MEMORY) else "raised"
         return rank, cause, f"{'ran out of memory' if cause == 'out of memory' else 'failed'} ({_short(own[rank])})"
     silent = [rank for rank in range(len(evidence.standings)) if rank not in evidence.errors]
     if evidence.frozen:
@@ -111,12 +111,8 @@ def _status(status: int | None) -> str:
     return f"signal {-status}" + (", which the kernel sends when memory is out" if status == -9 else "")
 
 
-def _is_connection(words: str) -> bool:
-    return any(part in words.lower() for part in CONNECTION)
-
-
-def _is_memory(words: str) -> bool:
-    return any(part in words.lower() for part in MEMORY)
+def _says(words: str, parts: Iterable[str]) -> bool:
+    return any(part in words.lower() for part in parts)
 
 
 def _short(words: str) -> str:

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import Action
-from rpbench.ir.schedule import Row, Schedule
+from rpbench.ir.schedule import Row
 from rpbench.ir.timeline import Timeline
 from rpbench.torch_runtime.request import TorchRequest
 
@@ -80,31 +80,16 @@ class Outcome:
         return max(own["ended"] for own in steps) - min(own["began"] for own in steps)
 
     def timeline(self, step: int = -1) -> Timeline:
-        """When each action of the table computed; what it waited before stands in no span."""
-        return self._timeline(self.request.lowered.table, step)
+        """When each action of the table computed, in seconds from the step's first moment.
 
-    def lowered_timeline(self, step: int = -1) -> Timeline:
-        """The same with every message; a SEND or RECV is only issued in its span, not waited for."""
-        return self._timeline(self.request.lowered.schedule, step)
-
-    def waits_s(self, step: int = -1) -> list[float]:
-        """Seconds each action of the table waited before it computed, in the order of `table.items()`."""
-        found = self._by_action(step)
-        table = self.request.lowered.table
-        return [found[action].wait_s for _, _, row in table.items() for action in row]
-
-    def _by_action(self, step: int) -> dict[Action, Ran]:
-        ranks = range(self.request.lowered.num_ranks)
-        return {ran.action: ran for rank in ranks for ran in self.ran(rank, step)}
-
-    def _timeline(self, schedule: Schedule, step: int) -> Timeline:
-        """Spans from the step's first moment, in seconds.
+        What an action waited before stands in no span.
 
         Raises:
             ValueError: if the ranks did not run the table's rows, as torch's own single-stage schedules do not.
         """
-        found = self._by_action(step)
-        actions = [action._replace(peer=None) for _, _, row in schedule.items() for action in row]
+        lowered = self.request.lowered
+        found = {ran.action: ran for rank in range(lowered.num_ranks) for ran in self.ran(rank, step)}
+        actions = [action._replace(peer=None) for _, _, row in lowered.table.items() for action in row]
         missing = next((action for action in actions if action not in found), None)
         if missing is not None:
             raise ValueError(f"{missing} was not run: order_of={self.request.order_of} ran other rows than the table's")
@@ -112,7 +97,7 @@ class Outcome:
         zero = min(own["steps"][step]["began"] for own in self.answer["ranks"])
         start = [(own.start if own.begun is None else own.begun) - zero for own in ran]
         end = [(own.end if own.done is None else own.done) - zero for own in ran]
-        return Timeline(schedule, start, start, end, [0.0] * len(ran), 0.0)
+        return Timeline(lowered.table, start, start, end, [0.0] * len(ran), 0.0)
 
     def fields(self) -> dict[str, Any]:
         """What a record has of a run."""

@@ -39,7 +39,6 @@ class TimeParts:
         messages: handing sends and receives to the transport.
         after: from a computation's end to its action's: hand-overs on the same rank, bookkeeping.
         between: from an action's end to the next one's start.
-        num_actions: lowered actions of all ranks.
     """
 
     computing: float
@@ -47,21 +46,13 @@ class TimeParts:
     messages: float
     after: float
     between: float
-    num_actions: int
-
-    @property
-    def overhead_per_action_s(self) -> float:
-        """What torch and the recording cost for each lowered action, waiting apart."""
-        return (self.messages + self.after + self.between) / self.num_actions
 
 
 def time_parts(outcome: Outcome, step: int = -1) -> TimeParts:
     """The parts of a step of a table run."""
     computing = waiting = messages = after = between = 0.0
-    num_actions = 0
     for rank in range(outcome.request.num_pipeline_ranks):
         row = outcome.ran(rank, step)
-        num_actions += len(row)
         between += sum(later.start - earlier.end for earlier, later in itertools.pairwise(row))
         for own in row:
             if own.begun is None or own.done is None:
@@ -70,7 +61,7 @@ def time_parts(outcome: Outcome, step: int = -1) -> TimeParts:
                 waiting += own.begun - own.start
                 computing += own.done - own.begun
                 after += own.end - own.done
-    return TimeParts(computing, waiting, messages, after, between, num_actions)
+    return TimeParts(computing, waiting, messages, after, between)
 
 
 def unexplained(wall_s: float, replay_s: float, parts: TimeParts, num_ranks: int) -> dict[str, float]:

@@ -5,8 +5,8 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.cells import by_schedule
+from analysis.exhibits.exhibit import Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -44,15 +44,7 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """One row a schedule, one column a hop."""
-    hops = sorted(data["hop"].unique())
-    columns = ("schedule", *(f"hop {hop:g}: bubble (%)" for hop in hops))
-    found = data.set_index(["schedule", "hop"]).to_dict("index")
-    return table(columns, (_row(found, name, hops) for name in data["schedule"].unique()))
-
-
-def _row(found: dict, schedule: str, hops: list[float]) -> list[Cell]:
-    cells = (ours(found[schedule, hop]["bubble"], ".2f", found[schedule, hop]["run_id"]) for hop in hops)
-    return [label(style.method_name(schedule)), *cells]
+    return by_schedule(data, "hop", {"bubble": ("hop {:g}: bubble (%)", ".2f")})
 
 
 def draw(data: pd.DataFrame) -> Figure:

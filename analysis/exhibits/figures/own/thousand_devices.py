@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.cells import by_schedule
+from analysis.exhibits.exhibit import Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -58,20 +58,12 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """One row a schedule: both bubbles and the peak for every number of devices."""
-    counts = sorted(data["num_devices"].unique())
-    columns = ["schedule"]
-    for count in counts:
-        columns += [f"p = {count:,}: bubble (%)", f"p = {count:,}: bubble of span (%)", f"p = {count:,}: peak"]
-    found = data.set_index(["schedule", "num_devices"]).to_dict("index")
-    return table(columns, (_row(found, name, counts) for name in _LOOKS))
-
-
-def _row(found: dict, schedule: str, counts: list[int]) -> list[Cell]:
-    row = [label(style.method_name(schedule))]
-    for count in counts:
-        numbers = found.get((schedule, count), {})
-        row += [ours(numbers.get(key), ".2f", numbers.get("run_id", ())) for key in ("bubble", "span", "peak")]
-    return row
+    columns = {
+        "bubble": ("p = {:,}: bubble (%)", ".2f"),
+        "span": ("p = {:,}: bubble of span (%)", ".2f"),
+        "peak": ("p = {:,}: peak", ".2f"),
+    }
+    return by_schedule(data, "num_devices", columns, schedules=_LOOKS)
 
 
 def draw(data: pd.DataFrame) -> Figure:

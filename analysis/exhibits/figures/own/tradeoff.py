@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.cells import by_schedule
+from analysis.exhibits.exhibit import Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -120,20 +120,12 @@ def frontier(rows: pd.DataFrame) -> pd.DataFrame:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """One row a schedule: peak and both bubbles for every number of microbatches."""
-    counts = sorted(data["num_microbatches"].unique())
-    columns = ["schedule"]
-    for count in counts:
-        columns += [f"m = {count}: peak", f"m = {count}: bubble of span (%)", f"m = {count}: bubble of makespan (%)"]
-    found = data.set_index(["schedule", "num_microbatches"]).to_dict("index")
-    return table(columns, (_row(found, name, counts) for name in data["schedule"].unique()))
-
-
-def _row(found: dict, schedule: str, counts: list[int]) -> list[Cell]:
-    row = [label(style.method_name(schedule))]
-    for count in counts:
-        numbers = found[schedule, count]
-        row += [ours(numbers[key], ".2f", numbers["run_id"]) for key in ("peak", "span", "whole")]
-    return row
+    columns = {
+        "peak": ("m = {}: peak", ".2f"),
+        "span": ("m = {}: bubble of span (%)", ".2f"),
+        "whole": ("m = {}: bubble of makespan (%)", ".2f"),
+    }
+    return by_schedule(data, "num_microbatches", columns)
 
 
 def draw(data: pd.DataFrame) -> Figure:

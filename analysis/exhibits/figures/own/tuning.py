@@ -1,5 +1,7 @@
 """The effect of tuned cuts: every schedule with four kinds of stages, and RoundPipe's lead."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -149,8 +151,8 @@ def draw(data: pd.DataFrame) -> Figure:
         names = [style.method_name(schedule).replace(" ", "\n") for schedule in schedules]
         panels[0].set_yticks(range(len(schedules)), names)
         _draw_leads(last, leads(data))
-        figure.legend(handles=_cut_legend(), loc="outside lower left", ncols=3)
-        figure.legend(handles=_lead_legend(), loc="outside lower right", ncols=2)
+        figure.legend(handles=_legend(_LOOKS), loc="outside lower left", ncols=3)
+        figure.legend(handles=_legend(_LEADS), loc="outside lower right", ncols=2)
         return figure
 
 
@@ -197,15 +199,9 @@ def _draw_leads(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set(title="RoundPipe's lead", xlabel="time, best baseline / RoundPipe")
 
 
-def _cut_legend() -> list[Line2D]:
+def _legend(looks: Mapping[str, style.Look]) -> list[Line2D]:
     return [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.name) for look in _LOOKS.values()
-    ]
-
-
-def _lead_legend() -> list[Line2D]:
-    return [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.name) for look in _LEADS.values()
+        Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.name) for look in looks.values()
     ]
 
 

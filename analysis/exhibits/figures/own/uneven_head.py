@@ -5,8 +5,8 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.cells import by_schedule
+from analysis.exhibits.exhibit import Table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -48,20 +48,11 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """One row a schedule, two columns a head."""
-    heads = sorted(data["head"].unique())
-    columns = ["schedule"]
-    for head in heads:
-        columns += [f"head {head:g}: bubble (%)", f"head {head:g}: step time / RoundPipe's"]
-    found = data.set_index(["schedule", "head"]).to_dict("index")
-    return table(columns, (_row(found, name, heads) for name in data["schedule"].unique()))
-
-
-def _row(found: dict, schedule: str, heads: list[float]) -> list[Cell]:
-    row = [label(style.method_name(schedule))]
-    for head in heads:
-        numbers = found[schedule, head]
-        row += [ours(numbers["bubble"], ".2f", numbers["run_id"]), ours(numbers["slower"], ".3f", numbers["run_id"])]
-    return row
+    columns = {
+        "bubble": ("head {:g}: bubble (%)", ".2f"),
+        "slower": ("head {:g}: step time / RoundPipe's", ".3f"),
+    }
+    return by_schedule(data, "head", columns)
 
 
 def draw(data: pd.DataFrame) -> Figure:

@@ -27,7 +27,23 @@ from rpbench.ir.waits.handovers import GroupSum
 from rpbench.ir.waits.moves import has_transfers
 
 
-class CarriedWindow:
+class _OneSum:
+    """A window whose total is one sum, and whole on every device."""
+
+    _sum: Sum
+
+    @property
+    def total(self) -> Tensors:
+        return self._sum.values
+
+    def share(self, device: int) -> Tensors:
+        return self._sum.values
+
+    def drop(self) -> None:
+        self._sum = Sum()
+
+
+class CarriedWindow(_OneSum):
     """The gradient of one stage for one step; see `rpbench.engine.state.gradient_sums.gradients.Window`.
 
     Args:
@@ -65,16 +81,6 @@ class CarriedWindow:
     def is_complete(self) -> bool:
         return self._num_carried == len(self._order)
 
-    @property
-    def total(self) -> Tensors:
-        return self._sum.values
-
-    def share(self, device: int) -> Tensors:
-        return self._sum.values
-
-    def drop(self) -> None:
-        self._sum = Sum()
-
 
 class _GroupSum:
     """What goes home at a time.
@@ -103,7 +109,7 @@ class _GroupSum:
         self.at_home = {place: copy(value) for place, value in total.values.items()}
 
 
-class GroupedWindow:
+class GroupedWindow(_OneSum):
     """The gradient of one stage for one step, whose home adds up what groups of devices send there.
 
     Args:
@@ -160,16 +166,6 @@ class GroupedWindow:
     @property
     def is_complete(self) -> bool:
         return self._num_added == len(self._sums)
-
-    @property
-    def total(self) -> Tensors:
-        return self._sum.values
-
-    def share(self, device: int) -> Tensors:
-        return self._sum.values
-
-    def drop(self) -> None:
-        self._sum = Sum()
 
 
 def carried_windows(analysis: Analysis) -> dict[tuple[int, int], Window]:

@@ -316,7 +316,7 @@ def _of_threads(timeline: Timeline, wall_s: float, replay_s: float) -> dict[str,
     """What a step on threads took longer than its replay: they have no messages, and wait between actions."""
     num_ranks = timeline.schedule.shape.num_ranks
     computing = sum(float(span.end - span.start) for span in timeline.spans())
-    parts = TimeParts(computing, 0.0, 0.0, 0.0, 0.0, timeline.schedule.num_actions)
+    parts = TimeParts(computing, 0.0, 0.0, 0.0, 0.0)
     return unexplained(wall_s, replay_s, _all_late(parts, wall_s, num_ranks), num_ranks)
 
 

@@ -24,8 +24,7 @@ from rpbench.run.assemble import Assembled
 from rpbench.run.modes.failures.jobs import step_of
 from rpbench.run.recording import Fields, Outcome, Work
 from rpbench.run.scheduled import assembled_of, scheduled
-from rpbench.run.training.optimizer_settings import optimizer_settings
-from rpbench.run.training.tensors import one_thread
+from rpbench.run.training.tensors import one_thread, optimizer_settings
 
 
 def prepare(request: Request) -> Work:
