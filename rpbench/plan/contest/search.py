@@ -107,6 +107,7 @@ class Search:
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
         self.is_over = is_over
+        self._cut_short: set[Setting] = set()  # that did not fit, and were not looked at to the end
         self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
         self._restarted, self._may_spend = NONE, budget.work
         self._to_beat = 0.0
@@ -184,9 +185,9 @@ class Search:
         """
         assert self._began is not None
         self._to_beat = to_beat or 0.0
-        can_fit, seen, start = not self.cannot_fit(), list[Setting](), self.best().setting
-        if self.is_over is not None and can_fit:  # which may have ended the way to one that fits
-            start = self._fitting(start)
+        can_fit, seen = not self.cannot_fit(), list[Setting]()
+        self.fit()
+        start = self.best().setting
         setting = self._descend(start) if can_fit and not self.has_ended else None
         while can_fit:
             if setting is None and everywhere:
@@ -201,6 +202,13 @@ class Search:
             self._restarted = restart(self, self.budget.restarts)
         if not self.time_is_over():
             self._final = self._last()
+
+    def fit(self) -> bool:
+        """Go on to a plan that fits, where time ended the way to one; whether there is one."""
+        if self.is_over is not None and not self.cannot_fit():
+            self._look_at(self.best().setting)
+            self._fitting(self.best().setting)
+        return self.best_pace() > 0
 
     @property
     def has_ended(self) -> bool:
@@ -325,7 +333,7 @@ class Search:
         return outcome is not None and outcome.fits and rank(outcome) < GIVEN_UP * self._to_beat
 
     def _is_worth(self, changed: Setting, current: Setting) -> bool:
-        if changed in self.tried or self._is_covered(changed):
+        if self._is_tried(changed) or self._is_covered(changed):
             return False
         if self.is_spent():
             if not self.time_is_over():
@@ -351,17 +359,27 @@ class Search:
         """The best of a setting's cuts, timed; or why there is none."""
         if setting not in self.tried and self._is_covered(setting):
             self.tried[setting] = Tried(setting, remark="covered by recompute=fitting")
-        if setting not in self.tried:
+        if not self._is_tried(setting):
             known = setting.recompute, setting.options
             if known in self._refused:
                 self.tried[setting] = Tried(setting, remark=self._refused[known])
                 return self.tried[setting]
+            before = self.tried.get(setting)
+            self._cut_short.discard(setting)
             try:
                 self.tried[setting] = self._best_of(setting, self.sketcher.of(setting).cuts)
                 self._make_room(setting)
+                if before is not None and beats(before, self.tried[setting]):
+                    self.tried[setting] = before
+                if self.time_is_over() and not outcome_of(self.tried[setting]).fits:
+                    self._cut_short.add(setting)
             except ValueError as error:
                 self.tried[setting] = Tried(setting, remark=f"refused: {error}")
         return self.tried[setting]
+
+    def _is_tried(self, setting: Setting) -> bool:
+        """Whether a setting was looked at; what time cut short is looked at again once there is some."""
+        return setting in self.tried and (setting not in self._cut_short or self.time_is_over())
 
     def _is_covered(self, setting: Setting) -> bool:
         """Whether the same with as little recomputation as fits has been timed, which is at least as fast.
@@ -387,12 +405,14 @@ class Search:
     def _make_room(self, setting: Setting) -> None:
         """Where the best cut does not fit, others with layers off the full devices.
 
-        An order that is made for given times is another one for every cut, and may need more than one attempt.
+        An order that is made for given times is another one for every cut, and may need more than one attempt. What
+        the frame serves that is there takes a small part of its time, and is timed though time is over.
         """
         cut, seen = cut_of(self.tried[setting]), set[Partition]()
-        while not outcome_of(self.tried[setting]).fits and len(seen) < ATTEMPTS and not self.time_is_over():
+        while not outcome_of(self.tried[setting]).fits and len(seen) < ATTEMPTS:
             seen.add(cut)
-            cut = self.frames.of(setting, cut, self._num_steps(setting)).emptier(cut, setting.recompute)
+            frame = self.frames.of(setting, cut, self._num_steps(setting))
+            cut = cut if self.time_is_over() and not frame.serves_any_cut else frame.emptier(cut, setting.recompute)
             if cut in seen:
                 return
             again = self._timed(setting, cut)

@@ -103,11 +103,21 @@ class Sketcher:
         found = [setting.changed("microbatch_sequences", size) for size in sizes]
         if entry.lower is not None or entry.separate_cuts:
             return found
-        paces = {each: self.pace(each) for each in found}
-        known = [self.of(each) for each, pace in paces.items() if pace]
-        if any(sketch.is_level or sketch.moves for sketch in known):
+        paces = {found[0]: self.pace(found[0])}
+        if paces[found[0]] and (self.of(found[0]).is_level or self.of(found[0]).moves):
             return found
-        return sorted(found, key=lambda each: (-paces[each], each.microbatch_sequences))
+        smaller = sorted((size for size in sizes if size < sizes[0]), reverse=True)
+        larger = sorted(size for size in sizes if size > sizes[0])
+        for way in (smaller, larger):  # as long as it gets faster, or nothing fits yet
+            best = paces[found[0]]
+            if way is larger and not 0 < best == max(paces.values()):
+                break
+            for each in (setting.changed("microbatch_sequences", size) for size in way):
+                paces[each] = self.pace(each)
+                if 0 < best >= paces[each]:
+                    break
+                best = paces[each]
+        return sorted(found, key=lambda each: (-paces.get(each, 0.0), each.microbatch_sequences))
 
     def _time_is_over(self) -> bool:
         return self._is_over is not None and self._is_over()
