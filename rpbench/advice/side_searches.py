@@ -104,10 +104,10 @@ class Share:
         """The first look at each, and the seconds that this process has spent."""
         self.clock = Clock()
         found = {}
-        for number in self.numbers:
-            spent = self.clock.spent
-            end = LOOKING * seconds
-            self.clock.allow(min(end, spent + ONE_LOOK * seconds))
+        for place, number in enumerate(self.numbers):
+            spent, end = self.clock.spent, LOOKING * seconds
+            fair = FAIR * (end - spent) / (len(self.numbers) - place)
+            self.clock.allow(spent + min(fair, ONE_LOOK * seconds))
             found[number] = Glance(remark=OUT_OF_TIME) if spent > end else self._glance(number)
         return found, self.clock.spent
 

@@ -279,14 +279,11 @@ class Search:
     # --- settings ---
 
     def _start(self) -> Setting:
-        """The usual setting, or one near it that the schedule takes; where time counts, the size that sketches best."""
-        first, refused, sizes = self.space.first, "", [self.space.first]
-        if self.is_over is not None:
-            for recompute in sorted(self.space.dimensions["recompute"], key=lambda each: each != "fitting"):
-                sizes = self.sketcher.by_promise(first.changed("recompute", recompute), self.space)
-                if self._look_at(sizes[0]).outcome or (recompute, sizes[0].options) not in self._refused:
-                    break
-        near = [*sizes, *(changed for _, changed in self._changes(sizes[0]))]
+        """The usual setting, or one near it that the schedule takes."""
+        first, refused = self.space.first, ""
+        if self.is_over is not None and "fitting" in self.space.dimensions["recompute"]:
+            first = first.changed("recompute", "fitting")  # which covers the others
+        near = [first, *(changed for _, changed in self._changes(first))]
         for setting in dict.fromkeys([*near, *(far for one in near for _, far in self._changes(one))]):
             if refused and self.time_is_over():
                 raise ValueError(OUT_OF_TIME)
@@ -313,9 +310,9 @@ class Search:
                 if dimension.startswith(OPTION):  # what it recomputes for want of a choice, another option may not
                     usual = self.space.first.recompute
                     changes = list(dict.fromkeys(each.changed("recompute", usual) for each in changes)) + changes
-                for changed in sorted(
-                    changes, key=self.sketcher.pace, reverse=True
-                ):  # of equals, the usual value first
+                if dimension == "microbatch_sequences" and self.is_over is not None:
+                    changes = self.sketcher.by_promise(current, self.space)
+                for changed in sorted(changes, key=self.sketcher.pace, reverse=True):  # of equals, the usual first
                     if self._is_worth(changed, current) and beats(self._look_at(changed), self.tried[current]):
                         current, improved = changed, True
                     elif self._is_owed(changed):  # and then there is no time for more

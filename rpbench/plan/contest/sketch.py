@@ -94,30 +94,26 @@ class Sketcher:
             return 0.0
 
     def by_promise(self, setting: Setting, space: Space) -> list[Setting]:
-        """The setting with every size of a microbatch: the fastest sketch first, then what fits sooner.
+        """The setting with other sizes of a microbatch, the fastest sketch first.
 
-        A sketch takes a small part of the time of a frame, and says which size is worth the first one. Where weights or
-        activations move, and where all cuts compute alike, computation does not decide: then the usual size first.
+        Sketches of many small microbatches take long: from its own size on, as long as they get faster. Where weights
+        or activations move, and where all cuts compute alike, computation does not decide, and all sizes are there.
         """
-        sizes, entry = space.dimensions["microbatch_sequences"], self.contender.entry
-        found = [setting.changed("microbatch_sequences", size) for size in sizes]
-        if entry.lower is not None or entry.separate_cuts:
-            return found
-        paces = {found[0]: self.pace(found[0])}
-        if paces[found[0]] and (self.of(found[0]).is_level or self.of(found[0]).moves):
-            return found
-        smaller = sorted((size for size in sizes if size < sizes[0]), reverse=True)
-        larger = sorted(size for size in sizes if size > sizes[0])
-        for way in (smaller, larger):  # as long as it gets faster, or nothing fits yet
-            best = paces[found[0]]
-            if way is larger and not 0 < best == max(paces.values()):
-                break
+        sizes, own, entry = space.dimensions["microbatch_sequences"], setting.microbatch_sequences, self.contender.entry
+        sketch = self.of(setting) if self.pace(setting) else None
+        blind = entry.lower is not None or entry.separate_cuts or (sketch and (sketch.is_level or sketch.moves))
+        smaller, larger = [size for size in sizes if size < own], [size for size in sizes if size > own]
+        paces, begun = dict[Setting, float](), self.pace(setting)
+        for way in (sorted(smaller, reverse=True), sorted(larger)):
+            best = begun
             for each in (setting.changed("microbatch_sequences", size) for size in way):
                 paces[each] = self.pace(each)
-                if 0 < best >= paces[each]:
+                if 0 < best >= paces[each] and not blind:
                     break
                 best = paces[each]
-        return sorted(found, key=lambda each: (-paces.get(each, 0.0), each.microbatch_sequences))
+            if not blind and not 0 < max(paces.values(), default=begun) <= begun:
+                break  # what is smaller is faster, or fits sooner
+        return sorted(paces, key=lambda each: -paces[each])
 
     def _time_is_over(self) -> bool:
         return self._is_over is not None and self._is_over()
