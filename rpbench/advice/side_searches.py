@@ -29,7 +29,7 @@ from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
 LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.03, 0.4, 0.12
-FITTING = 0.5  # of what is left, for those who have no plan that fits
+FITTING = 0.25  # of what is left, for those who have no plan that fits
 FAIR = 1.5  # of an equal part of what is left, for each search before anybody has more
 # Of what is left, for each round of searches; of what is left of that, for one (0: a fair part); also from elsewhere.
 ROUNDS = ((0.5, 0.0, False), (0.5, 0.0, False), (1.0, ONE_SEARCH, False), (1.0, 0.0, True))

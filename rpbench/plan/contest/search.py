@@ -31,22 +31,16 @@ from rpbench.plan.contest.space import OPTION, Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
 from rpbench.sim.kernels import compile_orders
 
-# A setting whose sketch is slower than the best one's by more than this is not timed.
-WORTH = 0.06
+WORTH = 0.06  # a setting whose sketch is slower than the best one's by more than this is not timed
 OWED = 0.02  # one that is faster by more has its timeline even where time ended in between
-# Steps in a row while searching, where each waits for the one before; the second one counts.
-FEW_STEPS = 2
-# Plans that run all steps in the end.
-FINALISTS = 3
+FEW_STEPS = 2  # in a row while searching, where each waits for the one before; the second one counts
+FINALISTS = 3  # plans that run all steps in the end
 CLOSE = 0.02  # of them, those within so much of the best
 # A restart that begins further behind the best is left, and one climbs with so large a part of the budget.
 FAR, CLIMBS = 0.25, 10
-# Below this share of somebody else's pace a contender may be given up.
-GIVEN_UP = 0.5
-# Cuts with layers off the full devices, where nothing fits.
-ATTEMPTS = 3
-# Work that is left for the finalists.
-RESERVED = FINALISTS * (FRAME + 1)
+GIVEN_UP = 0.5  # below this share of somebody else's pace a contender may be given up
+ATTEMPTS = 3  # cuts with layers off the full devices, where nothing fits
+RESERVED = FINALISTS * (FRAME + 1)  # work that is left for the finalists
 OUT_OF_TIME = "not searched: the time was over; give more seconds"
 
 
@@ -79,13 +73,7 @@ def tune(
 
 
 class Search:
-    """The search of one contender: a first look, and then to its end.
-
-    Args:
-        space: what may be chosen; None: all of it.
-        frames: new ones, which the caller goes on using.
-        is_over: whether time is; None: it never is.
-    """
+    """The search of one contender: a first look, and then to its end. What is given is as of `tune`."""
 
     def __init__(
         self,
@@ -109,8 +97,7 @@ class Search:
         self.is_over = is_over
         self._cut_short: set[Setting] = set()  # that did not fit, and were not looked at to the end
         self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
-        self._restarted, self._may_spend = NONE, budget.work
-        self._to_beat = 0.0
+        self._restarted, self._may_spend, self._to_beat = NONE, budget.work, 0.0
         self._began: Setting | None = None
         self._final: Tried | None = None
 
@@ -187,8 +174,7 @@ class Search:
         self._to_beat = to_beat or 0.0
         can_fit, seen = not self.cannot_fit(), list[Setting]()
         self.fit()
-        start = self.best().setting
-        setting = self._descend(start) if can_fit and not self.has_ended else None
+        setting = self._descend(self.best().setting) if can_fit and not self.has_ended else None
         while can_fit:
             if setting is None and everywhere:
                 setting = self._further()
@@ -203,12 +189,11 @@ class Search:
         if not self.time_is_over():
             self._final = self._last()
 
-    def fit(self) -> bool:
-        """Go on to a plan that fits, where time ended the way to one; whether there is one."""
+    def fit(self) -> None:
+        """Go on to a plan that fits, where time ended the way to one."""
         if self.is_over is not None and not self.cannot_fit():
             self._look_at(self.best().setting)
             self._fitting(self.best().setting)
-        return self.best_pace() > 0
 
     @property
     def has_ended(self) -> bool:
@@ -361,13 +346,10 @@ class Search:
             if known in self._refused:
                 self.tried[setting] = Tried(setting, remark=self._refused[known])
                 return self.tried[setting]
-            before = self.tried.get(setting)
             self._cut_short.discard(setting)
             try:
                 self.tried[setting] = self._best_of(setting, self.sketcher.of(setting).cuts)
                 self._make_room(setting)
-                if before is not None and beats(before, self.tried[setting]):
-                    self.tried[setting] = before
                 if self.time_is_over() and not outcome_of(self.tried[setting]).fits:
                     self._cut_short.add(setting)
             except ValueError as error:
@@ -375,8 +357,9 @@ class Search:
         return self.tried[setting]
 
     def _is_tried(self, setting: Setting) -> bool:
-        """Whether a setting was looked at; what time cut short is looked at again once there is some."""
-        return setting in self.tried and (setting not in self._cut_short or self.time_is_over())
+        """Whether a setting was looked at; where time cut that short and it does not fit, once there is none."""
+        again = setting in self._cut_short and not self.time_is_over() and not outcome_of(self.tried[setting]).fits
+        return setting in self.tried and not again
 
     def _is_covered(self, setting: Setting) -> bool:
         """Whether the same with as little recomputation as fits has been timed, which is at least as fast.
@@ -402,14 +385,14 @@ class Search:
     def _make_room(self, setting: Setting) -> None:
         """Where the best cut does not fit, others with layers off the full devices.
 
-        An order that is made for given times is another one for every cut, and may need more than one attempt. What
-        the frame serves that is there takes a small part of its time, and is timed though time is over.
+        An order that is made for given times is another one for every cut, and may need more than one attempt.
         """
         cut, seen = cut_of(self.tried[setting]), set[Partition]()
         while not outcome_of(self.tried[setting]).fits and len(seen) < ATTEMPTS:
             seen.add(cut)
             frame = self.frames.of(setting, cut, self._num_steps(setting))
-            cut = cut if self.time_is_over() and not frame.serves_any_cut else frame.emptier(cut, setting.recompute)
+            is_cheap = frame.serves_any_cut  # a small part of the frame's time: then though time is over
+            cut = frame.emptier(cut, setting.recompute) if is_cheap or not self.time_is_over() else cut
             if cut in seen:
                 return
             again = self._timed(setting, cut)
