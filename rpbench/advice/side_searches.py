@@ -130,11 +130,12 @@ class Share:
         end, found = self.clock.spent + seconds, dict[int, Any]()
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
         without = [number for number in able if not self.searches[number].best_pace()]
+        until = self.clock.spent + FITTING * seconds
         for place, number in enumerate(without):  # first, a plan for everybody
-            left = FITTING * seconds - (self.clock.spent - end + seconds)
+            left = until - self.clock.spent
             self.clock.allow(self.clock.spent + FAIR * left / (len(without) - place))
-            with suppress(ValueError):
-                if left > 0:
+            if left > 0:
+                with suppress(ValueError):
                     self.searches[number].fit()
         waiting = sorted(able, key=self._promise)
         # Everybody for a while, twice; then who is not done, the fastest first; then everybody from elsewhere.
