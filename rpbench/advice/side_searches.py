@@ -29,7 +29,6 @@ from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
 LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.03, 0.4, 0.12
-FITTING = 0.25  # of what is left, for those who have no plan that fits
 FAIR = 1.5  # of an equal part of what is left, for each search before anybody has more
 # Of what is left, for each round of searches; of what is left of that, for one (0: a fair part); also from elsewhere.
 ROUNDS = ((0.5, 0.0, False), (0.5, 0.0, False), (1.0, ONE_SEARCH, False), (1.0, 0.0, True))
@@ -129,14 +128,6 @@ class Share:
         """
         end, found = self.clock.spent + seconds, dict[int, Any]()
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
-        without = [number for number in able if not self.searches[number].best_pace()]
-        until = self.clock.spent + FITTING * seconds
-        for place, number in enumerate(without):  # first, a plan for everybody
-            left = until - self.clock.spent
-            self.clock.allow(self.clock.spent + FAIR * left / (len(without) - place))
-            if left > 0:
-                with suppress(ValueError):
-                    self.searches[number].fit()
         waiting = sorted(able, key=self._promise)
         # Everybody for a while, twice; then who is not done, the fastest first; then everybody from elsewhere.
         for of_round, part_of_last, everywhere in ROUNDS:

@@ -173,7 +173,8 @@ class Search:
         assert self._began is not None
         self._to_beat = to_beat or 0.0
         can_fit, seen = not self.cannot_fit(), list[Setting]()
-        self.fit()
+        if self.is_over is not None and can_fit:  # which may have ended the way to one that fits
+            self._fitting(self.best().setting)
         setting = self._descend(self.best().setting) if can_fit and not self.has_ended else None
         while can_fit:
             if setting is None and everywhere:
@@ -188,12 +189,6 @@ class Search:
             self._restarted = restart(self, self.budget.restarts)
         if not self.time_is_over():
             self._final = self._last()
-
-    def fit(self) -> None:
-        """Go on to a plan that fits, where time ended the way to one."""
-        if self.is_over is not None and not self.cannot_fit():
-            self._look_at(self.best().setting)
-            self._fitting(self.best().setting)
 
     @property
     def has_ended(self) -> bool:
