@@ -107,7 +107,7 @@ class Share:
             spent, end = self.clock.spent, LOOKING * seconds
             fair = FAIR * (end - spent) / (len(self.numbers) - place)
             self.clock.allow(spent + min(fair, ONE_LOOK * seconds))
-            found[number] = Glance(remark=OUT_OF_TIME) if spent > end else self._glance(number)
+            found[number] = Glance(remark=OUT_OF_TIME) if spent > seconds else self._glance(number)
         return found, self.clock.spent
 
     def _glance(self, number: int) -> Glance:

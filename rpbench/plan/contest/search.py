@@ -263,6 +263,8 @@ class Search:
         first, refused = self.space.first, ""
         if self.is_over is not None and "fitting" in self.space.dimensions["recompute"]:
             first = first.changed("recompute", "fitting")  # which covers the others
+        if self.is_over is not None:
+            first = self.sketcher.first_size(first, self.space)
         near = [first, *(changed for _, changed in self._changes(first))]
         for setting in dict.fromkeys([*near, *(far for one in near for _, far in self._changes(one))]):
             if refused and self.time_is_over():

@@ -93,15 +93,26 @@ class Sketcher:
         except ValueError:
             return 0.0
 
+    def first_size(self, setting: Setting, space: Space) -> Setting:
+        """The setting with the size of a microbatch that sketches best; its own where computation does not decide."""
+        if self._is_blind(setting):
+            return setting
+        return max([setting, *self.by_promise(setting, space)], key=self.pace)
+
+    def _is_blind(self, setting: Setting) -> bool:
+        entry = self.contender.entry
+        if entry.lower is not None or entry.separate_cuts:
+            return True
+        return self.pace(setting) > 0 and (self.of(setting).is_level or self.of(setting).moves)
+
     def by_promise(self, setting: Setting, space: Space) -> list[Setting]:
         """The setting with other sizes of a microbatch, the fastest sketch first.
 
         Sketches of many small microbatches take long: from its own size on, as long as they get faster. Where weights
         or activations move, and where all cuts compute alike, computation does not decide, and all sizes are there.
         """
-        sizes, own, entry = space.dimensions["microbatch_sequences"], setting.microbatch_sequences, self.contender.entry
-        sketch = self.of(setting) if self.pace(setting) else None
-        blind = entry.lower is not None or entry.separate_cuts or (sketch and (sketch.is_level or sketch.moves))
+        sizes, own = space.dimensions["microbatch_sequences"], setting.microbatch_sequences
+        blind = self._is_blind(setting)
         smaller, larger = [size for size in sizes if size < own], [size for size in sizes if size > own]
         paces, begun = dict[Setting, float](), self.pace(setting)
         for way in (sorted(smaller, reverse=True), sorted(larger)):
