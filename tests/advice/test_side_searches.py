@@ -77,6 +77,13 @@ def test_sizes_are_sketched_as_long_as_they_get_faster(monkeypatch, paces, promi
     assert [each.microbatch_sequences for each in found] == promised
 
 
+def test_where_time_counts_the_first_timeline_is_of_the_size_that_sketches_best():
+    search = Search(contender("1f1b"), small(sequences_per_step=4), BUDGET, is_over=lambda: False)
+    search.look()
+    assert search.best().setting.microbatch_sequences == 2
+    assert search.frames.num_made == 1
+
+
 def test_a_look_that_time_cut_short_is_done_again():
     """Of a cut that does not fit, layers go to other stages once there is time: what is known by then is no verdict."""
     is_over, case = True, small(2_000_000_000)
