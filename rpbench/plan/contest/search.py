@@ -261,10 +261,11 @@ class Search:
     def _start(self) -> Setting:
         """The usual setting, or one near it that the schedule takes."""
         first, refused = self.space.first, ""
-        if self.is_over is not None and "fitting" in self.space.dimensions["recompute"]:
-            first = first.changed("recompute", "fitting")  # which covers the others
-        if self.is_over is not None:
-            first = self.sketcher.first_size(first, self.space)
+        recomputes = () if self.is_over is None else self.space.dimensions["recompute"]
+        for recompute in sorted(recomputes, key=lambda each: each != "fitting"):  # which covers the others
+            first = self.sketcher.first_size(self.space.first.changed("recompute", recompute), self.space)
+            if self._look_at(first).outcome or (recompute, first.options) not in self._refused:
+                break
         near = [first, *(changed for _, changed in self._changes(first))]
         for setting in dict.fromkeys([*near, *(far for one in near for _, far in self._changes(one))]):
             if refused and self.time_is_over():
