@@ -305,6 +305,8 @@ class Search:
     def _is_owed(self, setting: Setting) -> bool:
         """Whether time ended between a sketch and its timeline, and it promises more than the best setting's sketch."""
         is_untimed = self.time_is_over() and setting not in self.tried and not self._is_covered(setting)
+        if self.sketcher.is_blind(setting):  # what moves decides, which only timelines see
+            return is_untimed and self.sketcher.pace(setting) > self.best_pace() * (1 + WORTH)
         return is_untimed and self.sketcher.pace(setting) > self.sketcher.pace(self.best().setting) * (1 + OWED)
 
     def _is_beaten(self, current: Setting) -> bool:

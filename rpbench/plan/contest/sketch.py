@@ -95,11 +95,12 @@ class Sketcher:
 
     def first_size(self, setting: Setting, space: Space) -> Setting:
         """The setting with the size of a microbatch that sketches best; its own where computation does not decide."""
-        if self._is_blind(setting):
+        if self.is_blind(setting):
             return setting
         return max([setting, *self.by_promise(setting, space)], key=self.pace)
 
-    def _is_blind(self, setting: Setting) -> bool:
+    def is_blind(self, setting: Setting) -> bool:
+        """Whether weights or activations move, or all cuts compute alike: then computation says little."""
         entry = self.contender.entry
         if entry.lower is not None or entry.separate_cuts:
             return True
@@ -112,7 +113,7 @@ class Sketcher:
         or activations move, and where all cuts compute alike, computation does not decide, and all sizes are there.
         """
         sizes, own = space.dimensions["microbatch_sequences"], setting.microbatch_sequences
-        blind = self._is_blind(setting)
+        blind = self.is_blind(setting)
         smaller, larger = [size for size in sizes if size < own], [size for size in sizes if size > own]
         paces, begun = dict[Setting, float](), self.pace(setting)
         for way in (sorted(smaller, reverse=True), sorted(larger)):
