@@ -110,20 +110,22 @@ class Sketcher:
         """The setting with other sizes of a microbatch, the fastest sketch first.
 
         Sketches of many small microbatches take long: from its own size on, as long as they get faster. Where weights
-        or activations move, and where all cuts compute alike, computation does not decide, and all sizes are there.
+        or activations move, and where all cuts compute alike, computation does not decide: all sizes, the usual first.
         """
         sizes, own = space.dimensions["microbatch_sequences"], setting.microbatch_sequences
-        blind = self.is_blind(setting)
+        if self.is_blind(setting):
+            found = [setting.changed("microbatch_sequences", size) for size in sizes if size != own]
+            return sorted(found, key=self.pace, reverse=True)
         smaller, larger = [size for size in sizes if size < own], [size for size in sizes if size > own]
         paces, begun = dict[Setting, float](), self.pace(setting)
         for way in (sorted(smaller, reverse=True), sorted(larger)):
             best = begun
             for each in (setting.changed("microbatch_sequences", size) for size in way):
                 paces[each] = self.pace(each)
-                if 0 < best >= paces[each] and not blind:
+                if 0 < best >= paces[each]:
                     break
                 best = paces[each]
-            if not blind and not 0 < max(paces.values(), default=begun) <= begun:
+            if not 0 < max(paces.values(), default=begun) <= begun:
                 break  # what is smaller is faster, or fits sooner
         return sorted(paces, key=lambda each: -paces[each])
 
