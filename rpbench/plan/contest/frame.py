@@ -114,8 +114,11 @@ class Frame:
 
     @property
     def least_bytes(self) -> int:
-        """A lower bound on the fullest device: no cut, recomputation or size of a microbatch gets below it."""
-        return self._footprint.least_bytes
+        """A lower bound on the fullest device: no cut, recomputation or size of a microbatch gets below it.
+
+        Devices that run all layers in turn hold some of them for as long as a microbatch takes: the smallest counts.
+        """
+        return self._footprint.of_sizes(self.terms.sizes(min(self.terms.microbatches))).least_bytes
 
     @property
     def serves_any_cut(self) -> bool:

@@ -9,10 +9,11 @@ from typing import NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
+from rpbench.ir.waits.moves import has_transfers
 from rpbench.plan.climb import MISFIT, PATIENCE, Climb, ClimbOrder, Tally
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import posed
-from rpbench.plan.contest.space import Setting
+from rpbench.plan.contest.space import Setting, Space
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import Counts, plain_partitions, promising_counts
 from rpbench.plan.greedy import plan_greedy
@@ -43,12 +44,14 @@ class Sketch(NamedTuple):
         tokens_per_s: what it would allow; 0 where nothing fits.
         is_level: whether all cuts compute alike.
         overlaps: whether a step begins before the one before it has ended, so that two of them say little.
+        moves: whether the order itself moves activations, which takes time that no sketch sees.
     """
 
     cuts: tuple[Partition, ...]
     tokens_per_s: float
     is_level: bool = False
     overlaps: bool = False
+    moves: bool = False
 
 
 class Sketcher:
@@ -86,6 +89,51 @@ class Sketcher:
         """Whether there is a sketch of a setting."""
         return _sketched(setting) in self._known
 
+    def pace(self, setting: Setting) -> float:
+        """Tokens per second of its sketch; 0 where none fits or is taken, or time was over before there was one."""
+        if self._time_is_over() and not self.knows(setting):
+            return 0.0
+        try:
+            return self.of(setting).tokens_per_s
+        except ValueError:
+            return 0.0
+
+    def first_size(self, setting: Setting, space: Space) -> Setting:
+        """The setting with the size of a microbatch that sketches best; its own where computation does not decide."""
+        if self.is_blind(setting):
+            return setting
+        return max([setting, *self.by_promise(setting, space)], key=self.pace)
+
+    def is_blind(self, setting: Setting) -> bool:
+        """Whether weights or activations move, or all cuts compute alike: then computation says little."""
+        entry = self.contender.entry
+        if entry.lower is not None or entry.separate_cuts:
+            return True
+        return self.pace(setting) > 0 and (self.of(setting).is_level or self.of(setting).moves)
+
+    def by_promise(self, setting: Setting, space: Space) -> list[Setting]:
+        """The setting with other sizes of a microbatch, the fastest sketch first.
+
+        Sketches of many small microbatches take long: from its own size on, as long as they get faster. Where weights
+        or activations move, and where all cuts compute alike, computation does not decide: all sizes, the usual first.
+        """
+        sizes, own = space.dimensions["microbatch_sequences"], setting.microbatch_sequences
+        if self.is_blind(setting):
+            found = [setting.changed("microbatch_sequences", size) for size in sizes if size != own]
+            return sorted(found, key=self.pace, reverse=True)
+        smaller, larger = [size for size in sizes if size < own], [size for size in sizes if size > own]
+        paces, begun = dict[Setting, float](), self.pace(setting)
+        for way in (sorted(smaller, reverse=True), sorted(larger)):
+            best = begun
+            for each in (setting.changed("microbatch_sequences", size) for size in way):
+                paces[each] = self.pace(each)
+                if 0 < best >= paces[each]:
+                    break
+                best = paces[each]
+            if not 0 < max(paces.values(), default=begun) <= begun:
+                break  # what is smaller is faster, or fits sooner
+        return sorted(paces, key=lambda each: -paces[each])
+
     def _time_is_over(self) -> bool:
         return self._is_over is not None and self._is_over()
 
@@ -105,8 +153,18 @@ class Sketcher:
         if problem.entry.separate_cuts:
             found.append(plan_greedy(problem))
         found += self._starts(counts, any_number=problem.entry.separate_cuts)
-        steps_s = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
-        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, steps_s / problem.num_steps), overlaps=overlaps)
+        step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
+        if overlaps and step < inf and self.terms.problem is None and not self._time_is_over():
+            step -= self._first_step(setting, problem, climbs[0])  # without the filling; of a posed problem all counts
+        else:
+            step /= problem.num_steps
+        moves = has_transfers(order)
+        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), overlaps=overlaps, moves=moves)
+
+    def _first_step(self, setting: Setting, problem: Problem, climb: Climb) -> float:
+        """How long the best cut of some steps would run if the last step were left out."""
+        fewer = replace(problem, num_steps=problem.num_steps - 1)
+        return self._climb(setting, fewer, [climb.best], self._order(setting, fewer, climb.counts)).best_score
 
     def _starts(self, counts: Counts, *, any_number: bool = False) -> list[Partition]:
         """The cuts that are given, of these numbers of stages or of any."""
