@@ -98,6 +98,24 @@ def test_a_look_that_time_cut_short_is_done_again():
     assert search.num_timed == timed
 
 
+@pytest.mark.parametrize("work", [60, 6_000])
+def test_what_time_cut_short_keeps_its_outcome_whatever_rules_it_out_later(monkeypatch, work):
+    """A spent budget, a bound, or a refusal of others with the same options: none tells how much it lacks."""
+    is_over, case = True, small(2_000_000_000)
+    search = Search(contender("v_half"), case, Budget(work, 100_000), is_over=lambda: is_over)
+    setting, other = (search.space.first.changed("recompute", each) for each in ("all", "none"))
+    known = search._look_at(setting)
+    assert not known.outcome.fits
+    is_over = False
+    search._look_at(other)
+    monkeypatch.setattr(search.bounds, "pace", lambda setting: -1.0)
+    assert search.is_spent() == (work == 60)
+    assert [search._is_worth(setting, other) for _ in range(2)] == [False, False]
+    assert search.tried[setting] == known
+    search._refused[setting.recompute, setting.options] = "refused: another size"
+    assert [search._look_at(setting) for _ in range(2)] == [known, known]
+
+
 def test_the_least_bytes_of_whole_layers_are_those_of_the_smallest_microbatch():
     """A larger one leaves less room for its layers: that it weighs too much says nothing of smaller ones."""
     case, who = small(sequences_per_step=32), contender("zero_2")

@@ -319,10 +319,11 @@ class Search:
             return False
         if self.is_spent():
             if not self.time_is_over():
-                self.tried[changed] = Tried(changed, remark="not timed: the budget was spent")
+                self.tried.setdefault(changed, Tried(changed, remark="not timed: the budget was spent"))
             return False
         if (bound := self.bounds.pace(changed)) <= self.best_pace() * (1 + TOLERANCE):
-            self.tried[changed] = Tried(changed, remark=f"bounded: at most {bound:,.0f} tokens/s; not timed")
+            remark = f"bounded: at most {bound:,.0f} tokens/s; not timed"
+            self.tried.setdefault(changed, Tried(changed, remark=remark))  # what time cut short keeps its outcome
             return False
         outcome, estimate = self.tried[current].outcome, self.sketcher.pace(changed)
         if outcome is None or not outcome.fits or estimate >= self.sketcher.pace(current) * (1 - WORTH):
@@ -331,7 +332,7 @@ class Search:
             return True
         if estimate:
             share = estimate / self.sketcher.pace(current)
-            self.tried[changed] = Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed")
+            self.tried.setdefault(changed, Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed"))
             return False
         # What does not fit, a sketch has seen; but where an order is made for given times, one that recomputes
         # nothing may hold less than one that could, and need not recompute either.
@@ -342,10 +343,8 @@ class Search:
         if setting not in self.tried and self._is_covered(setting):
             self.tried[setting] = Tried(setting, remark="covered by recompute=fitting")
         if not self._is_tried(setting):
-            known = setting.recompute, setting.options
-            if known in self._refused:
-                self.tried[setting] = Tried(setting, remark=self._refused[known])
-                return self.tried[setting]
+            if remark := self._refused.get((setting.recompute, setting.options)):
+                return self.tried.setdefault(setting, Tried(setting, remark=remark))
             self._cut_short.discard(setting)
             try:
                 self.tried[setting] = self._best_of(setting, self.sketcher.of(setting).cuts)
