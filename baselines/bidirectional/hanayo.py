@@ -92,8 +92,11 @@ def _grid(shape: Shape, backward_slots: int) -> Rows:
 def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> Rows:
     p, limit = shape.num_ranks, shape.chunks_per_rank * in_flight
 
+    def rank_of(stage: int, _: int) -> int:
+        return _rank_of(stage, p)
+
     def timed(rows: Rows) -> Timed:
-        return time_rows(rows, lambda stage, _: _rank_of(stage, p), costs)
+        return time_rows(rows, rank_of, costs)
 
     def trials() -> Iterator[Timed]:
         repeated = [_repeat(shape, *grid) for grid in grids(costs)]
@@ -102,7 +105,7 @@ def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> Rows:
         for base in (made, *map(timed, repeated)):
             room = max(limit, base.peak)
             for how in PULLS:
-                yield timed(pull_rows(base.rows, lambda stage, _: _rank_of(stage, p), costs, room, how))
+                yield timed(pull_rows(base.rows, rank_of, costs, room, how))
 
     made = timed(_grid(shape, 1))
     return shortest(made, trials(), limit).rows

@@ -25,7 +25,7 @@ from functools import lru_cache
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import ROUNDING, Fill, Pass, Rows, Timed, time_rows
+from rpbench.ordering.list_order import ROUNDING, Fill, Lanes, Pass, Rows, Timed, time_rows
 from rpbench.ordering.pull import PULLS, pull_rows
 from rpbench.registry import entry, schedule
 
@@ -108,7 +108,7 @@ def _tries(made: Schedule, costs: StageCosts, limit: int) -> Iterator[Timed]:
     if plain.peak > limit:
         return
     splits = any(what.kind is Kind.W for what in rows[0])
-    without = [[what for what in row if what.kind is not Kind.W] for row in rows]
+    without = Lanes.of([[what for what in row if what.kind is not Kind.W] for row in rows])
     for how in PULLS[:TRIED_PULLS]:
         pulled = pull_rows(without, rank_of, costs, limit, how)
         yield time_rows(pulled, rank_of, costs, fill=Fill.ANY if splits else None, limit=limit)

@@ -45,7 +45,7 @@ from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.ordering import list_order
 from rpbench.ordering.by_priority import order_by_priority
-from rpbench.ordering.list_order import PASSES_TO_TRY, ROUNDING, Fill, Rows, Timed, as_many_as_fit, time_rows
+from rpbench.ordering.list_order import PASSES_TO_TRY, ROUNDING, Fill, Lanes, Rows, Timed, as_many_as_fit, time_rows
 from rpbench.ordering.pull import PULLS, pull_rows
 from rpbench.registry import schedule
 
@@ -150,7 +150,7 @@ def tune(made: Timed, costs: StageCosts, limit: int) -> Timed:
 
 def _trials(made: Timed, costs: StageCosts, limit: int) -> Iterator[Timed]:
     rank_of = v_rank_of(costs.num_stages)
-    rows: Rows = [[what for what in row if what.kind is not Kind.W] for row in made.rows]
+    rows = Lanes.of(made.rows).without(Kind.W)
     for fill in (Fill.SPARE, Fill.MOST, Fill.NONE, Fill.ANY):
         yield time_rows(rows, rank_of, costs, fill=fill, limit=limit)
     for how in PULLS:

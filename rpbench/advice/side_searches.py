@@ -103,11 +103,11 @@ class Share:
         """The first look at each, and the seconds that this process has spent."""
         self.clock = Clock()
         found = {}
-        for number in self.numbers:
-            spent = self.clock.spent
-            end = LOOKING * seconds
-            self.clock.allow(min(end, spent + ONE_LOOK * seconds))
-            found[number] = Glance(remark=OUT_OF_TIME) if spent > end else self._glance(number)
+        for place, number in enumerate(self.numbers):
+            spent, end = self.clock.spent, LOOKING * seconds
+            fair = FAIR * (end - spent) / (len(self.numbers) - place)
+            self.clock.allow(spent + min(fair, ONE_LOOK * seconds))
+            found[number] = Glance(remark=OUT_OF_TIME) if spent > seconds else self._glance(number)
         return found, self.clock.spent
 
     def _glance(self, number: int) -> Glance:
@@ -128,7 +128,7 @@ class Share:
         """
         end, found = self.clock.spent + seconds, dict[int, Any]()
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
-        waiting = able
+        waiting = sorted(able, key=self._promise)
         # Everybody for a while, twice; then who is not done, the fastest first; then everybody from elsewhere.
         for of_round, part_of_last, everywhere in ROUNDS:
             until = end - (1 - of_round) * (end - self.clock.spent)

@@ -10,7 +10,7 @@ Memory is counted in chunk activations: one more from F on, one less from the en
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, islice, pairwise
 from typing import NamedTuple, overload
 
@@ -59,6 +59,12 @@ class Lanes(Sequence[Sequence[Pass]]):
         kinds = list(map(KINDS.__getitem__, columns[0]))
         passes = list(map(Pass, kinds, columns[1], columns[2]))
         return [passes[first:last] for first, last in pairwise(start)]
+
+    @cached_property
+    def num_halved(self) -> list[int]:
+        """Backwards in two halves, by row."""
+        kinds, start = list(map(int, self.kind)), map(int, self.start)
+        return [kinds[first:last].count(loops.I) for first, last in pairwise(start)]
 
     @overload
     def __getitem__(self, rank: int) -> Sequence[Pass]: ...
@@ -126,12 +132,9 @@ def time_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, *, fill: Fill | No
     """
     lanes, using = Lanes.of(rows), means()
     num_ranks, num_stages = len(lanes), costs.num_stages
-    has_head = any(what == loops.HB for what in lanes.kind[: lanes.start[1]])
+    has_head = loops.HB in lanes.kind[: lanes.start[1]]
     sizes = sizes_of(lanes, costs)
-    waiting = [0] * num_ranks
-    if fill is not None:
-        for rank, (first, last) in enumerate(pairwise(lanes.start)):
-            waiting[rank] = sum(1 for what in lanes.kind[first:last] if what == loops.I)
+    waiting = [0] * num_ranks if fill is None else lanes.num_halved
     begins = [0, *accumulate(int(lanes.start[r + 1] - lanes.start[r]) + waiting[r] for r in range(num_ranks))]
     total, num_microbatches = begins[-1], sizes[1]
     out, pending = using.zeros(3 * total), using.zeros(total + num_ranks)
@@ -168,14 +171,27 @@ def sizes_of(lanes: Lanes, costs: StageCosts) -> list[int]:
 
 def rank_table(rank_of: RankOf, sizes: Sequence[int]) -> Array:
     """The rank of every stage and microbatch."""
-    return means().ints([rank_of(stage, microbatch) for stage in range(sizes[0]) for microbatch in range(sizes[1])])
+    return _rank_table(rank_of, sizes[0], sizes[1], means())
 
 
 def times_table(costs: StageCosts, num_ranks: int) -> Array:
     """Times by kind and stage, or rank of the head's shares, and by microbatch."""
+    return _times_table(costs, num_ranks, means())
+
+
+# Loops read tables and write none, and many orders in a row are tried under the same.
+
+
+@lru_cache(maxsize=4)
+def _rank_table(rank_of: RankOf, num_stages: int, num_microbatches: int, using: loops.Means) -> Array:
+    return using.ints([rank_of(stage, each) for stage in range(num_stages) for each in range(num_microbatches)])
+
+
+@lru_cache(maxsize=4)
+def _times_table(costs: StageCosts, num_ranks: int, using: loops.Means) -> Array:
     every = costs.each or (costs,)
     width, num = max(costs.num_stages, num_ranks), len(every)
-    found = means().filled(len(KINDS) * width * num, 0.0)
+    found = using.filled(len(KINDS) * width * num, 0.0)
     for number, own in enumerate(every):
         times = own.times(num_ranks)
         for code, kind in enumerate(KINDS):

@@ -15,7 +15,6 @@ from rpbench.registry import unknown_name
 
 if TYPE_CHECKING:
     from rpbench.plan.evaluate import Plan
-    from rpbench.plan.search import Progress
 
 METHODS = ("published", "even", "greedy", "pipedream", "mobius", "search")
 
@@ -36,12 +35,12 @@ class Choice(NamedTuple):
     proven: bool | None = None
 
 
-def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: "Progress | None" = None) -> Choice:
+def choose(method: str, problem: Problem, *, budget: int = BUDGET) -> Choice:
     """The partition a method gives.
 
     Args:
         method: one of `METHODS`, or a partition as text such as `3-3-4` or `2-2|1-1-2-0*`.
-        budget, on_progress: of `search`; see `rpbench.plan.search`.
+        budget: of `search`; see `rpbench.plan.search`.
 
     Raises:
         ValueError: for an unknown method, a partition that does not fit the model or the schedule, or a
@@ -55,7 +54,7 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: 
             )
         from rpbench.plan.search import plan_search
 
-        found, num_evaluated = plan_search(problem, _seeds(problem), budget=budget, on_progress=on_progress)
+        found, num_evaluated = plan_search(problem, _seeds(problem), budget=budget)
         return Choice(found, method, num_evaluated)
     if method == "published":
         if problem.published is None:
@@ -80,11 +79,11 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: 
     return _checked(problem, _without_idle_stages(problem, parse(method), method), "given")
 
 
-def plan(method: str, problem: Problem, *, budget: int = BUDGET, on_progress: "Progress | None" = None) -> "Plan":
+def plan(method: str, problem: Problem, *, budget: int = BUDGET) -> "Plan":
     """The partition a method gives, with its simulated makespan; arguments and errors as of `choose`."""
     from rpbench.plan.evaluate import evaluate
 
-    chosen = choose(method, problem, budget=budget, on_progress=on_progress)
+    chosen = choose(method, problem, budget=budget)
     return evaluate(problem, chosen.partition, method=chosen.method, num_evaluated=max(1, chosen.num_evaluated))
 
 

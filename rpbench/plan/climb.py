@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 
 import numpy as np
 import numpy.typing as npt
@@ -116,12 +116,14 @@ class Climb:
         order = order or ClimbOrder(problem, self.counts)
         keeps_last, graph = problem.keeps_last and order.turns_at_once, order.graph
         self.num_actions = graph.num_actions
+        last = self.counts[1] - 1
+        self._keeps = np.arange(last + 1)[None, :] == last if keeps_last else None
         self._batch = PlanBatch(
             graph,
             problem.times,
             recompute_ahead=problem.recompute_ahead,
             fused_ahead=problem.fused_ahead,
-            keeps=(self.counts[1] - 1,) if keeps_last else (),
+            keeps=(last,) if keeps_last else (),
         )
         self._memory = problem.memory
         self.hopeless = False  # whether no partition fits into memory
@@ -162,8 +164,9 @@ class Climb:
 
     def leaders(self, number: int) -> list[Partition]:
         """So many of the best partitions found so far, the best first."""
-        nearest = sorted((score, plan) for score, plan in self._scored if score <= self.best_score * (1 + SLACK))
-        return [self._partition(plan) for _, plan in nearest[:number]] or [self.best]
+        worst = self.best_score * (1 + SLACK)
+        nearest = nsmallest(number, [each for each in self._scored if each[0] <= worst])
+        return [self._partition(plan) for _, plan in nearest] or [self.best]
 
     @property
     def keeps_everything(self) -> bool:
@@ -173,12 +176,12 @@ class Climb:
         row = self._plans[self._best][None, :]
         return bool(self._footprint.fitting(row, row, self._memory.limit_bytes).all())
 
-    def run(self, work: int) -> None:
-        """Go on until so much more work is done, or nothing better turns up for a while."""
+    def run(self, work: int, patience: int = PATIENCE) -> None:
+        """Go on until so much more work is done, or so many moves lead to nothing better."""
         if self._moves is None:
             self._moves = _moves(self.counts, self._separate)
         until, tried, improved_at = self._tally.work + work, 0, 0
-        while self._open and self._tally.work < until and tried < improved_at + PATIENCE:
+        while self._open and self._tally.work < until and tried < improved_at + patience:
             groups: list[Ints] = []
             while self._open and len(groups) < GROUP and sum(map(len, groups)) < CHUNK:
                 neighbours = self._next_neighbours(self._moves)
@@ -231,7 +234,7 @@ class Climb:
         scores = self._batch.makespans(forward, backward, everything)  # a bound, where some will run again
         if self._memory is not None:
             close = scores <= self.best_score * (1 + SLACK)  # the others are out of the race as they are
-            limit, keeps = self._memory.limit_bytes, None
+            limit, keeps = self._memory.limit_bytes, self._keeps
             forward, backward = forward[close], backward[close]
             if self._fitting:
                 keeps = self._footprint.fitting(forward, backward, limit)

@@ -6,6 +6,7 @@ import numpy as np
 
 from rpbench.cost.footprint.memory import why_infeasible
 from rpbench.ir.partition import Partition
+from rpbench.ir.timeline import Timeline
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
@@ -46,11 +47,14 @@ def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluat
         ValueError: as `graph_of`.
     """
     graph = graph_of(problem, partition)
-    timeline = simulate_charged(graph, problem.charged(graph.schedule))
+    found = makespan(simulate_charged(graph, problem.charged(graph.schedule)))
+    return Plan(partition, found, num_evaluated, method, _misfit(problem, graph))
+
+
+def makespan(timeline: Timeline) -> float:
+    """The last end, in the unit of the costs; an action of no length ends no run."""
     start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
-    reason = _misfit(problem, graph)
-    # An action of no length ends no run.
-    return Plan(partition, float(end[end > start].max(initial=0.0)), num_evaluated, method, reason)
+    return float(end[end > start].max(initial=0.0))
 
 
 def why_unfit(problem: Problem, partition: Partition) -> str:

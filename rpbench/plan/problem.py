@@ -43,6 +43,7 @@ class Problem:
         published: the partition somebody published for this schedule and model, if any.
         memory: of a device, and the model's sizes; None for no limit.
         keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`ir.turnaround`).
+        fitting: as few stages recompute as the memory allows: known once it is cut.
         keeps: nor are those of these backward stages; a problem does not know them before it is cut.
         activations: of one layer, for schedules that order by what stages hold.
         finish: makes what runs of an order: steps and transfers; None: steps, where several follow each other.
@@ -63,6 +64,7 @@ class Problem:
     published: Partition | None = None
     memory: DeviceMemory | None = None
     keeps_last: bool = False
+    fitting: bool = False
     keeps: tuple[int, ...] = ()
     activations: LayerActivations = UNKNOWN
     finish: Callable[[Schedule], Schedule] | None = None
@@ -142,6 +144,13 @@ class Problem:
         )
         tables = {id(own): table(own) for own in self.each}  # one for all that are as long
         return replace(table(self.times), each=tuple(tables[id(own)] for own in self.each))
+
+    def recomputing_nothing(self) -> "Problem":
+        """The same where all activations stay."""
+        times, memory = replace(self.times, recompute=[0] * self.num_layers), self.memory
+        if memory is not None:
+            memory = replace(memory, sizes=replace(memory.sizes, keeps_activations=True))
+        return replace(self, times=times, memory=memory)
 
     def finished(self, order: Schedule) -> Schedule:
         """The schedule that runs, of an order."""

@@ -1,140 +1,90 @@
-"""The partition that simulates best: numbers of stages first, then layers moved between stages.
+"""The partition that simulates best: the search of a contest (`rpbench.plan.contest`) over the cuts of one problem.
 
-Every candidate is timed by the simulator itself, in batches. The search is deterministic, and since what it
-starts from takes part, its answer is never worse than the published, the even or the greedy partition.
-
-    numbers of stages   most promising first, each judged by its plain partitions, for half of the budget
-    layers              the best 8 numbers climb, half of them go on to the next round, until one is left
+Numbers of stages and cuts are open, and all else is as the problem has it. What it starts from takes part, so the
+answer is never worse than the published, the even or the greedy partition. It is deterministic.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
+from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import Partition
-from rpbench.ir.policy import Policy
-from rpbench.plan.climb import Climb, Tally
-from rpbench.plan.counts import Counts, plain_partitions, promising_counts
-from rpbench.plan.evaluate import evaluate, why_unfit
+from rpbench.passes.recomputation import Recompute
+from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.frames import FRAME, FRAME_OF_TIMES
+from rpbench.plan.contest.plans import Budget, cut_of, outcome_of
+from rpbench.plan.contest.search import RESERVED, Search
+from rpbench.plan.contest.space import Space
+from rpbench.plan.contest.terms import Limits, Terms
+from rpbench.plan.counts import promising_counts
 from rpbench.plan.problem import Problem
+from rpbench.workload.architecture import Architecture
 
-# Share of the budget for trying numbers of stages, and how many of them are looked at closely.
-SHARE_FOR_COUNTS = 0.5
-FINALISTS = 8
-# Steps of a long run that a search simulates: by then the time between steps is steady.
-STEPS = 8
-# Where finalists are timed with what they move, so much of the budget is for finding them, and there are so many.
-SHARE_BEFORE_MOVING = 0.2
-FINALISTS_THAT_MOVE = 4
-STEPS_THAT_MOVE = 2
+# Cuts timed in full for each number of stages on a device: of own orders, and of one order.
+CUTS, CUTS_OF_ORDER = 6, 2
+# A sketch may do its work several times: what it looks at before it climbs, and the climb with another order.
+TIMES, TIMES_OF_PAIRS = 4, 1.5
+# Where something moves, cuts are timed in full for half of the budget.
+MOVING = 2
 
 
-Progress = Callable[[int, float], None]
-"""Told how many actions have been timed, and the best makespan so far."""
-
-
-def plan_search(
-    problem: Problem,
-    seeds: Sequence[Partition],
-    *,
-    budget: int,
-    on_progress: Progress | None = None,
-) -> tuple[Partition, int]:
+def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -> tuple[Partition, int]:
     """The best partition found, and how many were simulated.
 
-    What fits into memory is better than what does not. Where nothing can fit, memory does not matter.
+    What fits into memory is better than what does not. Where nothing fits, memory does not matter.
 
     Args:
-        seeds: partitions to start from; they fit the schedule.
+        starts: partitions that take part; they fit the schedule.
         budget: actions to time; a tenth of it finds most of what there is.
-        on_progress: told the number of plans timed so far and the best makespan, after every round.
+
+    Raises:
+        ValueError: if the schedule takes no cut at all.
     """
-    tally = Tally()
-    if problem.traffic:
-        budget = int(SHARE_BEFORE_MOVING * budget)
-    few_steps = replace(problem, num_steps=_steps_to_simulate(problem, seeds[0]))
-    found, *others = _search(few_steps, seeds, tally, budget, on_progress)
-    # A few steps without their optimizer have found it, or an order made for equal stages; let the real run decide.
-    if problem.traffic:
-        found = _best_that_moves(few_steps, dict.fromkeys((found, *others[: FINALISTS_THAT_MOVE - 1], *seeds)))
-    elif problem.num_steps > 1 or problem.entry.needs_costs:
-        more = others if problem.entry.needs_costs else []
-        plans = [evaluate(problem, partition, method="search") for partition in (found, *more, *seeds)]
-        found = min(plans, key=lambda plan: (plan.infeasible != "", plan.makespan)).partition
-    return found, tally.num_evaluated
+    space = _space(problem, starts)
+    num, entry = len(space.dimensions["chunks_per_device"]), problem.entry
+    alone = entry.needs_costs or entry.separate_cuts  # every cut has an order of its own
+    work = RESERVED + len(starts) + num * (CUTS * (FRAME_OF_TIMES + 1) if alone else FRAME + CUTS_OF_ORDER)
+    times = (TIMES_OF_PAIRS if entry.separate_cuts else TIMES) * (MOVING if problem.traffic else 1)
+    spend = Budget(work, max(1, int(budget / times / num)))
+    search = Search(Contender(problem.entry), _terms(problem, starts), spend, space)
+    search.look()
+    best = search.finish(everywhere=False, recuts=False)
+    if not outcome_of(best).fits:
+        return plan_search(replace(problem, memory=None), starts, budget=budget)
+    return cut_of(best), search.sketcher.tally.num_evaluated + search.num_timed
 
 
-def _best_that_moves(problem: Problem, partitions: Iterable[Partition]) -> Partition:
-    """The best of a search that timed computation alone, with everything that moves; the first if none fits.
-
-    Timing what moves takes long: what does not fit is not timed.
-    """
-    first, *others = partitions
-    fitting = [partition for partition in (first, *others) if not why_unfit(problem, partition)]
-    if len(fitting) < 2:
-        return fitting[0] if fitting else first
-    return min(fitting, key=lambda partition: evaluate(problem, partition, method="search").makespan)
+def _space(problem: Problem, starts: Sequence[Partition]) -> Space:
+    """Of a problem nothing is open but the stages on a device, and the cut."""
+    chunks: tuple[int | None, ...] = (problem.chunks_per_rank,)
+    if problem.entry.looped and problem.chunks_per_rank is None and not problem.entry.separate_cuts:
+        stages = [counts[0] for counts in promising_counts(problem)] + [len(start.forward) for start in starts]
+        chunks = tuple(dict.fromkeys(number // problem.num_ranks for number in stages))
+    dimensions = {"microbatch_sequences": (1,), "chunks_per_device": chunks, "prefetch": (1,)}
+    return Space({**dimensions, "recompute": (_recompute(problem),)}, tuple(problem.options.items()))
 
 
-def _steps_to_simulate(problem: Problem, seed: Partition) -> int:
-    """One where every step begins with the weights of the one before, a few where steps overlap."""
-    schedule = problem.schedule(len(seed.forward), len(seed.backward))
-    return (
-        1 if schedule.policy is Policy.FLUSH else min(problem.num_steps, STEPS_THAT_MOVE if problem.traffic else STEPS)
+def _recompute(problem: Problem) -> Recompute:
+    if problem.fitting or problem.keeps_last:
+        return "fitting" if problem.fitting else "except_last"
+    return "none" if problem.memory is not None and problem.memory.sizes.keeps_activations else "all"
+
+
+def _terms(problem: Problem, starts: Sequence[Partition]) -> Terms:
+    """Those of the problem itself. A microbatch is a token: what counts is the length of the whole run."""
+    memory = problem.memory
+    return Terms(
+        Architecture("posed", problem.num_layers, hidden=1, heads=1, vocab=1, seq_len=1),
+        Machine("posed"),
+        lambda sequences: problem.times,
+        OptimizerTraffic(0, 1, inf),  # the problem's own charges count, or none do
+        problem.num_ranks,
+        problem.num_microbatches,
+        (1,),
+        problem.num_steps,
+        Limits(None if memory is None else memory.limit_bytes),
+        problem=problem,
+        starts=tuple(starts),
     )
-
-
-def _search(
-    problem: Problem, seeds: Sequence[Partition], tally: Tally, budget: int, on_progress: Progress | None
-) -> list[Partition]:
-    """What the climbs found, the best first."""
-    every = climbs = _open_climbs(problem, seeds, tally, budget)
-    alike = _computes_alike(problem, seeds[0])
-    if problem.traffic and climbs[0].hopeless:
-        smallest = promising_counts(problem)[-1]  # of what everybody runs in turn, small stages come nearest
-        return [plain_partitions(problem, smallest)[0] if alike else climbs[0].best]
-    if alike:
-        return [climb.best for climb in every]
-    while True:
-        if on_progress:
-            on_progress(tally.num_evaluated, climbs[0].best_score)
-        share = max(0, budget - tally.work) // len(climbs).bit_length() // len(climbs)
-        for climb in climbs:
-            climb.run(share)
-        climbs = sorted(climbs, key=_score)
-        if len(climbs) == 1:
-            return [climbs[0].best, *(climb.best for climb in sorted(every, key=_score) if climb is not climbs[0])]
-        climbs = climbs[: len(climbs) // 2]
-
-
-def _computes_alike(problem: Problem, seed: Partition) -> bool:
-    """Whether every device runs all stages of its microbatches, so that only what moves depends on the cut."""
-    if problem.traffic is None:
-        return False
-    placement = problem.schedule(len(seed.forward), len(seed.backward)).placement
-    return bool(placement) and all(len(holders) == problem.num_ranks > 1 for holders in placement)
-
-
-def _open_climbs(problem: Problem, seeds: Sequence[Partition], tally: Tally, budget: int) -> list[Climb]:
-    """Climbs for the numbers of stages whose plain partitions are best, the best first."""
-    starts: dict[Counts, list[Partition]] = {}
-    for seed in seeds:
-        starts.setdefault((len(seed.forward), len(seed.backward)), []).append(seed)
-    climbs: list[Climb] = []
-    for counts in dict.fromkeys([*starts, *promising_counts(problem)]):
-        if counts not in starts and tally.work > SHARE_FOR_COUNTS * budget:
-            break
-        try:
-            candidates = [*starts.get(counts, ()), *plain_partitions(problem, counts)]
-            climb = Climb(problem, candidates, tally)
-        except ValueError:  # some schedules take only some numbers of stages
-            if counts in starts:
-                raise
-            continue
-        climbs = sorted([*climbs, climb], key=_score)[:FINALISTS]
-        if problem.traffic and climb.hopeless:
-            break
-    return climbs
-
-
-def _score(climb: Climb) -> float:
-    return climb.best_score

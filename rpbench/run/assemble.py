@@ -177,6 +177,7 @@ def pose(request: Request) -> Problem:
         chunks_per_rank=request.chunks_per_device,
         options=dict(request.schedule.options),
         keeps_last=request.recompute == "except_last",
+        fitting=request.recompute == "fitting",
         recompute_ahead=entry.recompute_ahead if cost.recompute_ahead is None else cost.recompute_ahead,
         fused_ahead=cost.fused_ahead,
         published=_published(request),

@@ -12,6 +12,8 @@ from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import OUT_OF_TIME, Search, tune
+from rpbench.plan.contest.sketch import Sketch, Sketcher
+from rpbench.plan.contest.space import space_of
 
 BUDGET = Budget(60, 100_000)
 
@@ -42,14 +44,100 @@ def test_a_search_that_is_cut_short_has_a_plan_and_says_so(questions):
 def test_what_was_sketched_is_timed_though_time_ended():
     """Two microbatches of two sequences are faster here than four of one, by their sketches and by their timelines."""
     case, sketches = small(sequences_per_step=4), 1_000
-    search = Search(contender("1f1b"), case, BUDGET, is_over=lambda: len(search.sketcher._known) > sketches)
+    space = space_of(contender("1f1b"), case)
+    one = space.restricted(microbatch_sequences=[1])
+    search = Search(contender("1f1b"), case, BUDGET, one, is_over=lambda: len(search.sketcher._known) > sketches)
     search.look()
+    search.space = space
     first, before, sketches = search.best().setting, search.best_pace(), len(search.sketcher._known)
     search.finish()
     assert first.microbatch_sequences == 1
     assert search.best().setting == first.changed("microbatch_sequences", 2)
     assert search.best_pace() > before
     assert not search.has_ended
+
+
+@pytest.mark.parametrize(
+    ("paces", "promised"),
+    [
+        ({1: 3, 2: 2, 4: 1, 8: 1}, [1, 2]),  # the smaller is faster: no larger one is sketched
+        ({1: 1, 2: 1, 4: 2, 8: 3}, [8, 2]),  # slower: none that is smaller still
+        ({1: 1, 2: 0, 4: 0, 8: 0}, [1, 2]),  # nothing fits: smaller ones only
+    ],
+)
+def test_sizes_are_sketched_as_long_as_they_get_faster(monkeypatch, paces, promised):
+    case = small(sequences_per_step=32)
+    who = contender("1f1b")
+    sketcher, space = Sketcher(who, case, 1_000), space_of(who, case).restricted(microbatch_sequences=[4, 8, 2, 1])
+    sketch = Sketch((), 1.0)
+    monkeypatch.setattr(
+        sketcher, "of", lambda setting: sketch._replace(tokens_per_s=paces[setting.microbatch_sequences])
+    )
+    found = sketcher.by_promise(space.first, space)
+    assert [each.microbatch_sequences for each in found] == promised
+
+
+def test_where_time_counts_the_first_timeline_is_of_the_size_that_sketches_best():
+    search = Search(contender("1f1b"), small(sequences_per_step=4), BUDGET, is_over=lambda: False)
+    search.look()
+    assert search.best().setting.microbatch_sequences == 2
+    assert search.frames.num_made == 1
+
+
+def test_a_look_that_time_cut_short_is_done_again():
+    """Of a cut that does not fit, layers go to other stages once there is time: what is known by then is no verdict."""
+    is_over, case = True, small(2_000_000_000)
+    search = Search(contender("v_half"), case, BUDGET, is_over=lambda: is_over)
+    setting = search.space.first.changed("recompute", "all")
+    assert not search._look_at(setting).outcome.fits
+    timed, is_over = search.num_timed, False
+    search._look_at(setting)
+    assert search.num_timed > timed
+    timed = search.num_timed
+    search._look_at(setting)
+    assert search.num_timed == timed
+
+
+@pytest.mark.parametrize("work", [60, 6_000])
+def test_what_time_cut_short_keeps_its_outcome_whatever_rules_it_out_later(monkeypatch, work):
+    """A spent budget, a bound, or a refusal of others with the same options: none tells how much it lacks."""
+    is_over, case = True, small(2_000_000_000)
+    search = Search(contender("v_half"), case, Budget(work, 100_000), is_over=lambda: is_over)
+    setting, other = (search.space.first.changed("recompute", each) for each in ("all", "none"))
+    known = search._look_at(setting)
+    assert not known.outcome.fits
+    is_over = False
+    search._look_at(other)
+    monkeypatch.setattr(search.bounds, "pace", lambda setting: -1.0)
+    assert search.is_spent() == (work == 60)
+    assert [search._is_worth(setting, other) for _ in range(2)] == [False, False]
+    assert search.tried[setting] == known
+    search._refused[setting.recompute, setting.options] = "refused: another size"
+    assert [search._look_at(setting) for _ in range(2)] == [known, known]
+
+
+def test_the_least_bytes_of_whole_layers_are_those_of_the_smallest_microbatch():
+    """A larger one leaves less room for its layers: that it weighs too much says nothing of smaller ones."""
+    case, who = small(sequences_per_step=32), contender("zero_2")
+    space, frames = space_of(who, case), Frames(contender("zero_2"), case)
+    sketcher = Sketcher(who, case, 1_000)
+    settings = [space.first.changed("microbatch_sequences", size) for size in (1, 4)]
+    small_one, large_one = (frames.of(each, sketcher.of(each).cuts[0], 2) for each in settings)
+    assert small_one.least_bytes == large_one.least_bytes
+
+
+def test_a_sketch_of_overlapping_steps_leaves_out_the_filling():
+    """Between steps that overlap lies what the slower device computes: 2BW never drains."""
+    case, who = small(), contender("pipedream_2bw")
+    setting = space_of(who, case).first.changed("recompute", "all")
+    sketch, times = Sketcher(who, case, 100_000).of(setting), case.times(setting.microbatch_sequences)
+    first, second = sketch.cuts[0].forward
+    each = [*zip(times.forward, times.recompute, times.backward, strict=True)]
+    busy = sum(map(sum, each[:first])), sum(map(sum, each[first:])) + times.head_forward + times.head_backward
+    step_s = case.num_microbatches(setting.microbatch_sequences) * float(max(busy)) / times.units_per_second
+    assert sketch.overlaps
+    assert first + second == len(each)
+    assert sketch.tokens_per_s == pytest.approx(case.tokens(case.sequences_per_step) / step_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("is_over", [None, lambda: False])

@@ -14,7 +14,6 @@ from rpbench.passes.lower import add_steps
 from rpbench.plan import choose
 from rpbench.plan.evaluate import evaluate
 from rpbench.plan.problem import Problem
-from rpbench.plan.search import SHARE_BEFORE_MOVING
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight
@@ -68,7 +67,7 @@ def test_finalists_are_judged_by_what_they_move():
         budget = 10**7
         by_all = choose("search", problem, budget=budget).partition
         work_alone = replace(problem, traffic=None)
-        by_work = choose("search", work_alone, budget=int(SHARE_BEFORE_MOVING * budget)).partition
+        by_work = choose("search", work_alone, budget=budget).partition
         chosen, other = (evaluate(problem, partition, method="search") for partition in (by_all, by_work))
         assert chosen.makespan <= other.makespan * (1 + 1e-9)
         better.append(chosen.makespan < 0.99 * other.makespan)

@@ -26,10 +26,11 @@ from rpbench.passes.recomputation import Recompute, check_recompute
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms
+from rpbench.plan.evaluate import makespan
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.memory import peak_in_flight
-from rpbench.sim.shared_links.links import MovingGraph
+from rpbench.sim.shared_links.links import MovingGraph, simulate_charged
 from rpbench.sim.steady import step_ends, step_time
 
 Ints = npt.NDArray[np.int64]
@@ -113,8 +114,11 @@ class Frame:
 
     @property
     def least_bytes(self) -> int:
-        """A lower bound on the fullest device: no cut, recomputation or size of a microbatch gets below it."""
-        return self._footprint.least_bytes
+        """A lower bound on the fullest device: no cut, recomputation or size of a microbatch gets below it.
+
+        Devices that run all layers in turn hold some of them for as long as a microbatch takes: the smallest counts.
+        """
+        return self._footprint.of_sizes(self.terms.sizes(min(self.terms.microbatches))).least_bytes
 
     @property
     def serves_any_cut(self) -> bool:
@@ -152,6 +156,9 @@ class Frame:
     def costs(self, partition: Partition, keeps: tuple[int, ...]) -> CostTable:
         """Times of all actions of a cut, transfers and optimizer included."""
         problem = self.problem
+        if self.terms.problem is not None:
+            own = keeps if self.setting.recompute == "fitting" else ()
+            return replace(problem, keeps=own).charged(self.schedule.with_partition(partition))
         plain = problem.times.table(
             partition, recompute_ahead=problem.recompute_ahead, fused_ahead=problem.fused_ahead, keeps=keeps
         )
@@ -162,7 +169,10 @@ class Frame:
         return self._moving.simulate(costs)
 
     def paced(self, costs: CostTable) -> float:
-        """Seconds from step to step at these costs; of two steps the second."""
+        """Seconds from step to step at these costs, of two steps the second; of a posed problem the mean."""
+        if self.terms.problem is not None:  # compiled only where that pays
+            timeline = simulate_charged(self.graph, costs)
+            return makespan(timeline) / timeline.units_per_second / self.schedule.shape.num_steps
         timeline = self.timeline(costs)
         ends = step_ends(self.graph, timeline)
         interval = ends[1] - ends[0] if len(ends) == 2 else step_time(self.graph, timeline)
@@ -234,6 +244,9 @@ class Frame:
 
 def posed(contender: Contender, setting: Setting, terms: Terms, num_steps: int) -> Problem:
     """The planning problem of a setting."""
+    if terms.problem is not None:
+        given = replace(terms.problem, num_steps=num_steps, chunks_per_rank=setting.chunks_per_device)
+        return given.recomputing_nothing() if setting.recompute == "none" else given
     entry, options = contender.entry, dict(setting.options)
     times, sizes = terms.times(setting.microbatch_sequences), terms.sizes(setting.microbatch_sequences)
     if setting.recompute == "none":

@@ -31,22 +31,16 @@ from rpbench.plan.contest.space import OPTION, Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
 from rpbench.sim.kernels import compile_orders
 
-# A setting whose sketch is slower than the best one's by more than this is not timed.
-WORTH = 0.06
-# Steps in a row while searching, where each waits for the one before; the second one counts.
-FEW_STEPS = 2
-# Plans that run all steps in the end.
-FINALISTS = 3
-# Those within so much of the best.
-CLOSE = 0.02
+WORTH = 0.06  # a setting whose sketch is slower than the best one's by more than this is not timed
+OWED = 0.02  # one that is faster by more has its timeline even where time ended in between
+FEW_STEPS = 2  # in a row while searching, where each waits for the one before; the second one counts
+FINALISTS = 3  # plans that run all steps in the end
+CLOSE = 0.02  # of them, those within so much of the best
 # A restart that begins further behind the best is left, and one climbs with so large a part of the budget.
 FAR, CLIMBS = 0.25, 10
-# Below this share of somebody else's pace a contender may be given up.
-GIVEN_UP = 0.5
-# Cuts with layers off the full devices, where nothing fits.
-ATTEMPTS = 3
-# Work that is left for the finalists.
-RESERVED = FINALISTS * (FRAME + 1)
+GIVEN_UP = 0.5  # below this share of somebody else's pace a contender may be given up
+ATTEMPTS = 3  # cuts with layers off the full devices, where nothing fits
+RESERVED = FINALISTS * (FRAME + 1)  # work that is left for the finalists
 OUT_OF_TIME = "not searched: the time was over; give more seconds"
 
 
@@ -79,13 +73,7 @@ def tune(
 
 
 class Search:
-    """The search of one contender: a first look, and then to its end.
-
-    Args:
-        space: what may be chosen; None: all of it.
-        frames: new ones, which the caller goes on using.
-        is_over: whether time is; None: it never is.
-    """
+    """The search of one contender: a first look, and then to its end. What is given is as of `tune`."""
 
     def __init__(
         self,
@@ -97,7 +85,7 @@ class Search:
         frames: Frames | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> None:
-        if contender.entry.needs_costs:
+        if contender.entry.needs_costs and terms.problem is None:  # which makes few
             compile_orders()
         self.contender, self.terms, self.budget = contender, terms, budget
         self.space = space or space_of(contender, terms)
@@ -107,9 +95,9 @@ class Search:
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
         self.is_over = is_over
+        self._cut_short: set[Setting] = set()  # that did not fit, and were not looked at to the end
         self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
-        self._restarted, self._may_spend = NONE, budget.work
-        self._to_beat = 0.0
+        self._restarted, self._may_spend, self._to_beat = NONE, budget.work, 0.0
         self._began: Setting | None = None
         self._final: Tried | None = None
 
@@ -175,20 +163,19 @@ class Search:
         limit, cut = self.terms.limits.device_memory_bytes, cut_of(self.tried[setting])
         return limit is not None and self.frames.of(setting, cut, self._num_steps(setting)).least_bytes > limit
 
-    def finish(self, to_beat: float | None = None, *, everywhere: bool = True) -> None:
+    def finish(self, to_beat: float | None = None, *, everywhere: bool = True, recuts: bool = True) -> Tried:
         """From the best plan so far to the best one, or as far as there is time; it may be asked again.
 
         Args:
             to_beat: as of `tune`.
-            everywhere: also where no single change leads, and from random places on; otherwise that may follow later.
+            everywhere, recuts: also where no single change leads and from random places on; also move single layers.
         """
-        assert self._began is not None
         self._to_beat = to_beat or 0.0
-        can_fit, seen, start = not self.cannot_fit(), list[Setting](), self.best().setting
+        can_fit, seen = not self.cannot_fit(), list[Setting]()
         if self.is_over is not None and can_fit:  # which may have ended the way to one that fits
-            start = self._fitting(start)
-        setting = self._descend(start) if can_fit and not self.has_ended else None
-        while can_fit:
+            self._fitting(self.best().setting)
+        setting = self._descend(self.best().setting) if can_fit and not self.has_ended else None
+        while can_fit and recuts:
             if setting is None and everywhere:
                 setting = self._further()
             if setting is None or self._is_beaten(setting):
@@ -201,6 +188,7 @@ class Search:
             self._restarted = restart(self, self.budget.restarts)
         if not self.time_is_over():
             self._final = self._last()
+        return self._final or self.best()
 
     @property
     def has_ended(self) -> bool:
@@ -216,7 +204,7 @@ class Search:
         return max(0.0, rank(outcome_of(self.best())))
 
     def begin_at(self, setting: Setting) -> None:
-        """Search from a setting on, as from the first one."""
+        """Search from a setting on, as from the first."""
         self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
         found = self._descend(setting) if self._look_at(setting).outcome is not None else None
         if found is not None and rank(outcome_of(self.tried[found])) >= self.best_pace() * (1 - WORTH):
@@ -273,8 +261,11 @@ class Search:
     def _start(self) -> Setting:
         """The usual setting, or one near it that the schedule takes."""
         first, refused = self.space.first, ""
-        if self.is_over is not None and "fitting" in self.space.dimensions["recompute"]:
-            first = first.changed("recompute", "fitting")  # which covers the others
+        recomputes = () if self.is_over is None else self.space.dimensions["recompute"]
+        for recompute in sorted(recomputes, key=lambda each: each != "fitting"):  # which covers the others
+            first = self.sketcher.first_size(self.space.first.changed("recompute", recompute), self.space)
+            if self._look_at(first).outcome or (recompute, first.options) not in self._refused:
+                break
         near = [first, *(changed for _, changed in self._changes(first))]
         for setting in dict.fromkeys([*near, *(far for one in near for _, far in self._changes(one))]):
             if refused and self.time_is_over():
@@ -302,7 +293,9 @@ class Search:
                 if dimension.startswith(OPTION):  # what it recomputes for want of a choice, another option may not
                     usual = self.space.first.recompute
                     changes = list(dict.fromkeys(each.changed("recompute", usual) for each in changes)) + changes
-                for changed in sorted(changes, key=self._estimate, reverse=True):  # of equals, the usual value first
+                if dimension == "microbatch_sequences" and self.is_over is not None:
+                    changes = self.sketcher.by_promise(current, self.space)
+                for changed in sorted(changes, key=self.sketcher.pace, reverse=True):  # of equals, the usual first
                     if self._is_worth(changed, current) and beats(self._look_at(changed), self.tried[current]):
                         current, improved = changed, True
                     elif self._is_owed(changed):  # and then there is no time for more
@@ -310,9 +303,11 @@ class Search:
         return current
 
     def _is_owed(self, setting: Setting) -> bool:
-        """Whether time ended between a sketch and its timeline, and the sketch promises much more than was found."""
+        """Whether time ended between a sketch and its timeline, and it promises more than the best setting's sketch."""
         is_untimed = self.time_is_over() and setting not in self.tried and not self._is_covered(setting)
-        return is_untimed and self._estimate(setting) > self.best_pace() * (1 + WORTH)
+        if self.sketcher.is_blind(setting):  # what moves decides, which only timelines see
+            return is_untimed and self.sketcher.pace(setting) > self.best_pace() * (1 + WORTH)
+        return is_untimed and self.sketcher.pace(setting) > self.sketcher.pace(self.best().setting) * (1 + OWED)
 
     def _is_beaten(self, current: Setting) -> bool:
         """Whether somebody else is far ahead of a setting that fits."""
@@ -320,61 +315,64 @@ class Search:
         return outcome is not None and outcome.fits and rank(outcome) < GIVEN_UP * self._to_beat
 
     def _is_worth(self, changed: Setting, current: Setting) -> bool:
-        if changed in self.tried or self._is_covered(changed):
+        if self._is_tried(changed) or self._is_covered(changed):
             return False
         if self.is_spent():
             if not self.time_is_over():
-                self.tried[changed] = Tried(changed, remark="not timed: the budget was spent")
+                self.tried.setdefault(changed, Tried(changed, remark="not timed: the budget was spent"))
             return False
         if (bound := self.bounds.pace(changed)) <= self.best_pace() * (1 + TOLERANCE):
-            self.tried[changed] = Tried(changed, remark=f"bounded: at most {bound:,.0f} tokens/s; not timed")
+            remark = f"bounded: at most {bound:,.0f} tokens/s; not timed"
+            self.tried.setdefault(changed, Tried(changed, remark=remark))  # what time cut short keeps its outcome
             return False
-        outcome, estimate = self.tried[current].outcome, self._estimate(changed)
-        if outcome is None or not outcome.fits or estimate >= self._estimate(current) * (1 - WORTH):
+        outcome, estimate = self.tried[current].outcome, self.sketcher.pace(changed)
+        if outcome is None or not outcome.fits or estimate >= self.sketcher.pace(current) * (1 - WORTH):
             return True
         if estimate and self.sketcher.of(changed).overlaps:  # of few steps much is filling, and of all of them little
             return True
         if estimate:
-            share = estimate / self._estimate(current)
-            self.tried[changed] = Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed")
+            share = estimate / self.sketcher.pace(current)
+            self.tried.setdefault(changed, Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed"))
             return False
         # What does not fit, a sketch has seen; but where an order is made for given times, one that recomputes
         # nothing may hold less than one that could, and need not recompute either.
         return changed.value("recompute") != "none" or len(outcome.keeps) == len(cut_of(self.tried[current]).backward)
 
-    def _estimate(self, setting: Setting) -> float:
-        if self.time_is_over() and not self.sketcher.knows(setting):
-            return 0.0
-        try:
-            return self.sketcher.of(setting).tokens_per_s
-        except ValueError:
-            return 0.0
-
     def _look_at(self, setting: Setting) -> Tried:
         """The best of a setting's cuts, timed; or why there is none."""
         if setting not in self.tried and self._is_covered(setting):
             self.tried[setting] = Tried(setting, remark="covered by recompute=fitting")
-        if setting not in self.tried:
-            known = setting.recompute, setting.options
-            if known in self._refused:
-                self.tried[setting] = Tried(setting, remark=self._refused[known])
-                return self.tried[setting]
+        if not self._is_tried(setting):
+            if remark := self._refused.get((setting.recompute, setting.options)):
+                return self.tried.setdefault(setting, Tried(setting, remark=remark))
+            self._cut_short.discard(setting)
             try:
                 self.tried[setting] = self._best_of(setting, self.sketcher.of(setting).cuts)
                 self._make_room(setting)
+                if self.time_is_over() and not outcome_of(self.tried[setting]).fits:
+                    self._cut_short.add(setting)
             except ValueError as error:
                 self.tried[setting] = Tried(setting, remark=f"refused: {error}")
         return self.tried[setting]
 
+    def _is_tried(self, setting: Setting) -> bool:
+        """Whether a setting was looked at; where time cut that short and it does not fit, once there is none."""
+        again = setting in self._cut_short and not self.time_is_over() and not outcome_of(self.tried[setting]).fits
+        return setting in self.tried and not again
+
     def _is_covered(self, setting: Setting) -> bool:
         """Whether the same with as little recomputation as fits has been timed, which is at least as fast.
 
-        Where an order is made for given times, that of a run without recomputation may hold less.
+        Where an order is made for given times, that of a run without recomputation may hold less, and where activations
+        move, those that are recomputed take no time on a link.
         """
-        if setting.recompute == "fitting" or (setting.recompute == "none" and self.contender.entry.needs_costs):
+        entry = self.contender.entry
+        if setting.recompute == "fitting" or (setting.recompute == "none" and entry.needs_costs):
             return False
         fitting = self.tried.get(setting.changed("recompute", "fitting"))
-        return fitting is not None and fitting.outcome is not None
+        if fitting is None or fitting.outcome is None or entry.lower is not None:
+            return False
+        return not self.sketcher.of(fitting.setting).moves
 
     def _best_of(self, setting: Setting, cuts: Sequence[Partition]) -> Tried:
         timed: list[Tried] = []
@@ -389,9 +387,11 @@ class Search:
         An order that is made for given times is another one for every cut, and may need more than one attempt.
         """
         cut, seen = cut_of(self.tried[setting]), set[Partition]()
-        while not outcome_of(self.tried[setting]).fits and len(seen) < ATTEMPTS and not self.time_is_over():
+        while not outcome_of(self.tried[setting]).fits and len(seen) < ATTEMPTS:
             seen.add(cut)
-            cut = self.frames.of(setting, cut, self._num_steps(setting)).emptier(cut, setting.recompute)
+            frame = self.frames.of(setting, cut, self._num_steps(setting))
+            is_cheap = frame.serves_any_cut  # a small part of the frame's time: then though time is over
+            cut = frame.emptier(cut, setting.recompute) if is_cheap or not self.time_is_over() else cut
             if cut in seen:
                 return
             again = self._timed(setting, cut)
@@ -409,7 +409,7 @@ class Search:
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
 
     def _num_steps(self, setting: Setting) -> int:
-        return self.terms.num_steps if self.sketcher.of(setting).overlaps else FEW_STEPS
+        return self.terms.num_steps if self.sketcher.of(setting).overlaps else min(FEW_STEPS, self.terms.num_steps)
 
     # --- cuts ---
 
@@ -475,9 +475,8 @@ class Search:
         return None
 
     def _has_frame(self, setting: Setting, cut: Partition) -> bool:
-        alike = setting.chunks_per_device is None or setting.chunks_per_device * self.terms.num_devices == len(
-            cut.forward
-        )
+        chunks, stages = setting.chunks_per_device, len(cut.forward)
+        alike = chunks is None or chunks * self.terms.num_devices == stages
         return alike and self.frames.has(setting, cut, self._num_steps(setting))
 
     def _found(self) -> list[Tried]:

@@ -9,10 +9,11 @@ from typing import NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
-from rpbench.plan.climb import MISFIT, Climb, ClimbOrder, Tally
+from rpbench.ir.waits.moves import has_transfers
+from rpbench.plan.climb import MISFIT, PATIENCE, Climb, ClimbOrder, Tally
 from rpbench.plan.contest.contender import Contender
 from rpbench.plan.contest.frame import posed
-from rpbench.plan.contest.space import Setting
+from rpbench.plan.contest.space import Setting, Space
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import Counts, plain_partitions, promising_counts
 from rpbench.plan.greedy import plan_greedy
@@ -24,10 +25,15 @@ CUTS = 2
 # decides between them, so that more of them are worth timing. A sketch that may time less looks at fewer: at one for so
 # many actions.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
+# The same of a posed problem, where no other dimension is open: beyond `PAIRS` for half of the sketch's work.
+PAIRS_POSED, CLOSELY_POSED = 160, 8
 # Plain cuts whose own orders are made, where orders follow from times: at most so many, one for so many actions.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
-# Steps of schedules whose steps overlap.
-STEPS = 2
+# Of a posed problem: moves without a better cut after which the climb with a second order rests. It begins close to its
+# end: in 33 problems of eleven schedules no better cut came after more than 2,880 of them.
+PATIENCE_POSED = 10_000
+# Steps of schedules whose steps overlap; of a posed problem, whose whole run counts.
+STEPS, STEPS_POSED = 2, 8
 
 
 class Sketch(NamedTuple):
@@ -38,12 +44,14 @@ class Sketch(NamedTuple):
         tokens_per_s: what it would allow; 0 where nothing fits.
         is_level: whether all cuts compute alike.
         overlaps: whether a step begins before the one before it has ended, so that two of them say little.
+        moves: whether the order itself moves activations, which takes time that no sketch sees.
     """
 
     cuts: tuple[Partition, ...]
     tokens_per_s: float
     is_level: bool = False
     overlaps: bool = False
+    moves: bool = False
 
 
 class Sketcher:
@@ -81,6 +89,51 @@ class Sketcher:
         """Whether there is a sketch of a setting."""
         return _sketched(setting) in self._known
 
+    def pace(self, setting: Setting) -> float:
+        """Tokens per second of its sketch; 0 where none fits or is taken, or time was over before there was one."""
+        if self._time_is_over() and not self.knows(setting):
+            return 0.0
+        try:
+            return self.of(setting).tokens_per_s
+        except ValueError:
+            return 0.0
+
+    def first_size(self, setting: Setting, space: Space) -> Setting:
+        """The setting with the size of a microbatch that sketches best; its own where computation does not decide."""
+        if self.is_blind(setting):
+            return setting
+        return max([setting, *self.by_promise(setting, space)], key=self.pace)
+
+    def is_blind(self, setting: Setting) -> bool:
+        """Whether weights or activations move, or all cuts compute alike: then computation says little."""
+        entry = self.contender.entry
+        if entry.lower is not None or entry.separate_cuts:
+            return True
+        return self.pace(setting) > 0 and (self.of(setting).is_level or self.of(setting).moves)
+
+    def by_promise(self, setting: Setting, space: Space) -> list[Setting]:
+        """The setting with other sizes of a microbatch, the fastest sketch first.
+
+        Sketches of many small microbatches take long: from its own size on, as long as they get faster. Where weights
+        or activations move, and where all cuts compute alike, computation does not decide: all sizes, the usual first.
+        """
+        sizes, own = space.dimensions["microbatch_sequences"], setting.microbatch_sequences
+        if self.is_blind(setting):
+            found = [setting.changed("microbatch_sequences", size) for size in sizes if size != own]
+            return sorted(found, key=self.pace, reverse=True)
+        smaller, larger = [size for size in sizes if size < own], [size for size in sizes if size > own]
+        paces, begun = dict[Setting, float](), self.pace(setting)
+        for way in (sorted(smaller, reverse=True), sorted(larger)):
+            best = begun
+            for each in (setting.changed("microbatch_sequences", size) for size in way):
+                paces[each] = self.pace(each)
+                if 0 < best >= paces[each]:
+                    break
+                best = paces[each]
+            if not 0 < max(paces.values(), default=begun) <= begun:
+                break  # what is smaller is faster, or fits sooner
+        return sorted(paces, key=lambda each: -paces[each])
+
     def _time_is_over(self) -> bool:
         return self._is_over is not None and self._is_over()
 
@@ -91,15 +144,31 @@ class Sketcher:
         overlaps = order.policy is not Policy.FLUSH
         if alike:  # every device runs all stages in turn: the cut makes no difference to that
             pace = self._pace(problem, _turn(problem, runs_again=setting.recompute == "all"))
-            return Sketch(tuple(plain_partitions(problem, counts)[:CUTS]), pace, True, overlaps)
+            return Sketch((*plain_partitions(problem, counts)[:CUTS], *self._starts(counts)), pace, True, overlaps)
         if overlaps:
-            problem = replace(problem, num_steps=STEPS)
+            problem = replace(problem, num_steps=STEPS if self.terms.problem is None else STEPS_POSED)
         climbs = self._climbs(setting, problem, counts)
-        found = [cut for climb in climbs for cut in climb.leaders(1 if problem.entry.separate_cuts else CUTS)]
+        num = 1 if problem.entry.separate_cuts or self.terms.problem is not None else CUTS
+        found = [cut for climb in climbs for cut in climb.leaders(num)]
         if problem.entry.separate_cuts:
             found.append(plan_greedy(problem))
-        steps_s = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
-        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, steps_s / problem.num_steps), overlaps=overlaps)
+        found += self._starts(counts, any_number=problem.entry.separate_cuts)
+        step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
+        if overlaps and step < inf and self.terms.problem is None and not self._time_is_over():
+            step -= self._first_step(setting, problem, climbs[0])  # without the filling; of a posed problem all counts
+        else:
+            step /= problem.num_steps
+        moves = has_transfers(order)
+        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), overlaps=overlaps, moves=moves)
+
+    def _first_step(self, setting: Setting, problem: Problem, climb: Climb) -> float:
+        """How long the best cut of some steps would run if the last step were left out."""
+        fewer = replace(problem, num_steps=problem.num_steps - 1)
+        return self._climb(setting, fewer, [climb.best], self._order(setting, fewer, climb.counts)).best_score
+
+    def _starts(self, counts: Counts, *, any_number: bool = False) -> list[Partition]:
+        """The cuts that are given, of these numbers of stages or of any."""
+        return [cut for cut in self.terms.starts if any_number or _counts(cut) == counts]
 
     def _first_order(self, setting: Setting, problem: Problem) -> tuple[Counts, Schedule]:
         refused = ""
@@ -115,7 +184,8 @@ class Sketcher:
 
     @property
     def _num_pairs(self) -> int:
-        return max(CLOSELY, min(PAIRS, self.work // ACTIONS_A_PAIR))
+        most = PAIRS if self.terms.problem is None else PAIRS_POSED
+        return max(CLOSELY, min(most, self.work // ACTIONS_A_PAIR))
 
     def _order(self, setting: Setting, problem: Problem, counts: Counts) -> ClimbOrder:
         """The order of a setting's cuts: what is recomputed does not change it, unless it follows from times."""
@@ -124,17 +194,23 @@ class Sketcher:
         timed = problem.entry.needs_costs
         key = setting if timed else setting.changed("recompute", "all"), counts, problem.num_steps
         if key not in self._orders:
-            self._orders[key] = ClimbOrder(problem, counts, plain_partitions(problem, counts)[0] if timed else None)
+            cut = plain_partitions(problem, counts)[0] if timed and self.terms.problem is None else None
+            self._orders[key] = ClimbOrder(problem, counts, cut)
         return self._orders[key]
 
     def _climbs(self, setting: Setting, problem: Problem, first: Counts) -> list[Climb]:
         others = promising_counts(problem)[: self._num_pairs] if problem.entry.separate_cuts else ()
-        climbs = list[Climb]()
-        for counts in dict.fromkeys([first, *others]):
-            cuts = plain_partitions(problem, counts)
+        climbs, half = list[Climb](), self.tally.work + self.work // 2
+        given = [_counts(cut) for cut in self.terms.starts] if problem.entry.separate_cuts else []
+        for counts in dict.fromkeys([first, *given, *others]):
+            cuts = [*self._starts(counts), *plain_partitions(problem, counts)]
+            if len(climbs) > PAIRS and self.tally.work > half:
+                break
             if cuts and not (climbs and self._time_is_over()):
                 climbs.append(self._climb(setting, problem, cuts, self._order(setting, problem, counts)))
-        climbs = sorted(climbs, key=lambda climb: climb.best_score)[:CLOSELY]
+        climbs = sorted(climbs, key=lambda climb: climb.best_score)
+        exact = self.terms.problem is not None and self.terms.problem.traffic is None  # no timeline says more
+        climbs = climbs[: CLOSELY_POSED if exact else CLOSELY]
         for climb in climbs:
             if not self._time_is_over():
                 climb.run(self.work // len(climbs))
@@ -145,9 +221,12 @@ class Sketcher:
             climbs[-1].run(self.work)
             climbs.sort(key=lambda climb: climb.best_score)
         if problem.entry.needs_costs and not problem.entry.separate_cuts and not self._time_is_over():
+            # With the order of the best cut.
             again = self._climb(setting, problem, climbs[0].leaders(CUTS), ClimbOrder(problem, first, climbs[0].best))
-            again.run(self.work)  # with the order of the best cut
-            climbs += [again, *self._with_own_order(setting, problem, first, again.num_actions)]
+            again.run(self.work, PATIENCE if self.terms.problem is None else PATIENCE_POSED)
+            climbs.append(again)
+            if self.terms.problem is None:
+                climbs += self._with_own_order(setting, problem, first, again.num_actions)
         return sorted(climbs, key=lambda climb: climb.best_score)
 
     def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:
@@ -166,8 +245,9 @@ class Sketcher:
 
     def _climb(self, setting: Setting, problem: Problem, cuts: Sequence[Partition], order: ClimbOrder) -> Climb:
         fitting = setting.recompute == "fitting" and not problem.entry.separate_cuts
-        hop = self._hop(setting, streamed=problem.entry.separate_cuts) * problem.times.units_per_second
-        problem = replace(problem, times=replace(problem.times, hop=min(hop, problem.times.hop)))
+        if self.terms.problem is None:
+            hop = self._hop(setting, streamed=problem.entry.separate_cuts) * problem.times.units_per_second
+            problem = replace(problem, times=replace(problem.times, hop=min(hop, problem.times.hop)))
         return Climb(problem, cuts, self.tally, order, fitting=fitting)
 
     def _hop(self, setting: Setting, *, streamed: bool) -> float:
@@ -184,6 +264,10 @@ class Sketcher:
     def _pace(self, problem: Problem, step: float) -> float:
         seconds = step / problem.times.units_per_second
         return self.terms.tokens(self.terms.sequences_per_step) / seconds if seconds < inf else 0.0
+
+
+def _counts(cut: Partition) -> Counts:
+    return len(cut.forward), len(cut.backward)
 
 
 def _sketched(setting: Setting) -> Setting:

@@ -8,6 +8,8 @@ from rpbench.cost.footprint.sizes import LayerActivations, ModelBytes, layer_act
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic
+from rpbench.ir.partition import Partition
+from rpbench.plan.problem import Problem
 from rpbench.workload.architecture import Architecture
 
 Source = Literal["published", "analytic"]
@@ -42,6 +44,9 @@ class Terms:
         fused_ahead: whether a fused stage may begin before its input is there, as the artifact's simulator has it.
         source: where the times are from.
         kept: bytes that a layer keeps of a microbatch of so many sequences; None: as `model_bytes` counts.
+        problem: posed already, with its own times, sizes and charges; the pace is then that of the whole run. None:
+            every setting poses one.
+        starts: cuts that take part whatever a sketch says.
 
     Raises:
         ValueError: for a size that cannot be.
@@ -59,6 +64,8 @@ class Terms:
     fused_ahead: bool = False
     source: Source = "analytic"
     kept: Callable[[float], float] | None = None
+    problem: Problem | None = None
+    starts: tuple[Partition, ...] = ()
     _times: dict[float, LayerTimes] = field(default_factory=dict, compare=False, repr=False)
     _sizes: dict[float, ModelBytes] = field(default_factory=dict, compare=False, repr=False)
 
@@ -66,7 +73,7 @@ class Terms:
         for name in ("num_devices", "sequences_per_step"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a whole number of at least 1")
-        if self.num_steps < 3:
+        if self.num_steps < 3 and self.problem is None:
             raise ValueError(f"num_steps={self.num_steps}: the pace is that of a step among others; take 3 or more")
         if not self.microbatches:
             raise ValueError("microbatches=(): a search needs at least 1 size of a microbatch, such as 4 sequences")
@@ -91,6 +98,8 @@ class Terms:
 
     def sizes(self, sequences: float) -> ModelBytes:
         """Bytes of the layers for such a microbatch."""
+        if self.problem is not None and self.problem.memory is not None:
+            return self.problem.memory.sizes
         if sequences not in self._sizes:
             kept = None if self.kept is None else self.kept(sequences)
             self._sizes[sequences] = model_bytes(self.model, self.tokens(sequences), kept)
