@@ -13,7 +13,10 @@ from spared import spared
 from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, model_bytes
 from rpbench.ir.partition import symmetric
 from rpbench.plan import plan
+from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.evaluate import evaluate, graph_of
+from rpbench.plan.search import _space, _terms
 from rpbench.sim.batch import PlanBatch
 from rpbench.sim.graph import build_graph
 
@@ -105,6 +108,16 @@ def test_steps_that_overlap_are_planned_for_their_steady_state():
     assert found.makespan <= min(plan(method, problem).makespan for method in ("published", "even", "greedy"))
     best_alone = plan("search", alone, budget=10 * QUICK).partition
     assert found.makespan < 0.97 * evaluate(problem, best_alone, method="given").makespan
+
+
+def test_a_sketch_of_overlapping_steps_counts_the_whole_run_of_a_posed_problem():
+    """Filling and draining count there, other than in a contest, where the pace between steps does."""
+    problem = small("pipedream_2bw", uniform(6), 2, num_steps=8)
+    terms = _terms(problem, ())
+    sketch = Sketcher(Contender(problem.entry), terms, QUICK).of(_space(problem, ()).first)
+    whole_run = evaluate(problem, sketch.cuts[0], method="given").makespan / problem.times.units_per_second
+    assert sketch.overlaps
+    assert sketch.tokens_per_s == pytest.approx(problem.num_microbatches * problem.num_steps / whole_run)
 
 
 # --- memory -------------------------------------------------------------------------------------------------
