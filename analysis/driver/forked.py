@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from rpbench.cli import COLLECT_AFTER, dispatch
+from rpbench.side_processes import end_with
 
 _POLL_S = 0.02
 
@@ -67,7 +68,7 @@ def can_fork() -> bool:
 
 
 def fork_command(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> Forked:
-    """Run `python -m rpbench` with some arguments in a copy of this process.
+    """Run `python -m rpbench` with some arguments in a copy of this process, which ends with it, even if it is killed.
 
     Args:
         folder: the working directory.
@@ -77,11 +78,12 @@ def fork_command(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO
 
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    driver, pid = os.getpid(), os.fork()
     if pid:
         return Forked(pid)
     status = 1
     try:
+        end_with(driver)
         status = _run(arguments, folder, out, err)
     finally:  # whatever was raised, this copy never goes back into the driver's code
         os._exit(status)

@@ -205,6 +205,32 @@ def test_a_copy_of_the_driver_can_be_ended(tmp_path: Path) -> None:
         copy.kill()  # too late, and no error
 
 
+def test_a_copy_of_the_driver_ends_when_the_driver_is_killed(tmp_path: Path) -> None:
+    driver = os.fork()
+    if not driver:
+        with (tmp_path / "out").open("wb") as out:
+            copy = fork_command(["dashboard", f"results_dir={tmp_path}", "port=0"], ROOT, out, out)
+        (tmp_path / "pid.new").write_text(str(copy.pid))
+        (tmp_path / "pid.new").rename(tmp_path / "pid")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(driver, 0)
+    pid, end = int((tmp_path / "pid").read_text()), time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    lives_on = is_alive(pid)
+    if lives_on:
+        os.kill(pid, signal.SIGKILL)
+    assert not lives_on
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and nobody has asked for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_a_sweep_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: list[str], out: Any, err: Any) -> "subprocess.Popen[bytes]":
         code = "import sys; sys.exit('no such model')" if "experiment=bad" in command else ""
