@@ -8,6 +8,10 @@ from rpbench.commands.check_order import _request
 from rpbench.run.modes import train
 from rpbench.run.scheduled import assembled_of
 
+MOE = (
+    *("model=gpt_oss_20b", "model.heads=2", "model.key_value_heads=1", "model.head_dim=8", "dtype=bfloat16"),
+    *("model.experts.total=4", "model.experts.active=2", "model.experts.inner=16"),
+)
 ACCEPTED = [
     ("roundpipe",),
     ("roundpipe", "schedule.asynchronous=true"),
@@ -23,6 +27,8 @@ ACCEPTED = [
     ("roundpipe", "dtype=bfloat16"),
     ("roundpipe", "model.dropout=0.1"),
     ("roundpipe", "model.tied=true"),
+    ("roundpipe", *MOE),
+    ("zero_2", *MOE, "optimizer.clip_norm=0.1"),
     ("roundpipe", "dispatch=earliest_free"),
     ("roundpipe", "dispatch=dynamic"),
     ("roundpipe", "chunks_per_device=4"),
