@@ -15,6 +15,8 @@ MOE = (
 ACCEPTED = [
     ("roundpipe",),
     ("roundpipe", "schedule.asynchronous=true"),
+    ("roundpipe_call",),
+    ("roundpipe_call_async",),
     ("roundpipe", "prefetch=0"),
     ("roundpipe", "prefetch=2"),
     ("roundpipe", "optimizer=sgd"),
@@ -128,6 +130,12 @@ def _check_order(rpbench, words, devices, accelerators, microbatches, also_refus
 @pytest.mark.parametrize("name", sorted({words[0] for words in ACCEPTED if len(words) == 1}))
 def test_nothing_is_missing_whatever_is_run_again(name, recompute, devices, accelerators, microbatches, rpbench):
     _check_order(rpbench, (name, f"recompute={recompute}"), devices, accelerators, microbatches, "recompute=")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["roundpipe", "roundpipe_call_async"])
+def test_nothing_is_missing_where_one_device_is_brought_its_weights_alone(name, rpbench):
+    _check_order(rpbench, (name, "offload=weights"), 1, 1, 4)
 
 
 @pytest.mark.slow

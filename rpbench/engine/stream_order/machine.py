@@ -3,11 +3,12 @@
 Every operation runs at once, on the processor, and is noted as if it were given to a stream of a device. Inside
 `with Machine(2) as machine:` torch shows two devices: `torch.accelerator`, `torch.Stream`, `torch.Event`,
 `torch.Generator`, `torch.autocast`, a module of their kind, factories with `device=`, `Tensor.to`, `Tensor.device`,
-pinned memory. Threads that are started inside see them too. Then `findings(machine.trace)` says what may go wrong on a device: the races of the
-order that was issued, whatever the timing was.
+pinned memory. Threads that are started inside see them too, and come after what they take from a `queue.Queue`. Then
+`findings(machine.trace)` says what may go wrong on a device: the races of the order that was issued, whatever the
+timing was.
 
 What it does not see: kernels that read beyond their arguments; the thread of autograd's engine, which on a device runs
-a backward on the streams of its forward and is here the caller, on the caller's stream.
+a backward on the streams of its forward and is here the caller, on the caller's stream; locks between threads.
 """
 
 from collections.abc import Iterator, Mapping
