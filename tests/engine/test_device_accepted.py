@@ -97,7 +97,19 @@ ACCEPTED = [
     ("zero_offload", "schedule.delayed_update=true"),
     ("zero_offload", "optimizer.clip_norm=0.1"),
 ]
-SIZES = [(1, 1, 3), (1, 1, 4), (2, 1, 3), (2, 2, 4), (3, 1, 3), (3, 2, 4), (3, 3, 6), (4, 2, 5), (4, 3, 8)]
+SIZES = [
+    (1, 1, 3),
+    (1, 1, 4),
+    (2, 1, 3),
+    (2, 2, 4),
+    (3, 1, 3),
+    (3, 2, 4),
+    (3, 3, 6),
+    (4, 1, 4),
+    (4, 1, 8),
+    (4, 2, 5),
+    (4, 3, 8),
+]
 CHOSEN = ((3, 2, 4), (4, 3, 8))  # in slow runs; the others are run by hand, an hour of them
 TINY = ("model.num_layers=4", "model.hidden=16", "model.vocab=32", "model.seq_len=8")
 
