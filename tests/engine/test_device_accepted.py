@@ -8,9 +8,15 @@ from rpbench.commands.check_order import _request
 from rpbench.run.modes import train
 from rpbench.run.scheduled import assembled_of
 
+MOE = (
+    *("model=gpt_oss_20b", "model.heads=2", "model.key_value_heads=1", "model.head_dim=8", "dtype=bfloat16"),
+    *("model.experts.total=4", "model.experts.active=2", "model.experts.inner=16"),
+)
 ACCEPTED = [
     ("roundpipe",),
     ("roundpipe", "schedule.asynchronous=true"),
+    ("roundpipe_call",),
+    ("roundpipe_call_async",),
     ("roundpipe", "prefetch=0"),
     ("roundpipe", "prefetch=2"),
     ("roundpipe", "optimizer=sgd"),
@@ -23,6 +29,8 @@ ACCEPTED = [
     ("roundpipe", "dtype=bfloat16"),
     ("roundpipe", "model.dropout=0.1"),
     ("roundpipe", "model.tied=true"),
+    ("roundpipe", *MOE),
+    ("zero_2", *MOE, "optimizer.clip_norm=0.1"),
     ("roundpipe", "dispatch=earliest_free"),
     ("roundpipe", "dispatch=dynamic"),
     ("roundpipe", "chunks_per_device=4"),
@@ -89,7 +97,19 @@ ACCEPTED = [
     ("zero_offload", "schedule.delayed_update=true"),
     ("zero_offload", "optimizer.clip_norm=0.1"),
 ]
-SIZES = [(1, 1, 3), (1, 1, 4), (2, 1, 3), (2, 2, 4), (3, 1, 3), (3, 2, 4), (3, 3, 6), (4, 2, 5), (4, 3, 8)]
+SIZES = [
+    (1, 1, 3),
+    (1, 1, 4),
+    (2, 1, 3),
+    (2, 2, 4),
+    (3, 1, 3),
+    (3, 2, 4),
+    (3, 3, 6),
+    (4, 1, 4),
+    (4, 1, 8),
+    (4, 2, 5),
+    (4, 3, 8),
+]
 CHOSEN = ((3, 2, 4), (4, 3, 8))  # in slow runs; the others are run by hand, an hour of them
 TINY = ("model.num_layers=4", "model.hidden=16", "model.vocab=32", "model.seq_len=8")
 
@@ -122,6 +142,12 @@ def _check_order(rpbench, words, devices, accelerators, microbatches, also_refus
 @pytest.mark.parametrize("name", sorted({words[0] for words in ACCEPTED if len(words) == 1}))
 def test_nothing_is_missing_whatever_is_run_again(name, recompute, devices, accelerators, microbatches, rpbench):
     _check_order(rpbench, (name, f"recompute={recompute}"), devices, accelerators, microbatches, "recompute=")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["roundpipe", "roundpipe_call_async"])
+def test_nothing_is_missing_where_one_device_is_brought_its_weights_alone(name, rpbench):
+    _check_order(rpbench, (name, "offload=weights"), 1, 1, 4)
 
 
 @pytest.mark.slow

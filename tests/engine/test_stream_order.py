@@ -286,6 +286,105 @@ def test_a_finding_names_both_ends():
     assert "test_stream_order.py" in found.what
 
 
+# --- loops of users ------------------------------------------------------------------------------------------
+
+
+class Doubled(torch.autograd.Function):
+    """A user's own function: what it makes in its backward is asked for where its gradient is."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.full(gradient.shape, 2.0, device=gradient.device)
+
+
+def of_classes(linear, x):
+    """`one_hot` makes zeros for itself, which no argument says the device of."""
+    return linear(torch.nn.functional.one_hot((x > 0).sum(-1), 4).to(x.dtype))
+
+
+def masked(linear, x):
+    y = linear(x)
+    return torch.nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)
+
+
+def run_again(linear, x, *, use_reentrant=False):
+    def forward(x):
+        return torch.nn.functional.dropout(linear(x)) + torch.arange(4, device=x.device)
+
+    return torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=use_reentrant)
+
+
+def run_again_by_a_function(linear, x):
+    return run_again(linear, x.requires_grad_(), use_reentrant=True)
+
+
+def with_a_function(linear, x):
+    return Doubled.apply(linear(x))
+
+
+def with_hooks(linear, x):
+    made = linear(x)
+    made.register_hook(lambda gradient: gradient + torch.ones(4, device=gradient.device))
+    return made
+
+
+def with_a_default_device(linear, x):
+    before = torch.get_default_device()
+    torch.set_default_device(x.device)
+    try:
+        return linear(x) + torch.ones(4)
+    finally:
+        torch.set_default_device(before)
+
+
+USED = [of_classes, masked, run_again, run_again_by_a_function, with_a_function, with_hooks, with_a_default_device]
+
+
+def gradient_of(use, device):
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(4, 4).to(device), torch.randn(3, 4).to(device)
+    use(linear, x).square().sum().backward()
+    return linear.weight.grad
+
+
+@pytest.mark.parametrize("use", USED, ids=lambda use: use.__name__)
+def test_a_loop_of_a_user_has_no_findings_and_the_gradient_of_the_processor(use):
+    expected = gradient_of(use, "cpu")
+    with Machine(2) as machine:
+        found = gradient_of(use, KIND)
+        assert found.device == torch.device(KIND, 0)
+    assert not findings(machine.trace)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("use", [with_a_function, with_hooks])
+def test_what_is_called_back_and_forgets_the_device_is_seen(use, monkeypatch):
+    for name in ("full", "ones"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *words, device=None, make=make: make(*words))
+    with Machine(2) as machine:
+        gradient_of(use, KIND)
+    assert {found.kind for found in findings(machine.trace)} == {"DEVICE"}
+
+
+def test_what_workers_of_a_loader_have_pinned_is_there_for_who_takes_it_from_their_queue():
+    batches = [torch.ones(2, 4), torch.zeros(2, 4)]
+    with Machine(1) as machine:
+        loader = torch.utils.data.DataLoader(batches, batch_size=None, pin_memory=True, num_workers=1)
+        found = [batch.to(KIND, non_blocking=True) for batch in loader]
+    assert len(found) == 2
+    assert not findings(machine.trace)
+
+
+def test_a_kind_that_the_machine_has_not_is_refused_as_torch_does():
+    with Machine(1), pytest.raises((AssertionError, RuntimeError), match="CUDA"):
+        torch.ones(2).cuda()
+
+
 # --- mutants and other orders --------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import FAMILIES, GPT, QWEN3, batch, loss_and_gradients, varied
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rpbench.models import DecoderLayer, Embedding, Head, build_layer, build_model, shared_parameters
 from rpbench.workload.architecture import architecture
@@ -205,3 +206,52 @@ def test_heads_of_the_duel_have_their_share_of_a_step(name: str, share: float) -
     head = 3 * model.head_forward_flops(1)
     layers = 4 * model.num_layers * model.layer_forward_flops(1)
     assert head / (head + layers) == pytest.approx(share, abs=0.05)
+
+
+# What accelerators refuse when they are asked for the same bits every time: `torch.use_deterministic_algorithms` in
+# torch 2.13, its list of what raises, by the names of the operators.
+REFUSED = {
+    *("avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "put_", "put", "histc"),
+    *("adaptive_max_pool2d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
+    *("max_unpool2d", "max_unpool3d", "upsample_linear1d_backward", "upsample_bilinear2d_backward", "bincount"),
+    *("upsample_bicubic2d_backward", "upsample_trilinear3d_backward", "reflection_pad1d_backward", "median"),
+    *("reflection_pad2d_backward", "reflection_pad3d_backward", "nll_loss_forward", "nll_loss2d_forward", "resize_"),
+    *("_ctc_loss_backward", "_embedding_bag_backward", "grid_sampler_2d_backward", "grid_sampler_3d_backward"),
+    *("scatter_reduce", "scatter_reduce_"),
+}
+
+
+class Done(TorchDispatchMode):
+    """The names of the operators that have run; a sum along a row counts as its own where it is of floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        is_float = name in ("cumsum", "cumsum_") and args[0].is_floating_point()
+        self.names.add(f"{name} of floats" if is_float else name)
+        return func(*args, **(kwargs or {}))
+
+
+def done_by(model: Any, dtype: torch.dtype) -> set[str]:
+    with Done() as done:
+        loss_and_gradients(varied(replace(model, dropout=0.1), dtype), *batch(model))
+    return done.names
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_accelerators_can_give_the_bits_of_every_family_twice(name: str, dtype: torch.dtype) -> None:
+    done = done_by(FAMILIES[name], dtype)
+    assert len(done) > 30
+    assert not done & (REFUSED | {"cumsum of floats"})
+    assert ("_grouped_mm" in done) == (name == "gpt_oss" or (name == "qwen3_moe" and dtype is torch.float32))
+
+
+def test_a_sum_along_a_row_that_accelerators_refuse_is_seen() -> None:
+    with Done() as done:
+        torch.ones(2, 3).cumsum(1)
+        torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))
+    assert {"cumsum of floats", "nll_loss_forward"} <= done.names

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 
 from rpbench.engine.stream_order.notes import Notes
 from rpbench.engine.stream_order.trace import Kept, Pinned
@@ -31,6 +32,8 @@ class Faces(TorchFunctionMode):
             tensor.pin_memory: self._pin_memory,
             tensor.is_pinned: lambda real, t, **_: machine.home(t).pinned,
             tensor.record_stream: self._record_stream,
+            tensor.register_hook: self._register_hook,
+            tensor.register_post_accumulate_grad_hook: self._register_hook,
             tensor.numpy: self._numpy,
             tensor.__array__: self._numpy,
         }
@@ -42,9 +45,12 @@ class Faces(TorchFunctionMode):
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, *args, **given)
+        if _device.CURRENT_DEVICE is not None and func in _device._device_constructors():
+            given.setdefault("device", _device.CURRENT_DEVICE)
         if given.get("device") is not None or given.get("pin_memory"):
             return self._make(func, args, given)
-        return func(*args, **given)
+        with self._machine.calling(args, given):
+            return func(*args, **given)
 
     def _index(self, tensor: torch.Tensor) -> int | None:
         return self._machine.home(tensor).device
@@ -77,8 +83,8 @@ class Faces(TorchFunctionMode):
             device = words.pop(0)
         if device is None:
             return torch.Tensor.to(tensor, *words, **given)
-        if torch.device(device).type == "meta":
-            return torch.Tensor.to(tensor, device, *words, **given)
+        if not isinstance(device, int) and torch.device(device).type not in ("cpu", self._machine.kind):
+            return torch.Tensor.to(tensor, device, *words, **given)  # without memory, or refused by torch
         dtype = given.get("dtype", words[0] if words else None) or tensor.dtype
         non_blocking, copy = (
             bool(given.get(name, words[place] if len(words) > place else False))
@@ -92,8 +98,9 @@ class Faces(TorchFunctionMode):
         return moved if moved.dtype == dtype else moved.to(dtype)
 
     def _pin_memory(self, real: Handler, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
-        if self._index(tensor) is not None:
-            raise RuntimeError(f"cannot pin a tensor of {tensor.device}: only dense CPU tensors can be pinned")
+        if (index := self._index(tensor)) is not None:
+            here = f"{self._machine.kind}:{index}"
+            raise RuntimeError(f"cannot pin a tensor of {here}: only dense CPU tensors can be pinned")
         if self._machine.home(tensor).pinned:
             return tensor
         return self._pinned(tensor.detach().clone())
@@ -107,9 +114,18 @@ class Faces(TorchFunctionMode):
     def _record_stream(self, real: Handler, tensor: torch.Tensor, stream: Any) -> None:
         self._machine.note(Kept, self._machine.home(tensor).number, stream.timeline)
 
+    def _register_hook(self, real: Handler, tensor: torch.Tensor, hook: Handler) -> Any:
+        """Hooks see faces: torch runs a graph without any mode of this kind."""
+
+        def hooked(*args: Any) -> Any:
+            with Faces(self._machine):
+                return hook(*args)
+
+        return real(tensor, hooked)
+
     def _numpy(self, real: Handler, tensor: torch.Tensor, *args: Any, **given: Any) -> Any:
-        if self._index(tensor) is not None:
-            raise TypeError(f"a tensor of {tensor.device} has no numpy array; take .cpu() first")
+        if (index := self._index(tensor)) is not None:
+            raise TypeError(f"a tensor of {self._machine.kind}:{index} has no numpy array; take .cpu() first")
         return real(tensor, *args, **given)
 
 

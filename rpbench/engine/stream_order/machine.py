@@ -2,12 +2,13 @@
 
 Every operation runs at once, on the processor, and is noted as if it were given to a stream of a device. Inside
 `with Machine(2) as machine:` torch shows two devices: `torch.accelerator`, `torch.Stream`, `torch.Event`,
-`torch.Generator`, `torch.autocast`, factories with `device=`, `Tensor.to`, `Tensor.device`, pinned memory. Threads that
-are started inside see them too. Then `findings(machine.trace)` says what may go wrong on a device: the races of the
-order that was issued, whatever the timing was.
+`torch.Generator`, `torch.autocast`, a module of their kind, factories with `device=`, `Tensor.to`, `Tensor.device`,
+pinned memory. Threads that are started inside see them too, and come after what they take from a `queue.Queue`. Then
+`findings(machine.trace)` says what may go wrong on a device: the races of the order that was issued, whatever the
+timing was.
 
 What it does not see: kernels that read beyond their arguments; the thread of autograd's engine, which on a device runs
-a backward on the streams of its forward and is here the caller, on the caller's stream.
+a backward on the streams of its forward and is here the caller, on the caller's stream; locks between threads.
 """
 
 from collections.abc import Iterator, Mapping
@@ -64,7 +65,7 @@ class Machine(Notes):
         noting.append(self)
         self._stack.callback(noting.remove, self)
         for target, name, value in shown(self, self._issuing):
-            self._stack.enter_context(mock.patch.object(target, name, value))
+            self._stack.enter_context(mock.patch.object(target, name, value, create=name == self.kind))
         self._stack.enter_context(told(self))
         self._stack.enter_context(self._issuing())
         return self

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves
 
 from rpbench.engine.host_order import Turns
 from rpbench.engine.stream_order.homes import Home, home_of, known_home
@@ -45,6 +46,7 @@ class _Local(threading.local):
 
     Attributes:
         makes_on: the device that factories make tensors on; None: the host.
+        within: what the call of torch has been given that an operation belongs to.
     """
 
     def __init__(self) -> None:
@@ -52,6 +54,7 @@ class _Local(threading.local):
         self.device = 0
         self.streams: dict[int, torch.Stream] = {}
         self.makes_on: int | None = None
+        self.within: tuple[Any, ...] = ()
 
 
 class Notes:
@@ -240,9 +243,25 @@ class Notes:
         """Factories of this thread make tensors on a device."""
         before, self.local.makes_on = self.local.makes_on, index
         try:
-            yield
+            with self.calling():
+                yield
         finally:
             self.local.makes_on = before
+
+    @contextmanager
+    def calling(self, *given: Any) -> Iterator[None]:
+        """Inside is a call of torch: what it makes for itself is beside the tensors that it has been given."""
+        before, self.local.within = self.local.within, given
+        try:
+            yield
+        finally:
+            self.local.within = before
+
+    def device_called(self) -> int | None:
+        """The device of what the call has been given; None: it is all of the host."""
+        tensors = (leaf for leaf in tree_leaves(self.local.within) if isinstance(leaf, torch.Tensor))
+        devices = (self.home(tensor).device for tensor in tensors if not tensor.is_meta)
+        return next((device for device in devices if device is not None), None)
 
     def synchronize(self, device: Any = None) -> None:
         index = self.chosen(device)

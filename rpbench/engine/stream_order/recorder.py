@@ -116,6 +116,8 @@ class _Call:
             return
         own = {machine.home(tensor).number for tensor in self._tensors}
         asked = machine.local.makes_on
+        if asked is None and not self._tensors:
+            asked = machine.device_called()
         device = asked if asked is not None and self.name in _READ_NOTHING else self._device()
         fresh = {}
         for tensor in self._outputs:

@@ -1,13 +1,17 @@
 """What torch shows of a machine: the names that are replaced while it is open."""
 
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
+from rpbench.engine.stream_order.faces import Faces
 from rpbench.engine.stream_order.notes import Notes
 from rpbench.engine.stream_order.streams import MachineEvent, MachineStream, current_stream, now, set_stream
 
@@ -40,7 +44,7 @@ def shown(machine: Notes, issuing: Issuing) -> Iterator[tuple[Any, str, Any]]:
     """What torch shows of a machine: where, under which name, what."""
     yield from ((torch, name, value) for name, value in (("Stream", MachineStream), ("Event", MachineEvent)))
     yield torch, "Generator", _Generator
-    yield torch, "autocast", _Autocast
+    yield from ((module, "autocast", _Autocast) for module in (torch, torch.amp))
     faces = {
         "is_available": lambda: True,
         "device_count": lambda: machine.num_devices,
@@ -58,8 +62,50 @@ def shown(machine: Notes, issuing: Issuing) -> Iterator[tuple[Any, str, Any]]:
         "get_memory_info": machine.memory_info,
     }
     yield from ((torch.accelerator, name, value) for name, value in faces.items())
+    if not hasattr(torch, machine.kind):
+        yield torch, machine.kind, SimpleNamespace(**faces, **_of_kind(faces))
+    yield torch.autograd, "_engine_run_backward", _run_backward(machine, torch.autograd._engine_run_backward)
+    yield BackwardCFunction, "apply", _called_back(machine, BackwardCFunction.apply)
     yield threading.Thread, "start", _started(machine, issuing, threading.Thread.start)
     yield threading.Thread, "join", _joined(machine, threading.Thread.join)
+    yield queue.Queue, "put", _put(machine, queue.Queue.put)
+    yield queue.Queue, "get", _got(machine, queue.Queue.get)
+
+
+def _of_kind(faces: Mapping[str, Any]) -> dict[str, Any]:
+    """What a kind's own module of torch has beside `torch.accelerator`; checkpointing and forked generators ask it."""
+    return {
+        "Stream": MachineStream,
+        "Event": MachineEvent,
+        "stream": lambda stream: stream,
+        "device": faces["device_index"],
+        "current_device": faces["current_device_index"],
+        "set_device": faces["set_device_index"],
+        "get_rng_state": lambda device=None: torch.get_rng_state(),  # that of the processor, which draws
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        "manual_seed_all": lambda seed: None,  # whoever asks seeds the processor as well
+        "_is_in_bad_fork": lambda: False,
+    }
+
+
+def _run_backward(machine: Notes, run: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs a graph backward; its formulas make what they need beside the tensors they start from."""
+
+    def run_backward(outputs: Any, *args: Any, **given: Any) -> Any:
+        with machine.calling(outputs):
+            return run(outputs, *args, **given)
+
+    return run_backward
+
+
+def _called_back(machine: Notes, apply: Callable[..., Any]) -> Callable[..., Any]:
+    """A function's own backward, which sees faces: torch runs a graph without any mode of this kind."""
+
+    def called_back(context: Any, *gradients: Any) -> Any:
+        with Faces(machine):
+            return apply(context, *gradients)
+
+    return called_back
 
 
 def _started(
@@ -93,3 +139,22 @@ def _joined(machine: Notes, join: Callable[..., None]) -> Callable[..., None]:
             machine.wait(("over", id(thread)))
 
     return joined
+
+
+def _put(machine: Notes, put: Callable[..., None]) -> Callable[..., None]:
+    def putting(items: Any, *args: Any, **given: Any) -> None:
+        machine.signal(("queue", id(items)))
+        put(items, *args, **given)
+
+    return putting
+
+
+def _got(machine: Notes, get: Callable[..., Any]) -> Callable[..., Any]:
+    """`Queue.get`, which comes after what has been put by then."""
+
+    def getting(items: Any, *args: Any, **given: Any) -> Any:
+        found = get(items, *args, **given)
+        machine.wait(("queue", id(items)))
+        return found
+
+    return getting
