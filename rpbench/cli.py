@@ -204,7 +204,7 @@ def advise(arguments: Sequence[str]) -> int:
 
 def list_options(arguments: Sequence[str]) -> int:
     """What can be chosen: a table on a terminal, JSON lines in a pipe or with --json."""
-    from rpbench.commands.listing import listed
+    from rpbench.commands.completion import listed
 
     parser = _Parser(prog="rpbench list", add_help=False)
     parser.add_argument("what", choices=_LISTS)
@@ -279,8 +279,7 @@ def show(arguments: Sequence[str]) -> int:
 
 def plan(arguments: Sequence[str]) -> int:
     """Partitions side by side, or with `plan=pipedream` what that makes of a profile; one JSON object."""
-    from rpbench.commands.plan import compare_plans
-    from rpbench.commands.plan_pipedream import partition_profile
+    from rpbench.commands.plan import compare_plans, partition_profile
 
     if "mesh=search" in arguments:
         from rpbench.commands.advising.advise import plan_meshes
@@ -374,7 +373,7 @@ def compact(arguments: Sequence[str]) -> int:
 
 def import_(arguments: Sequence[str]) -> int:
     """What was measured elsewhere, as records or a timeline; one JSON object for each."""
-    from rpbench.commands.recorded.importing import import_file
+    from rpbench.records.imports import import_file
 
     for row in import_file(arguments):
         print(json.dumps(row, allow_nan=False))

@@ -18,7 +18,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from rpbench.records import manifest as manifests
-from rpbench.records.clock import Clock, clock
+from rpbench.records.describe import Clock, clock
 from rpbench.records.manifest import Manifest
 
 Row = Mapping[str, Any]

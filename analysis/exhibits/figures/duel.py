@@ -16,9 +16,8 @@ from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibited
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
-from rpbench.run.modes.duel.rows import ratio, times
 from rpbench.run.modes.duel.runs import CLOCKS, MOST_OTHERS
-from rpbench.run.modes.duel.verdict import Finding
+from rpbench.run.modes.duel.verdict import Finding, ratio, times
 
 Row = dict[str, Any]
 
@@ -52,11 +51,7 @@ def exhibit(experiments: Experiments) -> Shown:
 
 
 def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
-    """Model -> contender -> its record.
-
-    Raises:
-        MissingRuns: if there is none.
-    """
+    """Model -> contender -> its record."""
     duels: dict[str, dict[str, Row]] = {}
     for row in rows.to_dict("records"):
         duels.setdefault(row["model"], {})[row["contender"]] = row

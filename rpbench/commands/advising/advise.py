@@ -23,9 +23,7 @@ from rpbench.advice.model_source import (
 from rpbench.advice.ranking import advise
 from rpbench.advice.rows import FRAMEWORKS, space_of_framework
 from rpbench.advice.unequal import with_lengths
-from rpbench.commands.advising.advise_around import around
-from rpbench.commands.advising.advise_lengths import NOTE, lengths_asked, timed_again
-from rpbench.commands.advising.advise_nodes import advise_nodes
+from rpbench.commands.advising.advise_around import NOTE, advise_nodes, around, lengths_asked, timed_again
 from rpbench.commands.advising.advise_questions import (
     BESIDES,
     QUESTIONS,
@@ -41,10 +39,11 @@ from rpbench.commands.advising.advise_questions import (
     question_of,
     rents,
     smallest_change,
+    spelled,
+    spelled_machine,
 )
 from rpbench.commands.advising.advise_table import table
 from rpbench.commands.advising.advise_usage import USAGE
-from rpbench.commands.advising.spelled import spelled, spelled_machine
 from rpbench.commands.recorded.explain import print_explanation
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
@@ -119,9 +118,6 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
 
     Args:
         with_around: also the rows at other settings, `around`, for a page.
-
-    Raises:
-        ValueError: for whatever in the request cannot be.
     """
     asked = _asked(arguments)
     question = question_of(asked.own)

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from rpbench.commands.recorded.record_table import table
 from rpbench.commands.recorded.store import latex_table, options_of
 from rpbench.records import record
-from rpbench.records.clock import IN_SLOTS, clock
+from rpbench.records.describe import IN_SLOTS, clock
 from rpbench.records.record import Record
 from rpbench.registry import unknown_name
 

@@ -24,8 +24,6 @@ import torch.distributed as dist
 from baselines.systems.case import Case
 from baselines.systems.worker import Cases
 from rpbench.side_processes import answers_only
-from rpbench.torch_runtime.collectives import MARK as COLLECTIVES_MARK
-from rpbench.torch_runtime.collectives import CollectiveRequest, run_collectives
 from rpbench.torch_runtime.processes.board import Phase, Place
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.member import Member
@@ -33,6 +31,8 @@ from rpbench.torch_runtime.processes.node_run import NodeRequest, run_node
 from rpbench.torch_runtime.processes.resident import MARK, Residents, StepRequest
 from rpbench.torch_runtime.recorded.gathering import Answer, gather
 from rpbench.torch_runtime.request import TorchRequest
+from rpbench.torch_runtime.shards import MARK as COLLECTIVES_MARK
+from rpbench.torch_runtime.shards import CollectiveRequest, run_collectives
 from rpbench.torch_runtime.versions import load_runtime, newer_note
 
 COLLECTIVE_TIMEOUT_S = 1800  # a run's own end comes sooner, by whoever watches it

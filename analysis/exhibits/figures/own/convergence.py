@@ -95,11 +95,7 @@ LAST = 8  # points behind the loss at the end
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a method and seed: `losses`, `tokens` and `seconds` of its points, `last` loss, and what it keeps.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a method and seed: `losses`, `tokens` and `seconds` of its points, `last` loss, and what it keeps."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for experiment in EXPERIMENTS:
         for row in succeeded(experiments.cells(experiment)).to_dict("records"):

@@ -32,11 +32,7 @@ def exhibit(experiments: Experiments) -> Shown:
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a model and dispatch: `round_size` (0 for the rotation), `bubble` (%), `makespan_s`, `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a model and dispatch: `round_size` (0 for the rotation), `bubble` (%), `makespan_s`, `run_id`."""
     rotation = runs.of_models(experiments, "causal", schedule=("roundpipe",)).assign(round_size=0)
     pool = succeeded(experiments.cells("dispatch"))
     pool = pool.assign(round_size=[config["schedule"].get("round_size") for config in pool["config"]])

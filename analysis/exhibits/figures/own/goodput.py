@@ -21,11 +21,7 @@ OVER_BAMBOO = "throughput over Bamboo under failures (at most)"
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a policy, rate and seed: `policy`, `hours` between failures of the run, `seed`, `goodput` (%), `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """A row a policy, rate, seed: `policy`, `hours` between failures of the run, `seed`, `goodput` (%), `run_id`."""
     keys = {"policy": "mode.policy", "mean_between_s": "mode.mean_between_s", "seed": "seed"}
     found = runs.whole(experiments, EXPERIMENT, **keys)
     hours = found["mean_between_s"] / found["num_ranks"] / HOUR_S

@@ -14,11 +14,7 @@ EXPERIMENT = "hop_latency"
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a schedule and hop: `hop` (forwards of a device's share), `bubble` (% of the makespan), `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a schedule and hop: `hop` (forwards of a device's share), `bubble` (% of the makespan), `run_id`."""
     found = runs.whole(experiments, EXPERIMENT, schedule="schedule", hop="cost.hop_ms")  # a forward takes 1 ms
     return pd.DataFrame(
         {

@@ -22,11 +22,7 @@ _TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a schedule and number of devices: `bubble`, `span` (bubbles in %), `peak` and `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a schedule and number of devices: `bubble`, `span` (bubbles in %), `peak` and `run_id`."""
     found = pd.concat(
         [runs.whole(experiments, each, schedule="schedule", num_devices="num_devices") for each in EXPERIMENTS]
     )

@@ -81,11 +81,7 @@ EXPERIMENT = "tradeoff"
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a schedule and number of microbatches: `span`, `whole` (bubbles in %), `peak` and its `family`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a schedule and number of microbatches: `span`, `whole` (bubbles in %), `peak` and its `family`."""
     found = runs.whole(experiments, EXPERIMENT, schedule="schedule", num_microbatches="num_microbatches")
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
     return pd.DataFrame(

@@ -18,9 +18,6 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a schedule and head: `head`, `bubble` (%), `slower` (step time over RoundPipe's), `run_id`.
 
     RoundPipe's is the shorter of those with rounds of as many microbatches as devices and with one round.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
     """
     found = runs.whole(experiments, EXPERIMENT, schedule="schedule", head="cost.head_share")
     dealt = found[found["schedule"].isin(_DEALT)].groupby("head")["makespan_s"].min()

@@ -74,11 +74,7 @@ def head_share(vocab: int) -> float:
 
 
 def numbers(experiments: Experiments, wanted: Map) -> pd.DataFrame:
-    """One row a point and system: `x`, `y`, `system`, `rate` (None where it does not fit), `run_id`.
-
-    Raises:
-        MissingRuns: if a run is not there.
-    """
+    """One row a point and system: `x`, `y`, `system`, `rate` (None where it does not fit), `run_id`."""
     rows = []
     for row in experiments.cells(wanted.experiment).to_dict("records"):
         x, y = wanted.read(row["config"])

@@ -33,11 +33,7 @@ _ONE_CALL = (*runs.BASELINES, "roundpipe-sync")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a bar: `model`, `bar`, its four parts and `total` in percent, `published`, `source`, `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a bar: `model`, `bar`, its four parts and `total` in percent, `published`, `source`, `run_id`."""
     bars = [bar for row in runs.calls(experiments).to_dict("records") for bar in _of_call(row)]
     steady = runs.of_models(experiments, "steady_state", num_microbatches=BACK_TO_BACK)
     bars += [_of_steady(row) for row in steady.to_dict("records")]

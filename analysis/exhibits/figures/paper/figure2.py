@@ -19,11 +19,7 @@ _RECOMPUTE, _RELOAD = style.ORANGE, style.BLUE
 
 
 def numbers(experiments: Experiments, cluster: str = CLUSTER) -> pd.DataFrame:
-    """One row a model: `cluster`, times in ms and ratios, in the artifact's and the corrected count, and run_ids.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a model: `cluster`, times in ms and ratios, in the artifact's and the corrected count, and run_ids."""
     rows = {"model": list(runs.MODELS)}
     for count in ("artifact", "corrected"):
         found = runs.closed_forms(experiments, cluster, count)

@@ -17,11 +17,7 @@ SCHEDULES = ("interleaved_1f1b", "looped_bfs")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a bar: `model`, `bar` (ideal or a schedule), `bubble` and `published` (%), `source`, `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a bar: `model`, `bar` (ideal or a schedule), `bubble` and `published` (%), `source`, `run_id`."""
     ideal = runs.closed_forms(experiments, CLUSTER, "artifact").to_dict("records")
     simulated = runs.calls(experiments, schedules=SCHEDULES).to_dict("records")
     bars = [_bar(row, "ideal", 100 * row["ideal_bubble"]) for row in ideal]

@@ -22,11 +22,7 @@ COUNTS = ("artifact", "corrected")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """The roofline records of all models, GPUs and both counts.
-
-    Raises:
-        MissingRuns: if one is not there.
-    """
+    """The roofline records of all models, GPUs and both counts."""
     found = [runs.closed_forms(experiments, cluster, count) for count in COUNTS for cluster in GPUS]
     columns = [
         "model",

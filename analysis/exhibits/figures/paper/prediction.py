@@ -21,11 +21,7 @@ BACK_TO_BACK = 10  # microbatches a call in the published measurements of four o
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a model and estimate: `simulated`, `measured` (tokens/s), their `ratio`, `source`, `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a model and estimate: `simulated`, `measured` (tokens/s), their `ratio`, `source`, `run_id`."""
     calls = runs.calls(experiments, schedules=("roundpipe",)).set_index("model")
     steady = runs.of_models(experiments, "steady_state", num_microbatches=(BACK_TO_BACK,)).set_index("model")
     rows = []
