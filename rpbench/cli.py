@@ -130,8 +130,7 @@ def register(verbs: Mapping[str, Verb]) -> None:
 
 def all_verbs() -> dict[str, Verb]:
     """Every verb by its name, in the order of the help."""
-    from rpbench.commands.advising.advise_usage import USAGE as ADVISE
-    from rpbench.commands.new_usage import USAGE as NEW
+    from rpbench.commands.usages import ADVISE, NEW
 
     return {
         "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] [--json] key=value ..."),

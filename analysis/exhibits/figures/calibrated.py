@@ -95,8 +95,7 @@ TOP = 1.6
 
 def draw(duels: Duels) -> Figure:
     """A panel a model: measured over predicted time of every contender, with the band."""
-    with style.applied():
-        figure = Figure(figsize=(8.6, 0.5 + 2.4 * len(duels)), layout="constrained")
+    with style.figure(8.6, 0.5 + 2.4 * len(duels)) as figure:
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
             _panel(axes, model, drawn(rows))

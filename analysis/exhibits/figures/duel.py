@@ -187,8 +187,7 @@ def drawn(rows: Mapping[str, Row]) -> dict[str, Row]:
 
 def draw(duels: Mapping[str, Mapping[str, Row]]) -> Figure:
     """A panel a model: for every contender what was predicted, emulated, measured; a dot is the median of a start."""
-    with style.applied():
-        figure = Figure(figsize=(8.6, 0.5 + 2.9 * len(duels)), layout="constrained")
+    with style.figure(8.6, 0.5 + 2.9 * len(duels)) as figure:
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
             _panel(axes, model, list(drawn(rows).values()))

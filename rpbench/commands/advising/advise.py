@@ -43,8 +43,8 @@ from rpbench.commands.advising.advise_questions import (
     spelled_machine,
 )
 from rpbench.commands.advising.advise_table import table
-from rpbench.commands.advising.advise_usage import USAGE
 from rpbench.commands.recorded.explain import print_explanation
+from rpbench.commands.usages import ADVISE
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.files.keys import LAYERS, MOVES, check_figures
@@ -262,7 +262,7 @@ def _asked(arguments: Sequence[str]) -> Asked:
         key = key.removeprefix("model.")
         key = "training_mode" if key == "finetune" else key
         if not equals or not value:
-            raise ConfigError(f"cannot read {item!r}: write key=value, as in {USAGE}")
+            raise ConfigError(f"cannot read {item!r}: write key=value, as in {ADVISE}")
         if key == "max_batch":
             raise ConfigError(f"max_batch={value} is now batch=max: write batch=max")
         if key == "batch" and value != "max":
@@ -281,10 +281,10 @@ def _asked(arguments: Sequence[str]) -> Asked:
         else:
             raise ConfigError(unknown_key(key, [*OWN, *FIGURES, *SIZES], "key"))
     if "model" not in own and not sizes:
-        raise ConfigError(f"model= is missing: {USAGE}")
+        raise ConfigError(f"model= is missing: {ADVISE}")
     if ("gpu" in own) == ("cluster" in own):
         both = "gpu= and cluster= are two ways to say it; give one" if "gpu" in own else "gpu= or cluster= is missing"
-        raise ConfigError(f"{both}: {USAGE}")
+        raise ConfigError(f"{both}: {ADVISE}")
     return Asked(own, figures, sizes)
 
 

@@ -166,8 +166,7 @@ def _row(method: str, rows: pd.DataFrame, multiple: Spread) -> list[Cell]:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Loss over tokens on the left, over simulated time on the right."""
-    with style.applied():
-        figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+    with style.figure(8.6, 4.2) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for method, look in METHODS.items():
             rows = data[data["method"] == method]

@@ -71,8 +71,7 @@ _SHADES = {0: style.VERMILION, 8: "#E88A4D", 4: "#F2B48C", 1: "#FBE3D3"}
 
 def draw(data: pd.DataFrame) -> Figure:
     """One group of bars a model: rotation, then the pool with rounds of 8, 4 and 1."""
-    with style.applied():
-        figure = Figure(figsize=(8.6, 3.0), layout="constrained")
+    with style.figure(8.6, 3.0) as figure:
         axes = figure.subplots()
         for number, size in enumerate((0, *ROUNDS)):
             rows = data[data["round_size"] == size].set_index("model").loc[list(runs.MODELS)]

@@ -101,8 +101,7 @@ def draw(data: pd.DataFrame) -> Figure:
     order = _order(data)
     num_timely = sum(not late for _, late in order)
     heights = {key: place + (place >= num_timely) * 0.8 for place, key in enumerate(order)}
-    with style.applied():
-        figure = Figure(figsize=(12.5, 2 + 0.19 * len(order)), layout="constrained")
+    with style.figure(12.5, 2 + 0.19 * len(order)) as figure:
         panels = figure.subplots(1, len(runs.MODELS), sharex=True, sharey=True, squeeze=False)[0]
         for axes, model in zip(panels, runs.MODELS, strict=True):
             _draw_model(axes, data[data["model"] == model], heights)

@@ -69,8 +69,7 @@ def _row(data: pd.DataFrame, policy: str, hours: list[float]) -> list[Cell]:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Goodput of every policy on the left; detours over shadows, with ReCycle's claim, on the right."""
-    with style.applied():
-        figure = Figure(figsize=(8.6, 3.4), layout="constrained")
+    with style.figure(8.6, 3.4) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
         for policy, look in POLICIES.items():
             draws = data[data["policy"] == policy].groupby("hours")["goodput"]

@@ -64,8 +64,7 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Bubble on the left, memory on the right; a curve a schedule over the number of devices."""
-    with style.applied():
-        figure = Figure(figsize=(9.6, 3.9), layout="constrained")
+    with style.figure(9.6, 3.9) as figure:
         left, right = figure.subplots(1, 2)
         most = data["num_devices"].max()
         largest = data[data["num_devices"] == most]["bubble"]

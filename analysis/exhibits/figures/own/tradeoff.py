@@ -127,8 +127,7 @@ def tabulate(data: pd.DataFrame) -> Table:
 def draw(data: pd.DataFrame) -> Figure:
     """One panel a number of microbatches; a point a schedule, its colour and marker its family."""
     counts = sorted(data["num_microbatches"].unique())
-    with style.applied():
-        figure = Figure(figsize=(12.5, 6.4), layout="constrained")
+    with style.figure(12.5, 6.4) as figure:
         panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
         for count, axes in zip(counts, panels, strict=True):
             _draw_panel(axes, data[data["num_microbatches"] == count], legend=count == counts[0])

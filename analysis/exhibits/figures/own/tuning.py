@@ -228,8 +228,7 @@ def lead_exhibit(experiments: Experiments) -> Shown:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Bubbles by schedule and cut, one panel a model; the lead at the right."""
-    with style.applied():
-        figure = Figure(figsize=(12, 3.9), layout="constrained")
+    with style.figure(12, 3.9) as figure:
         models, schedules = runs.models_of(data), runs.schedules_of(data)
         *panels, last = figure.subplots(1, len(models) + 1, width_ratios=[2] * len(models) + [2.4])
         for axes, model in zip(panels, models, strict=True):

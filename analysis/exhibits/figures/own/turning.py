@@ -214,8 +214,7 @@ def draw(data: pd.DataFrame) -> Figure:
     """Places over levels; a panel a model and machine, a line a schedule, a ring where two change places."""
     schedules = list(data["schedule"].unique())
     places = list(data.groupby(["model", "cluster"], sort=False))
-    with style.applied():
-        figure = Figure(figsize=(10.0, 6.4), layout="constrained")
+    with style.figure(10.0, 6.4) as figure:
         panels = figure.subplots(-(-len(places) // 2), 2, sharex=True, sharey=True, squeeze=False).ravel()
         for axes, ((model, cluster), rows) in zip(panels, places, strict=True):
             for schedule in schedules:

@@ -128,8 +128,7 @@ def _shown(x: Any, wanted: Map) -> str:
 
 def draw(maps: dict[str, pd.DataFrame]) -> Figure:
     """Two maps side by side: the colour is the winner's, the number its lead."""
-    with style.applied():
-        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+    with style.figure(9.5, 3.4) as figure:
         for axes, wanted in zip(figure.subplots(1, 2), (LINKS, SIZES), strict=True):
             _draw_map(axes, maps[wanted.experiment], wanted)
         figure.suptitle("Fastest system, and its tokens/s over those of the second (×)", fontsize=9.5)

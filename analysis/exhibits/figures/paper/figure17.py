@@ -122,8 +122,7 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Five panels of stacked bars, one a model."""
-    with style.applied():
-        figure = Figure(figsize=(11.5, 4.3), layout="constrained")
+    with style.figure(11.5, 4.3) as figure:
         models, names = runs.models_of(data), {bar: name for bar, name in _BARS.items() if bar in set(data["bar"])}
         panels = figure.subplots(1, len(models), sharey=True, sharex=True, squeeze=False)[0]
         for axes, model in zip(panels, models, strict=True):

@@ -82,8 +82,7 @@ def _published(row: dict, column: str) -> Published:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Times on the left, their ratio on the right."""
-    with style.applied():
-        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+    with style.figure(9.5, 3.4) as figure:
         times, ratios = figure.subplots(1, 2, width_ratios=(3, 2))
         for place, row in enumerate(data.to_dict("records")):
             _draw_times(times, place, row)

@@ -81,8 +81,7 @@ def draw(data: pd.DataFrame) -> Figure:
     looks |= {name: (style.METHODS[name].colour, f"{style.METHODS[name].name}, simulated") for name in SCHEDULES}
     hatches = {"ideal": "", "interleaved_1f1b": "", "looped_bfs": ".."}
     models = runs.models_of(data)
-    with style.applied():
-        figure = Figure(figsize=(7, 3.2), layout="constrained")
+    with style.figure(7, 3.2) as figure:
         axes = figure.subplots()
         for number, (bar, (colour, _)) in enumerate(looks.items()):
             rows = data[data["bar"] == bar].set_index("model").loc[models]

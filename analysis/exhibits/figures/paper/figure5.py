@@ -99,8 +99,7 @@ def _model_row(found: dict, model: str) -> list[Cell]:
 def draw(data: pd.DataFrame) -> Figure:
     """Intensity of each model against the batch, both logarithmic, with the line of each GPU."""
     drawn = data[data["convention"] == "artifact"]
-    with style.applied():
-        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    with style.figure(7.2, 4.2) as figure:
         axes = figure.subplots()
         for model in runs.models_of(drawn):
             row = drawn[(drawn["model"] == model) & (drawn["cluster"] == "8x_rtx4090")].iloc[0]

@@ -87,8 +87,7 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Left: both in tokens/s. Right: their ratio."""
-    with style.applied():
-        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+    with style.figure(9.5, 3.4) as figure:
         rates, ratios = figure.subplots(1, 2)
         _draw_rates(rates, data)
         _draw_ratios(ratios, data)

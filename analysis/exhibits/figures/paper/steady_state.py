@@ -106,8 +106,7 @@ def _row(found: dict, model: str, counts: list[int], causal: bool) -> list[Cell]
 def draw(data: pd.DataFrame) -> Figure:
     """One group of bars a model: the label, then N = 8, 9, 10, 16."""
     causal = data["bubble_causal"].notna().any()
-    with style.applied():
-        figure = Figure(figsize=(12.0, 3.6), layout="constrained")
+    with style.figure(12.0, 3.6) as figure:
         axes = figure.subplots()
         models = runs.models_of(data)
         for place, model in enumerate(models):
