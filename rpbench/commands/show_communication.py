@@ -114,11 +114,7 @@ def _number(name: str, value: str) -> int:
 
 
 def _table(request: Request, asked: Asked) -> tuple[Table, str]:
-    """The table, and who put its messages there.
-
-    Raises:
-        ValueError: if it cannot be read, lowered or held by a table.
-    """
+    """The table, and who put its messages there."""
     file = request.schedule.file
     if file is not None and file.path.suffix == ".csv":
         try:

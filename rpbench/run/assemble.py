@@ -291,9 +291,6 @@ def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffi
 
     Args:
         boundaries: whether boundary tensors are among the transfers of a run that charges hops.
-
-    Raises:
-        ConfigError: if the costs or the cluster lack a figure.
     """
     cost, cluster = request.cost, request.cluster
     if request.charge == "hops":
@@ -430,11 +427,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
 
 
 def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None:
-    """Refuse a name or sizes on the command line that are not those of the file.
-
-    Raises:
-        ConfigError: naming both.
-    """
+    """Refuse a name or sizes on the command line that are not those of the file."""
     shape, asked = schedule.shape, request.num_microbatches
     own = {
         "schedule": (request.entry.name == schedule.name, f"is {schedule.name}"),

@@ -237,11 +237,7 @@ def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int)
 
 
 def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
-    """What a search over meshes may choose from.
-
-    Raises:
-        ConfigError: for a machine, schedules or a training that it does not know.
-    """
+    """What a search over meshes may choose from."""
     if found.gpu is None and not found.rates:
         raise ConfigError(
             f"mesh=search: nobody knows the collectives of cluster={found.name}: take a machine whose devices are "

@@ -100,11 +100,7 @@ def _are_above_zero(value: object) -> bool:
 
 @lru_cache(maxsize=8)
 def _request(*overrides: str) -> Request:
-    """What a record asked for; its words are a stranger's, and reach neither Hydra itself nor the environment.
-
-    Raises:
-        ConfigError: for one that would.
-    """
+    """What a record asked for; its words are a stranger's, and reach neither Hydra itself nor the environment."""
     for item in overrides:
         if is_of_hydra(item) or "${" in item:
             raise ConfigError(f"{item!r:.80}: a record's choices are plain values; this one is none that a run writes")

@@ -116,11 +116,7 @@ def pivoted(options: dict[str, str]) -> Pivot:
 
 
 def _refuse_two_clocks(clocks: Any, keys: list[Any], value: str) -> None:
-    """Slots and seconds have neither a median nor a ratio.
-
-    Raises:
-        ValueError: if runs that agree in `keys`, a series each, count their times in both.
-    """
+    """Slots and seconds have neither a median nor a ratio."""
     if (clocks.groupby(keys).nunique() > 1).any():
         raise ValueError(
             f"value={value}: some of the runs count slots (cost=unit) and others seconds; take rows=cost, or a value "

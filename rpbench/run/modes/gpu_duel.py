@@ -194,11 +194,7 @@ def _is_dry(request: Request) -> bool:
 
 
 def _check(request: Request) -> None:
-    """Refuse what not all contenders can train alike.
-
-    Raises:
-        ConfigError: naming what they can.
-    """
+    """Refuse what not all contenders can train alike."""
     model, asked = request.model, request.optimizer
     assert model is not None
     dtypes = ("float32", "bfloat16")

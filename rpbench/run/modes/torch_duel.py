@@ -85,11 +85,7 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
 
 
 def _check(schedules: Sequence[str]) -> None:
-    """Refuse schedules that torch has none of its own for.
-
-    Raises:
-        ConfigError: naming those it has.
-    """
+    """Refuse schedules that torch has none of its own for."""
     unknown = [name for name in schedules if name not in SAME_NAME]
     if unknown or not schedules:
         raise ConfigError(

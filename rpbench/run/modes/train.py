@@ -87,11 +87,7 @@ def _prepare(request: Request) -> Work:
 
 
 def _rehearse(request: Request, assembled: Assembled) -> None:
-    """Refuse what the engine would refuse once it has begun.
-
-    Raises:
-        ValueError: with the value, the rule and a way out.
-    """
+    """Refuse what the engine would refuse once it has begun."""
     backend, analysis = _backend(request), Analysis(assembled.schedule)
     if backend.name == "emulated":
         make_program(analysis, assembled.costs)
@@ -406,11 +402,7 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
 
 
 def _data(request: Request, assembled: Assembled) -> Data:
-    """The tokens to train on.
-
-    Raises:
-        ConfigError: if they are to come from a file that does not do.
-    """
+    """The tokens to train on."""
     workload, model = request.workload, assembled.model
     window = assembled.schedule.shape.num_microbatches
     assert model is not None  # or the request had been refused

@@ -271,11 +271,7 @@ def _with_reductions(row: Sequence[Token], count: int, *, deferred: bool) -> Row
 
 
 def _with_messages(table: Table) -> list[RowOfTokens]:
-    """Ranks in turn do an action each if they can; who computes what another needs puts the message into both rows.
-
-    Raises:
-        ScheduleError: if no rank can.
-    """
+    """Ranks in turn do an action each if they can; who computes what another needs puts the message into both rows."""
     left = [deque(row) for row in table.rows]
     found: list[RowOfTokens] = [[] for _ in left]
     done: list[set[Token]] = [set() for _ in left]

@@ -77,11 +77,7 @@ def start_group(device: str, join_s: float = JOIN_S) -> None:
 
 
 def _joined(rank: int, world: int, join_s: float) -> dist.Store:
-    """The store that all ranks share, once every one of them is there.
-
-    Raises:
-        RunFailed: naming the first that is not.
-    """
+    """The store that all ranks share, once every one of them is there."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     hosts_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     deadline, patience = time.monotonic() + join_s, timedelta(seconds=join_s)

@@ -101,11 +101,7 @@ def _has_one_stage_a_rank(schedule: Schedule) -> bool:
 
 
 def _times(assembled: Assembled, kind: Kind) -> tuple[float, ...]:
-    """Seconds of a kind on each stage, recomputation included: in a whole backward, or in its first half.
-
-    Raises:
-        ScheduleError: for half a backward, if the costs do not split it.
-    """
+    """Seconds of a kind on each stage, recomputation included: in a whole backward, or in its first half."""
     costs, stages = assembled.costs, range(assembled.schedule.shape.num_stages)
     works = [costs.on(stage, costs.of(kind, stage)) for stage in stages]
     return tuple(float(work.pre + work.main) / costs.units_per_second for work in works)
