@@ -57,7 +57,7 @@ def report(arguments: Sequence[str]) -> int:
 
 def dashboard(arguments: Sequence[str]) -> int:
     """A page on loopback over the records, or W&B's workspace and report."""
-    from analysis.dashboard.command import dashboard as show_dashboard
+    from analysis.dashboard.server import dashboard as show_dashboard
 
     return show_dashboard(arguments)
 

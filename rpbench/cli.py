@@ -130,8 +130,7 @@ def register(verbs: Mapping[str, Verb]) -> None:
 
 def all_verbs() -> dict[str, Verb]:
     """Every verb by its name, in the order of the help."""
-    from rpbench.commands.advising.advise_usage import USAGE as ADVISE
-    from rpbench.commands.new_usage import USAGE as NEW
+    from rpbench.commands.usages import ADVISE, NEW
 
     return {
         "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] [--json] key=value ..."),
@@ -204,7 +203,7 @@ def advise(arguments: Sequence[str]) -> int:
 
 def list_options(arguments: Sequence[str]) -> int:
     """What can be chosen: a table on a terminal, JSON lines in a pipe or with --json."""
-    from rpbench.commands.listing import listed
+    from rpbench.commands.completion import listed
 
     parser = _Parser(prog="rpbench list", add_help=False)
     parser.add_argument("what", choices=_LISTS)
@@ -279,8 +278,7 @@ def show(arguments: Sequence[str]) -> int:
 
 def plan(arguments: Sequence[str]) -> int:
     """Partitions side by side, or with `plan=pipedream` what that makes of a profile; one JSON object."""
-    from rpbench.commands.plan import compare_plans
-    from rpbench.commands.plan_pipedream import partition_profile
+    from rpbench.commands.plan import compare_plans, partition_profile
 
     if "mesh=search" in arguments:
         from rpbench.commands.advising.advise import plan_meshes
@@ -374,7 +372,7 @@ def compact(arguments: Sequence[str]) -> int:
 
 def import_(arguments: Sequence[str]) -> int:
     """What was measured elsewhere, as records or a timeline; one JSON object for each."""
-    from rpbench.commands.recorded.importing import import_file
+    from rpbench.records.imports import import_file
 
     for row in import_file(arguments):
         print(json.dumps(row, allow_nan=False))

@@ -108,7 +108,7 @@ def exhibit(experiments: Experiments) -> Shown:
 from collections.abc import Iterator
 
 from analysis.claims.claim import Claim, section
-from analysis.claims.evidence import Need
+from analysis.claims.claim import Need
 from analysis.claims.printed import Printed
 
 
@@ -141,7 +141,7 @@ import pytest
 from contest_terms import small
 
 from rpbench.advice.causes import causes_of
-from rpbench.commands.recorded.explained_record import step_causes
+from rpbench.commands.recorded.explain import step_causes
 from rpbench.config.request import load
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest.contender import contender

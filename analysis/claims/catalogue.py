@@ -7,8 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 from pkgutil import walk_packages
 
-from analysis.claims.claim import SECTIONS, Claim, Verdict, judge
-from analysis.claims.evidence import Need
+from analysis.claims.claim import SECTIONS, Claim, Need, Verdict, judge
 from analysis.records.experiments import Experiments
 
 

@@ -17,8 +17,7 @@ from io import StringIO
 from pathlib import Path
 
 from analysis.claims.catalogue import all_claims, evaluate
-from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Verdict
-from analysis.claims.evidence import Need
+from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Need, Verdict
 from analysis.claims.expected import BECAUSE, CONTRADICTIONS, FOLDER, STATEMENTS, read_table
 from analysis.claims.own.regression import CONTENDER, row_of
 from analysis.claims.summary import red_text

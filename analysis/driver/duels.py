@@ -181,11 +181,7 @@ def sealed(table: str) -> str:
 
 
 def _unsealed(source: Path) -> str:
-    """The table in a file, without its last line.
-
-    Raises:
-        ValueError: if a line is not the one that was written.
-    """
+    """The table in a file, without its last line."""
     try:
         text = read_text(source)
     except ValueError as error:

@@ -27,12 +27,10 @@ from analysis.claims.catalogue import all_claims
 from analysis.claims.expected import held_experiments
 from analysis.claims.summary import red_text, summary_text
 from analysis.driver.accelerators import NONE_HERE, has_accelerators, run_on_accelerators
-from analysis.driver.forked import can_fork
 from analysis.driver.notebooks import Kernel, execute, notebooks
-from analysis.driver.sweeps import ALL, DUELS, PAPER, QUICK, ROOT, Scope, run_sweeps
+from analysis.driver.sweeps import ALL, DUELS, PAPER, QUICK, ROOT, Scope, can_fork, run_sweeps
 from analysis.exhibits.exhibit import DECLARED
-from analysis.exhibits.figures.files import OUT
-from analysis.exhibits.tables.files import save_table
+from analysis.exhibits.figures.files import OUT, save_table
 from analysis.mutate import check, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.content import Content

@@ -18,7 +18,7 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from rpbench.records import manifest as manifests
-from rpbench.records.clock import Clock, clock
+from rpbench.records.describe import Clock, clock
 from rpbench.records.manifest import Manifest
 
 Row = Mapping[str, Any]
@@ -358,8 +358,7 @@ def _draw(lines: Sequence[Contender], measure: Measure, heads: Sequence[str]) ->
     works = list(dict.fromkeys(line.work for line in lines))
     shown = sorted((line for line in lines if line.values(measure)), key=lambda line: works.index(line.work))
     places = [number + 0.6 * works.index(line.work) for number, line in enumerate(shown)]
-    with style.applied():
-        figure = Figure(figsize=(8, 0.9 + 0.24 * (places[-1] + 1)), layout="constrained")
+    with style.figure(8, 0.9 + 0.24 * (places[-1] + 1)) as figure:
         axes = figure.add_subplot()
         values = [line.values(measure) for line in shown]
         middle = [median(each) for each in values]

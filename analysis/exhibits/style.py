@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
+from matplotlib.figure import Figure
 
 from rpbench import yaml_file
 
@@ -70,6 +71,13 @@ def applied() -> Iterator[None]:
     """The style in force for figures that are made, or written, inside."""
     with matplotlib.rc_context(_STYLE):
         yield
+
+
+@contextmanager
+def figure(width: float, height: float) -> Iterator[Figure]:
+    """A figure of so many inches in the style, which finds room for its labels."""
+    with applied():
+        yield Figure(figsize=(width, height), layout="constrained")
 
 
 # What each bubble of a record is; captions, the page of the method and docs/bubbles.md say it in these words.

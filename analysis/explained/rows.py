@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from analysis.predictions.clusters.case import Case, Row, rows_of
+from analysis.predictions.clusters.fit import SETS
 from analysis.predictions.clusters.jobs import cases_of_row
-from analysis.predictions.clusters.problems import SETS
 from analysis.predictions.compare import PLATFORMS, case_of
 from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.config.choices import ConfigError

@@ -31,10 +31,9 @@ bars = None  # of figure 17: schedules by name, "roundpipe-sync", "relabelled", 
 down, across, value = "bar", "model", "total"  # columns of the frame that the table is made of
 
 # %%
-from analysis.exhibits.exercises import smallest_step
 from analysis.exhibits.figures import timelines
 from analysis.exhibits.figures.paper import figure3, figure17
-from analysis.exhibits.notebook import chosen, crossed, judge, picture, say
+from analysis.exhibits.notebook import chosen, crossed, judge, picture, say, smallest_step
 from analysis.exhibits.tables import published_cells
 from analysis.records.experiments import Experiments
 

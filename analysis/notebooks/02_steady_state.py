@@ -30,10 +30,8 @@ estimates = None  # of throughput: "sync", "label", "back to back"
 down, across, value = "num_microbatches", "model", "bubble"  # columns of the frame that the table is made of
 
 # %%
-from analysis.exhibits.exercises import bubble_of_calls
 from analysis.exhibits.figures.paper import prediction, steady_state
-from analysis.exhibits.notebook import chosen, crossed, judge, picture, rows, say
-from analysis.exhibits.tables import causal
+from analysis.exhibits.notebook import bubble_of_calls, chosen, crossed, judge, picture, rows, say
 from analysis.records.experiments import Experiments
 
 experiments = Experiments(Path(results))
@@ -53,7 +51,7 @@ rows(steady_state.tabulate(bubbles))
 # ## The head waits for its input
 
 # %%
-waits = chosen(causal.numbers(experiments), model=models)
+waits = chosen(steady_state.causal_numbers(experiments), model=models)
 waits.drop(columns=["run_id_ahead", "run_id_waits"]).round(3)
 
 # %% [markdown]
@@ -68,7 +66,7 @@ crossed(chosen(paces, estimate=estimates), "estimate", "model", "ratio").round(3
 # ## Answer
 
 # %%
-say(steady_state.answer(bubbles), causal.answer(waits), prediction.answer(paces))
+say(steady_state.answer(bubbles), steady_state.causal_answer(waits), prediction.answer(paces))
 
 # %% [markdown]
 # ## Exercise

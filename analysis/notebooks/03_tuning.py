@@ -29,10 +29,8 @@ cut = "search"  # of the table: "published", "even", "greedy", "search", "search
 down, across, value = "schedule", "model", "bubble"  # its columns
 
 # %%
-from analysis.exhibits.exercises import better_cut
 from analysis.exhibits.figures.own import tuning
-from analysis.exhibits.notebook import chosen, crossed, judge, picture, rows, say
-from analysis.exhibits.tables import plans
+from analysis.exhibits.notebook import better_cut, chosen, crossed, judge, picture, rows, say
 from analysis.records.experiments import Experiments
 
 experiments = Experiments(Path(results))
@@ -60,14 +58,14 @@ leads.drop(columns="run_ids").round(4)
 # ## RoundPipe's plans
 
 # %%
-found = {(model, cut): row for (model, cut), row in plans.numbers(experiments).items() if model in models}
-rows(plans.tabulate(found))
+found = {(model, cut): row for (model, cut), row in tuning.plans_numbers(experiments).items() if model in models}
+rows(tuning.plans_table(found))
 
 # %% [markdown]
 # ## Answer
 
 # %%
-say(tuning.answer(runs), plans.answer(found))
+say(tuning.answer(runs), tuning.plans_answer(found))
 
 # %% [markdown]
 # ## Exercise

@@ -29,9 +29,8 @@ cluster = "8x_rtx4090"  # of figure 2, also 8x_a800, 8x_rtx5090, 8x_h100; publis
 convention = "corrected"  # of the table of batches: "artifact" or "corrected"
 
 # %%
-from analysis.exhibits.exercises import even_link
 from analysis.exhibits.figures.paper import figure2, figure5
-from analysis.exhibits.notebook import among, chosen, crossed, judge, picture, rows, say
+from analysis.exhibits.notebook import among, chosen, crossed, even_link, judge, picture, rows, say
 from analysis.records.experiments import Experiments
 from analysis.records.runs import closed_forms
 

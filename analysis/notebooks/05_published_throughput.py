@@ -24,9 +24,8 @@ platform = "8x-rtx4090-24gb"  # or "8x-a800-80gb-sxm"
 systems_shown = None  # None for all, or such as ["megatron-pp", "mobius", "roundpipe"], RoundPipe among them
 
 # %%
-from analysis.exhibits.exercises import fair_price
 from analysis.exhibits.figures.paper import predicted, systems
-from analysis.exhibits.notebook import among, chosen, crossed, judge, picture, say
+from analysis.exhibits.notebook import among, chosen, crossed, fair_price, judge, picture, say
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 
 among("platform", platform, [predicted.RTX4090, predicted.A800])

@@ -29,9 +29,8 @@ seq_len_tokens = None  # of figure 16, such as [512, 4096, 32768]
 value = "ratio"  # of the tables: predicted, low, high, known, ratio
 
 # %%
-from analysis.exhibits.exercises import longest_sequence
 from analysis.exhibits.figures.paper import predicted, predicted_curves
-from analysis.exhibits.notebook import among, chosen, crossed, judge, picture, say
+from analysis.exhibits.notebook import among, chosen, crossed, judge, longest_sequence, picture, say
 from analysis.records.paper import PUBLISHED_MODELS
 
 names = [PUBLISHED_MODELS[model] for model in among("models", models, list(PUBLISHED_MODELS))]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.predictions import compare, holdout, misses, outcomes, refit, score, tables
+from analysis.predictions import compare, holdout, outcomes, score, tables
 from rpbench.records.record import write_atomically
 
 _VERBS = ("write", "score", "outcomes", "refit", "holdout", "misses")
@@ -23,9 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     texts = {
         "score": score.text,
         "outcomes": lambda: outcomes.sealed_text() if options.sealed else outcomes.text(),
-        "refit": refit.text,
+        "refit": holdout.refit_text,
         "holdout": lambda: holdout.text(compare.throughput_cells(*tables.PLATFORMS)),
-        "misses": lambda: misses.text(compare.throughput_cells()),
+        "misses": lambda: compare.misses_text(compare.throughput_cells()),
     }
     print(texts[options.verb]())
     return 0
@@ -38,7 +38,7 @@ def _write(folder: Path) -> int:
     cells = compare.throughput_cells(*tables.PLATFORMS)
     _save(folder, "holdout", holdout.rows(cells))
     _save(folder, "experts_holdout", holdout.expert_rows())
-    _save(folder, "misses", misses.rows(cells))
+    _save(folder, "misses", compare.miss_rows(cells))
     return 0
 
 

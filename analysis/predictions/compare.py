@@ -1,10 +1,11 @@
-"""Predictions beside the published figures, cell by cell."""
+"""Predictions beside the published figures, cell by cell, and what would explain a miss."""
 
 from dataclasses import dataclass, replace
 from functools import cache
-from math import log
+from math import exp, log
+from typing import NamedTuple
 
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.paper import OUR_MODELS, PUBLISHED_MODELS
 from rpbench.config.request import load
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import NUMBERS, Machine
@@ -94,8 +95,8 @@ class Cell:
 def cell_of(key: str) -> Cell:
     """The cell that a declaration names."""
     table, system, platform, published = key.split("/")
-    model = next(name for name, known in PUBLISHED_MODELS.items() if known == published)
-    return Cell(table, system, model, next(name for name, known in PLATFORMS.items() if known == platform))
+    cluster = next(name for name, known in PLATFORMS.items() if known == platform)
+    return Cell(table, system, OUR_MODELS[published], cluster)
 
 
 def published_value(cell: Cell) -> tuple[str, float | None]:
@@ -169,3 +170,77 @@ def throughput_cells(*clusters: str) -> list[Cell]:
 def declared() -> Basis:
     """The declared constants on the known machine."""
     return declared_basis(KNOWN)
+
+
+# A miss is worth a word from here on; a constant that hardly matters is no explanation.
+LIMIT, LEAST_EFFECT = 0.15, 0.05
+
+
+class Lever(NamedTuple):
+    """A constant, the factor that would close the gap, and how many of its deviations that is."""
+
+    constant: str
+    factor: float
+    deviations: float
+
+
+class Miss(NamedTuple):
+    """A cell that is off, the terms of its step in seconds, and its levers, the most plausible first."""
+
+    cell: Cell
+    error: float
+    terms: dict[str, float]
+    lacking_s: float
+    levers: tuple[Lever, ...]
+
+
+def explain(cell: Cell) -> Miss | None:
+    """The miss of a throughput cell; None if it has no value on one side or is not off by more than the limit."""
+    found = predicted(cell, with_interval=True)
+    _, known = published_value(cell)
+    if found.tokens_per_s is None or known is None or abs(found.tokens_per_s / known - 1) <= LIMIT:
+        return None
+    assert found.sensitivity is not None
+    assert found.terms is not None
+    gap = log(known / found.tokens_per_s)
+    levers = []
+    for name, effect in found.sensitivity.items():
+        if abs(effect) >= LEAST_EFFECT:
+            move = gap / effect
+            levers.append(Lever(name, exp(min(50, move)), abs(move) / found.case.basis.declared[name].within))
+    levers.sort(key=lambda lever: lever.deviations)
+    lacking = found.case.tokens_per_step / known - sum(found.terms.values())
+    return Miss(cell, found.tokens_per_s / known - 1, dict(found.terms), lacking, tuple(levers))
+
+
+def miss_rows(cells: list[Cell]) -> list[dict[str, str]]:
+    """A row a miss and lever, the three most plausible of each."""
+    return [
+        {
+            "system": miss.cell.system,
+            "model": miss.cell.model,
+            "platform": PLATFORMS[miss.cell.cluster],
+            "error": f"{miss.error:.4f}",
+            "missing_s": f"{miss.lacking_s:.3f}",
+            "terms_s": "; ".join(f"{name} {seconds:.2f}" for name, seconds in miss.terms.items() if seconds),
+            "constant": lever.constant,
+            "factor": f"{lever.factor:.3f}",
+            "deviations": f"{lever.deviations:.2f}",
+        }
+        for miss in filter(None, map(explain, cells))
+        for lever in miss.levers[:3]
+    ]
+
+
+def misses_text(cells: list[Cell]) -> str:
+    """Every miss with its terms and its three most plausible levers."""
+    lines = []
+    for miss in filter(None, map(explain, cells)):
+        terms = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in miss.terms.items() if seconds)
+        where = f"{miss.cell.system} {miss.cell.model}, {PLATFORMS[miss.cell.cluster]}"
+        lines.append(f"{where}: {miss.error:+.1%}; {terms}; {miss.lacking_s:+.2f} s missing")
+        lines += [
+            f"    {lever.constant} x {lever.factor:.2f}, {lever.deviations:.1f} of its deviations"
+            for lever in miss.levers[:3]
+        ]
+    return "\n".join(lines) or f"no cell is off by more than {LIMIT:.0%}"

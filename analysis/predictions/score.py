@@ -9,7 +9,7 @@ from statistics import median
 from analysis.predictions import compare
 from analysis.predictions.compare import Cell
 from analysis.predictions.tables import read
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.paper import OUR_MODELS, PUBLISHED_MODELS
 from rpbench.predict import SYSTEMS
 
 DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
@@ -108,7 +108,7 @@ def _verdicts() -> Bar:
     for row in read("throughput"):
         if row["platform"] != compare.PLATFORMS[compare.KNOWN]:
             continue
-        model = next(name for name, known in PUBLISHED_MODELS.items() if known == row["model"])
+        model = OUR_MODELS[row["model"]]
         status, _ = compare.published_value(Cell("throughput", row["system"], model))
         if status == row["status"]:
             right += 1

@@ -44,13 +44,14 @@ Source: Yeung, Qi, Lin and Wan, "Balancing Pipeline Parallelism with Vocabulary 
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain, repeat
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from analysis.predictions.tables import FOLDER, as_csv
+from baselines.tensor_parallel.interlaced import letters
 from rpbench.cost.published import published_rows
 from rpbench.cost.table import CostTable, Work
 from rpbench.ir.action import Action, Kind
@@ -105,7 +106,7 @@ def tokens(
 ) -> tuple[Token, ...]:
     """The row of one rank; a cut pass S of a method with barriers is counted from 0 to `num_microbatches`."""
     if method == "interlaced":
-        kinds = _interlaced(rank, num_ranks, num_microbatches)
+        kinds: Iterable[str] = letters(num_ranks, rank, num_microbatches)
     else:
         turn = _turns(num_ranks, forward, backward)[rank]
         kinds = _with_barriers(rank, num_ranks, num_microbatches, turn, int(method == "synctwice"))
@@ -147,16 +148,6 @@ def _with_barriers(rank: int, num_ranks: int, num_microbatches: int, turn: Turn,
     backwards_left = num_microbatches - steady
     paired = min(passes_left - (1 - second), backwards_left)  # with one barrier, the last pass ends the row
     yield from chain("BS" * paired, "B" * (backwards_left - paired), "S" * (passes_left - paired))
-
-
-def _interlaced(rank: int, num_ranks: int, num_microbatches: int) -> Iterator[str]:
-    """Kinds of an interlaced row."""
-    warmup = min(3 * num_ranks // 2 - rank, num_microbatches)
-    passes = min(num_ranks - rank, num_microbatches)
-    ahead = max(0, warmup - passes - (num_ranks - rank - 1) // 2)
-    triple = "FBS" if rank % 2 == num_ranks % 2 else "BFS"
-    yield from chain("F" * warmup, "S" * passes, "BS" * ahead, triple * (num_microbatches - warmup))
-    yield from chain("BS" * (warmup - passes - ahead), "B" * passes)
 
 
 def _lanes(method: str, rank: int, row: tuple[Token, ...], num_microbatches: int) -> dict[str, Row]:

@@ -209,11 +209,7 @@ class Experiments:
         return manifest is None or any(choices.items() <= cell.overrides.items() for cell in manifest.cells)
 
     def _sound(self, experiment: str) -> Manifest:
-        """The manifest of an experiment that was run by this code.
-
-        Raises:
-            MissingRuns: as of `cells`.
-        """
+        """The manifest of an experiment that was run by this code."""
         if experiment not in self._manifests:
             self._manifests[experiment] = self._once(experiment, self._current)
         return self._manifests[experiment]

@@ -25,6 +25,7 @@ PUBLISHED_MODELS = {
     "qwen3_32b": "qwen3-32b",
     "qwen3_235b_lora": "qwen3-235b-lora",
 }
+OUR_MODELS = {name: model for model, name in PUBLISHED_MODELS.items()}
 
 
 def models_in(rows: pd.DataFrame) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The runs behind exhibits, whole or not at all: calls of figure 17, closed forms, models, all of a sweep."""
+"""The runs behind exhibits, whole or not at all (MissingRuns): calls of figure 17, closed forms, models, sweeps."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -36,22 +36,14 @@ def single_call(experiments: Experiments, partition: str = "published") -> pd.Da
 
 
 def calls(experiments: Experiments, partition: str = "published", schedules: Sequence[str] = SCHEDULES) -> pd.DataFrame:
-    """`single_call` of every schedule on every model, in this order.
-
-    Raises:
-        MissingRuns: if one is not there.
-    """
+    """`single_call` of every schedule on every model, in this order."""
     experiment = "figure17" if partition == "published" else "partitions"
     wanted = list(product(schedules, MODELS))
     return index(single_call(experiments, partition), ("schedule", "model"), wanted, experiment)
 
 
 def closed_forms(experiments: Experiments, cluster: str, convention: str) -> pd.DataFrame:
-    """Roofline records of a cluster, a model each, by how FLOPs are counted.
-
-    Raises:
-        MissingRuns: if one is not there.
-    """
+    """Roofline records of a cluster, a model each, by how FLOPs are counted."""
     rows = succeeded(experiments.cells("roofline"))
     rows = rows if rows.empty else rows[(rows["cluster"] == cluster) & (rows["convention"] == convention)]
     return index(rows, ("model",), [(model,) for model in MODELS], "roofline")
@@ -61,9 +53,6 @@ def of_models(experiments: Experiments, experiment: str, **varied: Sequence[Any]
     """The runs of an experiment on every model, with every value of what is varied besides.
 
     of_models(experiments, "steady_state", num_microbatches=(8, 10))
-
-    Raises:
-        MissingRuns: if one is not there.
     """
     wanted = list(product(MODELS, *varied.values()))
     return index(succeeded(experiments.cells(experiment)), ("model", *varied), wanted, experiment)
@@ -75,9 +64,6 @@ def whole(experiments: Experiments, experiment: str, **keys: str) -> pd.DataFram
     A column that records lack is read off their configuration.
 
     whole(experiments, "hop_latency", schedule="schedule", hop="cost.hop_ms")
-
-    Raises:
-        MissingRuns: if one is not there.
     """
     rows = succeeded(experiments.cells(experiment))
     for column, key in keys.items():

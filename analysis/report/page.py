@@ -11,8 +11,8 @@ from analysis.claims import Need, all_claims, evaluate
 from analysis.exhibits.catalogue import exhibits as make_exhibits
 from analysis.exhibits.exhibit import DECLARED
 from analysis.exhibits.figures.calibrated import calibration
+from analysis.exhibits.figures.files import save_table
 from analysis.exhibits.own_sweep import exhibit as compare
-from analysis.exhibits.tables.files import save_table
 from analysis.records.experiments import Experiments, is_current
 from analysis.report import views
 from analysis.report.content import Content

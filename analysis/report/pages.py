@@ -11,9 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.style import BUBBLES
-from analysis.report import findings, opening, views
-from analysis.report.answers import FIRST, answer, judgement
+from analysis.report import opening, views
 from analysis.report.content import Content
+from analysis.report.opening import FIRST, answer, judgement
 from analysis.report.site import Site, by_sweep, sections_of, slug
 from analysis.report.statements import Statement, choices, counted, grouped_by, judged, statements
 from rpbench.records.provenance import now
@@ -64,7 +64,7 @@ class _Pages:
         yield from self._records()
         if self._content.reproduces:
             yield from self._claims()
-            yield self._page("findings", "findings.html", findings=findings.findings(self._content.verdicts))
+            yield self._page("findings", "findings.html", findings=opening.findings(self._content.verdicts))
             found = views.discrepancies(self._content.verdicts, self._sources)
             yield self._page("discrepancies", "discrepancies.html", discrepancies=found)
         yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **self._machines())

@@ -140,12 +140,9 @@ def _columns(shown: Table | None) -> list[tuple[str, bool]]:
         return []
     below = zip(*shown.rows, strict=True) if shown.rows else [()] * len(shown.columns)
     return [
-        (name, any(_is_number(cell.value) for cell in cells)) for name, cells in zip(shown.columns, below, strict=True)
+        (name, any((isinstance(cell.value, (int, float)) and not isinstance(cell.value, bool)) for cell in cells))
+        for name, cells in zip(shown.columns, below, strict=True)
     ]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _cell(cell: Cell, sources: Sources) -> View:

@@ -6,9 +6,60 @@
 ```yaml title="NAME"           a file that the commands below it read
 """
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[2]
+# Documents outside docs/ that are pages of the site, by their path there.
+PROJECT = {
+    "CONTRIBUTING.md": "project/contributing.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "baselines/README.md": "project/other_engines.md",
+    "analysis/predictions/README.md": "project/predictions_in_detail.md",
+    "analysis/published/README.md": "project/published_numbers.md",
+}
+_HERE = {"README.md": "index.md", **PROJECT}
+_LINK = re.compile(r"(?<!!)\[(?P<words>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+_FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+
+
+def source_of(uri: str) -> str:
+    """The path in the repository of a page of the site."""
+    return next((path for path, page in PROJECT.items() if page == uri), f"docs/{uri}")
+
+
+def page_of(path: str) -> str | None:
+    """The page that a path in the repository is on the site; None if it is none."""
+    if path in _HERE:
+        return _HERE[path]
+    return path.removeprefix("docs/") if path.startswith("docs/") else None
+
+
+def relinked(text: str, uri: str, missing: Callable[[str], None]) -> str:
+    """The text of a page with links as the site has them.
+
+    A link to a document that is no page becomes the words with its path. `missing` is told of a path that is nowhere.
+    """
+    folder = PurePosixPath(source_of(uri)).parent
+
+    def link(found: re.Match[str]) -> str:
+        if "://" in found["target"] or found["target"].startswith("mailto:"):
+            return found[0]
+        path = os.path.normpath(folder / found["target"])
+        if not (ROOT / path).exists():
+            missing(f"{source_of(uri)}: {found['target']} is not there")
+        page = page_of(path)
+        if page is None:
+            return f"{found['words']} (`{path}`)"
+        target = os.path.relpath(page, PurePosixPath(uri).parent)
+        return f"[{found['words']}]({target}{found['anchor'] or ''})"
+
+    parts = _FENCED.split(text)
+    return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in parts)
+
 
 # What a command may need that a test does not have.
 GROUNDS = (

@@ -1,6 +1,14 @@
-"""Hooks of mkdocs: pages from outside docs/, links, marks of fences, and the methods' facts and drawings."""
+"""Hooks of mkdocs: pages from outside docs/, links, marks of fences, and the methods' facts and drawings.
 
+Pyodide comes from npm: `npm ci --prefix analysis/site`. A site that is built without it says so on the page.
+"""
+
+import base64
+import gzip
+import io
+import json
 import logging
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,7 +16,74 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from analysis.site import fences, generated, links, methods, runtime
+from analysis.site import fences, generated, methods
+
+ROOT = Path(__file__).parents[2]
+PYODIDE = Path(__file__).parent / "node_modules" / "pyodide"
+NAME = "schedules_runtime.js"
+_FILES = ("pyodide.js", "pyodide.asm.js", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+# What `schedule_answer` may import; tests run it with nothing else but the standard library.
+_PACKAGES = (
+    "rpbench/ir",
+    "rpbench/ir/checks",
+    "rpbench/ir/waits",
+    "rpbench/passes",
+    "rpbench/ordering",
+    "rpbench/schedules",
+    "rpbench/cost",
+    "rpbench/cost/footprint",
+    "rpbench/cost/hardware",
+    "rpbench/workload",
+    "rpbench/plan",
+    "rpbench/plan/of_pipedream",
+    "rpbench/plan/of_mobius",
+    "rpbench/sim",
+    "rpbench/sim/shared_links",
+    "rpbench/config",
+    "rpbench/drawing",
+    "baselines",
+)
+_MODULES = ("rpbench", "analysis", "analysis/site")  # their own files, not the folders below
+_FIRST = (1980, 1, 1, 0, 0, 0)  # of every file: the same sources make the same script
+
+
+def script() -> str:
+    """The script: file by name, compressed and in letters; with no file where Pyodide is not there."""
+    held = {} if not is_there() else {name: _letters(content) for name, content in _contents()}
+    return f"self.SCHEDULES_RUNTIME = {json.dumps(held)}\n"
+
+
+def is_there() -> bool:
+    """Whether Pyodide has been fetched."""
+    return all((PYODIDE / name).is_file() for name in _FILES)
+
+
+def _contents() -> Iterator[tuple[str, bytes]]:
+    for name in _FILES:
+        yield name, (PYODIDE / name).read_bytes()
+    yield "project.zip", project()
+
+
+def project() -> bytes:
+    """The Python that the page runs, as an archive to import from."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
+        for path in sorted(_sources()):
+            archive.writestr(zipfile.ZipInfo(str(path.relative_to(ROOT)), _FIRST), path.read_bytes())
+    return made.getvalue()
+
+
+def _sources() -> Iterator[Path]:
+    for package in _PACKAGES:
+        yield from (ROOT / package).glob("*.py")
+    yield from (path for path in (ROOT / "baselines").glob("*/*.py") if path.parent.name != "systems")
+    for package in _MODULES:
+        yield from (ROOT / package).glob("*.py")
+
+
+def _letters(content: bytes) -> str:
+    return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode("ascii")
+
 
 _LOG = logging.getLogger("mkdocs.plugins.rpbench")
 
@@ -24,13 +99,13 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add documents of the repository, the drawings, and what the page of schedules runs."""
-    for path, uri in links.PROJECT.items():
-        files.append(File.generated(config, uri, abs_src_path=str(links.ROOT / path)))
+    for path, uri in fences.PROJECT.items():
+        files.append(File.generated(config, uri, abs_src_path=str(fences.ROOT / path)))
     for name, drawing in _drawings():
         files.append(File.generated(config, f"methods/{name}.svg", content=drawing))
-    if not runtime.is_there():
+    if not is_there():
         _LOG.info("schedules.md works nothing out: there is no Pyodide; npm ci --prefix analysis/site fetches it")
-    files.append(File.generated(config, runtime.NAME, content=runtime.script()))
+    files.append(File.generated(config, NAME, content=script()))
     return files
 
 
@@ -52,4 +127,4 @@ def as_shown(markdown: str, uri: str, missing: Callable[[str], None]) -> str:
     name = uri.removeprefix("methods/").removesuffix(".md")
     if uri.startswith("methods/") and name in methods.pages():
         markdown = methods.with_facts(markdown, name)
-    return fences.shown(generated.filled(links.relinked(markdown, uri, missing)))
+    return fences.shown(generated.filled(fences.relinked(markdown, uri, missing)))

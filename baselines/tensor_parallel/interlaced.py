@@ -45,12 +45,13 @@ def interlaced(shape: Shape) -> Schedule:
 def _step(p: int, rank: int, batch: range) -> Iterator[Action]:
     parts = {"F": (Kind.F,), "S": (Kind.HF, Kind.HB), "B": (Kind.B,)}
     following = {name: iter(batch) for name in parts}
-    for name in _letters(p, rank, len(batch)):
+    for name in letters(p, rank, len(batch)):
         microbatch = next(following[name])
         yield from (Action(kind, rank, microbatch) for kind in parts[name])
 
 
-def _letters(p: int, rank: int, m: int) -> str:
+def letters(p: int, rank: int, m: int) -> str:
+    """A rank's row of m microbatches on p ranks; S is HF and HB."""
     warmup, heads = min(3 * p // 2 - rank, m), min(p - rank, m)
     early = max(0, warmup - heads - (p - rank - 1) // 2)  # backwards before the first forward after the warm-up
     steady = "FBS" if rank % 2 == p % 2 else "BFS"

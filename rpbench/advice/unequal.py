@@ -1,6 +1,6 @@
 """Unequal: terms of a step whose sequences differ in length. A search takes microbatches of mean cost, each as large in
 memory as the largest; what it chooses is timed again with each as long as it is
-(`rpbench.commands.advising.advise_lengths`)."""
+(`rpbench.commands.advising.advise_around`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

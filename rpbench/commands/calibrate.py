@@ -62,7 +62,7 @@ def calibrate(arguments: Sequence[str]) -> dict[str, Any]:
     device, path = _device(options), folder / f"{name}.yaml"
     dry = _dry(options, device)
     _check_name(name, path)
-    began, tell = time.monotonic(), _teller()
+    began, tell = time.monotonic(), lambda line: _say(f"measuring {line}")
     if dry:
         return {"cluster": name} | _dry_run(options, device, dry, tell)
     from rpbench.run.cluster_file import to_text
@@ -159,11 +159,7 @@ def _check_name(name: str, path: Path) -> None:
 
 
 def _num_devices(options: dict[str, str], device: str) -> int:
-    """Devices that work at the same time.
-
-    Raises:
-        ValueError: for a device that is not there.
-    """
+    """Devices that work at the same time."""
     from rpbench.engine.measure.calibration import check_device  # torch
 
     check_device(device)
@@ -188,9 +184,9 @@ def _collectives(
     """Rates of the collectives between several ranks of this host; on its cores where accelerators are made up."""
     from rpbench.cost.hardware.collective_rates import fit_rate
     from rpbench.engine.backends import accelerator
-    from rpbench.torch_runtime.collectives import STALL_S, CollectiveRequest
     from rpbench.torch_runtime.processes.diagnosis import RunFailed
     from rpbench.torch_runtime.processes.ranks import Ranks
+    from rpbench.torch_runtime.shards import STALL_S, CollectiveRequest
 
     if not asked.isdecimal():
         raise ConfigError(f"ranks={asked}: a whole number of at least 2")
@@ -216,10 +212,6 @@ def _devices(device: str, num_devices: int) -> dict[str, int]:
     import torch
 
     return {"num_devices": num_devices, "device_memory_bytes": torch.accelerator.get_memory_info(0)[1]}
-
-
-def _teller() -> Callable[[str], None]:
-    return lambda line: _say(f"measuring {line}")
 
 
 def _say(line: str) -> None:

@@ -1,11 +1,13 @@
-"""`completion`: a script for bash or zsh that completes verbs, keys and the options that exist now.
+"""`list` and `completion`: what can be chosen, and the shell that offers it.
 
 The script holds its words: completing starts no Python. Print it again after adding files of one's own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 
+from rpbench import registry
 from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import SIZES
 from rpbench.commands.advising.advise import OWN
@@ -13,9 +15,38 @@ from rpbench.config.charging import WORDS
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import GROUPS, RunConfig, options_of
 from rpbench.passes.recomputation import RECOMPUTES
+from rpbench.places import CONF, files_of
 from rpbench.plan import METHODS
-from rpbench.run.offloading import OFFLOADS
+from rpbench.run.assemble import OFFLOADS
 from rpbench.sim.events import RULES
+
+FOLDERS: Mapping[str, str] = {
+    "models": "model",
+    "clusters": "cluster",
+    "experiments": "experiment",
+    "gpus": "gpu",
+}
+
+
+def listed(what: str) -> Iterator[dict[str, str]]:
+    """Name and one line about each option of schedules or a folder of `FOLDERS`; `path` of the user's."""
+    if what == "schedules":
+        for name, entry in registry.offered().items():
+            found = registry.sources(entry)
+            yield {"name": name, "says": entry.source} | ({"path": str(found[0])} if found else {})
+        return
+    for path in files_of(FOLDERS[what]):
+        own = {} if path.is_relative_to(CONF) else {"path": str(path)}
+        yield {"name": path.stem, "says": first_comment(path)} | own
+
+
+def first_comment(path: Path) -> str:
+    """The first line of a file's first comment that says something, without its mark."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and line.strip("# ") and not line.strip("# ").startswith("@"):
+            return line.strip("# ")
+    return ""
+
 
 SHELLS = ("bash", "zsh")
 _SWITCHES = ("verify", "save_timeline", "force")

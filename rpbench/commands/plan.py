@@ -1,15 +1,35 @@
-"""`plan`: partitions of one model for one schedule, side by side."""
+"""`plan`: partitions of one model side by side, or stages and replicas by PipeDream's partitioner."""
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from math import prod
+from pathlib import Path
 from typing import Any
 
+from omegaconf import MISSING
+
+from rpbench.config.choices import ConfigError, typed
 from rpbench.config.request import Request
+from rpbench.cost.layer_graph import LayerGraph, from_csv
 from rpbench.plan import METHODS, Choice, choose
+from rpbench.plan.of_pipedream.cuts import Cuts, cuts_of
+from rpbench.plan.of_pipedream.forecast import (
+    data_parallel_time_s,
+    one_machine_time_s,
+    stage_bytes,
+    traffic,
+    weight_versions,
+)
+from rpbench.plan.of_pipedream.machines import Network, Rules
+from rpbench.plan.of_pipedream.pipedream import Pipeline, plan_pipeline
 from rpbench.plan.problem import Problem
-from rpbench.records.clock import clock
+from rpbench.records.describe import clock
+from rpbench.registry import unknown_name
 from rpbench.run.assemble import build_schedule, pose
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.metrics import measure
 from rpbench.sim.shared_links.links import simulate_charged
+from rpbench.whole_file import read_text
 
 
 def compare_plans(request: Request) -> dict[str, Any]:
@@ -23,7 +43,7 @@ def compare_plans(request: Request) -> dict[str, Any]:
     refused: dict[str, str] = {}
     for method in METHODS:
         try:
-            plans.append(_facts(problem, choose(method, problem)))
+            plans.append(_plan_facts(problem, choose(method, problem)))
         except ValueError as error:
             refused[method] = str(error)
     if not plans:
@@ -42,7 +62,7 @@ def compare_plans(request: Request) -> dict[str, Any]:
     }
 
 
-def _facts(problem: Problem, choice: Choice) -> dict[str, Any]:
+def _plan_facts(problem: Problem, choice: Choice) -> dict[str, Any]:
     schedule = build_schedule(problem, choice, problem.costs(choice.partition))
     graph, _ = checked_graph(schedule)
     costs = problem.charged(schedule)
@@ -59,3 +79,179 @@ def _facts(problem: Problem, choice: Choice) -> dict[str, Any]:
         **({} if choice.proven is None else {"proven": choice.proven}),
         **schedule.told,
     }
+
+
+PARTITIONERS = ("pipedream",)
+
+
+@dataclass
+class PartitionRequest:
+    """What may be asked; `num_machines` is short for a single level, several are `machines_per_level`."""
+
+    plan: str = MISSING
+    profile: str = ""
+    edges: str = ""
+    num_machines: int | None = None
+    machines_per_level: list[int] = field(default_factory=list)
+    bandwidth_bytes_per_s: list[float] = field(default_factory=list)
+    count_p2p: bool = False
+    straight: bool = False
+    use_fewer_machines: bool = False
+    memory_bytes: float | None = None
+
+
+LISTS = ("machines_per_level", "bandwidth_bytes_per_s")
+
+
+def partition_profile(arguments: Sequence[str]) -> dict[str, Any]:
+    """The pipeline that PipeDream makes of a profile, with what it predicts, as JSON-ready data.
+
+    Args:
+        arguments: `key=value`, the keys being the fields of `PartitionRequest`.
+
+    Raises:
+        ValueError: if the request or the profile is wrong.
+    """
+    request = _request(arguments)
+    network = _network(request)
+    rules = Rules(request.count_p2p, request.straight, request.use_fewer_machines, request.memory_bytes)
+    cuts = cuts_of(_graph(request))
+    if one_machine_time_s(cuts) <= 0:
+        raise ConfigError(f"profile={request.profile}: no layer takes any time, there is nothing to share out")
+    pipeline = plan_pipeline(cuts, network, rules)
+    answer = {
+        "plan": request.plan,
+        "profile": request.profile,
+        "edges": request.edges,
+        "machines_per_level": list(network.machines_per_level),
+        "bandwidth_bytes_per_s": list(network.bandwidth_bytes_per_s),
+        **asdict(rules),
+        "num_layers": len(cuts.graph.layers),
+        "evidence": "predicted",
+    }
+    if pipeline is None:
+        return answer | {"status": "infeasible", "reason": _why_none(cuts, network, rules)}
+    return answer | _verdict(cuts, pipeline, rules) | _facts(cuts, network, pipeline)
+
+
+def _request(arguments: Sequence[str]) -> PartitionRequest:
+    given: dict[str, Any] = {}
+    known = [key.name for key in fields(PartitionRequest)]
+    for item in arguments:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"cannot read {item!r}: write key=value; keys of a profile's plan: {', '.join(known)}")
+        if key not in known:
+            raise ConfigError(unknown_name("key", key, known))
+        given[key] = [cell.strip() for cell in value.strip("[]").split(",")] if key in LISTS else value
+    request = typed(PartitionRequest, given)
+    if request.plan not in PARTITIONERS:
+        raise ConfigError(unknown_name("plan", request.plan, list(PARTITIONERS)))
+    for key in ("profile", "edges", "bandwidth_bytes_per_s"):
+        if not getattr(request, key):
+            raise ConfigError(
+                f"{key}= is missing, as in: plan plan=pipedream profile=nodes.csv edges=edges.csv num_machines=16 "
+                "bandwidth_bytes_per_s=1.25e9"
+            )
+    return request
+
+
+def _network(request: PartitionRequest) -> Network:
+    num, levels = request.num_machines, request.machines_per_level
+    if num is None and not levels:
+        raise ConfigError("num_machines= or machines_per_level= is missing, as in num_machines=16")
+    if num is not None and num < 1:
+        raise ConfigError(f"num_machines={num}: a whole number of at least 1")
+    if num is not None and levels and prod(levels) != num:
+        raise ConfigError(
+            f"num_machines={num} and machines_per_level={levels}, which are {prod(levels)}: "
+            "the levels multiply to the number of machines; give one of the two"
+        )
+    if not levels and len(request.bandwidth_bytes_per_s) > 1:
+        raise ConfigError(
+            f"num_machines={num} is one level, bandwidth_bytes_per_s has {len(request.bandwidth_bytes_per_s)}: "
+            "give machines_per_level, as in machines_per_level=[4,4]"
+        )
+    return Network(tuple(levels or [num or 1]), tuple(request.bandwidth_bytes_per_s))
+
+
+def _graph(request: PartitionRequest) -> LayerGraph:
+    nodes, edges = _text("profile", request.profile), _text("edges", request.edges)
+    try:
+        return from_csv(nodes, edges).without_inputs()
+    except ValueError as error:
+        raise ConfigError(f"profile={request.profile} edges={request.edges}: {error}") from None
+
+
+def _text(key: str, path: str) -> str:
+    try:
+        return read_text(Path(path)).removeprefix("\ufeff")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{key}={path} cannot be read: {reason}") from None
+
+
+def _why_none(cuts: Cuts, network: Network, rules: Rules) -> str:
+    if rules.straight and network.num_machines > len(cuts.graph.layers):
+        return (
+            f"a straight pipeline over {network.num_machines} machines needs as many layers, the profile has "
+            f"{len(cuts.graph.layers)}; take fewer machines, or use_fewer_machines=true"
+        )
+    return (
+        f"no pipeline fits into memory_bytes={rules.memory_bytes:.6g} a machine; take more machines"
+        if rules.memory_bytes is not None
+        else "no pipeline uses all machines; take fewer, or use_fewer_machines=true"
+    )
+
+
+def _verdict(cuts: Cuts, pipeline: Pipeline, rules: Rules) -> dict[str, Any]:
+    """Levels are filtered by memory one at a time; only the whole shows how many minibatches are under way."""
+    needed = stage_bytes(cuts, pipeline)
+    worst = max(range(len(needed)), key=lambda stage: needed[stage])
+    if rules.memory_bytes is None or needed[worst] <= rules.memory_bytes:
+        return {"status": "ok", "reason": None}
+    return {
+        "status": "infeasible",
+        "reason": f"each level fits alone, but all together stage {worst} needs {needed[worst]:.6g} bytes "
+        f"and has {rules.memory_bytes:.6g}",
+    }
+
+
+def _facts(cuts: Cuts, network: Network, pipeline: Pipeline) -> dict[str, Any]:
+    one, all_reduced = one_machine_time_s(cuts), data_parallel_time_s(cuts, network)
+    sent = traffic(cuts, network, pipeline)
+    return {
+        "replicas": [stage.replicas for stage in pipeline.stages],
+        "ranges": [[stage.first, stage.last] for stage in pipeline.stages],
+        "stages": _stages(cuts, pipeline),
+        "num_machines_used": sum(stage.replicas for stage in pipeline.stages),
+        "minibatch_time_s": pipeline.time_s,
+        "one_machine_time_s": one,
+        "data_parallel_time_s": all_reduced,
+        "over_one_machine": one / pipeline.time_s,
+        "over_data_parallel": all_reduced / pipeline.time_s,
+        "boundary_bytes": sent.boundary,
+        "all_reduce_bytes": sent.all_reduce,
+        "data_parallel_bytes": sent.data_parallel,
+        "communication_saved": sent.saved,
+        "communication_saved_at_boundaries": sent.saved_at_boundaries,
+        "communication_saved_at_most": sent.saved_at_most,
+    }
+
+
+def _stages(cuts: Cuts, pipeline: Pipeline) -> list[dict[str, Any]]:
+    facts = zip(pipeline.stages, weight_versions(pipeline), stage_bytes(cuts, pipeline), strict=True)
+    return [
+        {
+            "range": [stage.first, stage.last],
+            "layers": cuts.layers_between(stage.first, stage.last),
+            "replicas": stage.replicas,
+            "replicas_per_level": list(stage.replicas_per_level),
+            "compute_s": float(cuts.time_s[stage.first, stage.last]),
+            "parameter_bytes": float(cuts.parameter_bytes[stage.first, stage.last]),
+            "output_bytes": float(cuts.output_bytes[stage.last]),
+            "weight_versions": versions,
+            "memory_bytes": needed,
+        }
+        for stage, versions, needed in facts
+    ]

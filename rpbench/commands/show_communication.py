@@ -11,8 +11,7 @@ from rpbench.ir.action import Kind
 from rpbench.registry import unknown_name
 from rpbench.run.assemble import Assembled, assemble
 from rpbench.torch_runtime.communication.channels import Queues
-from rpbench.torch_runtime.communication.execution import Durations
-from rpbench.torch_runtime.communication.levels import find_levels
+from rpbench.torch_runtime.communication.execution import Durations, find_levels
 from rpbench.torch_runtime.communication.settings import Settings, lower_as_torch
 from rpbench.torch_runtime.communication.tokens import Table, Token, read_table
 from rpbench.torch_runtime.communication.verdict import Verdict, judge
@@ -115,11 +114,7 @@ def _number(name: str, value: str) -> int:
 
 
 def _table(request: Request, asked: Asked) -> tuple[Table, str]:
-    """The table, and who put its messages there.
-
-    Raises:
-        ValueError: if it cannot be read, lowered or held by a table.
-    """
+    """The table, and who put its messages there."""
     file = request.schedule.file
     if file is not None and file.path.suffix == ".csv":
         try:

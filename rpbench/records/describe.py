@@ -1,10 +1,36 @@
 """One line for people about a record, and a short table of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from rpbench import registry
-from rpbench.records.clock import clock, unit
 from rpbench.records.record import Record
+
+Clock = Literal["seconds", "slots"]
+
+IN_SLOTS = "times are slots, not seconds; cost=analytic or other costs in seconds give them"
+
+
+def clock(row: Mapping[str, Any]) -> Clock:
+    """In what a record counts its fields that end in `_s`; those of `cost=unit` on a virtual clock are slots.
+
+    So are those of a dry run, whose accelerators are made up.
+    """
+    if row.get("evidence") == "dry":
+        return "slots"
+    return "slots" if row.get("cost") == "unit" and row.get("evidence") == "simulated" else "seconds"
+
+
+def unit(row: Mapping[str, Any]) -> Literal["s", "slots"]:
+    """The same as people write it behind a number."""
+    return "slots" if clock(row) == "slots" else "s"
+
+
+def under_unit(row: Mapping[str, Any], key: str) -> str:
+    """The name of a record's field where runs of both clocks meet: `makespan_s`, or `makespan_slots`."""
+    is_time = key.endswith("_s") and not key.endswith("_per_s")
+    return f"{key.removesuffix('_s')}_slots" if is_time and clock(row) == "slots" else key
+
 
 # What the beginning of a line says anyway.
 _SEEN = ("schedule", "model", "num_devices", "num_microbatches", "partition", "mode.system", "mode")
@@ -96,10 +122,6 @@ def _over_ours(row: Record) -> str:
     return f": {pace}{row['verdict']}" + (f" ({row['verdict_reason']})" if row["verdict_reason"] else "")
 
 
-def _failing(row: Record) -> str:
-    return f"{row['policy']} {_schedule(row)}"
-
-
 def _went_on(row: Record) -> str:
     if "weight_max_abs_diff" in row:
         return (
@@ -120,5 +142,5 @@ _DESCRIBED: dict[str, tuple[Callable[[Record], str], Callable[[Record], str]]] =
     "duel": ("duel {model} {contender}".format_map, f"{_MEASURED}{{partition_layers}}".format_map),
     "torch_duel": ("torch duel {model} {contender}".format_map, f"{_MEASURED}{{verdict}}".format_map),
     "gpu_duel": ("GPU duel {model} {contender}".format_map, _over_ours),
-    "failures": (_failing, _went_on),
+    "failures": (lambda row: f"{row['policy']} {_schedule(row)}", _went_on),
 }

@@ -12,6 +12,34 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+
+def boot() -> str:
+    """A word for the time since the machine was started; empty where that is not told."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def began(pid: int) -> str:
+    """When a process started, in ticks since the boot; empty if there is none, or it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+        return "" if text.rpartition(")")[2].split()[0] == "Z" else text.rpartition(")")[2].split()[19]
+    except OSError:
+        return "" if not _lives(pid) else "unknown"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
 ROOT = Path(__file__).parents[2]
 CALIBRATED = b"# python -m rpbench calibrate"  # how a cluster file begins that was measured on a machine
 

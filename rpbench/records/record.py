@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rpbench.records import provenance
-from rpbench.records.processes import began
+from rpbench.records.provenance import began
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
 from rpbench.words import plain

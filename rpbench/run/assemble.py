@@ -1,14 +1,15 @@
 """Request -> everything a run works on: model, cluster, costs, partition and the checked schedule."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from rpbench import registry
 from rpbench.config.charging import CONSTANTS, check_charge
-from rpbench.config.choices import ConfigError, CostConfig
+from rpbench.config.choices import ConfigError
 from rpbench.config.files.keys import MOVES, check_figures
 from rpbench.config.files.source_file import SourceFile
 from rpbench.config.request import Request
@@ -18,27 +19,97 @@ from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, ModelBytes, laye
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
 from rpbench.cost.table import CostTable, LayerTimes
-from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes
+from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes, moved_bytes
+from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.checks.versions import Versions
+from rpbench.ir.moved_objects import LINKS, carries
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.schedule import Schedule, ScheduleError, from_text
+from rpbench.ir.schedule import Schedule, ScheduleError, Weights, from_text
+from rpbench.ir.timeline import Timeline
 from rpbench.ir.waits.moves import has_transfers
 from rpbench.mesh.layer_bytes import mean_layer_bytes
 from rpbench.mesh.layers.layer_times import optimizer_traffic
 from rpbench.mesh.placement import with_collectives
 from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import stream
 from rpbench.passes.recomputation import check_nothing_leaves, check_recompute
 from rpbench.plan import Choice, choose
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.problem import Problem, times_of_method
 from rpbench.registry import Entry
 from rpbench.run.layer_times import layer_times, microbatch_times, setting_of
-from rpbench.run.offloading import check_sizes, with_offload
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.events import deal
 from rpbench.sim.graph import Graph
+from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
+from rpbench.sim.shared_links.links import simulate_charged
 from rpbench.workload.architecture import Architecture
+
+OFFLOADS = ("none", "weights", "all", "auto")
+
+
+def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
+    """The schedule with the transfers that are asked for.
+
+    Raises:
+        ConfigError: for an unknown word, or a schedule whose weights stay where they are.
+    """
+    if offload not in OFFLOADS:
+        raise ConfigError(f"offload={offload}: one of {', '.join(OFFLOADS)}")
+    if prefetch < 0:
+        raise ConfigError(f"prefetch={prefetch}: stages whose weights come ahead, 0 for none")
+    if offload == "auto":
+        offload = "all" if schedule.weights is Weights.STREAMED and not has_transfers(schedule) else "none"
+    if offload == "none":
+        return schedule
+    if has_transfers(schedule):
+        raise ConfigError(f"offload={offload}: {schedule.name} says by itself what it moves; leave offload=none")
+    if schedule.weights is not Weights.STREAMED:
+        raise ConfigError(
+            f"offload={offload}: the weights of {schedule.name} stay on their devices; use offload=none, or a schedule "
+            "whose weights follow the work, such as schedule=roundpipe"
+        )
+    return stream(schedule, prefetch=prefetch, activations=offload == "all")
+
+
+def check_sizes(schedule: Schedule, sizes: ModelBytes | None) -> None:
+    """Refuse transfers of a model whose bytes nobody knows.
+
+    Raises:
+        ConfigError: for a model without a shape.
+    """
+    if sizes is None and has_transfers(schedule):
+        raise ConfigError(
+            "the bytes of a transfer follow from the model: take one with a shape, such as model=qwen3_1p7b, "
+            "or offload=none"
+        )
+
+
+def simulate_transfers(graph: Graph, costs: CostTable) -> tuple[Timeline, dict[str, Any]]:
+    """The timeline of a schedule with transfers, with shared links where the cluster has them, and record fields.
+
+    `transfer_exposed_s` is how much sooner the last computation would end if no transfer took any time, nor the host's
+    optimizer where its bytes are charged.
+    """
+    timeline = simulate_charged(graph, costs)
+    free = simulate_graph(graph, replace(costs, transfer_time=None))
+    exposed = timeline.last_compute - free.last_compute
+    return timeline, {"transfer_exposed_s": float(exposed) / timeline.units_per_second}
+
+
+def transfer_bytes(
+    schedule: Schedule | Analysis, sizes: ModelBytes | None, costs: CostTable, keeps: Collection[int] | None = None
+) -> dict[str, Any]:
+    """Record fields: bytes over each kind of link, per device; none for a schedule without transfers."""
+    analysis = analysed(schedule)
+    if sizes is None or not (carries(analysis.schedule) or costs.carry):
+        return {}
+    moved = moved_bytes(analysis, sizes, keeps, costs.carry)
+    return {
+        f"{link}_bytes": [sum(number for what, number in device.items() if what.startswith(link)) for device in moved]
+        for link in LINKS
+    }
 
 
 @dataclass(frozen=True)
@@ -117,7 +188,7 @@ def assemble(request: Request) -> Assembled:
         request.tokens_per_microbatch,
         transfers_of(costs),
         profile=_profile(request),
-        evidence=_evidence(request.cost),
+        evidence="predicted" if request.cost.name == "analytic" else "simulated",
         keeps=keeps,
         microbatch_tokens=request.microbatch_tokens,
     )
@@ -220,9 +291,6 @@ def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffi
 
     Args:
         boundaries: whether boundary tensors are among the transfers of a run that charges hops.
-
-    Raises:
-        ConfigError: if the costs or the cluster lack a figure.
     """
     cost, cluster = request.cost, request.cluster
     if request.charge == "hops":
@@ -272,10 +340,6 @@ def _profile(request: Request) -> LayerTimes | None:
     if request.cost.name != "profiled":
         return None
     return layer_times(replace(request, workload=replace(request.workload, lengths=None)), _num_layers(request))
-
-
-def _evidence(cost: CostConfig) -> str:
-    return "predicted" if cost.name == "analytic" else "simulated"
 
 
 def _num_layers(request: Request) -> int:
@@ -363,11 +427,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
 
 
 def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None:
-    """Refuse a name or sizes on the command line that are not those of the file.
-
-    Raises:
-        ConfigError: naming both.
-    """
+    """Refuse a name or sizes on the command line that are not those of the file."""
     shape, asked = schedule.shape, request.num_microbatches
     own = {
         "schedule": (request.entry.name == schedule.name, f"is {schedule.name}"),
@@ -387,7 +447,7 @@ def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None
 def _read(file: SourceFile) -> Schedule:
     try:
         if file.path.suffix == ".csv":
-            from rpbench.torch_runtime.formats.torch_csv import read_schedule  # the form of torch's own runtime
+            from rpbench.torch_runtime.formats.tables import read_schedule  # the form of torch's own runtime
 
             return read_schedule(file.text, file.path.stem)
         return from_text(file.text)

@@ -95,10 +95,6 @@ def check_published(request: Request) -> None:
     )
 
 
-def _unit(request: Request, num_layers: int) -> LayerTimes:
-    return of_piece(unit_times(num_layers), request.pieces)
-
-
 def _constant(request: Request, num_layers: int) -> LayerTimes:
     cost = request.cost
     times = constant_times(
@@ -124,10 +120,6 @@ def _halved(request: Request, times: LayerTimes) -> LayerTimes:
     """The same times with both halves of every backward, if they are asked for."""
     model = request.model
     return with_halves(times, model) if request.cost.split_backward and model else times
-
-
-def _analytic(request: Request, num_layers: int) -> LayerTimes:
-    return times_of(setting_of(request))
 
 
 def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
@@ -194,9 +186,9 @@ def _measured(
 
 
 _SOURCES: Mapping[str, Callable[[Request, int], LayerTimes]] = {
-    "unit": _unit,
+    "unit": lambda request, num_layers: of_piece(unit_times(num_layers), request.pieces),
     "constant": _constant,
     "published": _published,
-    "analytic": _analytic,
+    "analytic": lambda request, num_layers: times_of(setting_of(request)),
     "profiled": _profiled,
 }

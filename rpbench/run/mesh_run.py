@@ -16,18 +16,14 @@ from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.plan import Choice, choose
 from rpbench.plan.problem import Problem
 from rpbench.run.assemble import build_schedule
-from rpbench.run.collection import collection_paused
 from rpbench.run.layer_times import layer_times
 from rpbench.run.recording import Fields, Outcome, Work
+from rpbench.run.scheduled import collection_paused
 from rpbench.sim.metrics import measure
 
 
 def prepare(request: Request) -> Work:
-    """The work of a run under a mesh, checked.
-
-    Raises:
-        ValueError: for whatever in the request cannot be.
-    """
+    """The work of a run under a mesh, checked."""
     assert request.mesh is not None
     with collection_paused():
         job = job_of(request, request.mesh)

@@ -12,7 +12,7 @@ from rpbench.finite import not_finite
 from rpbench.ir.timeline import Timeline
 from rpbench.records import provenance, record
 from rpbench.records.record import Events, Record
-from rpbench.tracking.feed import StepFeed
+from rpbench.tracking.metrics import StepFeed
 
 Fields = dict[str, Any]
 
@@ -57,9 +57,6 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
 
     Args:
         prepare: checks the request and gives the work.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is written then.
     """
     name = record.run_id(identity(request))
     folder = request.results_dir / name

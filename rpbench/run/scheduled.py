@@ -1,6 +1,13 @@
-"""Runs of a schedule: what simulating and training have in common - the plan's facts, its memory, whether it fits."""
+"""Runs of a schedule: what simulating and training have in common - the plan's facts, its memory, whether it fits.
 
-from collections.abc import Callable
+A large schedule is millions of small tuples in no circle. Each time enough of them are new, the collector walks all
+that are there: with 1,024 devices and as many microbatches this takes as long as the checks themselves. Afterwards
+the first walk would still go through every one of them, so that many are set aside until the next tables are made.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rpbench.config.request import Request
@@ -9,23 +16,41 @@ from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import DeviceMemory
 from rpbench.cost.profiled import to_text
 from rpbench.ir.analysis import Analysis
-from rpbench.records.clock import clock
-from rpbench.run.assemble import Assembled, assemble
-from rpbench.run.collection import collection_paused
-from rpbench.run.offloading import transfer_bytes
+from rpbench.records.describe import clock
+from rpbench.run.assemble import Assembled, assemble, transfer_bytes
 from rpbench.run.recording import Fields, Outcome, Work
 from rpbench.run.tuned import TRIED, plan_fields, tried_csv, tuned, why_not
 from rpbench.sim.memory import peak_in_flight
+
+# So many new objects are worth setting aside: a walk through them takes a tenth of a second.
+MANY = 500_000
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Look for no circles of garbage inside, nor, where much was made inside, later in that.
+
+    What nothing refers to is freed at once all the same. What was set aside before is looked through first.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
+    try:
+        yield
+    finally:
+        if gc.get_count()[0] > MANY:
+            gc.freeze()
+        if was_on:
+            gc.enable()
+
 
 PROFILE = "profile.json"  # in a run's folder: the layer times its costs were made of
 
 
 def assembled_of(request: Request) -> Assembled:
-    """Everything a request's schedule needs, checked.
-
-    Raises:
-        ValueError: for whatever in the request cannot be.
-    """
+    """Everything a request's schedule needs, checked."""
     with collection_paused():
         return assemble(request) if request.tuning_budget is None else tuned(request)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpbench.records import provenance
-from rpbench.records.processes import began, boot
+from rpbench.records.provenance import began, boot
 from rpbench.records.record import create
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text

@@ -1,13 +1,12 @@
 """torch's own pipeline runtime: schedules written for it, read from it, and run on it, a process a rank.
 
 tables, chains, lowering       which schedules a table holds, torch's numbers for ours, every message in its place
-torch_csv, frameworks, export  what other programs read and write; no torch
+tables, frameworks, export     what other programs read and write; no torch
 request, launch, ranks         a run, under torchrun or on ranks started here
 worker, member, stages, shards one rank of it
 recording, gathering, outcome  what it measured, as timelines and record fields
-board, sentinel, diagnosis     which rank is at fault when a run stops
+board, launch, diagnosis       which rank is at fault when a run stops
 nodes, node_run                hosts with an engine each, for schedules that stream weights
 resident                       contenders side by side, a step each
-replay, dry_run                where time goes, requests for GPUs that are not here
 split_sums                     plain training that adds up the parts of tensor-parallel ranks
 """

@@ -15,8 +15,8 @@ from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, to_text
 from rpbench.passes.lower import lower_communication
 from rpbench.torch_runtime.chains import Chains, find_chains
+from rpbench.torch_runtime.communication.settings import with_reduction_waits, with_send_waits
 from rpbench.torch_runtime.communication.tokens import read_token
-from rpbench.torch_runtime.communication.waits import with_reduction_waits, with_send_waits
 from rpbench.torch_runtime.formats.tables import make_table, splits_backward
 
 

@@ -1,8 +1,50 @@
-"""Metrics: what a tracked run logs, with the unit and the better direction of each; dashboards name only these."""
+"""Metrics: what a tracked run logs, with the unit and the better direction of each, and how rows reach a tracker."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
+
+Row = dict[str, Any]
+Listener = Callable[[Row], None]
+
+
+@dataclass
+class StepFeed:
+    """What a run tells while it is carried out.
+
+    Args:
+        listener: takes each row; None: nobody listens, and the run is not watched.
+    """
+
+    listener: Listener | None = None
+    _rows: "SimpleQueue[Row | None]" = field(default_factory=SimpleQueue)
+
+    def put(self, row: Row) -> None:
+        """Tell; returns at once."""
+        self._rows.put(row)
+
+    @contextmanager
+    def heard_by(self, listener: Listener | None) -> Iterator[None]:
+        """Rows go to a listener until the block ends, all of them by then."""
+        if listener is None:
+            yield
+            return
+        self.listener = listener
+        thread = threading.Thread(target=self._hand_on, args=(listener,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._rows.put(None)
+            thread.join()
+
+    def _hand_on(self, listener: Listener) -> None:
+        while (row := self._rows.get()) is not None:
+            listener(row)
+
 
 STEP = "train/step"  # the axis of the history: batches that are done, counted from 0
 

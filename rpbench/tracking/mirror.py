@@ -12,11 +12,10 @@ from typing import Any
 
 from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
-from rpbench.records.clock import clock
+from rpbench.records.describe import clock
 from rpbench.records.record import Record, write_atomically
 from rpbench.strict_json import parsed
-from rpbench.tracking.feed import Listener, Row
-from rpbench.tracking.metrics import in_slots
+from rpbench.tracking.metrics import Listener, Row, in_slots
 from rpbench.whole_file import read_text
 
 MARK = "mirror.json"

@@ -16,8 +16,7 @@ from rpbench.engine.training import Training
 from rpbench.ir.action import COMPUTE, Action, Kind, parts_of
 from rpbench.ir.index import GRADIENT
 from rpbench.ir.timeline import Timeline
-from rpbench.tracking.feed import Row, StepFeed
-from rpbench.tracking.metrics import MEMORY, STEP
+from rpbench.tracking.metrics import MEMORY, STEP, Row, StepFeed
 
 
 @dataclass(frozen=True)

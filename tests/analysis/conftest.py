@@ -21,11 +21,11 @@ from omegaconf import OmegaConf
 from analysis.exhibits.figures.duel import MODELS as DUEL_MODELS
 from analysis.exhibits.figures.duel import NAMES
 from analysis.exhibits.figures.own import convergence, thousand_devices, what_if
+from analysis.exhibits.figures.own.turning import LEVELS
 from analysis.records import identity
 from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, look_up
 from analysis.records.runs import MODELS, ONE_ROUND
-from analysis.records.turns import LEVELS
 from analysis.report.content import Content
 from analysis.report.page import gather
 from rpbench.config.composing import Composer

@@ -20,7 +20,7 @@ from analysis.exhibits.figures.paper import (
     systems,
 )
 from analysis.exhibits.notebook import among, chosen, crossed
-from analysis.exhibits.tables import plans, published_cells
+from analysis.exhibits.tables import published_cells
 from analysis.records.experiments import Experiments
 
 ONE = "qwen3_32b"
@@ -90,8 +90,8 @@ def test_bars_and_ticks_that_were_not_chosen_have_no_key(full_experiments: Exper
 
 
 def test_tables_follow_as_well(full_experiments: Experiments) -> None:
-    found = {key: row for key, row in plans.numbers(full_experiments).items() if key[0] == ONE}
-    assert [row[0].text for row in plans.tabulate(found).rows] == ["Qwen3-32B"] * 4
+    found = {key: row for key, row in tuning.plans_numbers(full_experiments).items() if key[0] == ONE}
+    assert [row[0].text for row in tuning.plans_table(found).rows] == ["Qwen3-32B"] * 4
     numbers = published_cells.compared(full_experiments)
     assert len(numbers) == 25 * 15
     assert numbers["is equal"].all()

@@ -5,11 +5,10 @@ import hashlib
 
 import pytest
 
-from analysis.predictions.clusters import league, outcomes, problems, spread
+from analysis.predictions.clusters import fit, league, spread, writing
 from analysis.predictions.clusters.case import PUBLISHED, Model, rows_of
 from analysis.predictions.clusters.jobs import cases_of_row
-from analysis.predictions.clusters.score import part_of, score
-from analysis.predictions.clusters.writing import COLUMNS, FILE, out_of_memory, row_of
+from analysis.predictions.clusters.writing import COLUMNS, FILE, out_of_memory, part_of, row_of, score
 from rpbench.cost.hardware.device import CONF
 
 SETS = sorted(path.stem for path in (PUBLISHED / "challenge").glob("*.csv"))
@@ -38,7 +37,7 @@ def test_every_question_is_answered(name):
 @pytest.mark.parametrize("name", ["bloom_a100_topologies", "internevo", "simumax_b200", "megatron_scaling"])
 def test_committed_answers_are_what_the_code_computes(name):
     answers, model = committed(), Model()
-    for case in problems.asked(name)[::9]:
+    for case in fit.asked(name)[::9]:
         assert row_of(case, model) == answers[case.id]
 
 
@@ -53,17 +52,17 @@ def test_every_constant_has_a_prior_and_an_origin():
 
 
 def test_given_rows_are_met_within_a_few_percent():
-    model, cases = Model(), problems.given(("bloom_a100_topologies", "internevo"))
+    model, cases = Model(), fit.given(("bloom_a100_topologies", "internevo"))
     errors = [abs(model.step_time_s(case) / case.step_time_s - 1) for case in cases if case.step_time_s and case.fits]
     assert sorted(errors)[len(errors) // 2] < 0.03
 
 
 def given_case(name):
-    (case,) = [case for case in problems.given((name.split("/")[0],)) if case.id == name]
+    (case,) = [case for case in fit.given((name.split("/")[0],)) if case.id == name]
     return case
 
 
-@pytest.mark.parametrize("name", problems.SETS)
+@pytest.mark.parametrize("name", fit.SETS)
 def test_jobs_have_the_sizes_that_their_rows_print(name):
     for folder in ("measured", "challenge"):
         for row in rows_of(folder, name):
@@ -88,20 +87,20 @@ def test_layers_follow_from_the_size_where_they_are_not_stated():
 
 
 def test_out_of_memory_where_the_source_says_so_and_nowhere_else():
-    for case in problems.given(("bloom_a100_topologies",)):
+    for case in fit.given(("bloom_a100_topologies",)):
         assert out_of_memory(case, Model()) == (case.verdict == "oom"), case.id
 
 
 def test_the_first_round_stays_as_it_was_committed():
     """First digits of the SHA-256 of the table of 760beda."""
-    assert hashlib.sha256((outcomes.SEALED / "clusters.csv").read_bytes()).hexdigest()[:16] == "08a9f278bb4632a2"
+    assert hashlib.sha256((writing.SEALED / "clusters.csv").read_bytes()).hexdigest()[:16] == "08a9f278bb4632a2"
 
 
 def test_outcomes_say_what_was_predicted_and_what_was_measured():
-    with outcomes.FILE.open(newline="") as file:
+    with writing.OUTCOMES_FILE.open(newline="") as file:
         written = list(csv.DictReader(file))
-    assert written == outcomes.rows()
-    sealed = outcomes.sealed()
+    assert written == writing.rows()
+    sealed = writing.sealed()
     row = next(row for row in written if row["id"] == "bloom_a100_topologies/82" and row["quantity"] == "step_time_s")
     assert float(row["measured"]) == 92.75
     assert float(row["predicted"]) == pytest.approx(float(sealed[row["id"]]["step_time_s"]))
@@ -109,8 +108,8 @@ def test_outcomes_say_what_was_predicted_and_what_was_measured():
 
 
 def test_the_page_of_the_second_round_says_what_its_tables_say():
-    text = outcomes.PAGE.read_text(encoding="utf-8")
-    assert text.split(outcomes.BEGIN)[1].split(outcomes.END)[0] == outcomes.table_text(outcomes.summary())
+    text = writing.PAGE.read_text(encoding="utf-8")
+    assert text.split(writing.BEGIN)[1].split(writing.END)[0] == writing.table_text(writing.summary())
     with league.FILE.open(newline="") as file:
         written = list(csv.DictReader(file))
     assert written == league.table()
@@ -119,7 +118,7 @@ def test_the_page_of_the_second_round_says_what_its_tables_say():
 
 def test_given_rows_lie_inside_their_intervals_and_those_never_seen_are_wider():
     """82 to 100 % of sets with twenty rows or more; what no given row has widens an interval, and its note says so."""
-    model, cases = Model(), problems.given(tuple(spread.STEP))
+    model, cases = Model(), fit.given(tuple(spread.STEP))
     timed = [case for case in cases if case.step_time_s and case.fits and (case.job or case.said)]
     for name in {part_of(case) for case in timed}:
         rows = [case for case in timed if part_of(case) == name]
@@ -127,7 +126,7 @@ def test_given_rows_lie_inside_their_intervals_and_those_never_seen_are_wider():
         found = score(rows, {case.id: model.step_time_s(case) for case in rows}, widths)
         assert found.rows < 20 or found.inside >= 0.82, name
     seen = next(case for case in timed if case.id == "mlperf_training/17")
-    new = next(case for case in problems.asked("mlperf_training") if case.id == "mlperf_training/33")
+    new = next(case for case in fit.asked("mlperf_training") if case.id == "mlperf_training/33")
     assert spread.step_log_sd(new) > 2 * spread.step_log_sd(seen)
     assert "never seen" in row_of(new, model)["note"]
 

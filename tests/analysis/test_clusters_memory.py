@@ -5,6 +5,7 @@ from statistics import median
 
 import pytest
 
+from analysis.predictions.clusters.fit import given
 from analysis.predictions.clusters.memory_holdout import (
     BEGIN,
     END,
@@ -16,7 +17,6 @@ from analysis.predictions.clusters.memory_holdout import (
     summaries,
     table_text,
 )
-from analysis.predictions.clusters.problems import given
 
 PART = {part.name: part for part in PARTS}
 

@@ -4,9 +4,9 @@ import pandas as pd
 import pytest
 
 from analysis.claims.claim import MISSED, PREDICTED, judge
-from analysis.claims.paper import figure10
+from analysis.claims.paper import predicted
 from analysis.exhibits.figures.own import gains
-from analysis.exhibits.tables import contest, published_runs
+from analysis.exhibits.tables import comparison, published_runs
 from analysis.records.experiments import Experiments, MissingRuns
 
 
@@ -21,7 +21,7 @@ def rows(*paces: tuple[str, str, float, str]) -> pd.DataFrame:
 
 
 def test_orders_count_once_as_their_fastest_and_what_does_not_fit_not_at_all() -> None:
-    found = contest.distinct(
+    found = comparison.distinct(
         rows(("a", "x", 1.0, "ok"), ("b", "x", 3.0, "ok"), ("c", "y", 2.0, "ok"), ("d", "z", None, "infeasible"))
     )
     assert found["schedule"].to_list() == ["b", "c"]
@@ -30,16 +30,16 @@ def test_orders_count_once_as_their_fastest_and_what_does_not_fit_not_at_all() -
 
 def test_leaders_have_somebody_who_is_never_late() -> None:
     paces = [("a", "1", 5.0, "ok"), ("b", "2", 4.0, "ok"), ("c", "3", 3.0, "ok"), ("d", "4", 2.0, "ok")]
-    ranked = contest.distinct(rows(*paces)).assign(staleness_steps=[1, 1, 1, 0])
-    assert [row["schedule"] for row in contest.leaders(ranked, "qwen3_32b")] == ["a", "b", "c", "d"]
+    ranked = comparison.distinct(rows(*paces)).assign(staleness_steps=[1, 1, 1, 0])
+    assert [row["schedule"] for row in comparison.leaders(ranked, "qwen3_32b")] == ["a", "b", "c", "d"]
     ranked["staleness_steps"] = [1, 0, 1, 0]
-    assert [row["schedule"] for row in contest.leaders(ranked, "qwen3_32b")] == ["a", "b", "c"]
+    assert [row["schedule"] for row in comparison.leaders(ranked, "qwen3_32b")] == ["a", "b", "c"]
 
 
 def test_a_run_that_is_missing_is_named(full_experiments: Experiments) -> None:
     kept = full_experiments.cells("figure10")
     with pytest.raises(MissingRuns, match="5 of 270 runs of experiment=figure10: qwen3_1p7b zb_v"):
-        contest.numbers(full_experiments.replaced("figure10", kept[kept["schedule"] != "zb_v"]))
+        comparison.contest_numbers(full_experiments.replaced("figure10", kept[kept["schedule"] != "zb_v"]))
 
 
 def test_bars_are_judged_by_their_error(full_experiments: Experiments) -> None:
@@ -67,7 +67,7 @@ def test_the_setting_is_that_of_the_cause_that_changed_most() -> None:
 
 
 def test_claims_on_bars_are_predicted_or_missed(full_experiments: Experiments) -> None:
-    found = {claim.id: judge(claim, full_experiments) for claim in figure10.claims()}
+    found = {claim.id: judge(claim, full_experiments) for claim in predicted.by_action_claims()}
     assert found["by_action/roundpipe/qwen3_32b"].kind == PREDICTED
     assert found["by_action/megatron-pp/qwen3_1p7b"].kind == MISSED
     assert found["by_action/megatron-pp/qwen3_32b"].kind == PREDICTED, "neither fits"

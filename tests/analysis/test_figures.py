@@ -13,15 +13,14 @@ from spared import spared
 from analysis.exhibits import catalogue, style
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.figures import duel
-from analysis.exhibits.figures.files import save_figure, svg_text
-from analysis.exhibits.figures.narrow import WIDTH_INCHES, stacked
+from analysis.exhibits.figures.files import save_figure, save_table, svg_text
 from analysis.exhibits.figures.own import dispatch
 from analysis.exhibits.figures.paper import figure17
-from analysis.exhibits.tables.files import save_table
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.paper import PUBLISHED_MODELS, published
 from analysis.report.content import Content
+from analysis.report.images import WIDTH_INCHES, stacked
 from rpbench import registry
 from rpbench.config.configuration import CONF
 from rpbench.records.manifest import FOLDER, PLAN

@@ -8,7 +8,7 @@ import pytest
 from analysis.claims import all_claims
 from analysis.claims.claim import Claim
 from analysis.claims.expected import read_table
-from analysis.claims.own import consistency, derived, regression, trained
+from analysis.claims.own import consistency, derived, regression, turning
 from analysis.mutate import Mutant, Outcome, check, mutants, of_statements, sampled
 from analysis.mutate.check import is_acceptance
 from analysis.mutate.mutants import ASKED, FOUND, GONE, KINDS, MANIFEST, ORIGIN, TABLE
@@ -110,7 +110,7 @@ def test_losses_of_many_updates_are_held_to_what_processors_agree_on_and_orders_
         run = {"num_updates": int(row["num_updates"]), "loss": factor * float(row["loss"])}
         found = regression.compared(run, {"loss": row["loss"]})
         assert (found == regression.AS_ACCEPTED) == same, (schedule, factor)
-    for claim in trained.claims():
+    for claim in turning.trained_claims():
         runs = [_as_record(rows[need.choices["schedule"], need.choices["seed"]]) for need in claim.needs]
         assert claim.value is not None
         value = claim.value(*runs)

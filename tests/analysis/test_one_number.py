@@ -12,7 +12,7 @@ from analysis.documents import ROOT
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.report.content import Content
-from analysis.report.findings import findings
+from analysis.report.opening import findings
 
 # Words of labels that name another measure than the label without them: bubbles by other rules, parts of one, clocks.
 MEASURES = (

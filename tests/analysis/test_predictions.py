@@ -6,7 +6,7 @@ from math import prod
 import pytest
 from spared import slow
 
-from analysis.predictions import compare, holdout, misses, refit, score, tables
+from analysis.predictions import compare, holdout, score, tables
 from analysis.predictions.compare import Cell, case_of, cells, cross_cells, declared, declared_basis, published_value
 from rpbench.predict import predict
 from rpbench.predict.lengths import longest_sequence
@@ -80,7 +80,7 @@ def test_scaling_ends_where_throughput_stands():
 
 def test_corrections_are_the_published_timings_over_the_count():
     basis = declared()
-    for name, value in refit.corrections(basis).items():
+    for name, value in holdout.corrections(basis).items():
         assert basis.values[name] == pytest.approx(value, rel=1e-3)
 
 
@@ -99,13 +99,13 @@ def test_corrections_are_the_published_timings_over_the_count():
 def test_fitted_constants_are_what_their_fit_gives(name, cluster):
     basis = declared_basis(cluster)
     cells = [compare.cell_of(key) for key in basis.declared[name].cells]
-    assert refit.fit(name, cells, basis) == pytest.approx(basis.values[name], rel=0.02)
+    assert holdout.fit(name, cells, basis) == pytest.approx(basis.values[name], rel=0.02)
 
 
 def test_a_fit_meets_its_cell():
     basis = declared()
     cell = Cell("throughput", "fsdp", "llama31_8b")
-    value = refit.fit("collective_bytes_per_s", [cell], basis)
+    value = holdout.fit("collective_bytes_per_s", [cell], basis)
     off = compare.error(cell, compare.with_values(basis, {"collective_bytes_per_s": value}))
     assert abs(off) < 0.01
 
@@ -133,12 +133,12 @@ def test_every_published_verdict_is_predicted():
 
 
 def test_a_miss_is_explained_by_what_would_close_it():
-    miss = misses.explain(Cell("throughput", "mobius", "qwen3_32b"))
-    assert miss.error > misses.LIMIT
+    miss = compare.explain(Cell("throughput", "mobius", "qwen3_32b"))
+    assert miss.error > compare.LIMIT
     lever = next(lever for lever in miss.levers if lever.constant == "host_bytes_per_s")
     basis = declared().scaled(lever.constant, lever.factor)
     assert abs(compare.error(miss.cell, basis)) < miss.error / 3
-    assert misses.explain(Cell("throughput", "roundpipe", "llama31_8b")) is None
+    assert compare.explain(Cell("throughput", "roundpipe", "llama31_8b")) is None
 
 
 def test_what_is_left_out_of_a_fit_leaves_no_trace(monkeypatch):
@@ -184,7 +184,7 @@ def test_intervals_hold_what_they_are_meant_to_out_of_sample(axis):
 @pytest.mark.slow
 def test_a_fit_of_steps_is_the_middle_of_what_meets_its_cell():
     basis, cell = declared_basis("8x_a800"), Cell("max_seq_len", "roundpipe", "gpt_oss_20b", "8x_a800")
-    value = refit.fit("kept_dispatch_bytes", [cell], basis)
+    value = holdout.fit("kept_dispatch_bytes", [cell], basis)
     assert basis["kept_dispatch_bytes"] == pytest.approx(value, rel=0.02)
     assert compare.error(cell, compare.with_values(basis, {"kept_dispatch_bytes": value})) == 0
 

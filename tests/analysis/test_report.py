@@ -15,10 +15,9 @@ from report_page import Page
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
 from analysis.records.experiments import Experiments
 from analysis.report import build
-from analysis.report.answers import answer
 from analysis.report.content import Content
 from analysis.report.images import LARGEST_SVG_BYTES, Image, Shown, draw_all
-from analysis.report.opening import PAPER
+from analysis.report.opening import PAPER, answer
 from analysis.report.page import gather, save_tables, write
 from analysis.report.pages import render_all
 from analysis.report.views import command_of

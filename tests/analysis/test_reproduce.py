@@ -22,9 +22,8 @@ from spared import slow
 from analysis.claims import Need, all_claims
 from analysis.driver import reproduce as driver
 from analysis.driver import sweeps
-from analysis.driver.forked import fork_command
 from analysis.driver.reproduce import main, reproduce
-from analysis.driver.sweeps import ALL, DUELS, LOGS, PAPER, QUICK, Scope, Sweep, run_sweeps
+from analysis.driver.sweeps import ALL, DUELS, LOGS, PAPER, QUICK, Scope, Sweep, fork_command, run_sweeps
 from analysis.records.experiments import Experiments
 from rpbench.config.configuration import CONF, register
 from rpbench.records import provenance, record

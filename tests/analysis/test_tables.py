@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
-from analysis.exhibits.tables import causal, comparison, plans, published_cells
-from analysis.exhibits.tables.files import frame, latex, save_table
+from analysis.exhibits.figures.files import frame, latex, save_table
+from analysis.exhibits.figures.own import tuning
+from analysis.exhibits.figures.paper import steady_state
+from analysis.exhibits.tables import comparison, published_cells
 from analysis.records.experiments import Experiments
 from analysis.records.paper import look_up, published
 
@@ -37,7 +39,7 @@ def test_a_number_that_is_off_in_the_fourth_decimal_is_seen(experiments: Experim
 
 
 def test_plans_show_the_known_stage_counts(full_experiments: Experiments) -> None:
-    shown = frame(plans.exhibit(full_experiments).table).set_index(["model", "plan"])
+    shown = frame(tuning.plans_exhibit(full_experiments).table).set_index(["model", "plan"])
     row = shown.loc[("Qwen3-32B", "published cut")]
     assert (row["forward stages"], row["backward stages"]) == ("22", "65")
     assert (row["known forward stages"], row["known backward stages"]) == ("22", "65")
@@ -47,14 +49,14 @@ def test_plans_show_the_known_stage_counts(full_experiments: Experiments) -> Non
 
 
 def test_a_searched_cut_that_is_slower_is_told(full_experiments: Experiments) -> None:
-    found = plans.numbers(full_experiments)
-    assert "never slower" in plans.answer(found)
+    found = tuning.plans_numbers(full_experiments)
+    assert "never slower" in tuning.plans_answer(found)
     found["gpt_oss_20b", "search"]["makespan_s"] *= 2
-    assert "slower than GPT-OSS-20B (published), GPT-OSS-20B (even), GPT-OSS-20B (greedy)" in plans.answer(found)
+    assert "slower than GPT-OSS-20B (published), GPT-OSS-20B (even), GPT-OSS-20B (greedy)" in tuning.plans_answer(found)
 
 
 def test_waiting_is_compared_with_the_same_model(full_experiments: Experiments) -> None:
-    data = causal.numbers(full_experiments)
+    data = steady_state.causal_numbers(full_experiments)
     assert data["longer"].to_list() == pytest.approx([1.0] * 5)  # the made-up records take 1 % longer
 
 

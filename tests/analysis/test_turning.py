@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis.exhibits.figures.own import turning
+from analysis.exhibits.figures.own.turning import LEVELS, Turn, lead, turns
 from analysis.records.experiments import Experiments, MissingRuns
-from analysis.records.turns import LEVELS, Turn, lead, turns
 from rpbench.places import CONF
 
 THREE = ("order", "hops", "memory")

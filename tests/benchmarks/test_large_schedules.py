@@ -16,7 +16,7 @@ from rpbench.cost.constant import unit_times
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.registry import entries
-from rpbench.run.collection import collection_paused
+from rpbench.run.scheduled import collection_paused
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.longest_path import simulate_graph
 

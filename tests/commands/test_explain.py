@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.explained import pairs as published
 from analysis.explained.rows import RATES, case_of_row, side_of
-from analysis.predictions.clusters import problems
+from analysis.predictions.clusters import fit
 from analysis.predictions.clusters.case import rows_of
 from analysis.predictions.compare import case_of
 from rpbench.cli import dispatch
@@ -119,7 +119,7 @@ def small_job(mesh, devices_per_node=8, **options):
 
 
 def test_causes_add_up_to_the_predicted_step_of_every_given_run():
-    known = [case.job for case in problems.given(problems.SETS) if case.job is not None]
+    known = [case.job for case in fit.given(fit.SETS) if case.job is not None]
     assert len(known) > 400
     for job in known:
         causes = job_causes(job)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rpbench.commands.recorded.noise import interval, noises, verdict
-from rpbench.records.clock import clock, under_unit
+from rpbench.commands.recorded.compare import interval, noises, verdict
+from rpbench.records.describe import clock, under_unit
 from rpbench.records.record import read_all
 
 

@@ -35,7 +35,7 @@ from rpbench.passes.recomputation import Recompute, check_nothing_leaves, check_
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
-from rpbench.torch_runtime.formats.torch_csv import read_schedule
+from rpbench.torch_runtime.formats.tables import read_schedule
 
 LIMIT_S = 300  # of the wall clock: nothing waits that long, on however busy a machine
 

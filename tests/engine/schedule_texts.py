@@ -17,7 +17,7 @@ from rpbench.passes.checkpointing import checkpoint
 from rpbench.passes.lower import add_steps, lower_communication, split_backward
 from rpbench.passes.offload import offload, shard, stream
 from rpbench.registry import Entry, entries
-from rpbench.torch_runtime.formats.torch_csv import to_csv
+from rpbench.torch_runtime.formats.tables import to_csv
 
 Options = dict[str, Any]
 

@@ -32,7 +32,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.checks.residency import stays_on_devices
 from rpbench.passes.offload import stream
 from rpbench.run.training import on_accelerators as on_accelerators_module
-from rpbench.run.training.device_request import check_device
+from rpbench.run.training.on_accelerators import check_device
 
 needs_accelerator = pytest.mark.skipif(
     not torch.accelerator.is_available(), reason="torch finds no accelerator on this machine"

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from rpbench.failures.copies import Gemini, placed
 from rpbench.failures.detours import Recycle, SplitTimes
-from rpbench.failures.failures import Failure, drawn, listed
 from rpbench.failures.shadows import Act, Bamboo, StageTimes, What, time_rows
-from rpbench.failures.walk import Checkpoint, Job, Progress, walk
+from rpbench.failures.walk import Checkpoint, Failure, Job, Progress, drawn, listed, walk
 
 # Two ranks, 4 microbatches that begin at 0, 1, 2 and 5 of a step of 10 s; 100 and 200 bytes of state.
 JOB = Job(2, 1, 4, 10.0, (0.0, 1.0, 2.0, 5.0), (100, 200), detect_s=3.0, restart_s=4.0)

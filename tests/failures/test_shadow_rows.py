@@ -100,7 +100,7 @@ def test_a_step_goes_on_after_the_loss():
 
 
 def walk_failures(*pairs):
-    from rpbench.failures.failures import Failure
+    from rpbench.failures.walk import Failure
 
     return [Failure(moment, frozenset({rank})) for moment, rank in pairs]
 

@@ -13,8 +13,7 @@ from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 
-from analysis.dashboard.rows import Rows
-from analysis.dashboard.server import Dashboard
+from analysis.dashboard.server import Dashboard, Rows
 from rpbench.advice.model_source import architecture_of
 from rpbench.cli import _dispatch
 from rpbench.commands.recorded.record_table import canonical, pack, table, table_of

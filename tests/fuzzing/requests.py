@@ -305,7 +305,7 @@ def _be_asked(wrong: Wrong, folder: Path, said: Path) -> None:
 
 def findings(seed: int, number: int, first: int = 0) -> Iterator[tuple[Wrong, str]]:
     """Requests that were answered badly, with how; `number` of them from the first on."""
-    for name in ("analysis.report", "analysis.dashboard.command", "duckdb", "rpbench.engine.training"):
+    for name in ("analysis.report", "analysis.dashboard.server", "duckdb", "rpbench.engine.training"):
         import_module(name)  # these take seconds of every process, whatever it is asked
 
     register(VERBS)

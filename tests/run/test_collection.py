@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 
-from rpbench.run import collection
-from rpbench.run.collection import collection_paused
+from rpbench.run import scheduled
+from rpbench.run.scheduled import collection_paused
 
 
 class Circle:
@@ -16,7 +16,7 @@ class Circle:
 
 @pytest.mark.slow
 def test_much_that_was_made_inside_is_set_aside_until_the_next_time(monkeypatch):
-    monkeypatch.setattr(collection, "MANY", 1_000)
+    monkeypatch.setattr(scheduled, "MANY", 1_000)
     gc.collect()
     with collection_paused():
         few = [[number] for number in range(10)]
@@ -32,7 +32,7 @@ def test_much_that_was_made_inside_is_set_aside_until_the_next_time(monkeypatch)
 
 
 def test_a_circle_that_was_set_aside_is_collected_the_next_time(monkeypatch):
-    monkeypatch.setattr(collection, "MANY", 1_000)
+    monkeypatch.setattr(scheduled, "MANY", 1_000)
     with collection_paused():
         circle, many = Circle(), [[number] for number in range(5_000)]
     gone = weakref.ref(circle)

@@ -12,7 +12,7 @@ from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.plan.whole import evaluate_whole
 from rpbench.run.modes.duel.contenders import contenders
 from rpbench.run.modes.duel.plans import problem_of
-from rpbench.run.modes.duel.survey import Survey
+from rpbench.run.modes.duel.summary import Survey
 from rpbench.sim.longest_path import simulate
 
 REQUEST = load(

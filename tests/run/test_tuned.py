@@ -93,8 +93,8 @@ def test_what_leaves_nothing_to_search_is_refused(words: list[str], says: str, t
 
 
 def test_everybody_who_can_be_charged_takes_part_in_figure_10_or_is_named_beside_it(monkeypatch) -> None:
-    from analysis.exhibits.tables import contest
+    from analysis.exhibits.tables import comparison
 
-    monkeypatch.setattr(contest, "swept", lambda experiment, key: ["1f1b"])
+    monkeypatch.setattr(comparison, "swept", lambda experiment, key: ["1f1b"])
     able = {each.entry.name for each in contenders() if not why_not_charged(each)}
-    assert set(contest.not_compared()) == able - {"1f1b"}
+    assert set(comparison.not_compared()) == able - {"1f1b"}

@@ -1,7 +1,6 @@
 """Pages whose commands are run: all of `docs/`, and the documents of the repository that are pages of the site."""
 
-from analysis.site.fences import Fence, fences
-from analysis.site.links import PROJECT, ROOT
+from analysis.site.fences import PROJECT, ROOT, Fence, fences
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / path for path in PROJECT if path != "CHANGELOG.md")])

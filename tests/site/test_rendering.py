@@ -15,7 +15,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from analysis.site import links
+from analysis.site import fences
 from analysis.site.fences import shown
 from tests.site.site_pages import PAGES, ROOT, name_of
 
@@ -125,7 +125,7 @@ def test_the_site_makes_of_a_page_what_it_means(page):
     from analysis.site import hooks  # which needs mkdocs
 
     text = page.read_text(encoding="utf-8")
-    uri = links.page_of(name_of(page))
+    uri = fences.page_of(name_of(page))
     if uri is not None:
         text = hooks.as_shown(text, uri, logging.getLogger("rpbench").warning)
     else:

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from analysis.site import runtime
+from analysis.site import hooks
 from analysis.site.schedule_answer import answer, catalogue, read
 from rpbench.cli import dispatch
 from rpbench.config.request import load
@@ -128,8 +128,8 @@ def test_a_hostile_name_of_an_order_is_text_in_the_drawing():
 def test_the_archive_answers_with_the_standard_library_alone(tmp_path):
     """What the browser has: no installed package can be imported."""
     archive = tmp_path / "project.zip"
-    archive.write_bytes(runtime.project())
-    assert archive.read_bytes() == runtime.project()
+    archive.write_bytes(hooks.project())
+    assert archive.read_bytes() == hooks.project()
     lines = f"import sys, json\nsys.path.insert(0, {str(archive)!r})\nfrom analysis.site import schedule_answer\n"
     lines += "names = [each['name'] for each in schedule_answer.catalogue()]\n"
     lines += "found = [schedule_answer.answer(f'schedule={name}') for name in names]\n"
@@ -144,7 +144,7 @@ def test_the_archive_answers_with_the_standard_library_alone(tmp_path):
 
 @pytest.mark.browser
 @needs_chromium
-@pytest.mark.skipif(not runtime.is_there(), reason="no Pyodide here: npm ci --prefix analysis/site")
+@pytest.mark.skipif(not hooks.is_there(), reason="no Pyodide here: npm ci --prefix analysis/site")
 def test_a_browser_answers_a_hundred_random_addresses_as_python_does(tab, tmp_path):
     text = (DOCS / "schedules.md").read_text(encoding="utf-8")
     page = tmp_path / "page.html"
@@ -152,7 +152,7 @@ def test_a_browser_answers_a_hundred_random_addresses_as_python_does(tab, tmp_pa
         f'<meta charset="utf-8"><body>{text[text.index("<form") : text.index("## What")]}', encoding="utf-8"
     )
     (tmp_path / "schedules.js").write_bytes((DOCS / "schedules.js").read_bytes())
-    (tmp_path / runtime.NAME).write_text(runtime.script(), encoding="utf-8")
+    (tmp_path / hooks.NAME).write_text(hooks.script(), encoding="utf-8")
     answered = "document.body.dataset.answer !== undefined"
     tab.open(page.as_uri(), until=answered, seconds=120)
     for address in [*random_addresses(100, seed=9), "schedule=1f2b", "num_devices=10000"]:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import PIL.Image
 import pytest
 
-from analysis.site import generated, links, methods
+from analysis.site import fences, generated, methods
 from analysis.site.fences import shown
 from rpbench.registry import offered
 from tests.chromium import needs_axe, needs_chromium
@@ -61,7 +61,7 @@ def test_paths_on_a_page_are_there(page):
 def test_links_become_those_of_the_site(tmp_path):
     missing = []
     text = "[a](../CONTRIBUTING.md#x) [b](../rpbench/cli.py) [c](nowhere.md) [d](https://example.org)\n```\n[e](f.md)\n```\n"
-    assert links.relinked(text, "bubbles.md", missing.append) == (
+    assert fences.relinked(text, "bubbles.md", missing.append) == (
         "[a](project/contributing.md#x) b (`rpbench/cli.py`) [c](nowhere.md) [d](https://example.org)\n"
         "```\n[e](f.md)\n```\n"
     )

@@ -16,12 +16,11 @@ from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ScheduleError
 from rpbench.sim.longest_path import simulate
 from rpbench.torch_runtime.communication.channels import Queues
-from rpbench.torch_runtime.communication.execution import Durations
-from rpbench.torch_runtime.communication.levels import find_levels
+from rpbench.torch_runtime.communication.execution import Durations, find_levels
 from rpbench.torch_runtime.communication.settings import Settings, lower_as_torch
 from rpbench.torch_runtime.communication.tokens import read_table
 from rpbench.torch_runtime.communication.verdict import judge
-from rpbench.torch_runtime.formats.torch_csv import to_csv
+from rpbench.torch_runtime.formats.tables import to_csv
 from rpbench.torch_runtime.lowering import lower
 from rpbench.torch_runtime.versions import load_runtime
 

@@ -30,7 +30,7 @@ from rpbench.torch_runtime.formats.frameworks import (
     roundpipe_plan,
     table_lines,
 )
-from rpbench.torch_runtime.formats.torch_csv import from_csv
+from rpbench.torch_runtime.formats.tables import from_csv
 from rpbench.workload.architecture import Architecture
 
 

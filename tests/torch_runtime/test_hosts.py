@@ -2,11 +2,7 @@
 
 import pytest
 
-from rpbench.torch_runtime.processes.hosts import torchrun_command, torchrun_of_task
-
-
-def test_one_host_needs_no_meeting_point():
-    assert torchrun_command(4, 1, ["schedule=zb_v"]) == "torchrun --nproc-per-node 4 -m rpbench schedule=zb_v"
+from rpbench.torch_runtime.processes.hosts import torchrun_of_task
 
 
 def test_tasks_of_a_job_meet_at_its_first_host():

@@ -23,13 +23,13 @@ from rpbench.ir.action import Kind
 from rpbench.ir.schedule import ScheduleError, to_text
 from rpbench.models.linear import Linear
 from rpbench.registry import entries
-from rpbench.torch_runtime.collectives import CollectiveRequest
 from rpbench.torch_runtime.processes import launch
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.torch_runtime.processes.worker import pass_on, start_group
 from rpbench.torch_runtime.recorded.gathering import SplitLinear, compare, summation_order
 from rpbench.torch_runtime.request import check_request, make_request
+from rpbench.torch_runtime.shards import CollectiveRequest
 
 BAR = 1e-15
 FAULTY = str(Path(__file__).with_name("faulty_worker.py"))

@@ -7,11 +7,11 @@ import pytest
 from faulty_collectives import MARKED
 
 from rpbench.side_processes import GRACE_S
-from rpbench.torch_runtime import collectives
-from rpbench.torch_runtime.collectives import COLLECTIVES, STALL_S, CollectiveRequest, run_collectives
+from rpbench.torch_runtime import shards
 from rpbench.torch_runtime.processes.board import Phase
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import LAST_WORDS_S, Ranks
+from rpbench.torch_runtime.shards import COLLECTIVES, STALL_S, CollectiveRequest, run_collectives
 
 FAULTY = str(Path(__file__).with_name("faulty_collectives.py"))
 
@@ -39,8 +39,8 @@ def test_the_board_says_which_collective_a_rank_is_at(monkeypatch):
     """Numbered through, size by size: of a rank that hangs this is all that is known."""
     written, begun = [], []
     alone = SimpleNamespace(get_backend=lambda: "gloo", get_rank=lambda: 0)
-    monkeypatch.setattr(collectives, "dist", alone)
-    monkeypatch.setattr(collectives, "timed", lambda name, size, *_: begun.append(len(written)) or (size, [0.5]))
+    monkeypatch.setattr(shards, "dist", alone)
+    monkeypatch.setattr(shards, "timed", lambda name, size, *_: begun.append(len(written)) or (size, [0.5]))
     found = run_collectives(CollectiveRequest(2, (64, 1024)), SimpleNamespace(write=lambda *said: written.append(said)))
     calls = 2 * len(COLLECTIVES)
     assert written == [*((Phase.COMPUTING, number, 0) for number in range(calls)), (Phase.BETWEEN,)]

@@ -12,7 +12,7 @@ from rpbench.ir.action import text
 from rpbench.ir.schedule import ScheduleError, Shape, to_text
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
-from rpbench.torch_runtime.formats.torch_csv import from_csv, placement_of, read_schedule, to_csv
+from rpbench.torch_runtime.formats.tables import from_csv, placement_of, read_schedule, to_csv
 from rpbench.torch_runtime.lowering import lower
 from rpbench.torch_runtime.versions import facts_of, load_runtime
 

@@ -13,10 +13,10 @@ from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.torch_runtime import versions
 from rpbench.torch_runtime.communication.channels import Queues
+from rpbench.torch_runtime.communication.settings import with_reduction_waits, with_send_waits
 from rpbench.torch_runtime.communication.tokens import read_table, read_token
 from rpbench.torch_runtime.communication.verdict import judge
-from rpbench.torch_runtime.communication.waits import with_reduction_waits, with_send_waits
-from rpbench.torch_runtime.formats.torch_csv import placement_of
+from rpbench.torch_runtime.formats.tables import placement_of
 from rpbench.torch_runtime.lowering import lower
 from rpbench.torch_runtime.versions import FACTS, facts_of, newer_note, number_of
 from tests import torch_versions

@@ -10,18 +10,16 @@ from rpbench.ir.schedule import Shape
 from rpbench.ir.timeline import Timeline
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
-from rpbench.torch_runtime.dry_run import dry_run, rank_memory
-from rpbench.torch_runtime.own_schedules import SAME_NAME
-from rpbench.torch_runtime.recorded.outcome import Outcome
-from rpbench.torch_runtime.recorded.recording import Moment, Recorder
-from rpbench.torch_runtime.recorded.replay import (
+from rpbench.torch_runtime.recorded.outcome import (
+    Outcome,
     predicted_makespan,
     profiled_costs,
     replay_makespan,
     time_parts,
     unexplained,
 )
-from rpbench.torch_runtime.request import check_request
+from rpbench.torch_runtime.recorded.recording import Moment, Recorder
+from rpbench.torch_runtime.request import SAME_NAME, check_request
 from rpbench.torch_runtime.versions import load_runtime
 
 
@@ -155,43 +153,9 @@ def test_computations_on_a_gpu_are_timed_by_events(monkeypatch):
     assert (moment.begun, moment.done) == pytest.approx((100.01, 100.02))
 
 
-def test_memory_of_a_rank_by_hand():
-    """1F1B on 2 ranks: rank 0 keeps 2 microbatches of its one layer, rank 1 one of its fifteen."""
-    request = request_for("1f1b", dtype="float32", verify=False)
-    found = [rank_memory(request, rank) for rank in (0, 1)]
-    tokens, per_layer = 3, TINY.layer_activation_bytes(3) * 2
-    assert [each.activations for each in found] == [2 * 1 * per_layer, 1 * 15 * per_layer]
-    layer = TINY.layer_parameters
-    assert found[0].weights == 4 * (TINY.embedding_parameters + layer)
-    assert found[1].weights == 4 * (15 * layer + TINY.head_parameters)
-    assert found[0].optimizer == 2 * found[0].weights
-    assert found[0].buffers == 4 * tokens * TINY.hidden * 4  # 4 microbatches, gradients alone
-    assert found[0].logits == 0
-    assert found[1].logits == 2 * tokens * TINY.vocab * 4
-
-
-def test_shards_divide_memory():
-    whole = rank_memory(request_for("1f1b", verify=False), 1)
-    sharded = rank_memory(request_for("1f1b", verify=False, data_parallel=2, data_mode="fsdp2"), 1)
-    assert sharded.optimizer == whole.optimizer // 2
-    assert sharded.weights == whole.weights  # gathered until the step is over
-    assert rank_memory(request_for("1f1b", verify=False, tensor_parallel=2), 1).activations == whole.activations // 2
-
-
-def test_the_command_of_a_dry_run():
-    request = request_for("1f1b", 4, 8)
-    one = dry_run(request, overrides=["schedule=1f1b", "backend=torch"])
-    assert one.command == "torchrun --nproc-per-node 4 -m rpbench schedule=1f1b backend=torch"
-    assert "--nnodes 2 --nproc-per-node 2" in dry_run(request, num_hosts=2).command
-    assert one.fields()["evidence"] == "predicted"
-    with pytest.raises(ValueError, match="num_hosts=3: 4 ranks cannot be dealt evenly"):
-        dry_run(request, num_hosts=3)
-
-
 def test_a_request_for_gpus_is_checked_without_them(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     request = request_for("zb_v", check_device=False, device="cuda")
-    assert len(dry_run(request).memory) == 2
     with pytest.raises(ValueError, match="device=cuda: torch sees no CUDA device"):
         check_request(request)
 

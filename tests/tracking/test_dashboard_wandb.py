@@ -7,7 +7,7 @@ import pytest
 from rpbench.cli import dispatch
 from rpbench.config.request import load
 from rpbench.tracking import dashboard_wandb, metrics
-from rpbench.tracking.description import work_of
+from rpbench.tracking.wandb_run import work_of
 
 
 def named_by_panels():

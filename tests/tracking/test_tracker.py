@@ -10,7 +10,7 @@ import pytest
 from rpbench.config.request import load
 from rpbench.run.request_to_records import run
 from rpbench.tracking import metrics, wandb_run
-from rpbench.tracking.description import name_of, summary_of
+from rpbench.tracking.wandb_run import name_of, summary_of
 
 CANARY = "canary-b0a7d2c4"
 

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import cache
 
-from analysis.claims.claim import Claim, Record, section
-from analysis.claims.evidence import Need, figure17, partitions, roofline
+from analysis.claims.claim import Claim, Need, Record, figure17, partitions, roofline, section
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
 from analysis.claims.printed import Printed

@@ -10,15 +10,14 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from analysis.claims.claim import Claim, Record, section
-from analysis.claims.evidence import Need
+from analysis.claims.claim import Claim, Need, Record, section
 from analysis.claims.expected import held_experiments, read_table
 from analysis.claims.printed import Printed
 from rpbench.yaml_file import read_keys
 
 AS_ACCEPTED = "as accepted"
 # Of a loss: another torch adds in another order, another processor in vectors of another width, and updates carry that
-# on. After 96 updates instruction sets of one machine differ by up to 6 %; `analysis/claims/own/trained.py` has what
+# on. After 96 updates instruction sets of one machine differ by up to 6 %; `analysis/claims/own/turning.py` has what
 # holds.
 _TRAINED, _TRAINED_LONG = 1e-3, 0.1
 _LONG = 48  # updates

@@ -4,8 +4,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from analysis.claims.claim import Claim, Record, section, stated
-from analysis.claims.evidence import Need, causal, figure17, partitions, recompute_ahead, steady_causal, steady_state
+from analysis.claims.claim import (
+    Claim,
+    Need,
+    Record,
+    causal,
+    figure17,
+    partitions,
+    recompute_ahead,
+    section,
+    stated,
+    steady_causal,
+    steady_state,
+)
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
 from analysis.claims.printed import printed

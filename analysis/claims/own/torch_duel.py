@@ -6,8 +6,7 @@ beside other programs refutes nothing that it cannot tell.
 
 from collections.abc import Callable, Iterator
 
-from analysis.claims.claim import Claim, Record, Value, section
-from analysis.claims.evidence import Need
+from analysis.claims.claim import Claim, Need, Record, Value, section
 from analysis.claims.printed import Printed
 from rpbench.run.modes.duel.contenders import ENGINES, TABLE, torch_contenders
 from rpbench.run.modes.duel.findings import derived_fields

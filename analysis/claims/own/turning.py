@@ -1,14 +1,117 @@
-"""Rankings that turn, ours: how many pairs of schedules each level of charging turns, and by how much some of them."""
+"""Our own studies: rankings that turn, goodput under failures, losses on any processor.
+
+Two schedules with the same weights at the same microbatch train alike whoever orders the work, and after 24 updates a
+step's delay costs more than what processors make of a loss. Curves of 96 updates hold no order: seeds differ by more.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import product
+from statistics import mean
 from typing import Any
 
-from analysis.claims.claim import Claim, Record, section, stated
-from analysis.claims.evidence import Need
-from analysis.records.turns import LEVELS, Turn, counted, lead, step_time_s, turns
+from analysis.claims.claim import Claim, Need, Record, section, stated
+from analysis.claims.printed import Printed
+from analysis.exhibits.figures.own.turning import LEVELS, Turn, counted, lead, step_time_s, turns
 from rpbench.config.configuration import swept
+
+_EXPERIMENT = "convergence"
+_TRAINED_SEEDS = (0, 1, 2)
+_ALIKE = (("roundpipe", "gpipe"), ("roundpipe_async", "pipedream_2bw"))
+_IN_ORDER = ("gpipe", "xpipe", "pipedream_2bw")
+_LARGEST = 1e-3  # of a loss, between two orders of the same sums
+
+
+@section(150, "Losses on any processor")
+def trained_claims() -> Iterator[Claim]:
+    """For each seed: who trains alike, and who is ahead of whom."""
+    for seed in _TRAINED_SEEDS:
+        for one, other in _ALIKE:
+            yield _claim(
+                f"alike/{one}/{other}/{seed}",
+                f"Largest difference of the losses of {one} and {other}, seed {seed}",
+                "0.0",
+                (one, other),
+                seed,
+                relation="<=",
+                tolerance=_LARGEST,
+                value=lambda first, second: max(
+                    abs(mine - theirs) for mine, theirs in zip(first["loss_curve"], second["loss_curve"], strict=True)
+                ),
+            )
+        yield _claim(
+            f"order/{seed}",
+            f"Schedules of 24 updates by their last loss, the least first, seed {seed}",
+            ", ".join(_IN_ORDER),
+            _IN_ORDER,
+            seed,
+            value=lambda *runs: ", ".join(run["schedule"] for run in sorted(runs, key=lambda run: run["loss"])),
+        )
+
+
+def _claim(name: str, words: str, due: str, schedules: tuple[str, ...], seed: int, **more: object) -> Claim:
+    return Claim(
+        id=f"trained/{name}",
+        whose="ours against ours",
+        source=f"conf/experiment/{_EXPERIMENT}.yaml",
+        statement=words,
+        published=Printed(due, "the same weights at the same microbatch"),
+        needs=tuple(Need(_EXPERIMENT, {"schedule": name, "seed": str(seed)}) for name in schedules),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+EXPERIMENT = "goodput"
+_TIMES = swept(EXPERIMENT, "mode.mean_between_s")
+_SEEDS = swept(EXPERIMENT, "seed")
+
+
+@section(145, "Goodput under failures")
+def goodput_claims() -> Iterator[Claim]:
+    """Each policy at the ends of the sweep, copies that outlive two failures, and detours over shadows."""
+    for policy in swept(EXPERIMENT, "mode.policy"):
+        for words, seconds in (("often", _TIMES[0]), ("seldom", _TIMES[-1])):
+            yield stated(
+                f"goodput/{policy}/{words}",
+                f"Goodput of mode.policy={policy}, a rank of sixteen lives {float(seconds) / 3600:g} hours on average",
+                "%",
+                tuple(_goodput_need(policy, seconds, seed) for seed in _SEEDS),
+                lambda *runs: 100 * _goodput(runs),
+                evidence="predicted",
+            )
+    yield stated(
+        "goodput/gemini/two_at_once",
+        "How likely two failures at once leave a copy of every state, 16 ranks and two copies; 1 - 1 / (N - 1)",
+        "",
+        (_goodput_need("gemini", _TIMES[0], _SEEDS[0]),),
+        lambda run: run["recoverable_probability"]["2"],
+        evidence="derived",
+    )
+    yield stated(
+        "goodput/recycle/over_bamboo",
+        "Largest ratio of goodputs of mode.policy=recycle over bamboo; ReCycle's abstract says up to 1.64",
+        "",
+        tuple(_goodput_need(*each) for each in product(("recycle", "bamboo"), _TIMES, _SEEDS)),
+        _largest_ratio,
+        evidence="predicted",
+    )
+
+
+def _goodput_need(policy: str, seconds: float, seed: int) -> Need:
+    return Need(EXPERIMENT, {"mode.policy": policy, "mode.mean_between_s": str(float(seconds)), "seed": str(seed)})
+
+
+def _goodput(runs: tuple[Record, ...]) -> float:
+    return mean(float(run["goodput"]) for run in runs)
+
+
+def _largest_ratio(*runs: Record) -> float:
+    """Of the means of the draws, at the same rate of failures."""
+    num = len(_SEEDS)
+    means = [_goodput(runs[first : first + num]) for first in range(0, len(runs), num)]
+    half = len(means) // 2
+    return max(detours / shadows for detours, shadows in zip(means[:half], means[half:], strict=True))
+
 
 _KEYS = ("schedule", "model", "cluster")
 _FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same

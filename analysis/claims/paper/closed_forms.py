@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from analysis.claims.claim import Claim, Record, section
-from analysis.claims.evidence import figure17, roofline
+from analysis.claims.claim import Claim, Record, figure17, roofline, section
 from analysis.claims.printed import Printed, printed, throughput_run, where
 from analysis.exhibits.style import method_name, model_name
 from analysis.records.paper import PUBLISHED_MODELS
@@ -80,12 +79,8 @@ def ideal_bubbles() -> Iterator[Claim]:
                 metric="simulated against ideal bubble",
                 published=_ABOVE,
                 needs=(figure17(schedule, model), roofline("artifact", "8x_rtx4090", model)),
-                value=_against_ideal,
+                value=lambda run, ideal: "above" if run["bubble_makespan"] > ideal["ideal_bubble"] else "not above",
             )
-
-
-def _against_ideal(run: Record, ideal: Record) -> str:
-    return "above" if run["bubble_makespan"] > ideal["ideal_bubble"] else "not above"
 
 
 _FIGURE5 = "RoundPipe, figure 5 (section 3.3)"

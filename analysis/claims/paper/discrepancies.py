@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.claims.claim import Claim, Record, Value, section
-from analysis.claims.evidence import Need, figure17, hand_cuts, partitions, roofline
-from analysis.claims.paper.planner import CAPPED_PLANNER, capped_plan
+from analysis.claims.claim import Claim, Need, Record, Value, figure17, hand_cuts, partitions, roofline, section
+from analysis.claims.paper.tuning import CAPPED_PLANNER, capped_plan
 from analysis.claims.printed import Row, cell, rows, table
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.paper import OUR_MODELS
 
 SECTION = "Discrepancies in the published data"
-_NAMES = {name: model for model, name in PUBLISHED_MODELS.items()}
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def _finer(row: Row) -> float:
 
 
 def _evidence(row: Row) -> _Evidence | None:
-    model = _NAMES.get(row["model"], "")
+    model = OUR_MODELS.get(row["model"], "")
     for prefix, find in _FINDERS.items():
         if row["id"].startswith(prefix):
             return find(row, model)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim, Record, section
-from analysis.claims.evidence import figure17, roofline
+from analysis.claims.claim import Claim, Record, figure17, roofline, section
 from analysis.claims.printed import Printed, cell, printed, rows, table
 from analysis.exhibits.style import model_name
 from analysis.records.paper import PUBLISHED_MODELS

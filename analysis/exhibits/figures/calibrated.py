@@ -18,7 +18,7 @@ from analysis.exhibits.exhibit import Cell, Exhibit, Shown, columns_of, exhibite
 from analysis.exhibits.figures.duel import MODELS, NAMES, Row, drawn, found_duels
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.cost.hardware.measured import PARTS
-from rpbench.run.modes.duel.rows import Ratio, drift, over_predicted, predictions
+from rpbench.run.modes.duel.verdict import Ratio, drift, over_predicted, predictions
 
 BAR = 0.15  # how far a prediction may be off
 
@@ -38,11 +38,7 @@ def exhibit(experiments: Experiments) -> Shown:
 
 
 def _calibrated(experiments: Experiments) -> pd.DataFrame:
-    """The records that have predictions.
-
-    Raises:
-        MissingRuns: if none has.
-    """
+    """The records that have predictions."""
     column = "calibrated_makespans_s"
     rows = succeeded(experiments.cells("cpu_duel"))
     found = rows[rows[column].map(lambda value: isinstance(value, list))] if column in rows else rows[:0]
@@ -99,8 +95,7 @@ TOP = 1.6
 
 def draw(duels: Duels) -> Figure:
     """A panel a model: measured over predicted time of every contender, with the band."""
-    with style.applied():
-        figure = Figure(figsize=(8.6, 0.5 + 2.4 * len(duels)), layout="constrained")
+    with style.figure(8.6, 0.5 + 2.4 * len(duels)) as figure:
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
             _panel(axes, model, drawn(rows))

@@ -16,9 +16,8 @@ from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibited
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
-from rpbench.run.modes.duel.rows import ratio, times
 from rpbench.run.modes.duel.runs import CLOCKS, MOST_OTHERS
-from rpbench.run.modes.duel.verdict import Finding
+from rpbench.run.modes.duel.verdict import Finding, ratio, times
 
 Row = dict[str, Any]
 
@@ -52,11 +51,7 @@ def exhibit(experiments: Experiments) -> Shown:
 
 
 def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
-    """Model -> contender -> its record.
-
-    Raises:
-        MissingRuns: if there is none.
-    """
+    """Model -> contender -> its record."""
     duels: dict[str, dict[str, Row]] = {}
     for row in rows.to_dict("records"):
         duels.setdefault(row["model"], {})[row["contender"]] = row
@@ -192,8 +187,7 @@ def drawn(rows: Mapping[str, Row]) -> dict[str, Row]:
 
 def draw(duels: Mapping[str, Mapping[str, Row]]) -> Figure:
     """A panel a model: for every contender what was predicted, emulated, measured; a dot is the median of a start."""
-    with style.applied():
-        figure = Figure(figsize=(8.6, 0.5 + 2.9 * len(duels)), layout="constrained")
+    with style.figure(8.6, 0.5 + 2.9 * len(duels)) as figure:
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
             _panel(axes, model, list(drawn(rows).values()))

@@ -116,8 +116,7 @@ def draw_one(row: dict, results: Path) -> Figure:
 
 def draw(rows: pd.DataFrame, results: Path) -> Figure:
     """Schedules down, models across, as many as there are rows of."""
-    with style.applied():
-        figure = Figure(figsize=(13, 7.6), layout="constrained")
+    with style.figure(13, 7.6) as figure:
         schedules, models = runs.schedules_of(rows), runs.models_of(rows)
         # Axes that share a limit ask all others of theirs at each step: limits are set on each.
         panels = figure.subplots(len(schedules), len(models), squeeze=False)

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
 from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited
-from analysis.exhibits.tables import contest
+from analysis.exhibits.tables import comparison
 from analysis.records.experiments import Experiments, MissingRuns, index
 from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
 from analysis.records.runs import MODELS
@@ -80,11 +80,7 @@ def exhibit(experiments: Experiments) -> Shown:
 
 
 def numbers(experiments: Experiments) -> list[Bar]:
-    """Every bar that a schedule stands for.
-
-    Raises:
-        MissingRuns: if a run is not there.
-    """
+    """Every bar that a schedule stands for."""
     wanted = [(model, system) for model in MODELS for system in swept(EXPERIMENT, "mode.system")]
     rows = index(experiments.cells(EXPERIMENT), ("model", "system"), wanted, EXPERIMENT)
     return [_bar(row) for row in rows.to_dict("records")]
@@ -98,7 +94,7 @@ def _bar(row: dict) -> Bar:
 def _tuned(experiments: Experiments) -> Mapping[tuple[str, str], dict]:
     """Rows at equal tuning by model and schedule; none before they are there."""
     try:
-        rows: pd.DataFrame = contest.numbers(experiments)
+        rows: pd.DataFrame = comparison.contest_numbers(experiments)
     except MissingRuns:
         return {}
     return {(row["model"], row["schedule"]): row for row in rows.to_dict("records")}

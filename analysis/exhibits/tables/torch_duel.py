@@ -1,16 +1,61 @@
-"""On torch's runtime: what our table costs beside torch's own schedule, and what the graph explains of a step."""
+"""What engines compute: equal to plain training, and the duel on the runtime of torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
 from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibited
 from analysis.exhibits.style import method_name
-from analysis.records.experiments import Experiments, MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.run.modes.duel.contenders import OWN, TABLE, THREADS, TWIN
 from rpbench.run.modes.duel.runs import MISSING
+
+BACKENDS = ("virtual", "cpu")
+DTYPES = ("float64", "float32", "bfloat16")
+
+
+@exhibited("equivalence")
+def equivalence(experiments: Experiments) -> Shown:
+    """The table."""
+    data = equivalence_numbers(experiments)
+    known = set(zip(data["backend"], data["dtype"], strict=True))
+    places = [(backend, dtype) for backend in BACKENDS for dtype in DTYPES if (backend, dtype) in known]
+    columns = ("schedule", *(f"{backend}, {dtype}" for backend, dtype in places))
+    names = sorted(set(data["name"]))
+    cells = data.drop_duplicates(["name", "backend", "dtype"], keep="last").set_index(["name", "backend", "dtype"])
+    return Shown(
+        table=table(columns, ((label(name), *_equivalence_row(cells, name, places)) for name in names)),
+        words={"answer": equivalence_answer(data)},
+    )
+
+
+def equivalence_numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a run of the experiment: `name`, `backend`, `dtype`, `grad_max_abs_diff`, `run_id`."""
+    rows = succeeded(experiments.cells("equivalence"))
+    if rows.empty:
+        raise MissingRuns("all runs of experiment=equivalence")
+    names = rows["schedule"].map(style.method_name)
+    return rows.assign(name=names, dtype=[config["dtype"] for config in rows["config"]])
+
+
+def equivalence_answer(data: pd.DataFrame) -> str:
+    """How many agree, in a sentence."""
+    exact = int((data["grad_max_abs_diff"] == 0).sum())
+    return f"{exact} of {len(data)} runs agree in every bit."
+
+
+def _equivalence_row(cells: pd.DataFrame, name: str, columns: Sequence[tuple[str, str]]) -> list[Cell]:
+    places = [(name, *column) for column in columns]
+    return [_equivalence_cell(cells.loc[place]) if place in cells.index else NOTHING for place in places]
+
+
+def _equivalence_cell(row: pd.Series) -> Cell:
+    value = float(row["grad_max_abs_diff"])
+    return Cell(value, f"{value:.1e}" if value else "0", (row["run_id"],))
+
 
 Row = dict[str, Any]
 NAMES = {
@@ -30,11 +75,7 @@ def exhibit(experiments: Experiments) -> Shown:
 
 
 def found_rows(cells: pd.DataFrame) -> list[Row]:
-    """The records, as they were written.
-
-    Raises:
-        MissingRuns: if there are none.
-    """
+    """The records, as they were written."""
     rows = [{str(key): value for key, value in row.items()} for row in cells.to_dict("records")]
     if not rows:
         raise MissingRuns("all runs of experiment=torch_duel")

@@ -2,18 +2,18 @@
 
 import sys
 
-from analysis.predictions.clusters import holdout, league, memory_holdout, outcomes, problems, writing
+from analysis.predictions.clusters import fit, holdout, league, memory_holdout, writing
 
 
 def main(argv: list[str]) -> int:
     """Run one command; returns the exit status."""
     commands = {
-        "fit": problems.write,
+        "fit": fit.write,
         "holdout": holdout.write,
         "memory": memory_holdout.write,
         "predict": writing.write,
         "league": league.write,
-        "outcomes": outcomes.write,
+        "outcomes": writing.write_outcomes,
     }
     if len(argv) != 1 or argv[0] not in commands:
         print(f"one of: {', '.join(commands)}", file=sys.stderr)

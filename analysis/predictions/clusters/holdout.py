@@ -10,8 +10,7 @@ from pathlib import Path
 
 from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case
-from analysis.predictions.clusters.fit import fit
-from analysis.predictions.clusters.problems import PROBLEMS, cases_of
+from analysis.predictions.clusters.fit import PROBLEMS, cases_of, fit
 from analysis.predictions.clusters.spread import step_log_sd
 from rpbench.mesh.job import Job
 

@@ -19,9 +19,8 @@ import numpy as np
 
 from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Model
-from analysis.predictions.clusters.fit import ENOUGH, STEP, Floats, next_step
+from analysis.predictions.clusters.fit import ENOUGH, STEP, Floats, given, next_step
 from analysis.predictions.clusters.holdout import Axis, length
-from analysis.predictions.clusters.problems import given
 from analysis.predictions.clusters.writing import out_of_memory
 from rpbench.mesh.software import PRIORS, Prior, Software
 

@@ -1,14 +1,105 @@
-"""Writing: the predictions of all withheld rows, with intervals, as `analysis/predictions/clusters.csv`."""
+"""Writing: the predictions of all withheld rows, with intervals, as `analysis/predictions/clusters.csv`.
+
+Errors are predicted / measured - 1; pairs are of one model and device, more than 5 % apart in pace a device and token.
+
+`python -m analysis.predictions.clusters outcomes` writes `sealed_760beda/outcomes.csv` and the table of
+`docs/second_round.md`; the sealed table itself stays as it was committed.
+"""
 
 import csv
-from collections.abc import Iterable
-from math import exp
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from math import exp, log
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Model, rows_of
-from analysis.predictions.clusters.problems import SETS, asked
+from analysis.predictions.clusters.fit import SETS, asked, given
 from analysis.predictions.clusters.spread import memory_log_sd, step_log_sd, unseen
+
+CLEAR = 1.05
+Predicted = Mapping[str, float]  # id -> seconds of a step, or bytes
+
+
+class Score(NamedTuple):
+    """The score of some predictions.
+
+    Args:
+        rows: that are compared.
+        median, p90: of absolute errors.
+        bias: median of the errors.
+        right, pairs: pairs in the right order, of those that are clearly apart.
+        inside: share of rows in their intervals; None without intervals.
+    """
+
+    rows: int
+    median: float
+    p90: float
+    bias: float
+    right: int
+    pairs: int
+    inside: float | None
+
+    @property
+    def order(self) -> str:
+        """Share of pairs in the right order, in percent; a dash where there are few."""
+        return f"{100 * self.right / self.pairs:.0f}" if self.pairs >= 5 else "-"
+
+
+def score(cases: Sequence[Case], predicted: Predicted, widths: Mapping[str, float] | None = None) -> Score:
+    """The score of predicted steps.
+
+    Args:
+        cases: given rows; those without a prediction do not count.
+        widths: half the width of each row's interval, as a logarithm.
+    """
+    measured = {case.id: case.step_time_s for case in cases if case.id in predicted and case.step_time_s}
+    errors = {name: predicted[name] / value - 1 for name, value in measured.items()}
+    right, pairs = _pairs([case for case in cases if case.id in measured], predicted)
+    return _scored(errors, right, pairs, widths)
+
+
+def score_bytes(cases: Sequence[Case], predicted: Predicted, widths: Mapping[str, float]) -> Score:
+    """The same of peak bytes, which have no order."""
+    measured = {case.id: case.memory_bytes for case in cases if case.id in predicted and case.memory_bytes}
+    return _scored({name: predicted[name] / value - 1 for name, value in measured.items()}, 0, 0, widths)
+
+
+def _scored(errors: Mapping[str, float], right: int, pairs: int, widths: Mapping[str, float] | None) -> Score:
+    sizes = sorted(map(abs, errors.values()))
+    inside = None
+    if widths is not None:
+        inside = sum(abs(log(1 + error)) <= widths[name] for name, error in errors.items()) / len(errors)
+    p90 = sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
+    return Score(len(errors), median(sizes), p90, median(errors.values()), right, pairs, inside)
+
+
+def _pairs(cases: Sequence[Case], predicted: Predicted) -> tuple[int, int]:
+    groups = defaultdict(list)
+    for case in cases:
+        assert case.step_time_s is not None
+        scale = case.devices / case.tokens
+        job = case.job
+        key = (job.architecture.name, job.architecture.hidden, job.machine.device.name) if job else case.set_name
+        groups[key].append((case.step_time_s * scale, predicted[case.id] * scale))
+    right = pairs = 0
+    for members in groups.values():
+        for (a, ours_a), (b, ours_b) in combinations(members, 2):
+            if max(a, b) > CLEAR * min(a, b):
+                pairs += 1
+                right += (a > b) == (ours_a > ours_b)
+    return right, pairs
+
+
+def part_of(case: Case) -> str:
+    """The set of a row; models with experts apart from dense ones where a set has both."""
+    if case.set_name not in ("megatron_bridge", "dgxc_benchmarking", "nemo_automodel") or case.job is None:
+        return case.set_name
+    return f"{case.set_name}, {'experts' if case.job.architecture.experts else 'dense'}"
+
 
 FILE = Path(__file__).resolve().parents[1] / "clusters.csv"
 COLUMNS = (
@@ -102,3 +193,98 @@ def out_of_memory(case: Case, model: Model) -> bool:
 def write() -> int:
     """Write the file; returns the number of rows."""
     return tables.write(FILE, list(predictions()))
+
+
+ROOT = Path(__file__).resolve().parents[3]
+SEALED = Path(__file__).resolve().parents[1] / "sealed_760beda"
+OUTCOMES_FILE = SEALED / "outcomes.csv"
+PAGE = ROOT / "docs" / "second_round.md"
+BEGIN, END = "<!--clusters:outcomes-->\n", "<!--/clusters:outcomes-->\n"
+PACES = {"internevo", "llm_foundry_fsdp", "megatron_bridge", "torchtitan", "zero_bubble_table4"}  # what they print
+Row = dict[str, str]
+
+
+def sealed() -> dict[str, Row]:
+    """The rows that were committed, by id."""
+    return {row["id"]: row for row in tables.read("clusters", SEALED)}
+
+
+def answered() -> list[tuple[Case, Row]]:
+    """Rows that were predicted blind and whose answers are known now."""
+    known = sealed()
+    cases = [case for case in given(SETS) if case.id in known and known[case.id]["status"] == "ok"]
+    return [(case, known[case.id]) for case in cases]
+
+
+def predicted_s(case: Case, row: Row) -> float:
+    """The seconds that were predicted; of a row that prints a pace, those of its tokens at the predicted pace."""
+    if case.set_name in PACES:
+        return case.repeats * case.tokens / float(row["tokens_per_s_per_gpu"]) / case.devices
+    return float(row["step_time_s"])
+
+
+def rows() -> list[Row]:
+    """Each quantity that was predicted and is known now."""
+    found = []
+    for case, row in answered():
+        if case.step_time_s and row["step_time_s"]:
+            scale = predicted_s(case, row) / float(row["step_time_s"])
+            found.append(_row(case, row, "step_time_s", case.step_time_s, scale))
+        if case.memory_bytes and row["peak_memory_bytes"]:
+            found.append(_row(case, row, "peak_memory_bytes", case.memory_bytes, 1.0))
+    return found
+
+
+def _row(case: Case, row: Row, quantity: str, measured: float, scale: float) -> Row:
+    predicted, low, high = (scale * float(row[f"{quantity}{end}"]) for end in ("", "_low", "_high"))
+    return {
+        "id": case.id,
+        "quantity": quantity,
+        **{name: f"{value:.5g}" for name, value in (("predicted", predicted), ("low", low), ("high", high))},
+        "measured": f"{measured:.5g}",
+        "error": f"{predicted / measured - 1:+.3f}",
+        "inside": "yes" if low <= measured <= high else "no",
+    }
+
+
+def summary() -> list[tuple[str, str, Score]]:
+    """(set, quantity, score) of the blind round, of the rows that are known now."""
+    pairs = answered()
+    timed = [(case, row) for case, row in pairs if case.step_time_s and row["step_time_s"]]
+    steps = {case.id: predicted_s(case, row) for case, row in timed}
+    found = []
+    for name in sorted({part_of(case) for case, _ in timed}):
+        cases = [case for case, _ in timed if part_of(case) == name]
+        widths = {case.id: _width(row, "step_time_s") for case, row in timed if part_of(case) == name}
+        found.append((name, "step", score(cases, steps, widths)))
+    held = [(case, row) for case, row in pairs if case.memory_bytes and row["peak_memory_bytes"]]
+    sizes = {case.id: float(row["peak_memory_bytes"]) for case, row in held}
+    for name in sorted({case.set_name for case, _ in held}):
+        cases = [case for case, _ in held if case.set_name == name]
+        widths = {case.id: _width(row, "peak_memory_bytes") for case, row in held if case.set_name == name}
+        found.append((name, "memory", score_bytes(cases, sizes, widths)))
+    return found
+
+
+def _width(row: Row, quantity: str) -> float:
+    return log(float(row[f"{quantity}_high"]) / float(row[quantity]))
+
+
+def table_text(found: list[tuple[str, str, Score]]) -> str:
+    """The summary as a table of Markdown."""
+    lines = [
+        "| set | quantity | rows | median, 90 % | bias | order | inside |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, quantity, each in found:
+        error = f"{100 * each.median:.1f}, {100 * each.p90:.0f} %"
+        values = [name, quantity, str(each.rows), error, f"{100 * each.bias:+.1f} %", each.order]
+        lines.append(f"| {' | '.join([*values, f'{100 * (each.inside or 0):.0f} %'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_outcomes() -> int:
+    """Write the rows and the page's table; returns the number of rows."""
+    found = rows()
+    tables.put(PAGE, BEGIN, table_text(summary()), END)
+    return tables.write(OUTCOMES_FILE, found)

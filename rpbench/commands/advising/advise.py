@@ -23,9 +23,7 @@ from rpbench.advice.model_source import (
 from rpbench.advice.ranking import advise
 from rpbench.advice.rows import FRAMEWORKS, space_of_framework
 from rpbench.advice.unequal import with_lengths
-from rpbench.commands.advising.advise_around import around
-from rpbench.commands.advising.advise_lengths import NOTE, lengths_asked, timed_again
-from rpbench.commands.advising.advise_nodes import advise_nodes
+from rpbench.commands.advising.advise_around import NOTE, advise_nodes, around, lengths_asked, timed_again
 from rpbench.commands.advising.advise_questions import (
     BESIDES,
     QUESTIONS,
@@ -41,11 +39,12 @@ from rpbench.commands.advising.advise_questions import (
     question_of,
     rents,
     smallest_change,
+    spelled,
+    spelled_machine,
 )
 from rpbench.commands.advising.advise_table import table
-from rpbench.commands.advising.advise_usage import USAGE
-from rpbench.commands.advising.spelled import spelled, spelled_machine
 from rpbench.commands.recorded.explain import print_explanation
+from rpbench.commands.usages import ADVISE
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.files.keys import LAYERS, MOVES, check_figures
@@ -119,9 +118,6 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
 
     Args:
         with_around: also the rows at other settings, `around`, for a page.
-
-    Raises:
-        ValueError: for whatever in the request cannot be.
     """
     asked = _asked(arguments)
     question = question_of(asked.own)
@@ -241,11 +237,7 @@ def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int)
 
 
 def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
-    """What a search over meshes may choose from.
-
-    Raises:
-        ConfigError: for a machine, schedules or a training that it does not know.
-    """
+    """What a search over meshes may choose from."""
     if found.gpu is None and not found.rates:
         raise ConfigError(
             f"mesh=search: nobody knows the collectives of cluster={found.name}: take a machine whose devices are "
@@ -266,7 +258,7 @@ def _asked(arguments: Sequence[str]) -> Asked:
         key = key.removeprefix("model.")
         key = "training_mode" if key == "finetune" else key
         if not equals or not value:
-            raise ConfigError(f"cannot read {item!r}: write key=value, as in {USAGE}")
+            raise ConfigError(f"cannot read {item!r}: write key=value, as in {ADVISE}")
         if key == "max_batch":
             raise ConfigError(f"max_batch={value} is now batch=max: write batch=max")
         if key == "batch" and value != "max":
@@ -285,10 +277,10 @@ def _asked(arguments: Sequence[str]) -> Asked:
         else:
             raise ConfigError(unknown_key(key, [*OWN, *FIGURES, *SIZES], "key"))
     if "model" not in own and not sizes:
-        raise ConfigError(f"model= is missing: {USAGE}")
+        raise ConfigError(f"model= is missing: {ADVISE}")
     if ("gpu" in own) == ("cluster" in own):
         both = "gpu= and cluster= are two ways to say it; give one" if "gpu" in own else "gpu= or cluster= is missing"
-        raise ConfigError(f"{both}: {USAGE}")
+        raise ConfigError(f"{both}: {ADVISE}")
     return Asked(own, figures, sizes)
 
 

@@ -1,8 +1,10 @@
 """Questions that turn `advise` round: two contenders by causes, the longest sequence, the largest batch, the fewest
 devices, the cheapest rent for a deadline. Each asks the same search again."""
 
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import isfinite
 from typing import Any
 
@@ -10,7 +12,7 @@ from rpbench.advice.limits import CHANGING, Limit, largest, least_more, limit_of
 from rpbench.advice.rows import RUNS_IN, Misfit, command_of, command_of_mesh
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
-from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.hardware.machine import Machine, machine
 from rpbench.explain.side import Side, Work
 from rpbench.explain.split import explain
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
@@ -19,6 +21,38 @@ from rpbench.plan.contest.contender import contenders, why_not_charged
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.workload.architecture import Architecture
+
+
+def _values(given: Machine) -> dict[str, Any]:
+    return {each.name: getattr(given, each.name) for each in fields(given) if each.name != "ssd"}  # a row says it
+
+
+def spelled_machine(given: Machine) -> str:
+    """A machine's keys: what differs from so many devices of its kind where they usually stand."""
+    if given.gpu is None:
+        return spelled("cluster", "local", _values(given))
+    base = f"{given.size}x_{given.gpu.name}"
+    usual = _values(machine(base))
+    changed = {key: value for key, value in _values(given).items() if value != usual[key] and key != "gpu"}
+    return spelled("cluster", base, changed)
+
+
+def spelled(group: str, base: str, values: Mapping[str, Any]) -> str:
+    """A group's keys one by one, over an option that is there; where numbers come from is left out."""
+    words = [word for key, value in values.items() if key != "declared" for word in _words(f"{group}.{key}", value)]
+    return " ".join([f"{group}={base}", *words])
+
+
+def _words(key: str, value: Any) -> list[str]:
+    """Words of a command line that set a key; none for what is not there."""
+    if isinstance(value, Mapping):
+        return [word for name, each in value.items() for word in _words(f"{key}.{name}", each)]
+    if isinstance(value, tuple):
+        return [shlex.quote(f"++{key}=[{','.join('null' if each is None else str(each) for each in value)}]")]
+    if isinstance(value, str) and not re.fullmatch(r"\w+", value):
+        value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return [] if value is None else [shlex.quote(f"++{key}={value}")]
+
 
 QUESTIONS = ("compare", "max_seq_len", "batch", "fewest_devices", "deadline_days")
 BESIDES = ("tokens", "usd_per_device_hour")  # what the last one takes

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from rpbench.commands.recorded.record_table import table
 from rpbench.commands.recorded.store import latex_table, options_of
 from rpbench.records import record
-from rpbench.records.clock import IN_SLOTS, clock
+from rpbench.records.describe import IN_SLOTS, clock
 from rpbench.records.record import Record
 from rpbench.registry import unknown_name
 
@@ -116,11 +116,7 @@ def pivoted(options: dict[str, str]) -> Pivot:
 
 
 def _refuse_two_clocks(clocks: Any, keys: list[Any], value: str) -> None:
-    """Slots and seconds have neither a median nor a ratio.
-
-    Raises:
-        ValueError: if runs that agree in `keys`, a series each, count their times in both.
-    """
+    """Slots and seconds have neither a median nor a ratio."""
     if (clocks.groupby(keys).nunique() > 1).any():
         raise ValueError(
             f"value={value}: some of the runs count slots (cost=unit) and others seconds; take rows=cost, or a value "

@@ -113,7 +113,7 @@ def _flat(row: Record) -> Record:
 
 
 def _column(values: Sequence[Any]) -> pa.Array:
-    if len({_kind(value) for value in values if value is not None}) < 2:
+    if len({(float if is_finite(value) else type(value)) for value in values if value is not None}) < 2:
         with suppress(OverflowError, UnicodeEncodeError, pa.ArrowInvalid):  # no 64 bits hold it, or no UTF-8
             return pa.array(values)
     return pa.array([None if value is None else _text(value) for value in values], pa.string())
@@ -121,11 +121,6 @@ def _column(values: Sequence[Any]) -> pa.Array:
 
 def _text(value: Any) -> str:
     return str(value).encode("utf-8", "backslashreplace").decode()
-
-
-def _kind(value: Any) -> type:
-    """What a column holds; numbers of both types are one kind."""
-    return float if is_finite(value) else type(value)
 
 
 def _read(results: Path, runs: Sequence[str]) -> list[Record]:

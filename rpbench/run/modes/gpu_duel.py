@@ -26,10 +26,10 @@ from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled
 from rpbench.run.modes.duel.contenders import Contender, gpu_contenders
 from rpbench.run.modes.duel.findings import verdict_fields
-from rpbench.run.modes.duel.rows import Started, timed_fields
 from rpbench.run.modes.duel.run import Fields, found_or_made, play_all, write_all
 from rpbench.run.modes.duel.starts import job_of
 from rpbench.run.modes.duel.teams import ON_DEVICE, Absent, Parity, Sample, SystemTeam, Team
+from rpbench.run.modes.duel.verdict import Started, timed_fields
 from rpbench.run.modes.train import check_request, run_accelerated
 from rpbench.run.scheduled import assembled_of
 from rpbench.run.training.tensors import DTYPES, one_thread
@@ -149,11 +149,7 @@ class AcceleratorTeams:
 
 
 def records(request: Request) -> list[Record]:
-    """The records of every contender, made or found; all are on disk when this returns.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is written then.
-    """
+    """The records of every contender, made or found; all are on disk when this returns."""
     entrants = gpu_contenders(request.schedule.chosen)
     return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))
 
@@ -198,11 +194,7 @@ def _is_dry(request: Request) -> bool:
 
 
 def _check(request: Request) -> None:
-    """Refuse what not all contenders can train alike.
-
-    Raises:
-        ConfigError: naming what they can.
-    """
+    """Refuse what not all contenders can train alike."""
     model, asked = request.model, request.optimizer
     assert model is not None
     dtypes = ("float32", "bfloat16")

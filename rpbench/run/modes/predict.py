@@ -14,9 +14,9 @@ from rpbench.predict.case import Case
 from rpbench.predict.settings import Settings, given_settings, published_settings
 from rpbench.predict.systems import system
 from rpbench.records.record import Record
-from rpbench.run.collection import collection_paused
 from rpbench.run.layer_times import numbers_on
 from rpbench.run.recording import Outcome, Work, recorded
+from rpbench.run.scheduled import collection_paused
 from rpbench.workload.architecture import Architecture
 
 # Published runs action by action: the schedule that a system runs, with the settings of its script, as record fields.

@@ -8,8 +8,7 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
 from rpbench.records.record import Record
-from rpbench.run.assemble import Assembled
-from rpbench.run.offloading import simulate_transfers
+from rpbench.run.assemble import Assembled, simulate_transfers
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.sim.freezing import check_freezable, freeze
@@ -56,20 +55,12 @@ def check_freezing(assembled: Assembled, max_ratio: float) -> None:
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a simulation.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is written then.
-    """
+    """The record of a simulation."""
     return [recorded(request, prepare)]
 
 
 def prepare(request: Request) -> Work:
-    """The work of a simulation, checked; nothing is written.
-
-    Raises:
-        ValueError: if the request is wrong.
-    """
+    """The work of a simulation, checked; nothing is written."""
     if request.mesh is not None and request.mesh.machine is not None:
         from rpbench.run.mesh_run import prepare as prepared  # the packages of meshes, for runs that have one
 

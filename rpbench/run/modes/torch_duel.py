@@ -17,15 +17,14 @@ from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled
 from rpbench.run.modes.duel.contenders import THREADS, Contender, is_reference, torch_contenders
 from rpbench.run.modes.duel.findings import derived_fields
-from rpbench.run.modes.duel.rows import Started, timed_fields
 from rpbench.run.modes.duel.run import Fields, found_or_made, play_all, write_all
 from rpbench.run.modes.duel.starts import job_of
 from rpbench.run.modes.duel.teams import RankTeam, Team, ThreadTeam
+from rpbench.run.modes.duel.verdict import Started, timed_fields
 from rpbench.run.scheduled import assembled_of
 from rpbench.run.training.tensors import one_thread
-from rpbench.torch_runtime.own_schedules import SAME_NAME
 from rpbench.torch_runtime.processes.ranks import Ranks
-from rpbench.torch_runtime.request import TorchRequest, make_request
+from rpbench.torch_runtime.request import SAME_NAME, TorchRequest, make_request
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,7 @@ class TorchTeams:
 
 
 def records(request: Request) -> list[Record]:
-    """The records of every contender, made or found; all are on disk when this returns.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is written then.
-    """
+    """The records of every contender, made or found; all are on disk when this returns."""
     assert isinstance(request.mode, TorchDuel)
     entrants = torch_contenders(request.mode.schedules)
     return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))
@@ -90,11 +85,7 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
 
 
 def _check(schedules: Sequence[str]) -> None:
-    """Refuse schedules that torch has none of its own for.
-
-    Raises:
-        ConfigError: naming those it has.
-    """
+    """Refuse schedules that torch has none of its own for."""
     unknown = [name for name in schedules if name not in SAME_NAME]
     if unknown or not schedules:
         raise ConfigError(

@@ -50,13 +50,18 @@ from rpbench.run.allocator import is_tuned
 from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
-from rpbench.run.training.checkpoints import check_holds, check_save_to, checkpoint_subject, found_checkpoint
-from rpbench.run.training.device_request import check_device
-from rpbench.run.training.on_accelerators import HandlersOf, Ran, gated_on_device, run_on_accelerators
+from rpbench.run.training.on_accelerators import HandlersOf, Ran, check_device, gated_on_device, run_on_accelerators
 from rpbench.run.training.tensors import DTYPES, check_host_memory, one_thread, optimizer_settings, workload_of
-from rpbench.run.training.validation import Validation, loss_curve
+from rpbench.run.training.validation import (
+    Validation,
+    check_holds,
+    check_save_to,
+    checkpoint_subject,
+    found_checkpoint,
+    loss_curve,
+)
 from rpbench.sim.metrics import measure
-from rpbench.tracking.feed import StepFeed
+from rpbench.tracking.metrics import StepFeed
 from rpbench.tracking.steps import StepWatch
 from rpbench.workload.architecture import Architecture
 
@@ -64,11 +69,7 @@ Validated = Callable[[Training], Validation | None]
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a run on the engine.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is written then.
-    """
+    """The record of a run on the engine."""
     if _backend(request).name == "torch":
         from rpbench.run.training.torch_backend import torch_records  # processes of its own; torch.distributed
 
@@ -86,11 +87,7 @@ def _prepare(request: Request) -> Work:
 
 
 def _rehearse(request: Request, assembled: Assembled) -> None:
-    """Refuse what the engine would refuse once it has begun.
-
-    Raises:
-        ValueError: with the value, the rule and a way out.
-    """
+    """Refuse what the engine would refuse once it has begun."""
     backend, analysis = _backend(request), Analysis(assembled.schedule)
     if backend.name == "emulated":
         make_program(analysis, assembled.costs)
@@ -405,11 +402,7 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
 
 
 def _data(request: Request, assembled: Assembled) -> Data:
-    """The tokens to train on.
-
-    Raises:
-        ConfigError: if they are to come from a file that does not do.
-    """
+    """The tokens to train on."""
     workload, model = request.workload, assembled.model
     window = assembled.schedule.shape.num_microbatches
     assert model is not None  # or the request had been refused

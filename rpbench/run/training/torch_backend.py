@@ -12,14 +12,14 @@ from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
-from rpbench.run.training.checkpoints import check_holds, check_save_to, checkpoint_subject, found_checkpoint
 from rpbench.run.training.tensors import optimizer_settings
+from rpbench.run.training.validation import check_holds, check_save_to, checkpoint_subject, found_checkpoint
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.metrics import measure
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.launch import is_first_rank, run_on_torch, under_torchrun
 from rpbench.torch_runtime.recorded import outcome as ran
-from rpbench.torch_runtime.recorded.replay import replay_makespan
+from rpbench.torch_runtime.recorded.outcome import replay_makespan
 from rpbench.torch_runtime.request import TorchRequest, make_request
 
 

@@ -4,15 +4,110 @@ A rank hands over a message and goes on; it waits where a computation needs what
 passes when both of its ends have been handed over and nothing stands before them in their queues; what is sent stays
 until the receive is there, as gloo and NCCL have it for tensors of any size. At its end a rank waits for the sends that
 had no WAIT. Weights of a stage are gathered, and its gradients reduced, beside the computations, one after another.
+
+A send is under way from where it stands to its WAIT; without one, a forward's until the backward that frees its output,
+a backward's until the row ends. A receive buffer is made where the receive stands (torch 2.15; before it all of them
+stood from the start) and is free when the computation that uses it has run.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rpbench.torch_runtime.communication.channels import End, Messages
-from rpbench.torch_runtime.communication.faults import Faults, find_faults, needed
-from rpbench.torch_runtime.communication.tokens import COMPUTE, SENDS, WAITS, Table, Token
+from rpbench.torch_runtime.communication.tokens import (
+    BACKWARD,
+    COMPUTE,
+    RECEIVES,
+    SENDS,
+    WAITS,
+    Table,
+    Token,
+    TokenRow,
+)
+
+Faults = Mapping[tuple[int, int], str]  # (rank, place in its row) -> why
+
+
+def find_faults(table: Table) -> Faults:
+    """Why the runtime raises, by rank and place; empty where it does not."""
+    found: dict[tuple[int, int], str] = {}
+    for rank, row in enumerate(table.rows):
+        walk = _Walk(table, rank)
+        for place, token in enumerate(row):
+            why = next(filter(None, map(walk.meet, token.parts)), "")
+            if why:
+                found[rank, place] = why
+    return found
+
+
+def needed(table: Table, rank: int, token: Token) -> Token | None:
+    """The receive that a computation waits for; None where its input is made by its own rank, or comes from nowhere."""
+    if token.kind == "F":
+        source, kind = table.before(token.stage), "RECV_F"
+    elif token.kind in BACKWARD:
+        source, kind = table.behind(token.stage), "RECV_B"
+    else:
+        return None
+    if source is None or table.rank_of[source] == rank:
+        return None
+    return Token(token.stage, kind, token.microbatch)
+
+
+class _Walk:
+    """What has happened in a row so far."""
+
+    def __init__(self, table: Table, rank: int) -> None:
+        self._table, self._rank = table, rank
+        self._received: set[Token] = set()
+        self._computed: set[Token] = set()
+
+    def meet(self, token: Token) -> str:
+        """Go past an action; why it cannot be, or nothing."""
+        if token.kind in COMPUTE:
+            return self._compute(token)
+        if token.kind in RECEIVES:
+            self._received.add(token)
+        if token.kind in SENDS:
+            return self._send(token)
+        return ""
+
+    def _compute(self, token: Token) -> str:
+        receive = needed(self._table, self._rank, token)
+        if receive is not None and receive not in self._received:
+            return f"{receive} does not stand before it"
+        self._received.discard(receive or token)
+        self._computed.add(token)
+        return self._local_input(token)
+
+    def _local_input(self, token: Token) -> str:
+        """A neighbour of the same rank hands over what it has made, so it must have run."""
+        beside = self._table.before(token.stage) if token.kind == "F" else self._table.behind(token.stage)
+        if token.kind == "W" or beside is None or self._table.rank_of[beside] != self._rank:
+            return ""
+        kinds = ("F",) if token.kind == "F" else BACKWARD
+        if any(Token(beside, kind, token.microbatch) in self._computed for kind in kinds):
+            return ""
+        return f"stage {beside} of the same rank has not run microbatch {token.microbatch} before it"
+
+    def _send(self, token: Token) -> str:
+        makes = ("F",) if token.kind == "SEND_F" else BACKWARD
+        if not any(token._replace(kind=kind) in self._computed for kind in makes):
+            return f"what it sends has not been computed before it: {' or '.join(makes)} comes later"
+        if token.kind == "SEND_F" and any(token._replace(kind=kind) in self._computed for kind in BACKWARD):
+            return "the backward of its microbatch, which frees what it sends, stands before it"
+        return ""
+
+
+def consumers(table: Table, rank: int, row: TokenRow) -> dict[Token, int]:
+    """For each receive of a row, the place of the computation that uses it."""
+    return {
+        receive: place
+        for place, token in enumerate(row)
+        for part in token.parts
+        if (receive := needed(table, rank, part)) is not None
+    }
+
 
 NEVER = None
 
@@ -175,3 +270,69 @@ class _Run:
             self.state.done[number] = max(times) + self.durations.hop
             pending += self._behind[number]
             self._ready += self._sleepers.pop(number, [])
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The most of each that stand at one time on any rank.
+
+    Args:
+        sends: under way.
+        receive_buffers: waiting to be used.
+        gathered_stages: whose weights are whole.
+        gathered_bytes: of those weights; None where sizes are not known.
+        unreduced_bytes: of gradients whose reduction has begun and was not waited for.
+    """
+
+    sends: int
+    receive_buffers: int
+    gathered_stages: int
+    gathered_bytes: int | None
+    unreduced_bytes: int | None
+
+
+def find_levels(
+    table: Table, weights: Mapping[int, int] | None = None, gradients: Mapping[int, int] | None = None
+) -> Levels:
+    """The levels of a table.
+
+    Args:
+        weights, gradients: bytes by stage.
+    """
+    most: Counter[str] = Counter()
+    for rank in range(len(table.rows)):
+        most |= _of_rank(table, rank, weights or {}, gradients or {})
+    return Levels(
+        most["sends"],
+        most["receives"],
+        most["stages"],
+        most["weights"] if weights else None,
+        most["gradients"] if gradients else None,
+    )
+
+
+def _of_rank(table: Table, rank: int, weights: Mapping[int, int], gradients: Mapping[int, int]) -> Counter[str]:
+    now: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    sends: set[Token] = set()
+    for token in table.rows[rank]:
+        for part in token.parts:
+            sends ^= {part} if part.kind in SENDS else _ended(part, sends, waits=table.has_waits)
+            now["receives"] += (part.kind in RECEIVES) - (needed(table, rank, part) is not None)
+            step = {"UNSHARD": 1, "RESHARD": -1}.get(part.kind, 0)
+            now["stages"] += step
+            now["weights"] += step * weights.get(part.stage, 0)
+            pending = {"REDUCE_GRAD": 1, "WAIT_REDUCE_GRAD": -1}.get(part.kind, 0)
+            now["gradients"] += pending * gradients.get(part.stage, 0)
+        now["sends"] = len(sends)
+        most |= now
+    return most
+
+
+def _ended(part: Token, sends: set[Token], *, waits: bool) -> set[Token]:
+    """The send that an action shows to have ended, or waits for."""
+    if part.kind in WAITS:
+        return sends & {part._replace(kind=WAITS[part.kind])}
+    if part.kind in BACKWARD and not waits:
+        return sends & {part._replace(kind="SEND_F")}
+    return set()

@@ -5,15 +5,129 @@ unmatched   every rank comes to its end, and a message has one end only, which t
 mixed       every rank comes to its end, and a receive gets another tensor, without an error
 broken      a rank comes to an action at which torch's runtime raises
 dead        a rank waits for good
+
+Three things wait: a rank, at an action, for a message; a message for a rank that has not come to its other end; and a
+message for one that stands before it in a queue.
 """
 
+from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rpbench.torch_runtime.communication.channels import End, Queues, find_messages, meant, token_at
-from rpbench.torch_runtime.communication.cycle import Waiting, smallest_cycle, waiting
-from rpbench.torch_runtime.communication.execution import Durations, Execution, execute
+from rpbench.torch_runtime.communication.channels import End, Message, Queues, find_messages, meant, token_at
+from rpbench.torch_runtime.communication.execution import NEVER, Durations, Execution, execute
 from rpbench.torch_runtime.communication.tokens import Table
+
+AROUND = 3  # actions shown on each side of a marked one
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """An action, and what is the matter with it.
+
+    Args:
+        place: of the action in the rank's row, from 0.
+        action: its token; "end" where the row is over and sends are still under way.
+        why: what it waits for, or what is wrong.
+        row: the actions around it, itself marked.
+    """
+
+    rank: int
+    place: int
+    action: str
+    why: str
+    row: str
+
+
+def waiting(table: Table, end: End, why: str) -> Waiting:
+    """An action, shown in its row."""
+    tokens = [*map(str, table.rows[end.rank]), "end"]
+    first, last = max(0, end.place - AROUND), min(len(tokens), end.place + AROUND + 1)
+    shown = [f">{token}<" if place == end.place else token for place, token in enumerate(tokens)][first:last]
+    text = " ".join(["..."] * bool(first) + shown + ["..."] * (last < len(tokens)))
+    return Waiting(end.rank, end.place, tokens[end.place], why, text)
+
+
+def no_other_end(message: Message) -> str:
+    """What is wrong with a message that has one end."""
+    if message.send is None:
+        return f"rank {message.source} has no send left for it"
+    return f"rank {message.target} has no receive left for it"
+
+
+Node = tuple[str, int]  # ("rank", its number) or ("message", its number)
+Step = tuple[Node | None, Waiting]  # what is waited for, None where nobody will ever help, and in words
+
+
+def smallest_cycle(execution: Execution) -> tuple[Waiting, ...]:
+    """The fewest actions of which each waits for the next, and the last for the first; where there is no circle, the
+    way from a rank to a message that has one end."""
+    steps: dict[Hashable, list[Step]] = {}
+    pending: list[Node] = [("rank", rank) for rank, number in enumerate(execution.waits_for) if number is not None]
+    while pending:
+        node = pending.pop()
+        if node not in steps:
+            steps[node] = list(_steps(execution, node))
+            pending += [other for other, _ in steps[node] if other is not None]
+    circles = [way for node in steps if (way := _shortest(steps, node, node))]
+    ways = circles or [way for node in steps if node[0] == "rank" and (way := _shortest(steps, node, None))]  # type: ignore[index]
+    return min(ways, key=lambda way: (len(way), [(each.rank, each.place) for each in way]))
+
+
+def _steps(execution: Execution, node: Node) -> Iterator[Step]:
+    kind, number = node
+    if kind == "rank":
+        waited = execution.waits_for[number]
+        if waited is not None:
+            why = f"waits for {_named(execution, waited, number)}"
+            yield ("message", waited), waiting(execution.table, End(number, execution.places[number]), why)
+        return
+    message = execution.messages.all[number]
+    if not message.is_whole:
+        yield None, waiting(execution.table, message.ends[0], no_other_end(message))
+    for end in message.ends:
+        if not execution.handed_over(end):
+            at = execution.places[end.rank]
+            why = f"comes after {execution.table.rows[end.rank][at]} (action {at})"
+            yield ("rank", end.rank), waiting(execution.table, end, why)
+    for ahead in execution.messages.ahead[number]:
+        if execution.done[ahead] is NEVER:
+            own, other = _where_ahead(message, execution.messages.all[ahead])
+            why = f"stands in its queue behind {token_at(execution.table, other)} (action {other.place})"
+            yield ("message", ahead), waiting(execution.table, own, why)
+
+
+def _where_ahead(message: Message, ahead: Message) -> tuple[End, End]:
+    """The ends, on one rank, of a message and of one that its queue has before it."""
+    return next(
+        (own, other)
+        for own in message.ends
+        for other in ahead.ends
+        if own.rank == other.rank and other.place < own.place
+    )
+
+
+def _named(execution: Execution, number: int, rank: int) -> str:
+    """A message by its end at a rank, or by its send."""
+    message = execution.messages.all[number]
+    own = next((end for end in message.ends if end.rank == rank), message.ends[0])
+    return f"{token_at(execution.table, own)} (action {own.place} of rank {own.rank})"
+
+
+def _shortest(steps: dict[Hashable, list[Step]], start: Hashable, goal: Hashable) -> tuple[Waiting, ...]:
+    """The shortest way from one thing that waits to another, or back to itself; empty if there is none."""
+    ways: dict[Hashable, tuple[Waiting, ...]] = {start: ()}
+    pending = [start]
+    while pending:
+        node = pending.pop(0)
+        for other, words in steps.get(node, ()):
+            way = (*ways[node], words)
+            if other == goal:
+                return way
+            if other not in ways:
+                ways[other] = way
+                pending.append(other)
+    return ()
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from rpbench.torch_runtime.formats.frameworks import (
     roundpipe_plan,
     table_lines,
 )
-from rpbench.torch_runtime.formats.tables import make_table
-from rpbench.torch_runtime.formats.torch_csv import placement_of, to_csv
+from rpbench.torch_runtime.formats.tables import make_table, placement_of, to_csv
 from rpbench.workload.architecture import Architecture
 
 Times = Callable[[], Timeline]  # simulated when asked for: only one form needs it

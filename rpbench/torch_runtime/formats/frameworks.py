@@ -23,8 +23,7 @@ from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.ir.partition import Partition, filled
 from rpbench.ir.schedule import Schedule, ScheduleError
 from rpbench.models.build import build_layer
-from rpbench.torch_runtime.formats.tables import make_table
-from rpbench.torch_runtime.formats.torch_csv import placement_of
+from rpbench.torch_runtime.formats.tables import make_table, placement_of
 from rpbench.workload.architecture import Architecture
 
 Framework = Literal["torchtitan", "automodel"]

@@ -1,16 +1,8 @@
-"""Hosts: the torchrun command of each host of a run, by hand or from a scheduler's task."""
+"""Hosts: the torchrun command of each host of a run, from a scheduler's task."""
 
 from collections.abc import Sequence
 
 FIRST_PORT, NUM_PORTS = 20_000, 20_000  # above the ports that need rights, below those systems hand out
-
-
-def torchrun_command(ranks_per_host: int, num_hosts: int, overrides: Sequence[str]) -> str:
-    """The line to give on every host; the first host is the meeting point."""
-    where = f"--nproc-per-node {ranks_per_host}"
-    if num_hosts > 1:
-        where = f"--nnodes {num_hosts} {where} --rdzv-backend c10d --rdzv-endpoint $FIRST_HOST:29500 --rdzv-id $JOB"
-    return " ".join(["torchrun", where, "-m rpbench", *overrides])
 
 
 def torchrun_of_task(

@@ -1,21 +1,170 @@
-"""Launch: a request on ranks that torchrun has started, or on ranks of this host that are started for it."""
+"""Launch: a request on ranks that torchrun has started, or on ranks of this host that are started for it.
 
+NCCL lets a rank wait for one that is gone until its own timeout, with no word on whose fault it is. So ranks share a
+store: each says where it stands every second and what error it has raised, and when one has failed, or none has moved
+for too long, every rank finds the one at fault and leaves.
+"""
+
+import json
 import os
+import shutil
 import signal
+import socket
+import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch.distributed as dist
 
-from rpbench.torch_runtime.processes.board import Phase, Place
-from rpbench.torch_runtime.processes.diagnosis import RunFailed
+from rpbench.torch_runtime.processes.board import Phase, Place, Standing, read_standing
+from rpbench.torch_runtime.processes.diagnosis import Evidence, RunFailed, diagnose
 from rpbench.torch_runtime.processes.node_run import NodeRequest, run_node
 from rpbench.torch_runtime.processes.ranks import STALL_S, Ranks
-from rpbench.torch_runtime.processes.sentinel import Sentinel
 from rpbench.torch_runtime.processes.worker import Refused, run_request, start_group
 from rpbench.torch_runtime.recorded.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
+
+PERIOD_S = 1.0
+LAST_WORDS_S = 2.5  # what others have to say after the first failure
+SILENT_S = 6.0  # a process whose thread says nothing for so long runs nothing
+MOVING = (Phase.WAITING, Phase.COMPUTING)
+
+
+class Sentinel:
+    """The watch of one rank. Use it in a `with` block around the run.
+
+    Args:
+        name: of the run; one store may see several.
+        stall_s: no rank may stand still for longer while another waits.
+    """
+
+    def __init__(self, request: TorchRequest, place: Place, name: str, stall_s: float) -> None:
+        self._request, self._place, self._stall_s = request, place, stall_s
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+        scope = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        self._store = dist.PrefixStore(f"rpbench/{scope}/{name}", store)
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._set(f"board/{self._rank}", f"{socket.gethostname()}:{place.path}".encode())
+        self._set(f"pid/{self._rank}", str(os.getpid()).encode())
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def failure(self, error: BaseException | None) -> RunFailed:
+        """What to raise here after an error, once the others have had time to say theirs."""
+        if error is not None:
+            self._set(f"error/{self._rank}", f"{type(error).__name__}: {error}".encode())
+        self._set(f"standing/{self._rank}", self._place.pack())
+        self._set("failed", b"1")
+        time.sleep(LAST_WORDS_S)
+        self._stop.set()
+        return self._verdict()
+
+    def _verdict(self) -> RunFailed:
+        """The rank at fault, by whoever was first to say: what follows from it must not look like another cause."""
+        found = diagnose(self._request.lowered, self._evidence(), self._inner)
+        said = json.dumps([str(found), found.rank, found.cause, found.action])
+        try:
+            with self._lock:
+                first = self._store.compare_set("verdict", "", said)
+        except dist.DistError:  # the store is gone
+            return found
+        return RunFailed(*json.loads(first))
+
+    @property
+    def _inner(self) -> int:
+        return self._request.data_parallel * self._request.tensor_parallel
+
+    def _watch(self) -> None:
+        """Publish and look, until the run is over; end this process if the main thread cannot."""
+        try:
+            self._publish_and_look()
+        except dist.DistError as error:
+            if not self._stop.wait(4 * LAST_WORDS_S):
+                print(f"the host that keeps the ranks' store is gone ({error})", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def _publish_and_look(self) -> None:
+        while not self._stop.wait(PERIOD_S):
+            self._set(f"standing/{self._rank}", self._place.pack())
+            self._set(f"alive/{self._rank}", repr(time.time()).encode())
+            if self._get("failed") is not None:
+                # The main thread comes to it by itself, unless it waits for what will never come.
+                if not self._stop.wait(4 * LAST_WORDS_S):
+                    self._leave()
+            elif self._stalled():
+                self._set("failed", b"1")
+                self._stop.wait(LAST_WORDS_S)
+                self._leave()
+
+    def _stalled(self) -> bool:
+        own = self._place.read()
+        if own.phase not in MOVING or time.time() - own.at_s < self._stall_s:
+            return False
+        return all(time.time() - at.at_s > self._stall_s for at in self._standings())
+
+    def _leave(self) -> None:
+        """Say what is known and end this process, whose main thread waits in torch."""
+        error = self._verdict()
+        if error.rank == self._rank or self._rank == 0:
+            print(error, file=sys.stderr, flush=True)
+        if error.cause == "hung" and error.rank != self._rank:
+            self._end(error.rank)
+        shutil.rmtree(self._place.path.parent, ignore_errors=True)  # which no `with` does any more
+        os._exit(1)
+
+    def _end(self, rank: int) -> None:
+        """A rank of this host that hangs may not hear torchrun's SIGTERM, and would outlast it by half a minute."""
+        host = (self._get(f"board/{rank}") or b"").decode().partition(":")[0]
+        if host == socket.gethostname() and self._lives(rank):
+            os.kill(int(self._get(f"pid/{rank}") or b"0"), signal.SIGKILL)
+
+    def _standings(self) -> list[Standing]:
+        return [read_standing(self._get, rank) for rank in range(self._world)]
+
+    def _evidence(self) -> Evidence:
+        boards = {rank: (self._get(f"board/{rank}") or b"").decode() for rank in range(self._world)}
+        errors = {rank: found.decode() for rank in boards if (found := self._get(f"error/{rank}")) is not None}
+        hosts = {rank: board.partition(":")[0] for rank, board in boards.items() if board}
+        gone = {rank: None for rank, host in hosts.items() if host == socket.gethostname() and not self._lives(rank)}
+        silent = {rank for rank in boards.keys() - gone.keys() - errors.keys() if self._silent_s(rank) > SILENT_S}
+        return Evidence(self._standings(), errors, gone, hosts, frozenset(silent))
+
+    def _silent_s(self, rank: int) -> float:
+        """Seconds since the last word of a rank's thread; clocks of hosts agree better than that."""
+        return time.time() - float(self._get(f"alive/{rank}") or "0")
+
+    def _lives(self, rank: int) -> bool:
+        try:
+            os.kill(int(self._get(f"pid/{rank}") or b"0"), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+    def _set(self, key: str, value: bytes) -> None:
+        with self._lock:
+            self._store.set(key, value)  # type: ignore[arg-type]  # bytes are taken, and what `get` gives
+
+    def _get(self, key: str) -> bytes | None:
+        with self._lock:
+            try:
+                return self._store.get(key) if self._store.check([key]) else None
+            except dist.DistError:  # the store is gone, and with it the host that had it
+                return None
+
 
 _runs = 0
 

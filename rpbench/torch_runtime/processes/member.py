@@ -21,11 +21,10 @@ from rpbench.engine.state import checkpoint
 from rpbench.engine.state.gradient_sums.gradients import Tensors
 from rpbench.engine.state.updates.optimizer import laid_out_as
 from rpbench.engine.workload import Workload
-from rpbench.torch_runtime.own_schedules import own_runtime
 from rpbench.torch_runtime.processes.board import Phase, Place
 from rpbench.torch_runtime.processes.groups import Groups
 from rpbench.torch_runtime.recorded.recording import Recorder, recording_runtime
-from rpbench.torch_runtime.request import TorchRequest
+from rpbench.torch_runtime.request import TorchRequest, own_runtime
 from rpbench.torch_runtime.shards import is_sharded, whole, wrapper
 from rpbench.torch_runtime.stages import make_stages
 from rpbench.torch_runtime.versions import facts_of

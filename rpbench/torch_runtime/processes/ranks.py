@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from baselines.systems.case import Case
 from rpbench.side_processes import end_all
-from rpbench.torch_runtime.collectives import CollectiveRequest
 from rpbench.torch_runtime.processes.board import Phase, Standing, read_file
 from rpbench.torch_runtime.processes.diagnosis import Evidence, RunFailed, diagnose
 from rpbench.torch_runtime.processes.node_run import NodeRequest
@@ -28,6 +27,7 @@ from rpbench.torch_runtime.processes.resident import StepRequest
 from rpbench.torch_runtime.processes.worker import FAREWELL, START_S, AnyRequest
 from rpbench.torch_runtime.recorded.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
+from rpbench.torch_runtime.shards import CollectiveRequest
 
 ROOT = Path(__file__).parents[3]
 WORKER = ("-m", "rpbench.torch_runtime.processes.worker")
@@ -109,7 +109,7 @@ class Ranks:
         return self._ask(request)
 
     def time_collectives(self, request: CollectiveRequest) -> Answer:
-        """Seconds of collectives, as rank 0 answers (`rpbench.torch_runtime.collectives`).
+        """Seconds of collectives, as rank 0 answers (`rpbench.torch_runtime.shards`).
 
         Raises:
             ValueError: if the request cannot be.

@@ -24,8 +24,6 @@ import torch.distributed as dist
 from baselines.systems.case import Case
 from baselines.systems.worker import Cases
 from rpbench.side_processes import answers_only
-from rpbench.torch_runtime.collectives import MARK as COLLECTIVES_MARK
-from rpbench.torch_runtime.collectives import CollectiveRequest, run_collectives
 from rpbench.torch_runtime.processes.board import Phase, Place
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.member import Member
@@ -33,6 +31,8 @@ from rpbench.torch_runtime.processes.node_run import NodeRequest, run_node
 from rpbench.torch_runtime.processes.resident import MARK, Residents, StepRequest
 from rpbench.torch_runtime.recorded.gathering import Answer, gather
 from rpbench.torch_runtime.request import TorchRequest
+from rpbench.torch_runtime.shards import MARK as COLLECTIVES_MARK
+from rpbench.torch_runtime.shards import CollectiveRequest, run_collectives
 from rpbench.torch_runtime.versions import load_runtime, newer_note
 
 COLLECTIVE_TIMEOUT_S = 1800  # a run's own end comes sooner, by whoever watches it
@@ -77,11 +77,7 @@ def start_group(device: str, join_s: float = JOIN_S) -> None:
 
 
 def _joined(rank: int, world: int, join_s: float) -> dist.Store:
-    """The store that all ranks share, once every one of them is there.
-
-    Raises:
-        RunFailed: naming the first that is not.
-    """
+    """The store that all ranks share, once every one of them is there."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     hosts_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     deadline, patience = time.monotonic() + join_s, timedelta(seconds=join_s)

@@ -7,11 +7,22 @@ from random import Random
 import pytest
 
 from rpbench.config.request import load
-from rpbench.run.modes.duel import run_off as module
+from rpbench.run.modes.duel import plans as module
 from rpbench.run.modes.duel.contenders import BASE, contenders
-from rpbench.run.modes.duel.plans import MOST_PLANS, NEAR, complete, plans_text, problem_of, shortlists
-from rpbench.run.modes.duel.rows import Started
-from rpbench.run.modes.duel.run_off import LEAST_COMPARISONS, Raced, chosen, run_off, told
+from rpbench.run.modes.duel.plans import (
+    LEAST_COMPARISONS,
+    MOST_PLANS,
+    NEAR,
+    Raced,
+    chosen,
+    complete,
+    plans_text,
+    problem_of,
+    run_off,
+    shortlists,
+    told,
+)
+from rpbench.run.modes.duel.verdict import Started
 
 REQUEST = load(["experiment=cpu_duel", "model=tiny_gpt", "model.num_layers=5", "cost=constant", "mode.run_off_s=7"])
 ENTRANTS = contenders("gpipe+roundpipe+torch_1f1b+limit")

@@ -95,11 +95,7 @@ LAST = 8  # points behind the loss at the end
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a method and seed: `losses`, `tokens` and `seconds` of its points, `last` loss, and what it keeps.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a method and seed: `losses`, `tokens` and `seconds` of its points, `last` loss, and what it keeps."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for experiment in EXPERIMENTS:
         for row in succeeded(experiments.cells(experiment)).to_dict("records"):
@@ -170,8 +166,7 @@ def _row(method: str, rows: pd.DataFrame, multiple: Spread) -> list[Cell]:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Loss over tokens on the left, over simulated time on the right."""
-    with style.applied():
-        figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+    with style.figure(8.6, 4.2) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for method, look in METHODS.items():
             rows = data[data["method"] == method]

@@ -32,11 +32,7 @@ def exhibit(experiments: Experiments) -> Shown:
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a model and dispatch: `round_size` (0 for the rotation), `bubble` (%), `makespan_s`, `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a model and dispatch: `round_size` (0 for the rotation), `bubble` (%), `makespan_s`, `run_id`."""
     rotation = runs.of_models(experiments, "causal", schedule=("roundpipe",)).assign(round_size=0)
     pool = succeeded(experiments.cells("dispatch"))
     pool = pool.assign(round_size=[config["schedule"].get("round_size") for config in pool["config"]])
@@ -75,8 +71,7 @@ _SHADES = {0: style.VERMILION, 8: "#E88A4D", 4: "#F2B48C", 1: "#FBE3D3"}
 
 def draw(data: pd.DataFrame) -> Figure:
     """One group of bars a model: rotation, then the pool with rounds of 8, 4 and 1."""
-    with style.applied():
-        figure = Figure(figsize=(8.6, 3.0), layout="constrained")
+    with style.figure(8.6, 3.0) as figure:
         axes = figure.subplots()
         for number, size in enumerate((0, *ROUNDS)):
             rows = data[data["round_size"] == size].set_index("model").loc[list(runs.MODELS)]

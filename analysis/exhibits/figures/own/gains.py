@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
-from analysis.exhibits.tables import contest
+from analysis.exhibits.tables import comparison
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -20,12 +20,8 @@ CHAMPIONS = {False: "roundpipe", True: "roundpipe_async"}
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a distinct rival and model that fit: `slower` (step time over RoundPipe's), `late`, `names`, `run_ids`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
-    ranked = contest.distinct(contest.numbers(experiments))
+    """One row a distinct rival and model: `slower` (step time over RoundPipe's), `late`, `names`, `run_ids`."""
+    ranked = comparison.distinct(comparison.contest_numbers(experiments))
     paces = {(row["model"], name): row for row in ranked.to_dict("records") for name in row["names"]}
     found = [_beside(row, paces) for row in ranked.to_dict("records")]
     return pd.DataFrame([row for row in found if row is not None])
@@ -105,8 +101,7 @@ def draw(data: pd.DataFrame) -> Figure:
     order = _order(data)
     num_timely = sum(not late for _, late in order)
     heights = {key: place + (place >= num_timely) * 0.8 for place, key in enumerate(order)}
-    with style.applied():
-        figure = Figure(figsize=(12.5, 2 + 0.19 * len(order)), layout="constrained")
+    with style.figure(12.5, 2 + 0.19 * len(order)) as figure:
         panels = figure.subplots(1, len(runs.MODELS), sharex=True, sharey=True, squeeze=False)[0]
         for axes, model in zip(panels, runs.MODELS, strict=True):
             _draw_model(axes, data[data["model"] == model], heights)

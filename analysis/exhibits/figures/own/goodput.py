@@ -21,11 +21,7 @@ OVER_BAMBOO = "throughput over Bamboo under failures (at most)"
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a policy, rate and seed: `policy`, `hours` between failures of the run, `seed`, `goodput` (%), `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """A row a policy, rate, seed: `policy`, `hours` between failures of the run, `seed`, `goodput` (%), `run_id`."""
     keys = {"policy": "mode.policy", "mean_between_s": "mode.mean_between_s", "seed": "seed"}
     found = runs.whole(experiments, EXPERIMENT, **keys)
     hours = found["mean_between_s"] / found["num_ranks"] / HOUR_S
@@ -73,8 +69,7 @@ def _row(data: pd.DataFrame, policy: str, hours: list[float]) -> list[Cell]:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Goodput of every policy on the left; detours over shadows, with ReCycle's claim, on the right."""
-    with style.applied():
-        figure = Figure(figsize=(8.6, 3.4), layout="constrained")
+    with style.figure(8.6, 3.4) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
         for policy, look in POLICIES.items():
             draws = data[data["policy"] == policy].groupby("hours")["goodput"]

@@ -14,11 +14,7 @@ EXPERIMENT = "hop_latency"
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a schedule and hop: `hop` (forwards of a device's share), `bubble` (% of the makespan), `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a schedule and hop: `hop` (forwards of a device's share), `bubble` (% of the makespan), `run_id`."""
     found = runs.whole(experiments, EXPERIMENT, schedule="schedule", hop="cost.hop_ms")  # a forward takes 1 ms
     return pd.DataFrame(
         {
@@ -50,8 +46,7 @@ def tabulate(data: pd.DataFrame) -> Table:
 def draw(data: pd.DataFrame) -> Figure:
     """One curve a schedule, one panel a family, all others pale behind it."""
     families = [family for family in style.FAMILIES if family in set(data["family"])]
-    with style.applied():
-        figure = Figure(figsize=(12.5, 2.2 * -(-len(families) // 4) + 0.3), layout="constrained")
+    with style.figure(12.5, 2.2 * -(-len(families) // 4) + 0.3) as figure:
         panels = figure.subplots(-(-len(families) // 4), 4, sharex=True, sharey=True, squeeze=False).ravel()
         for axes, family in zip(panels, families, strict=False):
             sns.lineplot(

@@ -22,11 +22,7 @@ _TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a schedule and number of devices: `bubble`, `span` (bubbles in %), `peak` and `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a schedule and number of devices: `bubble`, `span` (bubbles in %), `peak` and `run_id`."""
     found = pd.concat(
         [runs.whole(experiments, each, schedule="schedule", num_devices="num_devices") for each in EXPERIMENTS]
     )
@@ -68,8 +64,7 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Bubble on the left, memory on the right; a curve a schedule over the number of devices."""
-    with style.applied():
-        figure = Figure(figsize=(9.6, 3.9), layout="constrained")
+    with style.figure(9.6, 3.9) as figure:
         left, right = figure.subplots(1, 2)
         most = data["num_devices"].max()
         largest = data[data["num_devices"] == most]["bubble"]

@@ -81,11 +81,7 @@ EXPERIMENT = "tradeoff"
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a schedule and number of microbatches: `span`, `whole` (bubbles in %), `peak` and its `family`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a schedule and number of microbatches: `span`, `whole` (bubbles in %), `peak` and its `family`."""
     found = runs.whole(experiments, EXPERIMENT, schedule="schedule", num_microbatches="num_microbatches")
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
     return pd.DataFrame(
@@ -131,8 +127,7 @@ def tabulate(data: pd.DataFrame) -> Table:
 def draw(data: pd.DataFrame) -> Figure:
     """One panel a number of microbatches; a point a schedule, its colour and marker its family."""
     counts = sorted(data["num_microbatches"].unique())
-    with style.applied():
-        figure = Figure(figsize=(12.5, 6.4), layout="constrained")
+    with style.figure(12.5, 6.4) as figure:
         panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
         for count, axes in zip(counts, panels, strict=True):
             _draw_panel(axes, data[data["num_microbatches"] == count], legend=count == counts[0])

@@ -8,10 +8,100 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Shown, Table, exhibit_of, exhibited
+from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
+from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibit_of, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments
+from analysis.records.paper import PUBLISHED_MODELS, look_up
+
+PLAN_CUTS = ("published", "even", "greedy", "search")
+
+
+def plans_table(found: dict[tuple[str, str], dict]) -> Table:
+    """One row a model and cut."""
+    columns = columns_of("plans")
+    models = [model for model in runs.MODELS if (model, "published") in found]
+    return table(columns, (_plans_row(found[model, cut]) for model in models for cut in PLAN_CUTS))
+
+
+def plans_numbers(experiments: Experiments) -> dict[tuple[str, str], dict]:
+    """RoundPipe's records by model and cut."""
+    found: dict[tuple[str, str], dict] = {}
+    for cut in PLAN_CUTS:
+        rows = runs.calls(experiments, cut, ("roundpipe",))
+        found |= {(row["model"], cut): row for row in rows.to_dict("records")}
+    return found
+
+
+def plans_answer(found: dict) -> str:
+    """Where the planner's rule departs from the published cut, and what search gains, in a sentence."""
+
+    def stages(model: str, cut: str) -> tuple[int, int]:
+        return found[model, cut]["num_stages"], found[model, cut]["num_backward_stages"]
+
+    def bubble(model: str, cut: str) -> float:
+        return 100 * found[model, cut]["bubble_makespan"]
+
+    models = dict.fromkeys(model for model, _ in found)
+    other = [style.model_name(model) for model in models if stages(model, "greedy") != stages(model, "published")]
+    gains = [bubble(model, "published") - bubble(model, "search") for model in models]
+    worse = [
+        f"{style.model_name(model)} ({cut})"
+        for model in models
+        for cut in PLAN_CUTS
+        if found[model, "search"]["makespan_s"] > found[model, cut]["makespan_s"]
+    ]
+    return (
+        "The planner's rule gives other stage counts than the published cut for "
+        f"{', '.join(other) or 'no model'}. The searched cut idles {min(gains):.2f} to {max(gains):.2f} "
+        "percentage points less than the published one"
+        + (
+            f", but is slower than {', '.join(worse)}."
+            if worse
+            else " and is never slower than any of the three others."
+        )
+    )
+
+
+def _plans_row(row: dict) -> list[Cell]:
+    model, cut, run = PUBLISHED_MODELS[row["model"]], row["partition"], row["run_id"]
+    share = (row["switch_s"] + row["intra_s"]) / (row["num_devices"] * row["makespan_s"])
+    return [
+        label(style.model_name(row["model"])),
+        label(style.PARTITIONS[cut].name),
+        ours(row["num_stages"], ".0f", run),
+        ours(row["num_backward_stages"], ".0f", run),
+        *(_known_stages(model, cut, direction) for direction in ("forward", "backward")),
+        ours(100 * row["bubble_makespan"], ".2f", run),
+        ours(100 * share, ".2f", run),
+        _known_bubble(model, cut),
+        ours(row["num_plans_evaluated"], ",.0f", run),
+        Cell(row["partition_layers"], short_cut(row["partition_layers"]), (run,)),
+    ]
+
+
+def _known_stages(model: str, cut: str, direction: str) -> Cell:
+    if cut == "published":
+        known = look_up("partitions", "num_stages", scheduler="roundpipe", model=model, direction=direction)
+    elif cut == "greedy":
+        known = look_up("planner", f"{direction}_stages", model=model, memory_cap="none")
+    else:
+        return NOTHING
+    return theirs(known.value, ".0f", known.source)
+
+
+def _known_bubble(model: str, cut: str) -> Cell:
+    if cut == "published":
+        known = look_up("bubble", "bubble_ratio_percent", scheduler="roundpipe", model=model)
+    elif cut == "greedy":
+        known = look_up("planner", "sync_bubble_percent", model=model, memory_cap="none")
+    else:
+        return NOTHING
+    return theirs(known.value, ".2f", known.source)
+
+
+plans_exhibit = exhibit_of("plans", plans_numbers, plans_table, answer=plans_answer)
+
 
 CUTS = ("published", "even", "greedy", "search")
 # Searched with recomputation allowed before the gradient arrives; RoundPipe always has that.
@@ -41,9 +131,6 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a model, schedule and cut: `bubble` in percent, `makespan_s`, `partition_layers`, `run_id`.
 
     For RoundPipe back to back, `makespan_s` is the time from call to call.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
     """
     found = [runs.calls(experiments, cut).assign(cut=cut) for cut in CUTS]
     found.append(runs.of_models(experiments, "recompute_ahead", schedule=runs.BASELINES).assign(cut=AHEAD))
@@ -141,8 +228,7 @@ def lead_exhibit(experiments: Experiments) -> Shown:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Bubbles by schedule and cut, one panel a model; the lead at the right."""
-    with style.applied():
-        figure = Figure(figsize=(12, 3.9), layout="constrained")
+    with style.figure(12, 3.9) as figure:
         models, schedules = runs.models_of(data), runs.schedules_of(data)
         *panels, last = figure.subplots(1, len(models) + 1, width_ratios=[2] * len(models) + [2.4])
         for axes, model in zip(panels, models, strict=True):

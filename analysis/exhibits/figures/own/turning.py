@@ -1,9 +1,13 @@
-"""Rankings that turn: six schedules in the order of their step times, as ever more of what a step costs is charged."""
+"""Rankings that turn: six schedules in the order of their step times, as ever more of what a step costs is charged.
 
-from collections.abc import Sequence
+Levels are cumulative, each an experiment of its own; a schedule that does not fit takes infinite time. A pair turns at
+a level where the one that was ahead falls behind. Equal times, and two that do not fit, leave the order as it was.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
-from math import inf
-from typing import Any
+from math import inf, isclose
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,8 +18,78 @@ from analysis.exhibits import style
 from analysis.exhibits.cells import label, ours, table
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of
 from analysis.records.experiments import Experiments, index
-from analysis.records.turns import LEVELS, Turn, counted, lead, step_time_s, turns
 from rpbench.config.configuration import swept
+
+# What each level adds to those before it -> the experiment that charges it.
+LEVELS: Mapping[str, str] = {
+    "order": "turning_order",
+    "hops": "turning_hops",
+    "transfers": "turning_transfers",
+    "memory": "turning_memory",
+    "halves": "turning_halves",
+    "collectives": "turning_collectives",
+}
+_REL_TIE = 1e-9  # what rounding makes of equal times
+
+
+class Turn(NamedTuple):
+    """Two schedules that change places at a level.
+
+    Args:
+        first, second: who was ahead before it, and who is from then on.
+        before, after: lead of `first` at the level before, and of `second` now; infinite where the other is out.
+    """
+
+    first: str
+    second: str
+    level: str
+    before: float
+    after: float
+
+
+def step_time_s(run: Mapping[str, Any]) -> float:
+    """Seconds of a step in a record; infinite where the schedule does not fit."""
+    return float(run["step_time_s"]) if run["status"] == "ok" else inf
+
+
+def lead(first: float, second: float) -> float:
+    """By how much of its time the first is ahead of the second: 0.1 where the second takes 1.1 times as long.
+
+    Returns:
+        Infinite where only the second is out.
+
+    Raises:
+        ValueError: if both are out.
+    """
+    if first == second == inf:
+        raise ValueError("both are out: neither is ahead; ask at a level where one fits")
+    return second / first - 1
+
+
+def turns(times: Mapping[str, Sequence[float]], levels: Sequence[str]) -> Iterator[Turn]:
+    """Every change of order, level by level, pair by pair.
+
+    Args:
+        times: seconds of a step of each schedule, one a level.
+        levels: their names, least detail first.
+    """
+    for one, other in combinations(times, 2):
+        ahead = ""
+        before = 0.0
+        for level, mine, theirs in zip(levels, times[one], times[other], strict=True):
+            if mine == theirs or isclose(mine, theirs, rel_tol=_REL_TIE):
+                before = 0.0 if mine < inf else before
+                continue
+            now = one if mine < theirs else other
+            if ahead and now != ahead:
+                yield Turn(ahead, now, level, before, lead(*sorted((mine, theirs))))
+            ahead, before = now, lead(*sorted((mine, theirs)))
+
+
+def counted(found: Sequence[Turn], levels: Sequence[str]) -> dict[str, int]:
+    """How many pairs each level turns; the first turns none, for nothing is before it."""
+    return {level: sum(turn.level == level for turn in found) for level in levels[1:]}
+
 
 _FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same
 _KEYS = ("model", "cluster", "schedule")
@@ -29,9 +103,6 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a level, model, cluster and schedule: `step_time_s`, infinite for what is out; `rank` and `run_id`.
 
     `rank` is 1 for the fastest, and not a number for what is out.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
     """
     data = pd.concat([_of(experiments, level) for level in LEVELS], ignore_index=True)
     fits = data["step_time_s"].where(data["step_time_s"] < inf)
@@ -143,8 +214,7 @@ def draw(data: pd.DataFrame) -> Figure:
     """Places over levels; a panel a model and machine, a line a schedule, a ring where two change places."""
     schedules = list(data["schedule"].unique())
     places = list(data.groupby(["model", "cluster"], sort=False))
-    with style.applied():
-        figure = Figure(figsize=(10.0, 6.4), layout="constrained")
+    with style.figure(10.0, 6.4) as figure:
         panels = figure.subplots(-(-len(places) // 2), 2, sharex=True, sharey=True, squeeze=False).ravel()
         for axes, ((model, cluster), rows) in zip(panels, places, strict=True):
             for schedule in schedules:

@@ -18,9 +18,6 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a schedule and head: `head`, `bubble` (%), `slower` (step time over RoundPipe's), `run_id`.
 
     RoundPipe's is the shorter of those with rounds of as many microbatches as devices and with one round.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
     """
     found = runs.whole(experiments, EXPERIMENT, schedule="schedule", head="cost.head_share")
     dealt = found[found["schedule"].isin(_DEALT)].groupby("head")["makespan_s"].min()
@@ -59,8 +56,7 @@ def draw(data: pd.DataFrame) -> Figure:
     """Bubble on the left, step time over RoundPipe's on the right; a curve a schedule."""
     shown = data.assign(name=data["schedule"].map(style.method_name))
     looks = [style.look_of(name) for name in data["schedule"].unique()]
-    with style.applied():
-        figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+    with style.figure(9.6, 3.6) as figure:
         left, right = figure.subplots(1, 2)
         for axes, column, text in ((left, "bubble", "bubble (%)"), (right, "slower", "step time / RoundPipe's")):
             sns.lineplot(

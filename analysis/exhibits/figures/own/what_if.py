@@ -74,11 +74,7 @@ def head_share(vocab: int) -> float:
 
 
 def numbers(experiments: Experiments, wanted: Map) -> pd.DataFrame:
-    """One row a point and system: `x`, `y`, `system`, `rate` (None where it does not fit), `run_id`.
-
-    Raises:
-        MissingRuns: if a run is not there.
-    """
+    """One row a point and system: `x`, `y`, `system`, `rate` (None where it does not fit), `run_id`."""
     rows = []
     for row in experiments.cells(wanted.experiment).to_dict("records"):
         x, y = wanted.read(row["config"])
@@ -132,8 +128,7 @@ def _shown(x: Any, wanted: Map) -> str:
 
 def draw(maps: dict[str, pd.DataFrame]) -> Figure:
     """Two maps side by side: the colour is the winner's, the number its lead."""
-    with style.applied():
-        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+    with style.figure(9.5, 3.4) as figure:
         for axes, wanted in zip(figure.subplots(1, 2), (LINKS, SIZES), strict=True):
             _draw_map(axes, maps[wanted.experiment], wanted)
         figure.suptitle("Fastest system, and its tokens/s over those of the second (×)", fontsize=9.5)

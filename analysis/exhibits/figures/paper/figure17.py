@@ -33,11 +33,7 @@ _ONE_CALL = (*runs.BASELINES, "roundpipe-sync")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a bar: `model`, `bar`, its four parts and `total` in percent, `published`, `source`, `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a bar: `model`, `bar`, its four parts and `total` in percent, `published`, `source`, `run_id`."""
     bars = [bar for row in runs.calls(experiments).to_dict("records") for bar in _of_call(row)]
     steady = runs.of_models(experiments, "steady_state", num_microbatches=BACK_TO_BACK)
     bars += [_of_steady(row) for row in steady.to_dict("records")]
@@ -126,8 +122,7 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Five panels of stacked bars, one a model."""
-    with style.applied():
-        figure = Figure(figsize=(11.5, 4.3), layout="constrained")
+    with style.figure(11.5, 4.3) as figure:
         models, names = runs.models_of(data), {bar: name for bar, name in _BARS.items() if bar in set(data["bar"])}
         panels = figure.subplots(1, len(models), sharey=True, sharex=True, squeeze=False)[0]
         for axes, model in zip(panels, models, strict=True):

@@ -19,11 +19,7 @@ _RECOMPUTE, _RELOAD = style.ORANGE, style.BLUE
 
 
 def numbers(experiments: Experiments, cluster: str = CLUSTER) -> pd.DataFrame:
-    """One row a model: `cluster`, times in ms and ratios, in the artifact's and the corrected count, and run_ids.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a model: `cluster`, times in ms and ratios, in the artifact's and the corrected count, and run_ids."""
     rows = {"model": list(runs.MODELS)}
     for count in ("artifact", "corrected"):
         found = runs.closed_forms(experiments, cluster, count)
@@ -86,8 +82,7 @@ def _published(row: dict, column: str) -> Published:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Times on the left, their ratio on the right."""
-    with style.applied():
-        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+    with style.figure(9.5, 3.4) as figure:
         times, ratios = figure.subplots(1, 2, width_ratios=(3, 2))
         for place, row in enumerate(data.to_dict("records")):
             _draw_times(times, place, row)

@@ -17,11 +17,7 @@ SCHEDULES = ("interleaved_1f1b", "looped_bfs")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a bar: `model`, `bar` (ideal or a schedule), `bubble` and `published` (%), `source`, `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a bar: `model`, `bar` (ideal or a schedule), `bubble` and `published` (%), `source`, `run_id`."""
     ideal = runs.closed_forms(experiments, CLUSTER, "artifact").to_dict("records")
     simulated = runs.calls(experiments, schedules=SCHEDULES).to_dict("records")
     bars = [_bar(row, "ideal", 100 * row["ideal_bubble"]) for row in ideal]
@@ -85,8 +81,7 @@ def draw(data: pd.DataFrame) -> Figure:
     looks |= {name: (style.METHODS[name].colour, f"{style.METHODS[name].name}, simulated") for name in SCHEDULES}
     hatches = {"ideal": "", "interleaved_1f1b": "", "looped_bfs": ".."}
     models = runs.models_of(data)
-    with style.applied():
-        figure = Figure(figsize=(7, 3.2), layout="constrained")
+    with style.figure(7, 3.2) as figure:
         axes = figure.subplots()
         for number, (bar, (colour, _)) in enumerate(looks.items()):
             rows = data[data["bar"] == bar].set_index("model").loc[models]

@@ -22,11 +22,7 @@ COUNTS = ("artifact", "corrected")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """The roofline records of all models, GPUs and both counts.
-
-    Raises:
-        MissingRuns: if one is not there.
-    """
+    """The roofline records of all models, GPUs and both counts."""
     found = [runs.closed_forms(experiments, cluster, count) for count in COUNTS for cluster in GPUS]
     columns = [
         "model",
@@ -103,8 +99,7 @@ def _model_row(found: dict, model: str) -> list[Cell]:
 def draw(data: pd.DataFrame) -> Figure:
     """Intensity of each model against the batch, both logarithmic, with the line of each GPU."""
     drawn = data[data["convention"] == "artifact"]
-    with style.applied():
-        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    with style.figure(7.2, 4.2) as figure:
         axes = figure.subplots()
         for model in runs.models_of(drawn):
             row = drawn[(drawn["model"] == model) & (drawn["cluster"] == "8x_rtx4090")].iloc[0]

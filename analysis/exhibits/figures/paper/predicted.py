@@ -16,7 +16,7 @@ from analysis.exhibits.cells import NOTHING, label, table, theirs
 from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
 from analysis.predictions.tables import read
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, models_in, published
+from analysis.records.paper import OUR_MODELS, models_in, published
 
 RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
 _NAMES = {RTX4090: "8 RTX 4090", A800: "8 A800"}
@@ -117,7 +117,7 @@ def _row(row: dict, name: str, platform: str) -> list[Cell]:
     known = f"analysis/published/{name}.csv, {row['system']}, {platform}, {row['model']}: measured by its source"
     return [
         label(style.method_name(row["system"])),
-        label(_model_name(row["model"])),
+        label(style.model_name(OUR_MODELS[row["model"]])),
         _value(row["predicted"], row["status"], source),
         theirs(row["low"], ",.0f", source),
         theirs(row["high"], ",.0f", source),
@@ -130,10 +130,6 @@ def _value(value: float | None, status: str, source: str) -> Cell:
     if value is None or value != value:
         return Cell(None, status, source=source) if status else NOTHING
     return theirs(value, ",.0f", source)
-
-
-def _model_name(published_name: str) -> str:
-    return style.model_name(next(name for name, known in PUBLISHED_MODELS.items() if known == published_name))
 
 
 def draw(data: pd.DataFrame, quantity: str) -> Figure:

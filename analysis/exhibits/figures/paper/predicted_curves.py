@@ -109,8 +109,7 @@ def cost_answer(rows: pd.DataFrame) -> str:
 
 def draw_cost(rows: pd.DataFrame) -> Figure:
     """One panel a model."""
-    with style.applied():
-        figure = Figure(figsize=(11.5, 2.4), layout="constrained")
+    with style.figure(11.5, 2.4) as figure:
         models = models_in(rows)
         panels = figure.subplots(1, len(models), squeeze=False)[0]
         for axes, model in zip(panels, models, strict=True):
@@ -160,8 +159,7 @@ def scaling_answer(data: pd.DataFrame) -> str:
 def draw_scaling(data: pd.DataFrame) -> Figure:
     """One panel a model, a curve a machine."""
     measured = _measured("scaling")
-    with style.applied():
-        figure = Figure(figsize=(11.5, 2.9), layout="constrained")
+    with style.figure(11.5, 2.9) as figure:
         models = models_in(data)
         for axes, (model, name) in zip(figure.subplots(1, len(models), squeeze=False)[0], models.items(), strict=True):
             for (platform, title), look in zip(_PLATFORMS.items(), _LOOKS, strict=True):
@@ -216,8 +214,7 @@ def draw_seqlen(data: pd.DataFrame) -> Figure:
     """One curve."""
     measured = _measured("seqlen_sensitivity")
     measured = measured[measured["seq_len_tokens"].isin(data["seq_len_tokens"])]
-    with style.applied():
-        figure = Figure(figsize=(5.5, 3.0), layout="constrained")
+    with style.figure(5.5, 3.0) as figure:
         axes = figure.subplots()
         _curve(axes, data, "seq_len_tokens", _LOOKS[0], "predicted")
         if len(measured):

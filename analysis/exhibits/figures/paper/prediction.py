@@ -21,11 +21,7 @@ BACK_TO_BACK = 10  # microbatches a call in the published measurements of four o
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a model and estimate: `simulated`, `measured` (tokens/s), their `ratio`, `source`, `run_id`.
-
-    Raises:
-        MissingRuns: if a run behind it is not there.
-    """
+    """One row a model and estimate: `simulated`, `measured` (tokens/s), their `ratio`, `source`, `run_id`."""
     calls = runs.calls(experiments, schedules=("roundpipe",)).set_index("model")
     steady = runs.of_models(experiments, "steady_state", num_microbatches=(BACK_TO_BACK,)).set_index("model")
     rows = []
@@ -91,8 +87,7 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 def draw(data: pd.DataFrame) -> Figure:
     """Left: both in tokens/s. Right: their ratio."""
-    with style.applied():
-        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+    with style.figure(9.5, 3.4) as figure:
         rates, ratios = figure.subplots(1, 2)
         _draw_rates(rates, data)
         _draw_ratios(ratios, data)

@@ -7,7 +7,7 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibit_of, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from analysis.records.paper import PUBLISHED_MODELS, look_up
@@ -106,8 +106,7 @@ def _row(found: dict, model: str, counts: list[int], causal: bool) -> list[Cell]
 def draw(data: pd.DataFrame) -> Figure:
     """One group of bars a model: the label, then N = 8, 9, 10, 16."""
     causal = data["bubble_causal"].notna().any()
-    with style.applied():
-        figure = Figure(figsize=(12.0, 3.6), layout="constrained")
+    with style.figure(12.0, 3.6) as figure:
         axes = figure.subplots()
         models = runs.models_of(data)
         for place, model in enumerate(models):
@@ -146,3 +145,44 @@ def _legend(data: pd.DataFrame) -> list[Patch]:
 
 
 exhibit = exhibit_of("steady_state", numbers, tabulate, draw, answer=answer)
+
+
+@exhibited("causal")
+def causal(experiments: Experiments) -> Shown:
+    """The table."""
+    data = causal_numbers(experiments)
+    columns = columns_of("causal")
+    return Shown(table=table(columns, map(_causal_row, data.to_dict("records"))), words={"answer": causal_answer(data)})
+
+
+def causal_numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a model: `bubble` (%), `makespan_s` and `run_id` of both (`_ahead`, `_waits`), `longer` (%)."""
+    data = pd.DataFrame({"model": list(runs.MODELS)})
+    for name, experiment in (("ahead", "figure17"), ("waits", "causal")):
+        rows = runs.of_models(experiments, experiment, schedule=("roundpipe",))
+        data[f"bubble_{name}"] = (100 * rows["bubble_makespan"]).to_list()
+        data[f"makespan_s_{name}"] = rows["makespan_s"].to_list()
+        data[f"run_id_{name}"] = rows["run_id"].to_list()
+    return data.assign(longer=100 * (data["makespan_s_waits"] / data["makespan_s_ahead"] - 1))
+
+
+def causal_answer(data: pd.DataFrame) -> str:
+    """The cost of waiting, in a sentence."""
+    worst = data.loc[data["longer"].idxmax()]
+    return (
+        f"Waiting makes it {data['longer'].min():.2f} to {data['longer'].max():.2f} % longer, most for "
+        f"{style.model_name(worst['model'])} (bubble {worst['bubble_ahead']:.2f} to "
+        f"{worst['bubble_waits']:.2f} %)."
+    )
+
+
+def _causal_row(row: dict) -> tuple[Cell, ...]:
+    ahead, waits = row["run_id_ahead"], row["run_id_waits"]
+    return (
+        label(style.model_name(row["model"])),
+        ours(row["bubble_ahead"], ".2f", ahead),
+        ours(row["bubble_waits"], ".2f", waits),
+        ours(row["makespan_s_ahead"], ".4f", ahead),
+        ours(row["makespan_s_waits"], ".4f", waits),
+        ours(row["longer"], ".2f", (ahead, waits)),
+    )

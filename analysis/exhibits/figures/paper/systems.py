@@ -235,8 +235,7 @@ def _horizontal(axes: Axes) -> None:
 
 def draw_cost(data: pd.DataFrame, where: str = "8 RTX 4090") -> Figure:
     """One panel a model: the cheapest other system above RoundPipe."""
-    with style.applied():
-        figure = Figure(figsize=(11.5, 1.9), layout="constrained")
+    with style.figure(11.5, 1.9) as figure:
         models = models_in(data)
         panels = figure.subplots(1, len(models), squeeze=False)[0]
         for axes, (model, name) in zip(panels, models.items(), strict=True):

@@ -5,11 +5,7 @@ from rpbench.records.record import Record
 
 
 def records(request: Request) -> list[Record]:
-    """As of `rpbench.run.modes.duel.run`, which needs torch; whoever reads records does not.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is written then.
-    """
+    """As of `rpbench.run.modes.duel.run`, which needs torch; whoever reads records does not."""
     from rpbench.run.modes.duel.run import records
 
     return records(request)

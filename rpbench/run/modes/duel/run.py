@@ -15,12 +15,10 @@ from rpbench.plan.whole import WholePlan
 from rpbench.records import record
 from rpbench.records.record import Record
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, Contender, contenders, is_reference
-from rpbench.run.modes.duel.plans import complete, make_plans, plans_text
-from rpbench.run.modes.duel.rows import Started, calibrated_fields, plan_fields, timed_fields
-from rpbench.run.modes.duel.run_off import Raced, chosen, run_off, told
+from rpbench.run.modes.duel.plans import Raced, chosen, complete, make_plans, plans_text, run_off, told
 from rpbench.run.modes.duel.starts import Job, check_parity, planned_job, start_apart, without
-from rpbench.run.modes.duel.summary import lines, summary
-from rpbench.run.modes.duel.survey import Survey, emulated_makespans
+from rpbench.run.modes.duel.summary import Survey, emulated_makespans, lines, summary
+from rpbench.run.modes.duel.verdict import Started, calibrated_fields, plan_fields, timed_fields
 from rpbench.run.recording import identity, may_be_found, names, origin
 from rpbench.run.scheduled import PROFILE
 from rpbench.run.training.tensors import one_thread
@@ -33,11 +31,7 @@ Fields = dict[str, Any]
 
 
 def records(request: Request) -> list[Record]:
-    """The records of every contender, made or found; all are on disk when this returns.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is written then.
-    """
+    """The records of every contender, made or found; all are on disk when this returns."""
     assert isinstance(request.mode, Duel)
     entrants = contenders(request.mode.contenders)
     return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))

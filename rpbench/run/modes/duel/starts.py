@@ -26,11 +26,10 @@ from rpbench.plan.whole import WholePlan
 from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel.contenders import Contender, is_reference
 from rpbench.run.modes.duel.findings import find_starts
-from rpbench.run.modes.duel.rows import Started
 from rpbench.run.modes.duel.runs import columns_of
 from rpbench.run.modes.duel.teams import DIFFERENCES, ON_DEVICE, Absent, EngineTeam, LimitTeam, Parity, Team, TorchTeam
 from rpbench.run.modes.duel.turns import FAILURES, Run, family_order, play, turn_order, why_lost
-from rpbench.run.modes.duel.verdict import Rules
+from rpbench.run.modes.duel.verdict import Rules, Started
 from rpbench.run.training.tensors import one_thread, workload_of
 from rpbench.side_processes import side_processes
 from rpbench.torch_runtime.processes.ranks import Ranks

@@ -22,10 +22,9 @@ from rpbench.ir.action import Kind
 from rpbench.ir.timeline import Timeline
 from rpbench.models.data import SyntheticTokens
 from rpbench.plan.whole import WholePlan
-from rpbench.torch_runtime.own_schedules import ONE_STAGE
 from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.torch_runtime.processes.resident import StepRequest, cpu_s
-from rpbench.torch_runtime.recorded.replay import (
+from rpbench.torch_runtime.recorded.outcome import (
     TimeParts,
     predicted_makespan,
     profiled_costs,
@@ -33,7 +32,7 @@ from rpbench.torch_runtime.recorded.replay import (
     time_parts,
     unexplained,
 )
-from rpbench.torch_runtime.request import TorchRequest
+from rpbench.torch_runtime.request import ONE_STAGE, TorchRequest
 
 Parity = dict[str, Any]
 DIFFERENCES = ("grad_max_abs_diff", "weight_max_abs_diff")

@@ -3,16 +3,12 @@
 from rpbench.config.choices import ConfigError, Failures
 from rpbench.config.request import Request
 from rpbench.records.record import Record
-from rpbench.run.modes.failures.simulated import prepare
+from rpbench.run.modes.failures.jobs import prepare
 from rpbench.run.recording import recorded
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a run with failures.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is written then.
-    """
+    """The record of a run with failures."""
     assert isinstance(request.mode, Failures)
     if request.mode.run == "simulated":
         return [recorded(request, prepare)]

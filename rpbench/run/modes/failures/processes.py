@@ -28,11 +28,7 @@ from rpbench.run.training.tensors import one_thread, optimizer_settings
 
 
 def prepare(request: Request) -> Work:
-    """Check a request and give its work.
-
-    Raises:
-        ValueError: if the request is wrong.
-    """
+    """Check a request and give its work."""
     asked = request.mode
     assert isinstance(asked, Failures)
     assembled = assembled_of(replace(request, num_steps=1))

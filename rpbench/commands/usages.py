@@ -1,6 +1,7 @@
-"""Usage of `advise`, apart from its work: every start of the command line reads it, and few need the rest."""
+"""Usages of verbs, apart from their work: every start of the command line reads them, and few need the rest."""
 
-USAGE = (
+NEW = "new model|cluster|gpu|schedule NAME"
+ADVISE = (
     "advise model=CONFIG.json|NAME|ORG/NAME [seq_len=N] [batch=N] [schedules=A,B] [late=yes] "
     "[runs_in=FRAMEWORK] [seconds=N] [ssd=NAME] "
     "[finetune=full|lora|qlora lora_rank=N lora_targets=A,B] "
