@@ -30,11 +30,15 @@ from rpbench.config.configuration import (
     refuse_old_spellings,
     schedule_node,
 )
+from rpbench.cost.hardware.machine import devices_named
 from rpbench.places import file_of, own_yaml
 from rpbench.registry import offered
 
 _KEYS = {f.name: make_dataclass("Key", [(f.name, f.type, copy(f))]) for f in fields(RunConfig)}  # a schema for each
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+
+
+KEPT = 4  # states of files whose parts are kept: a process that looks at other folders comes back
 
 
 class Separate(Exception):
@@ -101,12 +105,20 @@ def _option(group: str, option: str) -> DictConfig | dict[str, Any]:
     if path is None and group == "schedule" and option in offered():
         return schedule_node(offered()[option])
     if path is None:
-        raise Separate(f"{group}/{option}")
+        keys = devices_named(option) if group == "cluster" else None
+        if keys is None:
+            raise Separate(f"{group}/{option}")
+        return keys
     text = path.read_text(encoding="utf-8")
     package, node = _PACKAGE.search(text), _loaded(text)
-    if "defaults" in node or (package is not None and package[1] not in (group, "_group_")):
+    if package is not None and package[1] not in (group, "_group_"):
         raise Separate(f"{group}/{option}")
-    return node
+    if "defaults" not in node:
+        return node
+    before = node.pop("defaults")
+    if not OmegaConf.is_list(before) or len(before) != 2 or before[1] != "_self_" or not isinstance(before[0], str):
+        raise Separate(f"{group}/{option}")
+    return cast(DictConfig, OmegaConf.merge(_option(group, before[0]), node))  # another option with changes
 
 
 def _set(root: DictConfig, override: Override) -> None:
@@ -202,12 +214,14 @@ class Composer:
 class Recalling:
     """Composes single configurations, one after another: after the first, from parts that are kept.
 
-    The first is Hydra's, because most processes need one. A file, a place or a schedule that has changed begins anew.
+    The first is Hydra's, because most processes need one. A file, a place or a schedule that has changed begins anew;
+    as it was before, its parts are still there.
     """
 
     def __init__(self) -> None:
-        self._state: tuple[object, ...] = ()
-        self._composer: Composer | None = None
+        self._known: list[
+            tuple[tuple[object, ...], Composer]
+        ] = []  # the state of the files, and what is composed of it
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """The configuration of a single run.
@@ -218,12 +232,12 @@ class Recalling:
         if any(map(is_of_hydra, overrides)):  # a composer leaves them to whoever sweeps
             return composed(overrides)
         state = _state_of_files()
-        if state != self._state:
-            self._state, self._composer = state, None
+        composer = next((each for known, each in self._known if known == state), None)
+        if composer is None:
+            self._known = [*self._known[1 - KEPT :], (state, Composer())]
             return composed(overrides)
         refuse_old_spellings(overrides)
-        self._composer = self._composer or Composer()
-        return self._composer.compose(overrides)
+        return composer.compose(overrides)
 
 
 recalling = Recalling()

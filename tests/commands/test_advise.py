@@ -164,12 +164,12 @@ def test_the_memory_that_is_said_to_be_lacking_is_enough():
 
 
 def test_the_hosts_memory_that_is_said_to_be_lacking_is_enough():
-    words = [*EIGHT_LAYERS, "seq_len=512", "gpu=rtx4090", "num_devices=2", "schedules=roundpipe,mobius"]
-    (more,) = advise_on([*words, "host_memory_bytes=1e9"], io.StringIO())["change"]
+    words, memory = [*SMALL[:-1], "gpu=rtx4090", "num_devices=2", "batch=4", "schedules=roundpipe,mobius"], 100_000_000
+    (more,) = advise_on([*words, f"host_memory_bytes={memory}"], io.StringIO())["change"]
     assert more["kind"] == "host_memory_bytes"
-    enough = 1_000_000_000 + more["lacks_bytes"]
+    enough = memory + more["lacks_bytes"]
     assert advise_on([*words, f"host_memory_bytes={enough}"], io.StringIO())["ranking"]
-    assert not advise_on([*words, f"host_memory_bytes={enough - 250_000_000}"], io.StringIO())["ranking"]
+    assert not advise_on([*words, f"host_memory_bytes={enough - 25_000_000}"], io.StringIO())["ranking"]
 
 
 def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(capsys):

@@ -12,8 +12,8 @@ from rpbench.commands.advising import advise_page
 from rpbench.commands.advising.advise import advise_on
 from rpbench.commands.advising.advise_around import template
 
-SMALL = ("num_layers=6", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=l40s", "sequences_per_step=24")
-NODES = ("num_layers=8", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=h100", "sequences_per_step=64")
+SMALL = ("num_layers=6", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=l40s", "sequences_per_step=12")
+NODES = ("num_layers=8", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=h100", "sequences_per_step=32")
 
 
 def held(words):

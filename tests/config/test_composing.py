@@ -63,6 +63,17 @@ def test_overrides_of_every_kind_are_hydras(number):
     assert_same(Composer().compose(OVERRIDES[number]), OVERRIDES[number])
 
 
+@pytest.mark.parametrize(
+    "words", [("model=qwen3_235b_lora", "model.lora_rank=8"), ("cluster=8x_h100", "num_devices=2")]
+)
+def test_another_option_with_changes_and_a_machine_of_no_file_need_no_hydra(words, monkeypatch):
+    composer = Composer(composed(()))
+    with monkeypatch.context() as patch:
+        patch.setattr(composing, "composed", None)
+        found = composer.compose(words)
+    assert_same(found, words)
+
+
 def test_a_part_is_composed_once_and_hydra_is_not_asked(monkeypatch):
     composer = Composer(composed(()))
     monkeypatch.setattr(composing, "composed", None)
@@ -103,6 +114,13 @@ def test_single_configurations_are_recalled_until_a_file_changes(tmp_path, monke
     assert recalling.compose(("cluster=mine", "seed=1")).node.cluster["num_devices"] == 16
     with pytest.raises(ConfigError, match="hydra/launcher=foo"):
         recalling.compose(("schedule=gpipe", "hydra/launcher=foo"))
+    monkeypatch.setenv("RPBENCH_PATH", "")
+    with pytest.raises(ConfigError, match="mine"):
+        recalling.compose(("cluster=mine",))
+    monkeypatch.setenv("RPBENCH_PATH", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(composing, "composed", None)  # what it was asked in this state is still known
+        assert recalling.compose(("cluster=mine", "seed=2")).node.cluster["num_devices"] == 16
     recalling.compose(("schedule=gpipe",))
     with pytest.raises(ConfigError, match="num_stepps"):
         recalling.compose(("num_stepps=2",))

@@ -165,7 +165,7 @@ def test_own_yaml_is_keys_and_values_that_a_person_writes(text, words):
         Wrong([*PLAIN[:-1], "results_dir=" + "a" * 300]),
         Wrong([*PLAIN[:3], "cost=bent"], {"mine/cost/bent.yaml": b"name: other", "rpbench.yaml": b"path: [mine]"}),
         Wrong(
-            ["advise", "model=config.json", "gpu=rtx4090", "num_devices=2", "sequences_per_step=2"],
+            ["advise", "model=config.json", "gpu=rtx4090", "num_devices=2", "sequences_per_step=2", "schedules=1f1b"],
             {"config.json": json.dumps(LLAMA | {"model_type": {}}).encode()},
         ),
     ],

@@ -13,10 +13,11 @@ from rpbench.cost.hardware.machine import machine
 from rpbench.ir.partition import split_evenly
 from rpbench.mesh.memory import fullest
 from rpbench.mesh.placement import reached
+from rpbench.mesh.plan_search import closed_forms
 from rpbench.mesh.plan_search.closed_bytes import rank_layers
 from rpbench.mesh.plan_search.closed_forms import Question, layer_table, time_plans
 from rpbench.mesh.plan_search.fitting import job_of
-from rpbench.mesh.plan_search.plans import SHARED, Space, _chunks, enumerate_plans
+from rpbench.mesh.plan_search.plans import SHARED, Inner, Space, _chunks, enumerate_plans
 from rpbench.mesh.plan_search.search import search, simulate_job
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
@@ -158,3 +159,25 @@ def test_a_hundred_thousand_plans_a_second():
     began = time.perf_counter()
     time_plans(asked, plans, table)
     assert plans.count / (time.perf_counter() - began) > 100_000
+
+
+@pytest.mark.parametrize("name", ["dgx_h100", "gb200_nvl72"])
+def test_seconds_of_layers_are_those_of_the_whole_machine_and_timed_once_for_all_sizes(name):
+    """Groups of tensor parallelism within a host and beyond it, where its fast links join several hosts."""
+    whole = machine(name)
+    inners = (Inner(4, 1, 1, 1, "full"), Inner(8, 2, 1, 2, "none"))
+    asked = [
+        Question(
+            architecture("llama3_8b"), whole.with_devices(count), declared_software("torchtitan"), 4096, 64, "bf16"
+        )
+        for count in (72, 144)
+    ]
+    closed_forms._layer_row.cache_clear()
+    tables = [closed_forms.layer_table(each, inners) for each in asked]
+    assert closed_forms._layer_row.cache_info().misses == len(inners)
+    for question, table in zip(asked, tables, strict=True):
+        for place, inner in enumerate(inners):
+            job = closed_forms._smallest_job(question, inner)
+            assert table["recompute"][place] == pytest.approx(next(iter(job.kinds.values())).recompute, rel=1e-12)
+            assert table["head"][place] == job.head.forward_all + job.head.backward_all
+            assert table["forward"][place] == pytest.approx(next(iter(job.kinds.values())).forward_all, rel=1e-12)

@@ -53,7 +53,8 @@ def going_on(folder: Path):
 
 
 PAIRS = [
-    (("zb_v", 2), ("1f1b", 4)),
+    (("zb_v", 2), ("1f1b", 1)),
+    slow((("zb_v", 2), ("1f1b", 4))),
     slow((("1f1b", 2), ("zb_v", 4))),
     slow((("gpipe", 4), ("v_half", 2))),
     slow((("interleaved_1f1b", 2), ("hanayo", 4))),

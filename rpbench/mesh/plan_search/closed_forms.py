@@ -5,6 +5,7 @@ columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory`, w
 differ (bytes: `rpbench.mesh.plan_search.closed_bytes`); the best plans are simulated afterwards.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from math import log2
 from typing import NamedTuple
@@ -44,7 +45,10 @@ class Timed(NamedTuple):
 
 def layer_table(question: Question, inners: tuple[Inner, ...]) -> dict[str, Floats]:
     """Seconds and bytes of the mean layer and of the head, for each kind of inner choices."""
-    rows = [_layer_row(question, inner) for inner in inners]
+    own = question.machine
+    if own.device_speeds is None:  # seconds of layers are the same on any number of hosts, at any price and batch
+        own = replace(own, num_devices=own.node_devices, price_usd_per_hour=None)
+    rows = [_layer_row(question._replace(machine=own, global_batch=0), inner) for inner in inners]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
