@@ -54,8 +54,9 @@ def exposed_s(job: Job, rank: int, forward: float, backward: float) -> float:
     Args:
         forward, backward: of one microbatch on that rank, behind which collectives may hide.
     """
-    found = reduced(job, trained(job, rank))
-    return sum(beside_computation(job, found, forward, backward))
+    gradients, parameters = beside_computation(job, reduced(job, trained(job, rank)), forward, backward)
+    visits = job.num_microbatches if job.mesh.sharing.what == "gradients" else 1  # a sum after every backward
+    return visits * gradients + parameters
 
 
 def beside_computation(job: Job, found: Reduced, forward: float, backward: float) -> Reduced:

@@ -75,7 +75,7 @@ def peak_bytes(
     ):
         held = _states_bytes(software, plans, columns, layers, matrix, n)
         held += _in_flight(names, rank, p, v, m) * layers * columns["kept"] + columns["working"]
-        found = np.maximum(found, held + np.where(logits, columns["logits"], 0.0))
+        found = np.maximum(found, held + np.where(logits, columns["logits"] * np.where(names == "gpipe", m, 1.0), 0.0))
     return found
 
 

@@ -181,9 +181,10 @@ def _data_s(
     gather = 2.0 * own * (plans.shared > 0) + latency * (plans.shared > 0)
     backward = most * (columns["backward"] + columns["recompute"]) * software.gradients_beside
     forward = most * columns["forward"] * software.parameters_beside
+    visits = np.where(plans.shared == SHARED.index("gradients"), m, 1.0)  # a sum after every backward
     found = sum(
-        np.where(behind > 0, np.maximum(TAIL * need, need - behind) + beside * np.minimum(need, behind), need)
-        for need, behind in ((scatter, backward), (gather, forward))
+        times * np.where(behind > 0, np.maximum(TAIL * need, need - behind) + beside * np.minimum(need, behind), need)
+        for need, behind, times in ((scatter, backward, visits), (gather, forward, 1.0))
     )
     layer = columns["dense"] * part / bandwidth
     ahead = np.maximum(columns["forward"] * (1 + beside), 2.0 * layer) - columns["forward"]
