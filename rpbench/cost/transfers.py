@@ -308,8 +308,10 @@ class Traffic:
 
 def _whole_copies(schedule: Schedule) -> int:
     """Devices that each update all stages themselves; 1 where they share them, or where stages are apart."""
-    shares = Kind.UNSHARD in schedule.kinds or any(
-        action.object == "P" for _, lane, row in schedule.items() if lane != "compute" for action in row
+    shares = (
+        schedule.shape.tensor_parallel
+        or Kind.UNSHARD in schedule.kinds
+        or any(action.object == "P" for _, lane, row in schedule.items() if lane != "compute" for action in row)
     )
     devices = schedule.shape.num_ranks
     everywhere = bool(schedule.placement) and all(len(holders) == devices for holders in schedule.placement)

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.mesh.layers.layer_seconds import Setting, eager_kernels, padded_vocab
-from rpbench.mesh.software import Software
 from rpbench.workload.counts import BYTES_PER_VALUE
 from rpbench.workload.parts import Layer
 
@@ -60,32 +59,32 @@ def logits_bytes(setting: Setting) -> float:
     return setting.software.logit_bytes * setting.tokens * padded_vocab(setting) / setting.mesh.tensor
 
 
-def logits_until_weights(software: Software) -> float:
-    """The part of them that the gradient of the output matrix needs: their own gradient, in 16 bits."""
-    return min(1.0, BYTES_PER_VALUE / software.logit_bytes)
+def with_software(sizes: ModelBytes, setting: Setting) -> ModelBytes:
+    """The sizes with logits, buffers and what W needs as the setting's software has them; of logits W needs the
+    gradient, in 16 bits.
+    """
+    return replace(
+        sizes,
+        logits=round(logits_bytes(setting)),
+        working=round(working_bytes(setting)),
+        until_weights=WEIGHT_SHARE,
+        logits_until_weights=min(1.0, BYTES_PER_VALUE / setting.software.logit_bytes),
+        tied=setting.architecture.tied,
+    )
 
 
 def sizes_of(setting: Setting, num_tokens: int) -> ModelBytes:
     """Sizes of a model on one host, in bytes, as the setting's software has them.
 
-    Layers are their mean; those that predict further tokens are in it. Counted kernels keep gradients in 16 bits, and
-    all they have kept for W.
+    Layers are their mean; those that predict further tokens are in it. Counted kernels keep gradients in 16 bits and
+    all of a layer until W, and make a stage again from its input.
     """
     own, software = setting.architecture, setting.software
     kinds = {kind: layer_bytes(setting, kind) for kind in dict.fromkeys(own.layers)}
     kept = sum(kinds[kind] for kind in own.layers) / own.num_layers
     if software.kernels != "tiled":
         return model_bytes(own, num_tokens, kept)
-    found = model_bytes(replace(own, vocab=padded_vocab(setting)), num_tokens, kept)
+    found = with_software(model_bytes(replace(own, vocab=padded_vocab(setting)), num_tokens, kept), setting)
     inputs = round(input_bytes(setting))
-    return replace(
-        found,
-        layers=tuple(layer._replace(inputs=inputs * (layer.activations > 0)) for layer in found.layers),
-        working=round(working_bytes(setting)),
-        logits=round(logits_bytes(setting)),
-        until_weights=WEIGHT_SHARE,
-        logits_until_weights=logits_until_weights(software),
-        tied=own.tied,
-        summed_bytes=software.accumulate_bytes,
-        reduced_bytes=software.gradient_bytes,
-    )
+    layers = tuple(layer._replace(inputs=inputs * (layer.activations > 0)) for layer in found.layers)
+    return replace(found, layers=layers, summed_bytes=software.accumulate_bytes, reduced_bytes=software.gradient_bytes)

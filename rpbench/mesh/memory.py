@@ -16,14 +16,7 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_bytes import (
-    WEIGHT_SHARE,
-    input_bytes,
-    layer_bytes,
-    logits_bytes,
-    logits_until_weights,
-    working_bytes,
-)
+from rpbench.mesh.layer_bytes import WEIGHT_SHARE, input_bytes, layer_bytes, logits_bytes, with_software, working_bytes
 from rpbench.mesh.parameters import Held, held_layers, learning, states_held
 from rpbench.registry import entry
 from rpbench.workload.parts import Layer
@@ -161,20 +154,16 @@ def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
     """A model's layers as one device of the mesh holds them, after data parallelism has shared their states."""
     own = job.architecture
     sizes = {kind: _layer(job, kind, streamed) for kind in dict.fromkeys(own.layers)}
-    logits = round(logits_bytes(job.setting))
-    return ModelBytes(
+    found = ModelBytes(
         layers=tuple(sizes[kind] for kind in own.layers),
         embedding=_shared(job, held_layers(job, (), first=True, last=False), ()),
         head=_shared(job, held_layers(job, (), first=False, last=True), ()),
         boundary=round(input_bytes(job.setting)),
-        logits=logits,
-        logits_chunk=logits,
+        logits=0,
+        logits_chunk=round(logits_bytes(job.setting)),
         keeps_activations=not streamed and job.recompute != "full",
-        working=round(working_bytes(job.setting)),
-        until_weights=WEIGHT_SHARE,
-        logits_until_weights=logits_until_weights(job.software),
-        tied=own.tied,
     )
+    return with_software(found, job.setting)
 
 
 def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:

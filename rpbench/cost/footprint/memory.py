@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from rpbench.cost.charges import CHARGES
 from rpbench.cost.footprint import replicas
-from rpbench.cost.footprint.fitting import Moments, fitting_stages, undominated
+from rpbench.cost.footprint.fitting import Moments, columns_of, fitting_stages, levels_of, waiting_halves
 from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -40,7 +40,6 @@ from rpbench.ir.checks.residency import (
     moves_activations,
     peak_kept_inputs,
     prefetch_depth,
-    resident_levels,
 )
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
@@ -141,13 +140,13 @@ class Footprint:
         self._inputs: Moments | None = None
         if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
             stages = schedule.shape.num_stages
-            waiting = [_waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
+            waiting = [waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
             self._between_halves = Moments(waiting)
         self._analysis = analysis or Analysis(schedule)
         self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
 
         if sizes.each and not (self._streamed or moves_activations(schedule)):
-            self._in_flight = np.array([levels.sum(axis=1).max() for levels in _levels(self._analysis, sizes.each)])
+            self._in_flight = np.array([levels.sum(axis=1).max() for levels in levels_of(self._analysis, sizes.each)])
 
     def _take(self, sizes: ModelBytes) -> None:
         self._sizes = sizes = sizes.under(self._schedule).added_up
@@ -187,7 +186,7 @@ class Footprint:
 
     def moments(self) -> list[Ints]:
         """For each device, microbatches in flight of each stage, when most are, (moments, stages)."""
-        return _levels(self._analysis, (), self._sizes.until_weights)
+        return levels_of(self._analysis, (), self._sizes.until_weights)
 
     def between_halves(self) -> list[Any]:
         """The same of microbatches between the two halves of their backward, of each the part that W lets go; empty
@@ -196,7 +195,7 @@ class Footprint:
         devices = range(0 if self._between_halves is None else len(self._holds[0]))
         schedule = self._analysis.schedule
         part, stages = self._sizes.until_weights, schedule.shape.num_stages
-        return [part * _waiting_halves(schedule.compute(each), stages) for each in devices]
+        return [part * waiting_halves(schedule.compute(each), stages) for each in devices]
 
     def _staying(self, sizes: Floats, versions: Floats) -> Floats:
         """Bytes of layers that stay on the device of a stage, (layers, stages)."""
@@ -263,7 +262,7 @@ class Footprint:
         """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
         if not self._in_flight_by_stage:
             sizes = self._sizes
-            levels = _levels(self._analysis, sizes.each, sizes.until_weights, sizes.logits_until_weights)
+            levels = levels_of(self._analysis, sizes.each, sizes.until_weights, sizes.logits_until_weights)
             self._in_flight_by_stage.append(Moments(levels))
         plans, has_logits = len(stages.activations), not self._num_head_shards
         logits = np.tile(self._sizes.logits * keeps[:, -1:] * has_logits, (plans // len(keeps), 1))
@@ -325,7 +324,7 @@ class Footprint:
             found["activations between halves"] = waiting.astype(np.int64)
         if self._sizes.by_layer:
             if self._inputs is None:  # which the first half of a backward lets go
-                self._inputs = Moments(_levels(self._analysis, self._sizes.each, 0.0))
+                self._inputs = Moments(levels_of(self._analysis, self._sizes.each, 0.0))
             found["kept stage inputs"] = self._inputs.peaks(np.maximum(stages.inputs, self._sizes.boundary))
             one = np.minimum(stages.activations, max(layer.activations for layer in self._sizes.layers))
             found["recomputed activations"] = (one[:, :, None] * self._holds).max(axis=1, initial=0)
@@ -373,64 +372,6 @@ def _holds(schedule: Schedule) -> Ints:
     return found
 
 
-def _levels(
-    analysis: Analysis, each: Sequence[float] = (), until_weights: float = 1.0, of_logits: float | None = None
-) -> list[Ints]:
-    """For each device, microbatches of each stage that it holds, when most are, (moments, stages).
-
-    A microbatch counts what `each` says of it (1 where that is empty), or 1 where some move; between I and W the part
-    that W lets go. One column more, where `of_logits` says their part: those whose logits are there.
-    """
-    schedule = analysis.schedule
-    if moves_activations(schedule):
-        found = [np.array(sorted(levels), np.int64) for levels in resident_levels(analysis)]
-        return found if of_logits is None else [np.hstack([levels, levels[:, -1:]]) for levels in found]
-    stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
-    parts = (until_weights,) if of_logits is None else (until_weights, of_logits)
-    return [_moments(schedule.compute(device), stages, each, parts) for device in devices]
-
-
-def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float], parts: Sequence[float]) -> Ints:
-    """Microbatches in flight of each stage as its forwards begin, when most are, (moments, stages)."""
-    kind, stage, counts = _columns_of(row, each)
-    columns = [*range(num_stages), num_stages - 1][: num_stages + len(parts) - 1]
-
-    def changes(chosen: npt.NDArray[np.bool_]) -> Any:
-        return _changes(chosen, stage, num_stages, counts)[:, columns]
-
-    taken, freed = changes(kind == Kind.F), changes((kind == Kind.B) | (kind == Kind.W))
-    if min(parts) < 1:
-        rest = 1 - np.repeat(parts, (num_stages, 1)[: len(parts)])
-        freed = freed + rest * (changes(kind == Kind.I) - changes(kind == Kind.W))
-    levels = np.cumsum(taken - freed, axis=0)
-    before = np.concatenate([np.zeros((1, len(columns)), np.int64), levels[:-1]]) if len(row) else levels
-    return undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
-
-
-def _waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
-    """Microbatches of each stage between I and W, when most are, (moments, stages)."""
-    kind, stage, counts = _columns_of(row, each)
-    begun = kind == Kind.I
-    changes = _changes(begun, stage, num_stages, counts) - _changes(kind == Kind.W, stage, num_stages, counts)
-    levels = np.cumsum(changes, axis=0)
-    return undominated(levels[begun])
-
-
-def _columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
-    """Kind and stage of every plain action of a row, and what its microbatch counts; 1 where all are alike."""
-    parts = [part for action in row for part in action.sub or (action,)]
-    kind, stage = (np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))
-    counts = np.array([each[(part.microbatch or 0) % len(each)] for part in parts] if each else 1)
-    return kind, stage, np.broadcast_to(counts, kind.shape)
-
-
-def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int, counts: Any) -> Ints:
-    """What its microbatch counts in the column of its stage for every chosen action, (actions, stages)."""
-    found = np.zeros((len(stage), num_stages), counts.dtype)
-    found[np.flatnonzero(chosen), stage[chosen]] = counts[chosen]
-    return found
-
-
 def _kept_versions(schedule: Schedule) -> Sequence[int]:
     """The most versions of its weights that each stage keeps at a time, itself or under its policy."""
     if schedule.policy not in _STASHING:
@@ -447,7 +388,7 @@ class Visit(NamedTuple):
 
 def _visits(row: Sequence[Action]) -> list[Visit]:
     """The visits of a device's compute row; equal ones are one visit if they follow each other."""
-    kind, stage, _ = _columns_of(row)
+    kind, stage, _ = columns_of(row)
     plain = ~np.isin(kind, HEAD)
     backward, stage = ~np.isin(kind[plain], (Kind.F, Kind.R)), stage[plain]
     begins = np.ones(len(stage), bool)
