@@ -13,6 +13,7 @@ Eager kernels keep more of it (`EagerKernels.kept_bytes`).
 """
 
 from dataclasses import replace
+from typing import Any
 
 from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.mesh.layers.layer_seconds import Setting, eager_kernels, padded_vocab
@@ -63,10 +64,12 @@ def with_software(sizes: ModelBytes, setting: Setting) -> ModelBytes:
     """The sizes with logits, buffers and what W needs as the setting's software has them; of logits W needs the
     gradient, in 16 bits.
     """
+    logits: Any = logits_bytes(setting)
+    working: Any = working_bytes(setting)
     return replace(
         sizes,
-        logits=round(logits_bytes(setting)),
-        working=round(working_bytes(setting)),
+        logits=logits,
+        working=working,
         until_weights=WEIGHT_SHARE,
         logits_until_weights=min(1.0, BYTES_PER_VALUE / setting.software.logit_bytes),
         tied=setting.architecture.tied,
@@ -87,4 +90,5 @@ def sizes_of(setting: Setting, num_tokens: int) -> ModelBytes:
     found = with_software(model_bytes(replace(own, vocab=padded_vocab(setting)), num_tokens, kept), setting)
     inputs = round(input_bytes(setting))
     layers = tuple(layer._replace(inputs=inputs * (layer.activations > 0)) for layer in found.layers)
-    return replace(found, layers=layers, summed_bytes=software.accumulate_bytes, reduced_bytes=software.gradient_bytes)
+    found = replace(found, logits=round(found.logits), working=round(found.working), layers=layers)
+    return replace(found, summed_bytes=software.accumulate_bytes, reduced_bytes=software.gradient_bytes)

@@ -6,7 +6,7 @@ streamed stages. Here the sizes of a device of the mesh, under its software, tak
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -169,10 +169,10 @@ def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
 def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
     layers = ((kind, 1),)
     found = _shared(job, held_layers(job, layers, first=False, last=False), layers)
-    if streamed or job.recompute == "full":
-        inputs = 0 if streamed else round(input_bytes(job.setting))
-        return found._replace(activations=round(layer_bytes(job.setting, kind)), inputs=inputs)
-    return found._replace(activations=round(kept_bytes(job, kind)))
+    whole = streamed or job.recompute == "full"
+    activations: Any = layer_bytes(job.setting, kind) if whole else kept_bytes(job, kind)
+    inputs: Any = 0 if streamed or not whole else input_bytes(job.setting)
+    return found._replace(activations=activations, inputs=inputs)
 
 
 def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> LayerSize:
