@@ -5,11 +5,11 @@ memory as the largest; what it chooses is timed again with each as long as it is
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from rpbench.cost.footprint.sizes import LayerActivations, ModelBytes, layer_activations, model_bytes
+from rpbench.cost.footprint.sizes import LayerActivations, ModelBytes, layer_activations
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.pieces import mean_times
 from rpbench.cost.table import LayerTimes
-from rpbench.mesh.layer_bytes import mean_layer_bytes
+from rpbench.mesh.layer_bytes import sizes_of
 from rpbench.mesh.layers.layer_seconds import Setting
 from rpbench.mesh.layers.layer_times import pipeline_setting, times_of
 from rpbench.mesh.software import usual_software
@@ -29,13 +29,6 @@ class UnequalTerms(Terms):
     def tokens(self, sequences: float) -> int:
         """Mean tokens of so many sequences."""
         return round(sequences * sum(self.lengths) / len(self.lengths))
-
-    def sizes(self, sequences: float) -> ModelBytes:
-        """Bytes of the layers for the largest microbatch."""
-        if sequences not in self._sizes:
-            kept = None if self.kept is None else self.kept(sequences)
-            self._sizes[sequences] = model_bytes(self.model, self._largest(sequences), kept)
-        return self._sizes[sequences]
 
     def activations(self, sequences: float) -> LayerActivations:
         """What a layer keeps of the largest microbatch."""
@@ -73,8 +66,9 @@ def with_lengths(terms: Terms, basis: Basis, lengths: Sequence[int]) -> UnequalT
         known = {own: times_of(setting(own)) for own in dict.fromkeys(each)}
         return mean_times([known[own] for own in each])
 
-    def kept(sequences: float) -> float:
-        return mean_layer_bytes(setting(max(dealt(lengths, sequences), key=sum)))
+    def sized(sequences: float) -> ModelBytes:
+        largest = max(dealt(lengths, sequences), key=sum)
+        return sizes_of(setting(largest), sum(largest))
 
     given = {each.name: getattr(terms, each.name) for each in fields(terms) if not each.name.startswith("_")}
-    return UnequalTerms(**(given | {"timed": timed, "kept": kept}), lengths=tuple(lengths))
+    return UnequalTerms(**(given | {"timed": timed, "sized": sized}), lengths=tuple(lengths))

@@ -72,7 +72,9 @@ CHARGES: tuple[Charge, ...] = (  # in the order in which they are put into lanes
     Charge("P", lambda stage, sizes: stage.weights),
     Charge("G", lambda stage, sizes: stage.gradients, place=_sum_copies),
     Charge("O", lambda stage, sizes: stage.optimizer),
-    Charge("A", lambda stage, sizes: sizes.boundary),  # of stages that recompute; `StageBytes` knows which do
+    Charge(
+        "A", lambda stage, sizes: stage.inputs or sizes.boundary
+    ),  # of stages that recompute; `StageBytes` knows which do
     Charge("boundary", lambda stage, sizes: sizes.boundary, exchanged=False, place=_send_boundaries),
     Charge("sum", lambda stage, sizes: sizes.boundary),
 )

@@ -19,6 +19,7 @@ from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moved_objects import LINKS, Cargo
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Weights
+from rpbench.workload.counts import BYTES_PER_VALUE
 
 if TYPE_CHECKING:
     from rpbench.cost.hardware.machine import Machine
@@ -46,7 +47,10 @@ class StageBytes:
             return _part(kept, cargo.share)
         stages = self._backward if cargo.backward else self._forward
         stage = stages[min(cargo.stage, len(stages) - 1)]  # a fused stage receives as the one after the last
-        return _part(charge_of(cargo).bytes_of(stage, self._sizes), cargo.share)
+        amount = charge_of(cargo).bytes_of(stage, self._sizes)
+        if cargo.object == "G" and cargo.lane == "net":
+            amount = amount * self._sizes.reduced_bytes // BYTES_PER_VALUE
+        return _part(amount, cargo.share)
 
     def stage(self, number: int, *, backward: bool) -> LayerSize:
         """Bytes of a forward or a backward stage."""
@@ -77,7 +81,7 @@ def moved_bytes(
     partition, index = analysis.schedule.partition, analysis.index
     if partition is None:
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
-    stages = [StageBytes(partition, own, keeps) for own in sizes.of_each]
+    stages = [StageBytes(partition, own, keeps) for own in sizes.under(analysis.schedule).of_each]
 
     def bytes_of(number: int, cargo: Cargo) -> Number:
         return stages[(index.actions[number].microbatch or 0) % len(stages)].of(cargo)
@@ -176,6 +180,7 @@ class OptimizerTraffic:
         device_bytes_per_s: what element-wise kernels get of a device's memory.
         beside_s: seconds of a device's steps that do not follow from its parameters: norm, logging, data.
         beside: loss of computations that run beside a collective, as a share of its seconds.
+        tied_s: seconds of a sum of a tied matrix's gradients over the devices of its two ends.
     """
 
     on_host: float
@@ -183,6 +188,7 @@ class OptimizerTraffic:
     device_bytes_per_s: float
     beside_s: float = 0.0
     beside: float = 0.0
+    tied_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,7 @@ class Traffic:
     def times(self, schedule: Schedule, units_per_second: int, keeps: Collection[int] | None = None) -> TransferTimes:
         """Times of the transfers of a schedule whose partition is known; `keeps` as of `StageBytes`."""
         assert schedule.partition is not None
-        stages = StageBytes(schedule.partition, self.sizes, keeps)
+        stages = StageBytes(schedule.partition, self.sizes.under(schedule), keeps)
         on_host = None if self.optimizer is None else self.optimizer.on_host
         return TransferTimes(stages, self.cluster, units_per_second, on_host, on_ssd=schedule.on_ssd)
 
@@ -277,16 +283,36 @@ class Traffic:
         return alone or schedule.weights is Weights.STREAMED or not schedule.kinds.isdisjoint(SEND | RECV)
 
     def _steps(self, schedule: Schedule, stages: StageBytes, units_per_second: int) -> tuple[Work, ...]:
-        """Steps on devices, by stage. Of shards one STEP stands for all, and the devices take turns with them."""
+        """Steps on devices, by stage. One STEP stands for those of all replicas, of a shard or of the whole stage each;
+        the devices take turns with them, and of whole stages each device updates as much as any other. Where the ends
+        of a tied matrix are apart, their sum comes before.
+        """
         assert self.optimizer is not None
         rate = self.optimizer.device_bytes_per_s
         pace = rate * OPTIMIZER_BYTES / self.optimizer.on_device
         num_stages = schedule.shape.num_backward_stages
+        copies = _whole_copies(schedule)
         beside = self.optimizer.beside_s * schedule.shape.num_ranks / num_stages  # a device steps several, or its part
 
         def seconds(stage: LayerSize) -> float:
             saved = saved_state(stage)
             return (stage.optimizer + saved) / pace - 2 * saved / rate
 
-        found = (seconds(stages.stage(number, backward=True)) for number in range(num_stages))
+        found = [seconds(stages.stage(number, backward=True)) for number in range(num_stages)]
+        if copies > 1:
+            found = [sum(found) / len(range(stage % copies, num_stages, copies)) for stage in range(num_stages)]
+        if self.optimizer.tied_s and not schedule.ends_together:
+            found[0] += self.optimizer.tied_s  # the last gradient of a step; the other end waits for it
         return tuple(Work((each + beside) * units_per_second) for each in found)
+
+
+def _whole_copies(schedule: Schedule) -> int:
+    """Devices that each update all stages themselves; 1 where they share them, or where stages are apart."""
+    shares = (
+        schedule.shape.tensor_parallel
+        or Kind.UNSHARD in schedule.kinds
+        or any(action.object == "P" for _, lane, row in schedule.items() if lane != "compute" for action in row)
+    )
+    devices = schedule.shape.num_ranks
+    everywhere = bool(schedule.placement) and all(len(holders) == devices for holders in schedule.placement)
+    return devices if everywhere and not shares else 1

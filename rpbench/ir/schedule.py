@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from rpbench.ir import partition as partitions
-from rpbench.ir.action import Action, Kind, parse, text
+from rpbench.ir.action import Action, Kind, parse, parts_of, text
 from rpbench.ir.partition import Partition
 from rpbench.ir.plain_row import PlainRow
 from rpbench.ir.policy import Policy
@@ -210,6 +210,18 @@ class Schedule:
         if Kind.OVERLAP not in self.kinds:
             return self.kinds
         return self.kinds | {part.kind for _, _, row in self.items() for action in row for part in action.sub}
+
+    @cached_property
+    def ends_together(self) -> bool:
+        """Whether every device with the first or the last stage has both, or a part of both."""
+        shape = self.shape
+        if shape.num_head_shards or self.weights is Weights.STREAMED:
+            return True
+        ends = {0, max(shape.num_stages, shape.num_backward_stages) - 1}
+        rows = (
+            {part.stage for each in self.compute(rank) for part in parts_of(each)} for rank in range(shape.num_ranks)
+        )
+        return all(ends <= row for row in rows if ends & row)
 
     def with_partition(self, partition: Partition) -> "Schedule":
         """The same order with the layers behind its stages; the stage counts must agree."""

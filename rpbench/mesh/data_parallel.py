@@ -55,25 +55,29 @@ def exposed_s(job: Job, rank: int, forward: float, backward: float) -> float:
         forward, backward: of one microbatch on that rank, behind which collectives may hide.
     """
     found = reduced(job, trained(job, rank))
-    return sum(beside_computation(job, found, forward, backward))
+    visits = job.num_microbatches if job.mesh.sharing.what == "gradients" else 1  # a sum after every backward
+    return sum(beside_computation(job, found, forward, backward, visits))
 
 
-def beside_computation(job: Job, found: Reduced, forward: float, backward: float) -> Reduced:
+def beside_computation(job: Job, found: Reduced, forward: float, backward: float, visits: int = 1) -> Reduced:
     """What is left of a step's exchanges where they go bucket by bucket beside one microbatch's computation.
 
     Args:
         forward, backward: seconds of what was exchanged, of one microbatch.
+        visits: sums of a step; all but the last run beside the next microbatch's forward too.
     """
-    hidden_gradients = backward if job.software.gradients_beside else 0.0
+    behind = visits * backward + (visits - 1) * forward
+    hidden_gradients = behind if job.software.gradients_beside else 0.0
     hidden_parameters = forward if job.software.parameters_beside else 0.0
-    return Reduced(_left(found.gradients, hidden_gradients, job), _left(found.parameters, hidden_parameters, job))
+    gradients = _left(visits * found.gradients, hidden_gradients, job, TAIL / visits)
+    return Reduced(gradients, _left(found.parameters, hidden_parameters, job, TAIL))
 
 
-def _left(seconds: float, behind: float, job: Job) -> float:
+def _left(seconds: float, behind: float, job: Job, tail: float) -> float:
     if not behind or not seconds:
         return seconds
     beside = min(seconds, behind) * job.software.constants["beside"]
-    return max(TAIL * seconds, seconds - behind) + beside
+    return max(tail * seconds, seconds - behind) + beside
 
 
 class Gathered(NamedTuple):

@@ -12,8 +12,15 @@ attention and experts fit in):
 Eager kernels keep more of it (`EagerKernels.kept_bytes`).
 """
 
-from rpbench.mesh.layers.layer_seconds import Setting, eager_kernels
+from dataclasses import replace
+from typing import Any
+
+from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
+from rpbench.mesh.layers.layer_seconds import Setting, eager_kernels, padded_vocab
+from rpbench.workload.counts import BYTES_PER_VALUE
 from rpbench.workload.parts import Layer
+
+WEIGHT_SHARE = 0.55  # of a layer's activations that the gradient of the weights still needs
 
 
 def layer_bytes(setting: Setting, layer: Layer) -> float:
@@ -38,8 +45,50 @@ def layer_bytes(setting: Setting, layer: Layer) -> float:
     return setting.tokens * (whole / setting.spread + cut / setting.mesh.tensor)
 
 
-def mean_layer_bytes(setting: Setting) -> float:
-    """The mean over a model's layers; layers that predict further tokens are in it."""
-    own = setting.architecture
+def input_bytes(setting: Setting) -> float:
+    """Bytes of the input of a layer, for one microbatch."""
+    return float(BYTES_PER_VALUE) * setting.tokens * setting.architecture.hidden / setting.spread
+
+
+def working_bytes(setting: Setting) -> float:
+    """Bytes of buffers that a backward needs besides."""
+    return 8.0 * setting.tokens * setting.architecture.hidden
+
+
+def logits_bytes(setting: Setting) -> float:
+    """Bytes of the logits of one microbatch, from its forward to the end of its backward."""
+    return setting.software.logit_bytes * setting.tokens * padded_vocab(setting) / setting.mesh.tensor
+
+
+def with_software(sizes: ModelBytes, setting: Setting) -> ModelBytes:
+    """The sizes with logits, buffers and what W needs as the setting's software has them; of logits W needs the
+    gradient, in 16 bits.
+    """
+    logits: Any = logits_bytes(setting)
+    working: Any = working_bytes(setting)
+    return replace(
+        sizes,
+        logits=logits,
+        working=working,
+        until_weights=WEIGHT_SHARE,
+        logits_until_weights=min(1.0, BYTES_PER_VALUE / setting.software.logit_bytes),
+        tied=setting.architecture.tied,
+    )
+
+
+def sizes_of(setting: Setting, num_tokens: int) -> ModelBytes:
+    """Sizes of a model on one host, in bytes, as the setting's software has them.
+
+    Layers are their mean; those that predict further tokens are in it. Counted kernels keep gradients in 16 bits and
+    all of a layer until W, and make a stage again from its input.
+    """
+    own, software = setting.architecture, setting.software
     kinds = {kind: layer_bytes(setting, kind) for kind in dict.fromkeys(own.layers)}
-    return sum(kinds[kind] for kind in own.layers) / own.num_layers
+    kept = sum(kinds[kind] for kind in own.layers) / own.num_layers
+    if software.kernels != "tiled":
+        return model_bytes(own, num_tokens, kept)
+    found = with_software(model_bytes(replace(own, vocab=padded_vocab(setting)), num_tokens, kept), setting)
+    inputs = round(input_bytes(setting))
+    layers = tuple(layer._replace(inputs=inputs * (layer.activations > 0)) for layer in found.layers)
+    found = replace(found, logits=round(found.logits), working=round(found.working), layers=layers)
+    return replace(found, summed_bytes=software.accumulate_bytes, reduced_bytes=software.gradient_bytes)

@@ -12,19 +12,16 @@ import numpy as np
 
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
-from rpbench.ir.action import parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
 from rpbench.mesh.job import Job
-from rpbench.mesh.layer_bytes import layer_bytes
-from rpbench.mesh.layers.layer_seconds import padded_vocab
+from rpbench.mesh.layer_bytes import WEIGHT_SHARE, input_bytes, layer_bytes, logits_bytes, with_software, working_bytes
 from rpbench.mesh.parameters import Held, held_layers, learning, states_held
 from rpbench.registry import entry
 from rpbench.workload.parts import Layer
 
 Bytes = dict[str, float]
-WEIGHT_SHARE = 0.55  # of a layer's activations that the gradient of the weights still needs
 _NO_LAYER = LayerSize(0, 0, 0)
 _NOTHING = ModelBytes((_NO_LAYER,), _NO_LAYER, _NO_LAYER, 0, 0, 0, keeps_activations=True, until_weights=WEIGHT_SHARE)
 
@@ -72,7 +69,7 @@ def _with_mesh(job: Job, order: Schedule, footprint: Footprint, cut: Partition) 
     for rank in range(order.shape.num_ranks):
         each: Bytes = {name: float(table[0, rank]) for name, table in tables.items()}
         if not streamed:
-            each |= {"working set": working_set_bytes(job)} | _gathered(job) | _logits(job, order, rank)
+            each |= _gathered(job)
         found.append(each)
     return found
 
@@ -117,14 +114,14 @@ def verdict_of(job: Job, rank: int, classes: Mapping[str, float], log_sd: float 
 def kept_bytes(job: Job, layer: Layer) -> float:
     """Bytes one layer keeps of one microbatch in flight."""
     if job.recompute == "full":
-        return 2.0 * job.setting.tokens * job.architecture.hidden / job.setting.spread
+        return input_bytes(job.setting)
     found = layer_bytes(job.setting, layer)
     return 0.5 * found if job.recompute == "per_op" else found
 
 
 def working_set_bytes(job: Job) -> float:
     """What a backward needs besides: one layer's activations where everything is recomputed, and buffers."""
-    own = job.setting.tokens * job.architecture.hidden * 8.0
+    own = working_bytes(job.setting)
     if job.recompute == "full":
         return own + max(layer_bytes(job.setting, kind) for kind in dict.fromkeys(job.architecture.layers))
     return own
@@ -155,26 +152,27 @@ def _replayed(name: str, ranks: int, chunks: int, microbatches: int) -> _Replaye
 
 def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
     """A model's layers as one device of the mesh holds them, after data parallelism has shared their states."""
-    own, tokens = job.architecture, job.setting.tokens
+    own = job.architecture
     sizes = {kind: _layer(job, kind, streamed) for kind in dict.fromkeys(own.layers)}
-    one_matrix = own.tied and job.mesh.pipeline == 1
-    return ModelBytes(
+    found = ModelBytes(
         layers=tuple(sizes[kind] for kind in own.layers),
         embedding=_shared(job, held_layers(job, (), first=True, last=False), ()),
-        head=_NO_LAYER if one_matrix else _shared(job, held_layers(job, (), first=False, last=True), ()),
-        boundary=round(2.0 * tokens * own.hidden / job.setting.spread),
-        logits=0,  # one microbatch's, counted apart: the loss is taken as soon as they are there
-        logits_chunk=round(_logits_bytes(job)),
-        keeps_activations=not streamed,
-        until_weights=WEIGHT_SHARE,
+        head=_shared(job, held_layers(job, (), first=False, last=True), ()),
+        boundary=round(input_bytes(job.setting)),
+        logits=0,
+        logits_chunk=round(logits_bytes(job.setting)),
+        keeps_activations=not streamed and job.recompute != "full",
     )
+    return with_software(found, job.setting)
 
 
 def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
     layers = ((kind, 1),)
     found = _shared(job, held_layers(job, layers, first=False, last=False), layers)
-    kept: Any = layer_bytes(job.setting, kind) if streamed else kept_bytes(job, kind)
-    return found._replace(activations=kept)
+    whole = streamed or job.recompute == "full"
+    activations: Any = layer_bytes(job.setting, kind) if whole else kept_bytes(job, kind)
+    inputs: Any = 0 if streamed or not whole else input_bytes(job.setting)
+    return found._replace(activations=activations, inputs=inputs)
 
 
 def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> LayerSize:
@@ -197,16 +195,3 @@ def _gathered(job: Job) -> Bytes:
     held = [(held_layers(job, ((kind, 1),), first=False, last=False), ((kind, 1),)) for kind in job.kinds]
     learns = max(learning(job, own, layers).largest for own, layers in held)
     return {"gathered": 4.0 * max(own.largest for own, _ in held) + job.software.accumulate_bytes * learns}
-
-
-def _logits(job: Job, order: Schedule, rank: int) -> Bytes:
-    """Of one microbatch, on the ranks that hold the last stage, or a share of the head."""
-    shape = order.shape
-    held = (part.stage for action in order.compute(rank) for part in parts_of(action))
-    if not shape.num_head_shards and shape.num_stages - 1 not in held:
-        return {}
-    return {"logits": _logits_bytes(job) / (shape.num_head_shards or 1)}
-
-
-def _logits_bytes(job: Job) -> float:
-    return job.software.logit_bytes * job.setting.tokens * padded_vocab(job.setting) / job.mesh.tensor

@@ -90,7 +90,7 @@ def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers:
     step_s = _step_s(sharded, timeline) + late_s
     terms["data"] = step_s - pipeline
     if counts_layers:
-        terms = _of_replicas(job, order) if _has_replicas_alone(job) else _with_rest(job, terms)
+        terms = _of_replicas(job, order) if _has_replicas_alone(job) else _with_rest(job, order, terms)
         step_s = sum(terms.values())
     return Step(order, graph, versions, sharded, charged, timeline, step_s, terms)
 
@@ -139,10 +139,11 @@ def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
     return {name: busiest_s * value / whole for name, value in found.items()}
 
 
-def _with_rest(job: Job, terms: Terms) -> Terms:
+def _with_rest(job: Job, order: Schedule, terms: Terms) -> Terms:
     """Terms with what a step takes beside its schedule, and the loss of many nodes on all of it."""
     closed = step_terms(job)
     before = sum(closed.values()) - closed.get("jitter", 0.0)
+    closed["tied"] *= not order.ends_together
     found = terms | {name: closed[name] for name in OUTSIDE}
     return found | ({"jitter": sum(found.values()) * closed["jitter"] / before} if "jitter" in closed else {})
 

@@ -4,10 +4,10 @@ from math import log2
 
 from rpbench.mesh.data_parallel import exposed_s, gathered_layer
 from rpbench.mesh.job import Job, StageSeconds, stage_seconds
-from rpbench.mesh.layers.collectives import reduce_s
 from rpbench.mesh.layers.layer_seconds import padded_vocab
+from rpbench.mesh.layers.layer_times import tied_s
 from rpbench.mesh.parameters import held, trained
-from rpbench.mesh.placement import group_of, replica_group
+from rpbench.mesh.placement import replica_group
 
 Terms = dict[str, float]
 
@@ -30,7 +30,7 @@ def step_terms(job: Job) -> Terms:
             )
             for rank in _fullest(job)
         )
-    terms["tied"] = _tied_s(job)
+    terms["tied"] = tied_s(job.setting)
     terms["optimizer"] = _optimizer_s(job)
     terms["fixed"] = job.software.constants["step_s"]
     if job.mesh.sharing.what == "optimizer":
@@ -107,15 +107,6 @@ def _ends_s(job: Job) -> float:
 def _fullest(job: Job) -> set[int]:
     """Ranks whose data parallelism may be longest: the first, the last, and one between."""
     return {0, job.mesh.pipeline // 2, job.mesh.pipeline - 1}
-
-
-def _tied_s(job: Job) -> float:
-    """The sum of a tied matrix's gradient over first and last stage."""
-    if not job.architecture.tied or job.mesh.pipeline == 1:
-        return 0.0
-    size = job.software.gradient_bytes * padded_vocab(job.setting) * job.architecture.hidden / job.mesh.tensor
-    stride = job.mesh.stride("pipeline") * (job.mesh.pipeline - 1)
-    return reduce_s(size, group_of(2, stride, job.machine, job.setting.links))
 
 
 def _optimizer_s(job: Job) -> float:

@@ -27,7 +27,7 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights, from_text
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.waits.moves import has_transfers
-from rpbench.mesh.layer_bytes import mean_layer_bytes
+from rpbench.mesh.layer_bytes import sizes_of
 from rpbench.mesh.layers.layer_times import optimizer_traffic
 from rpbench.mesh.placement import with_collectives
 from rpbench.passes.lower import add_steps
@@ -370,9 +370,10 @@ def _model_bytes(request: Request) -> ModelBytes | None:
         return None
     largest = max(request.workload.by_microbatch, key=sum, default=())
     tokens = sum(largest) or request.tokens_per_microbatch
-    kept = mean_layer_bytes(setting_of(request, largest)) if request.cost.name == "analytic" else None
-    sizes = replace(model_bytes(request.model, tokens, kept), keeps_activations=request.recompute == "none")
-    return replace(sizes, each=tuple(own / tokens for own in request.microbatch_tokens))
+    counted = request.cost.name == "analytic"
+    sizes = sizes_of(setting_of(request, largest), tokens) if counted else model_bytes(request.model, tokens)
+    each = tuple(own / tokens for own in request.microbatch_tokens)
+    return replace(sizes, keeps_activations=request.recompute == "none", each=each)
 
 
 # --- a schedule from a file ----------------------------------------------------------------------------------

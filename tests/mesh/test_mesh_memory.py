@@ -11,6 +11,7 @@ from rpbench.ir.schedule import Shape
 from rpbench.mesh import memory
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import layer_bytes
+from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.memory import fits, needed_bytes, rank_bytes, verdict
 from rpbench.mesh.software import declared_software
@@ -129,20 +130,22 @@ def test_a_verdict_says_what_is_largest():
 
 @pytest.mark.parametrize("name", ["zb_h1", "zb_h2", "two_bp"])
 def test_what_the_gradient_of_the_weights_still_needs_stays_between_the_halves(name):
-    """55 % of a microbatch's activations wait for W behind I: counted over the row, with the numbers written out."""
+    """55 % of a microbatch's activations wait for W behind I, and 2 bytes of a logit: counted over the row."""
     ranks, microbatches = 3, 6
     own = replace(gpt(1024, 6, 16), dropout=0.0)
     found = job(own, Mesh(pipeline=ranks, sharing=Sharing("none")), schedule=name, num_microbatches=microbatches)
     schedule = entry(name).build(Shape(ranks, ranks, microbatches))
     of_stage = 2 * layer_bytes(found.setting, own.layers[0])
+    num_logits = found.setting.tokens * padded_vocab(found.setting)
     for rank in range(ranks):
         begun, halved, most = 0, 0, 0.0
         for action in schedule.compute(rank):
             begun += (action.kind is Kind.F) - (action.kind in (Kind.B, Kind.I))
             halved += (action.kind is Kind.I) - (action.kind is Kind.W)
             if action.kind is Kind.F:
-                most = max(most, begun + 0.55 * halved)
-        assert rank_bytes(found, rank)["activations"] == pytest.approx(most * of_stage)
+                logits = (found.software.logit_bytes * begun + 2 * halved) * num_logits * (rank == ranks - 1)
+                most = max(most, (begun + 0.55 * halved) * of_stage + logits)
+        assert rank_bytes(found, rank)["activations"] == pytest.approx(most)
 
 
 @pytest.mark.parametrize("more, answer", [(-1, True), (0, True), (1, False)])

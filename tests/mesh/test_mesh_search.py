@@ -59,12 +59,13 @@ def test_closed_forms_in_arrays_are_near_those_of_single_plans():
     assert np.median(np.abs(np.log(sizes))) < 0.05
 
 
-@pytest.mark.parametrize("shared, bytes_each", [("none", 4), ("optimizer", 4), ("gradients", 4), ("parameters", 6)])
+@pytest.mark.parametrize("shared, bytes_each", [("none", 4), ("optimizer", 4), ("gradients", 6), ("parameters", 6)])
 def test_a_head_of_its_own_moves_the_bytes_of_one_matrix_more(shared, bytes_each):
     """Llama-3's 128,256 x 4,096 parameters in 16 bits, on 8 devices of one node, 2 microbatches, all exposed.
 
     FSDP gathers embedding and head once for each microbatch and reduces their gradients once a step: 2 + 2 + 2 bytes.
-    Elsewhere gradients and parameters move once a step: 2 + 2 bytes, for an all-reduce as well.
+    Shared gradients are scattered after either backward, parameters gathered once: 2 + 2 + 2. Elsewhere both move once
+    a step: 2 + 2 bytes, for an all-reduce as well.
     """
     plain = replace(SOFTWARE, gradient_bytes=2, gradients_beside=False, parameters_beside=False)
     plain = replace(plain, constants=plain.constants | {"optimizer_bytes": 1e-9})

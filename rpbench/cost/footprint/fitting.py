@@ -5,9 +5,15 @@ that holds them has room. Stages that share no device are decided at once.
 """
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.checks.residency import moves_activations, resident_levels
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -45,6 +51,64 @@ def undominated(levels: Ints) -> Ints:
         kept.append(others[0])
         others = others[(others > others[0]).any(axis=1)]
     return np.array(kept)
+
+
+def levels_of(
+    analysis: Analysis, each: Sequence[float] = (), until_weights: float = 1.0, of_logits: float | None = None
+) -> list[Ints]:
+    """For each device, microbatches of each stage that it holds, when most are, (moments, stages).
+
+    A microbatch counts what `each` says of it (1 where that is empty), or 1 where some move; between I and W the part
+    that W lets go. One column more, where `of_logits` says their part: those whose logits are there.
+    """
+    schedule = analysis.schedule
+    if moves_activations(schedule):
+        found = [np.array(sorted(levels), np.int64) for levels in resident_levels(analysis)]
+        return found if of_logits is None else [np.hstack([levels, levels[:, -1:]]) for levels in found]
+    stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
+    parts = (until_weights,) if of_logits is None else (until_weights, of_logits)
+    return [_moments(schedule.compute(device), stages, each, parts) for device in devices]
+
+
+def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float], parts: Sequence[float]) -> Ints:
+    """Microbatches in flight of each stage as its forwards begin, when most are, (moments, stages)."""
+    kind, stage, counts = columns_of(row, each)
+    columns = [*range(num_stages), num_stages - 1][: num_stages + len(parts) - 1]
+
+    def changes(chosen: npt.NDArray[np.bool_]) -> Any:
+        return _changes(chosen, stage, num_stages, counts)[:, columns]
+
+    taken, freed = changes(kind == Kind.F), changes((kind == Kind.B) | (kind == Kind.W))
+    if min(parts) < 1:
+        rest = 1 - np.repeat(parts, (num_stages, 1)[: len(parts)])
+        freed = freed + rest * (changes(kind == Kind.I) - changes(kind == Kind.W))
+    levels = np.cumsum(taken - freed, axis=0)
+    before = np.concatenate([np.zeros((1, len(columns)), np.int64), levels[:-1]]) if len(row) else levels
+    return undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
+
+
+def waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
+    """Microbatches of each stage between I and W, when most are, (moments, stages)."""
+    kind, stage, counts = columns_of(row, each)
+    begun = kind == Kind.I
+    changes = _changes(begun, stage, num_stages, counts) - _changes(kind == Kind.W, stage, num_stages, counts)
+    levels = np.cumsum(changes, axis=0)
+    return undominated(levels[begun])
+
+
+def columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
+    """Kind and stage of every plain action of a row, and what its microbatch counts; 1 where all are alike."""
+    parts = [part for action in row for part in action.sub or (action,)]
+    kind, stage = (np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))
+    counts = np.array([each[(part.microbatch or 0) % len(each)] for part in parts] if each else 1)
+    return kind, stage, np.broadcast_to(counts, kind.shape)
+
+
+def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int, counts: Any) -> Ints:
+    """What its microbatch counts in the column of its stage for every chosen action, (actions, stages)."""
+    found = np.zeros((len(stage), num_stages), counts.dtype)
+    found[np.flatnonzero(chosen), stage[chosen]] = counts[chosen]
+    return found
 
 
 def fitting_stages(peak_bytes: Callable[[Bools], Ints], num_plans: int, holds: Ints, limit_bytes: int | None) -> Bools:

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from rpbench.cost.charges import CHARGES
 from rpbench.cost.footprint import replicas
-from rpbench.cost.footprint.fitting import Moments, fitting_stages, undominated
+from rpbench.cost.footprint.fitting import Moments, columns_of, fitting_stages, levels_of, waiting_halves
 from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
@@ -40,7 +40,6 @@ from rpbench.ir.checks.residency import (
     moves_activations,
     peak_kept_inputs,
     prefetch_depth,
-    resident_levels,
 )
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
@@ -119,6 +118,7 @@ class Footprint:
         analysis: Analysis | None = None,
     ) -> None:
         """The arguments of `device_bytes`."""
+        self._schedule = schedule
         self._take(sizes)
         self._keeps = None if keeps is None else frozenset(keeps)
         self._streamed = schedule.weights is Weights.STREAMED
@@ -137,18 +137,19 @@ class Footprint:
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
         self._in_flight_by_stage = list[Moments]()
         self._between_halves: Moments | None = None
+        self._inputs: Moments | None = None
         if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
             stages = schedule.shape.num_stages
-            waiting = [_waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
+            waiting = [waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
             self._between_halves = Moments(waiting)
         self._analysis = analysis or Analysis(schedule)
         self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
 
         if sizes.each and not (self._streamed or moves_activations(schedule)):
-            self._in_flight = np.array([levels.sum(axis=1).max() for levels in _levels(self._analysis, sizes.each)])
+            self._in_flight = np.array([levels.sum(axis=1).max() for levels in levels_of(self._analysis, sizes.each)])
 
     def _take(self, sizes: ModelBytes) -> None:
-        self._sizes = sizes
+        self._sizes = sizes = sizes.under(self._schedule).added_up
         self._embedding, self._head = np.array([sizes.embedding, sizes.head])
         below = np.zeros((1, len(LayerSize._fields)), np.int64)
         self._running: Ints = np.concatenate([below, np.cumsum(sizes.layers, axis=0)]).T  # (sizes, layers + 1)
@@ -185,13 +186,16 @@ class Footprint:
 
     def moments(self) -> list[Ints]:
         """For each device, microbatches in flight of each stage, when most are, (moments, stages)."""
-        return _levels(self._analysis)
+        return levels_of(self._analysis, (), self._sizes.until_weights)
 
-    def between_halves(self) -> list[Ints]:
-        """The same of microbatches between the two halves of their backward; empty where it is in one piece."""
+    def between_halves(self) -> list[Any]:
+        """The same of microbatches between the two halves of their backward, of each the part that W lets go; empty
+        where it is in one piece.
+        """
         devices = range(0 if self._between_halves is None else len(self._holds[0]))
         schedule = self._analysis.schedule
-        return [_waiting_halves(schedule.compute(each), schedule.shape.num_stages) for each in devices]
+        part, stages = self._sizes.until_weights, schedule.shape.num_stages
+        return [part * waiting_halves(schedule.compute(each), stages) for each in devices]
 
     def _staying(self, sizes: Floats, versions: Floats) -> Floats:
         """Bytes of layers that stay on the device of a stage, (layers, stages)."""
@@ -230,6 +234,8 @@ class Footprint:
                 keeps = np.array([[stage in self._keeps for stage in range(backward.shape[1])]])
         recomputes = self._streamed or not keeps.any()
         found = self._recomputing(forward, below) if recomputes else self._with_activations(below, keeps)
+        if self._sizes.working and not self._streamed:
+            found["working set"] = np.full((len(backward), self._holds.shape[1]), self._sizes.working)
         for charge in CHARGES:
             if not charge.ends.isdisjoint(self._analysis.schedule.kinds):
                 each = charge.bytes_of(below, self._sizes) + 0 * below.weights  # (plans, stages)
@@ -238,9 +244,9 @@ class Footprint:
 
     def _recomputing(self, forward: Ints, below: StageSizes) -> dict[str, Ints]:
         if self._replicas is not None:
-            return self._replicas.classes(below, self._sizes) | self._waiting_for_weights(below)
+            return self._replicas.classes(below, self._sizes) | self._made_again(below)
         if not self._streamed:
-            found = self._bound_classes(below)
+            found = self._bound_classes(below) | self._made_again(below)
             if self._tensor_shares > 1:  # all is cut over the devices, the kept inputs along the sequence alone
                 whole = () if self._along_sequence else ("kept stage inputs",)
                 return {
@@ -255,15 +261,20 @@ class Footprint:
     def _with_activations(self, stages: StageSizes, keeps: Bools) -> dict[str, Ints]:
         """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
         if not self._in_flight_by_stage:
-            levels = _levels(self._analysis, self._sizes.each, self._sizes.until_weights)
+            sizes = self._sizes
+            levels = levels_of(self._analysis, sizes.each, sizes.until_weights, sizes.logits_until_weights)
             self._in_flight_by_stage.append(Moments(levels))
-        whole = stages.activations.copy()
-        whole[:, -1] += self._sizes.logits
-        peaks = self._in_flight_by_stage[0].peaks(np.where(keeps, whole, self._sizes.boundary))
+        plans, has_logits = len(stages.activations), not self._num_head_shards
+        logits = np.tile(self._sizes.logits * keeps[:, -1:] * has_logits, (plans // len(keeps), 1))
+        of_stages = np.where(keeps, stages.activations, np.maximum(stages.inputs, self._sizes.boundary))
+        peaks = self._in_flight_by_stage[0].peaks(np.concatenate([of_stages, logits], axis=1))
         again = stages._replace(activations=stages.activations * ~keeps)
-        found = self._recomputing(np.zeros((len(whole), 1), np.int64), again)
+        found = self._recomputing(np.zeros((plans, 1), np.int64), again)
         every, some = keeps.all(axis=1, keepdims=True), keeps.any(axis=1, keepdims=True)
-        dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {"kept stage inputs": some, "logits": keeps[:, -1:]}
+        dropped = dict.fromkeys(_OF_RECOMPUTING, every) | {
+            "kept stage inputs": some,
+            "logits": keeps[:, -1:] & has_logits,
+        }
         for name in dropped.keys() & found.keys():
             found[name] = found[name] * ~dropped[name]
         kept = {name: table for name, table in found.items() if name not in dropped or table.any()}
@@ -300,15 +311,24 @@ class Footprint:
             "optimizer state": stages.optimizer @ self._holds * self._num_states,
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)).astype(np.int64),
             "recomputed activations": (stages.activations[:, :, None] * self._holds).max(axis=1, initial=0),
-            **self._waiting_for_weights(stages),
             "logits": np.tile(logits, (plans, 1)),
         }
 
-    def _waiting_for_weights(self, stages: StageSizes) -> dict[str, Ints]:
-        """Recomputed activations that stay from the first half of a backward to the second."""
-        if self._between_halves is None or not self._between_halves.hold_anything:
-            return {}
-        return {"activations between halves": self._between_halves.peaks(stages.activations)}
+    def _made_again(self, stages: StageSizes) -> dict[str, Ints]:
+        """Recomputed activations that stay from the first half of a backward to the second; of layers that are made
+        again one by one, the inputs of all that is in flight and the activations of one.
+        """
+        found = dict[str, Ints]()
+        if self._between_halves is not None and self._between_halves.hold_anything:
+            waiting = self._between_halves.peaks(stages.activations) * self._sizes.until_weights
+            found["activations between halves"] = waiting.astype(np.int64)
+        if self._sizes.by_layer:
+            if self._inputs is None:  # which the first half of a backward lets go
+                self._inputs = Moments(levels_of(self._analysis, self._sizes.each, 0.0))
+            found["kept stage inputs"] = self._inputs.peaks(np.maximum(stages.inputs, self._sizes.boundary))
+            one = np.minimum(stages.activations, max(layer.activations for layer in self._sizes.layers))
+            found["recomputed activations"] = (one[:, :, None] * self._holds).max(axis=1, initial=0)
+        return found
 
     def _streamed_classes(self, up: StageSizes, down: StageSizes) -> dict[str, Ints]:
         """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
@@ -352,56 +372,6 @@ def _holds(schedule: Schedule) -> Ints:
     return found
 
 
-def _levels(analysis: Analysis, each: Sequence[float] = (), until_weights: float = 1.0) -> list[Ints]:
-    """For each device, microbatches of each stage that it holds, when most are, (moments, stages).
-
-    A microbatch counts what `each` says of it (1 where that is empty), or 1 where some move; between I and W the part
-    that W lets go.
-    """
-    schedule = analysis.schedule
-    if moves_activations(schedule):
-        return [np.array(sorted(levels), np.int64) for levels in resident_levels(analysis)]
-    stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
-    return [_moments(schedule.compute(device), stages, each, until_weights) for device in devices]
-
-
-def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float], until_weights: float) -> Ints:
-    """Microbatches in flight of each stage as its forwards begin, when most are, (moments, stages)."""
-    kind, stage, counts = _columns_of(row, each)
-    taken = _changes(kind == Kind.F, stage, num_stages, counts)
-    freed: Any = _changes((kind == Kind.B) | (kind == Kind.W), stage, num_stages, counts)
-    if until_weights < 1:
-        halves = (_changes(kind == half, stage, num_stages, counts) for half in (Kind.I, Kind.W))
-        freed = freed + (1 - until_weights) * np.subtract(*halves)
-    levels = np.cumsum(taken - freed, axis=0)
-    before = np.concatenate([np.zeros((1, num_stages), np.int64), levels[:-1]]) if len(row) else levels
-    return undominated((before + taken)[kind == Kind.F])  # no moment between forwards holds more
-
-
-def _waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
-    """Microbatches of each stage between I and W, when most are, (moments, stages)."""
-    kind, stage, counts = _columns_of(row, each)
-    begun = kind == Kind.I
-    changes = _changes(begun, stage, num_stages, counts) - _changes(kind == Kind.W, stage, num_stages, counts)
-    levels = np.cumsum(changes, axis=0)
-    return undominated(levels[begun])
-
-
-def _columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
-    """Kind and stage of every plain action of a row, and what its microbatch counts; 1 where all are alike."""
-    parts = [part for action in row for part in action.sub or (action,)]
-    kind, stage = (np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))
-    counts = np.array([each[(part.microbatch or 0) % len(each)] for part in parts] if each else 1)
-    return kind, stage, np.broadcast_to(counts, kind.shape)
-
-
-def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int, counts: Any) -> Ints:
-    """What its microbatch counts in the column of its stage for every chosen action, (actions, stages)."""
-    found = np.zeros((len(stage), num_stages), counts.dtype)
-    found[np.flatnonzero(chosen), stage[chosen]] = counts[chosen]
-    return found
-
-
 def _kept_versions(schedule: Schedule) -> Sequence[int]:
     """The most versions of its weights that each stage keeps at a time, itself or under its policy."""
     if schedule.policy not in _STASHING:
@@ -418,7 +388,7 @@ class Visit(NamedTuple):
 
 def _visits(row: Sequence[Action]) -> list[Visit]:
     """The visits of a device's compute row; equal ones are one visit if they follow each other."""
-    kind, stage, _ = _columns_of(row)
+    kind, stage, _ = columns_of(row)
     plain = ~np.isin(kind, HEAD)
     backward, stage = ~np.isin(kind[plain], (Kind.F, Kind.R)), stage[plain]
     begins = np.ones(len(stage), bool)

@@ -96,7 +96,7 @@ def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None) -
     """Bytes at home on the host, its SSDs included."""
     if schedule.partition is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
-    numbers = range(schedule.shape.num_backward_stages)
+    numbers, sizes = range(schedule.shape.num_backward_stages), sizes.under(schedule)
     if schedule.weights is Weights.STREAMED:
         on_host = 0 if inputs_stay(schedule) else sum(sizes.each) or schedule.shape.num_microbatches
         kept = round(sizes.boundary * (len(numbers) - 1) * on_host)

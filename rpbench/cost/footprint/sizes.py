@@ -12,6 +12,7 @@ Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.0286
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from rpbench.ir.schedule import Schedule, Weights
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
 
@@ -31,12 +32,18 @@ HEAD_CHUNK_TOKENS = 4096
 
 
 class LayerSize(NamedTuple):
-    """Bytes of one layer; `optimizer` where it is kept on the device, `activations` of one microbatch."""
+    """Bytes of one layer; `optimizer` where it is kept on the device, `activations` of one microbatch.
+
+    Args:
+        inputs: what stays of a microbatch where every layer is made again from its own input; 0: the input of its stage
+            stays, and all its layers are made again at once.
+    """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int = 0
+    inputs: int = 0
 
 
 class StageSizes(NamedTuple):
@@ -46,6 +53,7 @@ class StageSizes(NamedTuple):
     gradients: "Ints"
     optimizer: "Ints"
     activations: "Ints"
+    inputs: "Ints"
 
 
 @dataclass(frozen=True)
@@ -59,8 +67,13 @@ class ModelBytes:
         logits, logits_chunk: of a whole microbatch, and of as many tokens as a chunked loss takes at a time.
         keeps_activations: whether they stay from forward to backward; otherwise a stage's input does.
         until_weights: the part of activations that stay which only W lets go; the rest goes at I.
+        logits_until_weights: the same of logits, of which W needs the gradient.
         each: tokens of every microbatch of a step over those of the largest, which the sizes are of; empty where all
             are alike.
+        working: what a backward needs besides, of bound stages.
+        tied: embedding and head are one matrix, which a device that has both holds once; otherwise it is there twice.
+        summed_bytes: of a gradient that adds up on its device; `reduced_bytes` where replicas sum it. Other sizes of
+            gradients are in 16 bits.
     """
 
     layers: tuple[LayerSize, ...]
@@ -71,7 +84,34 @@ class ModelBytes:
     logits_chunk: int
     keeps_activations: bool = False
     until_weights: float = 1.0
+    logits_until_weights: float = 1.0
     each: tuple[float, ...] = ()
+    working: int = 0
+    tied: bool = False
+    summed_bytes: int = BYTES_PER_VALUE
+    reduced_bytes: int = BYTES_PER_VALUE
+
+    def under(self, schedule: Schedule) -> "ModelBytes":
+        """The same where a tied matrix counts once if the devices of a schedule have both its ends."""
+        once = self.tied and schedule.weights is Weights.BOUND and schedule.ends_together
+        return replace(self, head=LayerSize(0, 0, 0), tied=False) if once else self
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether layers are made again one by one."""
+        return any(layer.inputs for layer in self.layers)
+
+    @property
+    def added_up(self) -> "ModelBytes":
+        """The same with gradients as they add up on a device."""
+        if self.summed_bytes == BYTES_PER_VALUE:
+            return self
+
+        def summed(layer: LayerSize) -> LayerSize:
+            return layer._replace(gradients=layer.gradients * self.summed_bytes // BYTES_PER_VALUE)
+
+        layers, embedding, head = tuple(map(summed, self.layers)), summed(self.embedding), summed(self.head)
+        return replace(self, layers=layers, embedding=embedding, head=head, summed_bytes=BYTES_PER_VALUE)
 
     @property
     def num_layers(self) -> int:
@@ -88,7 +128,11 @@ class ModelBytes:
     def _scaled(self, part: float) -> "ModelBytes":
         return replace(
             self,
-            layers=tuple(layer._replace(activations=round(layer.activations * part)) for layer in self.layers),
+            layers=tuple(
+                layer._replace(activations=round(layer.activations * part), inputs=round(layer.inputs * part))
+                for layer in self.layers
+            ),
+            working=round(self.working * part),
             boundary=round(self.boundary * part),
             logits=round(self.logits * part),
             logits_chunk=round(self.logits_chunk * part),

@@ -8,6 +8,7 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic
+from rpbench.mesh.layers.collectives import reduce_s
 from rpbench.mesh.layers.eager_kernels import input_share
 from rpbench.mesh.layers.engine_kernels import engine_times
 from rpbench.mesh.layers.layer_seconds import (
@@ -18,9 +19,10 @@ from rpbench.mesh.layers.layer_seconds import (
     head_seconds,
     layer_seconds,
     numbers_of,
+    padded_vocab,
 )
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import neighbour_inside
+from rpbench.mesh.placement import group_of, neighbour_inside
 from rpbench.mesh.software import Software, software
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
@@ -77,9 +79,19 @@ def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
     on_host = numbers["optimizer_bytes"]
     if setting.software.kernels == "tiled":
         own, beside = constants["optimizer_bytes"], constants["beside"]
-        return OptimizerTraffic(on_host, own, setting.memory_rate, constants["step_s"], beside)
+        return OptimizerTraffic(on_host, own, setting.memory_rate, constants["step_s"], beside, tied_s(setting))
     pace = numbers["memory_bytes_per_s"] * numbers["memory_efficiency"]
     return OptimizerTraffic(on_host, numbers["adam_bytes"], pace)
+
+
+def tied_s(setting: Setting) -> float:
+    """Seconds of summing a tied matrix's gradients over the devices of its two ends; 0 where one device has both."""
+    own, mesh = setting.architecture, setting.mesh
+    if not own.tied or setting.adapters or mesh.pipeline == 1:
+        return 0.0
+    size = setting.software.gradient_bytes * padded_vocab(setting) * own.hidden / mesh.tensor
+    stride = mesh.stride("pipeline") * (mesh.pipeline - 1)
+    return reduce_s(size, group_of(2, stride, setting.machine, setting.links))
 
 
 def lost_s(setting: Setting) -> float:

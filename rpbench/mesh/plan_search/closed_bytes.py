@@ -67,6 +67,7 @@ def peak_bytes(
     names = np.array(plans.schedules)[plans.schedule]
     alone = p == 1
     ends = columns["matrix"] * end_matrices(tied, p)
+    of_loss = columns["logits"] + np.where(names == "gpipe", m - 1, 0.0) * columns["logits_waiting"]
     found = np.zeros_like(p)
     for rank, layers, matrix, logits in (
         (np.zeros_like(p), ranks.first, ends, alone),
@@ -75,7 +76,7 @@ def peak_bytes(
     ):
         held = _states_bytes(software, plans, columns, layers, matrix, n)
         held += _in_flight(names, rank, p, v, m) * layers * columns["kept"] + columns["working"]
-        found = np.maximum(found, held + np.where(logits, columns["logits"], 0.0))
+        found = np.maximum(found, held + np.where(logits, of_loss, 0.0))
     return found
 
 

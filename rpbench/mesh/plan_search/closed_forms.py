@@ -15,6 +15,7 @@ import numpy as np
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.data_parallel import TAIL
 from rpbench.mesh.job import Job
+from rpbench.mesh.layer_bytes import logits_bytes
 from rpbench.mesh.layers.layer_seconds import Precision, padded_vocab
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.memory import kept_bytes, working_set_bytes
@@ -74,7 +75,8 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
         "hop": 2.0 * job.setting.tokens * own.hidden / inner.tensor,
         "kept": sum(part * kept_bytes(job, kind) for kind, part in kinds.items()),
         "working": working_set_bytes(job),
-        "logits": question.software.logit_bytes * job.setting.tokens * rows,
+        "logits": logits_bytes(job.setting),
+        "logits_waiting": logits_bytes(job.setting) * (inner.recompute != "full"),  # of every microbatch in flight
         "dense": dense / inner.tensor,
         "experts": experts / inner.expert,
         "matrix": rows * own.hidden,
@@ -185,9 +187,14 @@ def _data_s(
     gather = 2.0 * own * (plans.shared > 0) + latency * (plans.shared > 0)
     backward = most * (columns["backward"] + columns["recompute"]) * software.gradients_beside
     forward = most * columns["forward"] * software.parameters_beside
+    visits = np.where(plans.shared == SHARED.index("gradients"), m, 1.0)  # a sum after every backward
+    next_forwards = (visits - 1) * most * columns["forward"] * software.gradients_beside
     found = sum(
-        np.where(behind > 0, np.maximum(TAIL * need, need - behind) + beside * np.minimum(need, behind), need)
-        for need, behind in ((scatter, backward), (gather, forward))
+        np.where(behind > 0, np.maximum(tail * need, need - behind) + beside * np.minimum(need, behind), need)
+        for need, behind, tail in (
+            (visits * scatter, visits * backward + next_forwards, TAIL / visits),
+            (gather, forward, TAIL),
+        )
     )
     layer = columns["dense"] * part / bandwidth
     ahead = np.maximum(columns["forward"] * (1 + beside), 2.0 * layer) - columns["forward"]

@@ -9,7 +9,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic
-from rpbench.mesh.layer_bytes import mean_layer_bytes
+from rpbench.mesh.layer_bytes import sizes_of
 from rpbench.mesh.layers.layer_seconds import Setting
 from rpbench.mesh.layers.layer_times import optimizer_traffic, pipeline_setting, setting_of, times_of, with_halves
 from rpbench.mesh.placement import with_collectives
@@ -68,7 +68,7 @@ def terms_of(
         num_steps,
         limits,
         source=source,
-        kept=None if source == "published" else (lambda size: mean_layer_bytes(setting(size))),
+        sized=None if source == "published" else (lambda size: sizes_of(setting(size), round(size * model.seq_len))),
     )
 
 

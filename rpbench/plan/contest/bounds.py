@@ -235,7 +235,8 @@ class _Orders:
         if moving is not None:
             none = [0] * moving.shape.num_ranks
             widest = -(-self._num_layers // moving.shape.num_stages)
-            running = widest * min(each.activations for each in self._sizes.layers)
+            at_once = 1 if self._sizes.by_layer else widest
+            running = at_once * min(each.activations for each in self._sizes.layers)
             return Footprint(moving, self._sizes, none, keeps=()).least_bytes + (
                 0 if moving.weights is Weights.STREAMED else running
             )
@@ -356,7 +357,7 @@ class _Orders:
             fixed = ends[0] * own[:1].sum() + ends[1] * own[-1:].sum()
             logits = sizes.logits * own[-1:].sum()
             for stage in np.flatnonzero(own).tolist():
-                one = (np.arange(len(devices)) == stage) * activations
+                one = (np.arange(len(devices)) == stage) * activations * (not sizes.by_layer)
                 found.append(_Row(own * stay + one, nothing, fixed + logits, limit, device))
             for waiting in _fullest(halves[device] if halves else ()):
                 found.append(_Row(own * stay + waiting * activations, nothing, fixed, limit, device))

@@ -43,7 +43,7 @@ class Terms:
         num_steps: steps in a row whose pace counts.
         fused_ahead: whether a fused stage may begin before its input is there, as the artifact's simulator has it.
         source: where the times are from.
-        kept: bytes that a layer keeps of a microbatch of so many sequences; None: as `model_bytes` counts.
+        sized: bytes of the layers for a microbatch of so many sequences; None: as `model_bytes` counts.
         problem: posed already, with its own times, sizes and charges; the pace is then that of the whole run. None:
             every setting poses one.
         starts: cuts that take part whatever a sketch says.
@@ -63,7 +63,7 @@ class Terms:
     limits: Limits = Limits()
     fused_ahead: bool = False
     source: Source = "analytic"
-    kept: Callable[[float], float] | None = None
+    sized: Callable[[float], ModelBytes] | None = None
     problem: Problem | None = None
     starts: tuple[Partition, ...] = ()
     _times: dict[float, LayerTimes] = field(default_factory=dict, compare=False, repr=False)
@@ -101,8 +101,8 @@ class Terms:
         if self.problem is not None and self.problem.memory is not None:
             return self.problem.memory.sizes
         if sequences not in self._sizes:
-            kept = None if self.kept is None else self.kept(sequences)
-            self._sizes[sequences] = model_bytes(self.model, self.tokens(sequences), kept)
+            own = model_bytes(self.model, self.tokens(sequences)) if self.sized is None else self.sized(sequences)
+            self._sizes[sequences] = own
         return self._sizes[sequences]
 
     def tokens(self, sequences: float) -> int:
