@@ -3,14 +3,24 @@
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from rpbench.cost.hardware.machine import Machine, machine
+from rpbench.places import file_of
+from rpbench.workload.architecture import Architecture, model_keys
 
 
 def _values(given: Machine) -> dict[str, Any]:
     return {each.name: getattr(given, each.name) for each in fields(given) if each.name != "ssd"}  # a row says it
+
+
+def spelled_model(given: Architecture) -> str:
+    """A model's keys: what differs from `model=transformer`."""
+    file = file_of("model", "transformer")
+    usual = {each.name: each.default for each in fields(given)} | (dict(model_keys(file)) if file else {})
+    changed = {key: value for key, value in asdict(given).items() if value not in (usual[key], ())}
+    return spelled("model", "transformer", changed)
 
 
 def spelled_machine(given: Machine) -> str:
