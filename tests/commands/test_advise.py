@@ -12,8 +12,10 @@ from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on, plan_meshes
+from rpbench.commands.advising.spelled import spelled_model
 from rpbench.config.request import load
 from rpbench.places import CONF
+from rpbench.workload.architecture import Architecture, architecture
 from rpbench.workload.parts import Experts
 
 # Sizes of Llama-3.2-3B, from its public configuration.
@@ -115,6 +117,33 @@ def test_the_commands_of_its_first_rows_run_and_say_the_same(rpbench):
         assert (status, record["status"], record["schedule"]) == (0, "ok", row["schedule"])
         assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)  # of all steps
         assert max(record["peak_memory_bytes"]) == pytest.approx(row["peak_memory_bytes"], rel=1e-6)
+
+
+def test_a_command_names_a_model_that_is_shipped_and_what_is_other_about_it():
+    words = [
+        "model=qwen25_7b",
+        "finetune=lora",
+        "lora_rank=8",
+        "lora_targets=q_proj,v_proj",
+        "schedules=1f1b",
+        "seconds=1",
+    ]
+    (row,) = advise_on([*words, "gpu=l40s", "num_devices=2"], io.StringIO())["ranking"]
+    given = shlex.split(row["command"])[4:]
+    sizes = ["++model.training_mode=lora", "++model.lora_rank=8", "++model.lora_targets=[q_proj,v_proj]"]
+    assert given[0] == "model=qwen25_7b"
+    assert sorted(word for word in given if "model." in word) == sorted([*sizes, "++model.seq_len=2048"])
+
+
+@pytest.mark.parametrize("name", ["gpt_oss_20b", "deepseek_v3", "mpt_7b"])
+def test_a_model_is_the_same_when_it_is_spelled_key_by_key(name):
+    assert load(shlex.split(spelled_model(architecture(name)))).model == architecture(name)
+
+
+def test_a_head_that_is_as_the_usual_one_by_chance_is_spelled():
+    # 64 heads share 32 pairs of keys and values, as many as model=transformer has heads.
+    wide = Architecture("wide", 4, 4096, 64, 50_304, key_value_heads=32, gated=False, tied=True, seq_len=1024)
+    assert load(shlex.split(spelled_model(wide))).model == wide
 
 
 def test_rows_are_restricted_to_what_runs_in_a_framework():

@@ -1,9 +1,10 @@
 """`advise`: which schedule trains a model fastest on a machine, why, and what would change that."""
 
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,9 +39,10 @@ from rpbench.commands.advising.advise_questions import (
     question_lines,
     question_of,
     rents,
+    respelled,
     smallest_change,
-    spelled,
     spelled_machine,
+    spelled_model,
 )
 from rpbench.commands.advising.advise_table import table
 from rpbench.commands.recorded.explain import print_explanation
@@ -96,21 +98,24 @@ class Asked:
     @cached_property
     def request(self) -> Request:
         """What is shipped of it, composed at once: every configuration takes Hydra half a second."""
-        words = ["cost=analytic"]
-        if self.own.get("cluster") in options_of("cluster"):
-            words.append(f"cluster={self.own['cluster']}")
-        if (name := self.own.get("model")) in options_of("model"):
-            file = file_of("model", str(name))
-            seq_len = self.own.get("seq_len")
-            if seq_len is None and file is not None and model_keys(file).get("seq_len", 0) > SEQ_LEN:
-                seq_len = str(SEQ_LEN)
-            sizes = {**self.sizes, **({"seq_len": seq_len} if seq_len else {})}
-            if sizes.get("training_mode") in ("lora", "qlora"):
-                sizes.setdefault("lora_rank", str(USUAL_RANK))
-            if targets := sizes.get("lora_targets", "").strip("[]"):
-                sizes["lora_targets"] = f"[{targets}]"
-            words += [f"model={self.own['model']}", *(f"++model.{key}={value}" for key, value in sizes.items())]
-        return load(words)
+        cluster = [f"cluster={self.own['cluster']}"] if self.own.get("cluster") in options_of("cluster") else []
+        return load(["cost=analytic", *cluster, *self.model_words])
+
+    @property
+    def model_words(self) -> list[str]:
+        """Words for a model that is shipped, with the sizes asked for; none for one that is not."""
+        if (name := self.own.get("model")) not in options_of("model"):
+            return []
+        file = file_of("model", str(name))
+        seq_len = self.own.get("seq_len")
+        if seq_len is None and file is not None and model_keys(file).get("seq_len", 0) > SEQ_LEN:
+            seq_len = str(SEQ_LEN)
+        sizes = {**self.sizes, **({"seq_len": seq_len} if seq_len else {})}
+        if sizes.get("training_mode") in ("lora", "qlora"):
+            sizes.setdefault("lora_rank", str(USUAL_RANK))
+        if targets := sizes.get("lora_targets", "").strip("[]"):
+            sizes["lora_targets"] = f"[{targets}]"
+        return [f"model={name}", *(f"++model.{key}={value}" for key, value in sizes.items())]
 
 
 def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = False) -> dict[str, Any]:
@@ -489,11 +494,7 @@ def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, ask
     """The answer with commands that run where neither model nor cluster is one of ours."""
     own, words = asked.own, {}
     if model.name != own.get("model"):
-        words[f"model={model.name}"] = spelled("model", "transformer", asdict(model))
+        words[f"model={model.name}"] = shlex.join(asked.model_words) or spelled_model(model)
     if own.get("cluster") not in options_of("cluster"):
         words[f"cluster={cluster.name}"] = spelled_machine(cluster)
-    for row in (*answer.get("ranking", ()), *answer.get("ranking_late", ()), *answer.get("limits", ())):
-        for short, long in words.items():
-            for key in row.keys() & {"command", "export", "export_note"}:
-                row[key] = row[key] and row[key].replace(f" {short} ", f" {long} ")
-    return answer
+    return respelled(answer, words)

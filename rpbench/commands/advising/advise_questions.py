@@ -4,7 +4,7 @@ devices, the cheapest rent for a deadline. Each asks the same search again."""
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from math import isfinite
 from typing import Any
 
@@ -17,14 +17,23 @@ from rpbench.explain.side import Side, Work
 from rpbench.explain.split import explain
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
 from rpbench.mesh.plan_search.search import NothingFits, search
+from rpbench.places import file_of
 from rpbench.plan.contest.contender import contenders, why_not_charged
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
-from rpbench.workload.architecture import Architecture
+from rpbench.workload.architecture import Architecture, model_keys
 
 
 def _values(given: Machine) -> dict[str, Any]:
     return {each.name: getattr(given, each.name) for each in fields(given) if each.name != "ssd"}  # a row says it
+
+
+def spelled_model(given: Architecture) -> str:
+    """A model's keys: what differs from `model=transformer`."""
+    file = file_of("model", "transformer")
+    usual = {each.name: each.default for each in fields(given)} | (dict(model_keys(file)) if file else {})
+    changed = {key: value for key, value in asdict(given).items() if value not in (usual[key], ())}
+    return spelled("model", "transformer", changed)
 
 
 def spelled_machine(given: Machine) -> str:
@@ -41,6 +50,15 @@ def spelled(group: str, base: str, values: Mapping[str, Any]) -> str:
     """A group's keys one by one, over an option that is there; where numbers come from is left out."""
     words = [word for key, value in values.items() if key != "declared" for word in _words(f"{group}.{key}", value)]
     return " ".join([f"{group}={base}", *words])
+
+
+def respelled(answer: dict[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+    """The answer with commands in which each short word (`model=NAME`) is written out."""
+    for row in (*answer.get("ranking", ()), *answer.get("ranking_late", ()), *answer.get("limits", ())):
+        for short, long in words.items():
+            for key in row.keys() & {"command", "export", "export_note"}:
+                row[key] = row[key] and row[key].replace(f" {short} ", f" {long} ")
+    return answer
 
 
 def _words(key: str, value: Any) -> list[str]:
