@@ -11,6 +11,7 @@ A search may also end when somebody's time is over. It then begins with what is 
 own, and its plan says whether it came to an end. Where no single change leads is looked at last.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -36,8 +37,8 @@ OWED = 0.02  # one that is faster by more has its timeline even where time ended
 FEW_STEPS = 2  # in a row while searching, where each waits for the one before; the second one counts
 FINALISTS = 3  # plans that run all steps in the end
 CLOSE = 0.02  # of them, those within so much of the best
-# A restart that begins further behind the best is left, and one climbs with so large a part of the budget.
-FAR, CLIMBS = 0.25, 10
+MOST_FAR = 250  # layers that go to stages far away, in a row without a better cut
+FAR = 0.25  # a restart that begins further behind the best is left
 GIVEN_UP = 0.5  # below this share of somebody else's pace a contender may be given up
 ATTEMPTS = 3  # cuts with layers off the full devices, where nothing fits
 RESERVED = FINALISTS * (FRAME + 1)  # work that is left for the finalists
@@ -184,6 +185,8 @@ class Search:
             seen.append(setting)
             near = self._better_with_its_cut(setting)
             setting = self._runner_up(seen) if near is None else self._descend(near)
+        if can_fit and recuts and everywhere:
+            self._move_far()
         if everywhere and not self.time_is_over() and not self._is_beaten(self.best().setting):
             self._restarted = restart(self, self.budget.restarts)
         if not self.time_is_over():
@@ -203,14 +206,21 @@ class Search:
         """Tokens per second of the best so far; 0 where nothing fits."""
         return max(0.0, rank(outcome_of(self.best())))
 
-    def begin_at(self, setting: Setting) -> None:
-        """Search from a setting on, as from the first."""
-        self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
-        found = self._descend(setting) if self._look_at(setting).outcome is not None else None
-        if found is not None and rank(outcome_of(self.tried[found])) >= self.best_pace() * (1 - WORTH):
+    def close(self) -> list[Tried]:
+        """What is not far behind the best so far."""
+        return [each for each in self._found() if rank(outcome_of(each)) >= self.best_pace() * (1 - WORTH)]
+
+    def begin_at(self, setting: Setting, work: int) -> None:
+        """Search from a setting on, as from the first; layers move where it began, too."""
+        self._may_spend = self.work + RESERVED + work
+        self._look_at(setting)
+        if self.tried[setting] in self.close():
+            self._improve_cut(setting)
+        found = self._descend(setting) if self.tried[setting].outcome is not None else setting
+        if found != setting and self.tried[found] in self.close():
             self._improve_cut(found)
 
-    def climb_from(self, setting: Setting, cut: Partition) -> None:
+    def climb_from(self, setting: Setting, cut: Partition, work: int) -> None:
         """Move single layers from a cut on, where it is close to the best; keep what beats what was known."""
         known, near = self.tried.get(setting), self.best_pace() * (1 - FAR)
         try:
@@ -219,7 +229,7 @@ class Search:
             return
         if rank(outcome_of(begun)) < near:
             return
-        self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
+        self._may_spend = self.work + RESERVED + work
         self.tried[setting] = begun
         self._improve_cut(setting)
         if known is not None and not beats(self.tried[setting], known):
@@ -413,22 +423,35 @@ class Search:
 
     # --- cuts ---
 
-    def _improve_cut(self, setting: Setting) -> None:
-        """Move single layers while that helps, from one stage after the other."""
+    def _improve_cut(self, setting: Setting, *, far: bool = False) -> None:
+        """Move single layers while that helps, from one stage after the other; to stages far away, by chance."""
         place = quiet = 0
-        while not self.is_spent():
-            current = self.tried[setting]
-            moves = list(shifted(cut_of(current)))
-            if quiet >= len(moves):
-                return
-            cut = moves[place % len(moves)]
+        moves = self._moves(setting, far)
+        while not self.is_spent() and quiet < (min(len(moves), MOST_FAR) if far else len(moves)):
+            current, cut = self.tried[setting], moves[place % len(moves)]
             with suppress(ValueError):  # the order follows from times, and that of this cut does not take the setting
                 if self._is_promising(current, cut):
                     moved = self._timed(setting, cut)
                     if beats(moved, current):
                         self.tried[setting], quiet = moved, 0
+                        moves = self._moves(setting, far)
                         continue
             place, quiet = place + 1, quiet + 1
+
+    def _moves(self, setting: Setting, far: bool) -> list[Partition]:
+        found = list(shifted(cut_of(self.tried[setting]), far=far))
+        if far:
+            random.Random(0).shuffle(found)
+        return found
+
+    def _move_far(self) -> None:
+        """Move layers of the best plan to stages far away, and go on from there."""
+        near: Setting | None = self.best().setting
+        while near is not None and not self.is_spent() and not self._is_beaten(near):
+            setting = self._descend(near)
+            self._improve_cut(setting)
+            self._improve_cut(setting, far=True)
+            near = self._better_with_its_cut(setting)
 
     def _is_promising(self, current: Tried, cut: Partition) -> bool:
         """Whether a cut is worth an order of its own, where orders follow from times: it is better with a near one."""
