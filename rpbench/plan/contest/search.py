@@ -38,7 +38,7 @@ FEW_STEPS = 2  # in a row while searching, where each waits for the one before; 
 FINALISTS = 3  # plans that run all steps in the end
 CLOSE = 0.02  # of them, those within so much of the best
 MOST_FAR = 250  # layers that go to stages far away, in a row without a better cut
-FAR = 0.25  # a restart that begins further behind the best is left
+FAR, LACKS = 0.25, 0.1  # a restart that begins further behind the best, or lacks more memory, is left
 GIVEN_UP = 0.5  # below this share of somebody else's pace a contender may be given up
 ATTEMPTS = 3  # cuts with layers off the full devices, where nothing fits
 RESERVED = FINALISTS * (FRAME + 1)  # work that is left for the finalists
@@ -207,8 +207,13 @@ class Search:
         return max(0.0, rank(outcome_of(self.best())))
 
     def close(self) -> list[Tried]:
-        """What is not far behind the best so far."""
-        return [each for each in self._found() if rank(outcome_of(each)) >= self.best_pace() * (1 - WORTH)]
+        """What is not far behind the best so far, or lacks little and is not ruled out by a bound."""
+        found, best = [each for each in self._found() if self._is_near(each, WORTH)], self.best_pace()
+        return [each for each in found if outcome_of(each).fits or self.bounds.pace(each.setting) > best]
+
+    def _is_near(self, tried: Tried, behind: float) -> bool:
+        outcome = outcome_of(tried)
+        return outcome.tokens_per_s >= self.best_pace() * (1 - behind) and outcome.misfit <= 1 + LACKS
 
     def begin_at(self, setting: Setting, work: int) -> None:
         """Search from a setting on, as from the first; layers move where it began, too."""
@@ -222,12 +227,12 @@ class Search:
 
     def climb_from(self, setting: Setting, cut: Partition, work: int) -> None:
         """Move single layers from a cut on, where it is close to the best; keep what beats what was known."""
-        known, near = self.tried.get(setting), self.best_pace() * (1 - FAR)
+        known = self.tried.get(setting)
         try:
             begun = self._timed(setting, cut)
         except ValueError:  # the schedule does not take it
             return
-        if rank(outcome_of(begun)) < near:
+        if not self._is_near(begun, FAR):
             return
         self._may_spend = self.work + RESERVED + work
         self.tried[setting] = begun
