@@ -375,7 +375,7 @@ def test_as_little_recomputation_as_fits_covers_what_cannot_be_faster(name, othe
 
 
 def test_settings_are_timed_where_their_sketch_may_be_as_fast_or_sees_nothing(monkeypatch):
-    """By hand: a sketch at 0.95 of the pace is timed, at 0.9 it is not; one that does not fit says nothing of others."""
+    """By hand: a sketch at 0.95 of the pace is timed, at 0.9 it is not; one that does not fit says nothing."""
     search, setting = looked_at("1f1b")
     other = setting.changed("recompute", "none")  # which holds no more where everything is kept
     assert len(search.tried[setting].outcome.keeps) == len(search.tried[setting].partition.backward)

@@ -1,9 +1,10 @@
 """Restarts: random settings and cuts that try to beat a search's plan, so that a plan says how hard it is to beat.
 
-A climb sees what lies near where it began. Each restart begins elsewhere: half of them at a random setting, where layers
-move first and one dimension at a time changes then, half at the best plan, or another one that is close to it, with some
-layers moved at random. Rounds go on as long as one finds more than `SETTLED`; what the last round found is kept with the
-plan. A round shares what is left to spend among its restarts, so that it comes to its end.
+A climb sees what lies near where it began. Each restart begins elsewhere: half of them at a random setting, where
+layers move and then one dimension at a time changes, half at the best plan or another that is close to it, with some layers
+moved at random; so does one whose random setting is known or refused. Rounds go on as long as one finds more than
+`SETTLED`; what the last round found is kept with the plan. A round shares what is left to spend among its restarts, so
+that it comes to its end.
 """
 
 import random
@@ -27,7 +28,6 @@ class Beatable(Protocol):
 
     budget: Budget
     space: Space
-    tried: dict[Setting, Tried]
 
     @property
     def work(self) -> int: ...
@@ -55,11 +55,11 @@ def restart(search: Beatable, each_round: int) -> Restarted:
                 return Restarted(number, gain)
             number += 1
             work = min(left // (each_round - turn), search.budget.work // CLIMBS)
-            drawn = _drawn(search.space, chance)
-            if turn % 2 or drawn in search.tried:
+            before_it = search.work
+            if turn % 2 == 0:
+                search.begin_at(_drawn(search.space, chance), work)
+            if search.work == before_it:  # or what was drawn is known, or refused
                 search.climb_from(*_shaken(chance.choice(search.close()), chance), work)
-            else:
-                search.begin_at(drawn, work)
         gain = search.best_pace() / before - 1
         if gain < SETTLED:
             break
