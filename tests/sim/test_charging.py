@@ -76,18 +76,6 @@ def test_every_boundary_tensor_is_sent_and_received_once():
         send_over_links(send_over_links(order, direct=False), direct=False)
 
 
-def test_replicas_that_gather_and_sum_nothing_bring_what_they_lack():
-    """(n - 1) / n of the weights with n replicas: three quarters are 1.5 times as many bytes as a half."""
-
-    def gathered(replicas: int) -> int:
-        plain = built("1f1b", 2, 2)
-        outside = replace(plain, shape=replace(plain.shape, outer_replicas=replicas))
-        moved = moved_bytes(shard(outside, parameters="visit", gradients=None), SIZES)
-        return sum(sum(device.values()) for device in moved)
-
-    assert gathered(4) == 1.5 * gathered(2) > 0
-
-
 @pytest.mark.parametrize("name, chunks", [("chimera", 1), ("dualpipe", 1), ("bitpipe", 2)])
 @pytest.mark.parametrize("ranks, rounds", [(2, 2), (4, 2), (6, 2), (8, 3)])
 def test_sums_and_tensors_share_a_direct_link(name, chunks, ranks, rounds):

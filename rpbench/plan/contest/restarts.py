@@ -1,10 +1,10 @@
 """Restarts: random settings and cuts that try to beat a search's plan, so that a plan says how hard it is to beat.
 
 A climb sees what lies near where it began. Each restart begins elsewhere: half of them at a random setting, where
-layers move and then one dimension at a time changes, half at the best plan or another that is close to it, with some layers
-moved at random; so does one whose random setting is known or refused. Rounds go on as long as one finds more than
-`SETTLED`; what the last round found is kept with the plan. A round shares what is left to spend among its restarts, so
-that it comes to its end.
+layers move and then one dimension at a time changes, half at the best plan or another that is close to it, with some
+layers moved at random; so does one whose random setting is known or refused. Rounds go on as long as one finds more
+than `SETTLED`; what the last round found is kept with the plan. A round shares what is left to spend among its
+restarts, so that it comes to its end.
 """
 
 import random
