@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rpbench.cost.hardware.machine import Machine, machine
+from rpbench.cost.hardware.machine import Machine, devices_named, machine
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "conf" / "cluster").glob("*.yaml"))
@@ -60,3 +60,11 @@ def test_configs_agree_with_the_published_machines(name: str, gpu: str) -> None:
 def test_impossible_values_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"cluster\.{field}=.*null"):
         Machine("mine", **{field: value})
+
+
+def test_so_many_devices_are_named_by_a_count_and_a_kind():
+    """`4x_l40s` is no file: its keys are those of a node's machine; a name without a count is another form."""
+    found = devices_named("4x_l40s")
+    assert found is not None
+    assert (found["gpu"], found["num_devices"], found["name"]) == ("l40s", 4, "4x_l40s")
+    assert [devices_named(text) for text in ("dgx_h100", "x_l40s", "04x_l40s", "4y_l40s")] == [None] * 4

@@ -46,6 +46,7 @@ FOUND = [
     ("record in tables", b'"num_devices": 2', b'"num_devices": 1' + b"0" * 400),
     ("record in explain", b'"overrides": ["', b'"overrides": [7, "'),
     ("record in explain", b'"overrides": ["', b'"overrides": ["model.name=${oc.env:HOME}", "'),
+    ("record in explain", b'"staleness_steps": 0', b'"staleness_steps": "late"'),
     ("plan", None, DEEP),
     ("plan", b'"cells": [', b'"cells": [5, '),
     ("plan", b'"experiment"', b'"other"'),

@@ -1,6 +1,7 @@
 """Every rule about transfers, by a change to a good schedule that breaks just that rule."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from editing import edit, with_action
@@ -90,6 +91,16 @@ def test_what_waits_for_what():
     assert {("1F0", "1STORE:A0"), ("1STORE:A0", "1LOAD:A0"), ("1LOAD:A0", "1B0"), ("1B0", "1FREE:A0")} <= found
     assert ("2STEP@1", "0LOAD:P@1") not in found  # other layers
     assert {("1B1", "1REDUCE_GRAD"), ("1B0", "1REDUCE_GRAD"), ("0UNSHARD", "0F0")} <= edges(SHARDED)
+
+
+@pytest.mark.parametrize("outer", [2, 4])
+def test_replicas_that_gather_and_sum_nothing_bring_what_they_lack(outer):
+    """(n - 1) / n of the weights, n being the two devices of the schedule, each as often as it is run."""
+    plain = data_parallel()
+    outside = replace(plain, shape=replace(plain.shape, outer_replicas=outer))
+    found = Analysis(shard(outside, parameters="visit", gradients=None))
+    replicas = outer * plain.shape.num_ranks
+    assert {each.share for each in found.cargo.values() if each.lane == "net"} == {Fraction(replicas - 1, replicas)}
 
 
 def test_a_shard_is_loaded_before_it_is_gathered_and_stored_after_it_is_reduced():

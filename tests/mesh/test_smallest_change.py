@@ -116,6 +116,12 @@ def test_one_setting_is_tried_before_two_and_a_smaller_step_before_a_larger():
     assert alone[8:11] == [{"tensor": 2, "data": 4}, {"tensor": 4, "data": 2}, {"tensor": 8, "data": 1}]
 
 
+def test_sequences_are_cut_only_where_they_divide():
+    """4100 tokens are cut over two and four devices, never over eight."""
+    found = [settings for settings, _ in changes(job("llama3_8b", Mesh(8), seq_len=4100))]
+    assert [each["context"] for each in found if set(each) == {"context", "data"}] == [2, 4]
+
+
 def test_every_change_that_is_tried_is_another_run_of_the_same_batch_on_the_same_devices():
     whole = job("llama3_8b", Mesh(4, 2), sequences=2)
     runs = [changed for _, changed in changes(whole)]

@@ -358,6 +358,39 @@ def test_a_plan_that_cannot_be_beaten_nearby_is_beaten_from_elsewhere():
     assert tune(contender("1f1b"), case, Budget(60)).restarted.gain is None
 
 
+def looked_at(name):
+    """A search that has timed the usual setting with as little recomputation as fits."""
+    search = Search(contender(name), small(), Budget(400, 10_000))
+    search.look()
+    setting = search.best().setting.changed("recompute", "fitting")
+    search._look_at(setting)
+    assert search.tried[setting].outcome.fits
+    return search, setting
+
+
+@pytest.mark.parametrize(("name", "others"), [("1f1b", {"none", "all"}), ("adaptive_1f1b", {"all"})])
+def test_as_little_recomputation_as_fits_covers_what_cannot_be_faster(name, others):
+    """Where the order follows from times, that of a run without recomputation is another one, and may hold less."""
+    search, setting = looked_at(name)
+    covered = {each for each in ("none", "all") if search._is_covered(setting.changed("recompute", each))}
+    assert covered == others
+
+
+def test_settings_are_timed_where_their_sketch_may_be_as_fast_or_sees_nothing(monkeypatch):
+    """By hand: a sketch at 0.95 of the pace is timed, at 0.9 it is not; one that does not fit says nothing."""
+    search, setting = looked_at("1f1b")
+    other = setting.changed("recompute", "none")  # which holds no more where everything is kept
+    assert len(search.tried[setting].outcome.keeps) == len(search.tried[setting].partition.backward)
+    shares = {setting: 1.0}
+    monkeypatch.setattr(search.sketcher, "pace", lambda each: shares[each])
+    monkeypatch.setattr(search.bounds, "pace", lambda _: float("inf"))
+    monkeypatch.setattr(search, "_is_covered", lambda _: False)
+    for share, worth in ((0.95, True), (1.0, True), (0.9, False), (0.0, True)):
+        search.tried.pop(other, None)
+        shares[other] = share
+        assert search._is_worth(other, setting) is worth, share
+
+
 def test_who_moves_weights_chooses_how_early():
     chosen = {name: space_of(contender(name), small()).dimensions["prefetch"] for name in ("1f1b", "zero_3", "mobius")}
     assert chosen["1f1b"] == (1,)

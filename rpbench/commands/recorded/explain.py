@@ -111,7 +111,9 @@ def _notes(row: Record, request: Request) -> tuple[str, ...]:
     found = [] if _plain(request.subject) == row["config"] else ["its choices no longer say what they did when it ran"]
     if row.get("staleness_steps") and _prompt(request) is None:
         late = row["staleness_steps"]
-        found.append(f"its updates are {late} step{'s' if late > 1 else ''} late: what that saves stands in the bubble")
+        found.append(
+            f"its updates are {late} step{'' if late == 1 else 's'} late: what that saves stands in the bubble"
+        )
     return tuple(found)
 
 

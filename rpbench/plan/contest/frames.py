@@ -64,9 +64,10 @@ class Frames:
         return made
 
     def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
-        """Whether the frame of a setting that can time a cut has been made."""
-        _, *keys = self._keys(setting, cut, num_steps)
-        return any(key in self._known for key in keys)
+        """Whether the frame of a setting that can time a cut has been made; none can where its stages are others."""
+        chunks, (_, *keys) = setting.chunks_per_device, self._keys(setting, cut, num_steps)
+        alike = chunks is None or chunks * self.terms.num_devices == len(cut.forward)
+        return alike and any(key in self._known for key in keys)
 
     def _keys(
         self, setting: Setting, cut: Partition, num_steps: int

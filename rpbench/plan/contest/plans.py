@@ -1,5 +1,6 @@
 """Plans: what a search has tried, what it found, and what it may spend."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -107,6 +108,13 @@ def beats(one: Tried, other: Tried) -> bool:
         return one.outcome is not None
     known = rank(other.outcome)
     return rank(one.outcome) > known + TOLERANCE * abs(known)
+
+
+def leaders(found: Sequence[Tried], most: int, close: float) -> list[Tried]:
+    """The best so many, the best first, as far as they are close to it (a share of its pace)."""
+    best = sorted(found, key=lambda each: rank(outcome_of(each)), reverse=True)[:most]
+    worth = rank(outcome_of(best[0])) * (1 - close)
+    return [each for each in best if each is best[0] or rank(outcome_of(each)) >= worth]
 
 
 def outcome_of(tried: Tried) -> Outcome:

@@ -1,8 +1,10 @@
 """Restarts: random settings and cuts that try to beat a search's plan, so that a plan says how hard it is to beat.
 
-A climb sees what lies near where it began. Each restart begins elsewhere: half of them at a random setting, which then
-changes one dimension at a time like the first one, half at the best plan with some layers moved at random. Rounds go on
-as long as one finds more than `SETTLED`; what the last round found is kept with the plan.
+A climb sees what lies near where it began. Each restart begins elsewhere: half of them at a random setting, where
+layers move and then one dimension at a time changes, half at the best plan or another that is close to it, with some
+layers moved at random; so does one whose random setting is known or refused. Rounds go on as long as one finds more
+than `SETTLED`; what the last round found is kept with the plan. A round shares what is left to spend among its
+restarts, so that it comes to its end.
 """
 
 import random
@@ -15,8 +17,8 @@ from rpbench.plan.contest.space import Setting, Space
 
 # Rounds, a round's restarts for each in the budget, and the gain that ends them.
 ROUNDS, SETTLED = 2, 0.005
-# Work of a search and its restarts, over its budget.
-MORE = 1.6
+# Work of a search and its restarts, over its budget; one restart climbs with so large a part of the budget at most.
+MORE, CLIMBS = 1.6, 10
 # Layers that are moved at random.
 FEWEST, MOST = 2, 5
 
@@ -30,10 +32,10 @@ class Beatable(Protocol):
     @property
     def work(self) -> int: ...
     def time_is_over(self) -> bool: ...
-    def best(self) -> Tried: ...
+    def close(self) -> list[Tried]: ...
     def best_pace(self) -> float: ...
-    def begin_at(self, setting: Setting) -> None: ...
-    def climb_from(self, setting: Setting, cut: Partition) -> None: ...
+    def begin_at(self, setting: Setting, work: int) -> None: ...
+    def climb_from(self, setting: Setting, cut: Partition, work: int) -> None: ...
 
 
 def restart(search: Beatable, each_round: int) -> Restarted:
@@ -48,13 +50,16 @@ def restart(search: Beatable, each_round: int) -> Restarted:
         if not before:
             break
         for turn in range(each_round):
-            if search.work > MORE * search.budget.work or search.time_is_over():
+            left = int(MORE * search.budget.work) - search.work
+            if left < 0 or search.time_is_over():
                 return Restarted(number, gain)
             number += 1
-            if turn % 2:
-                search.climb_from(*_shaken(search.best(), chance))
-            else:
-                search.begin_at(_drawn(search.space, chance))
+            work = min(left // (each_round - turn), search.budget.work // CLIMBS)
+            before_it = search.work
+            if turn % 2 == 0:
+                search.begin_at(_drawn(search.space, chance), work)
+            if search.work == before_it:  # or what was drawn is known, or refused
+                search.climb_from(*_shaken(chance.choice(search.close()), chance), work)
         gain = search.best_pace() / before - 1
         if gain < SETTLED:
             break
@@ -68,11 +73,11 @@ def _drawn(space: Space, chance: random.Random) -> Setting:
     return setting
 
 
-def _shaken(best: Tried, chance: random.Random) -> tuple[Setting, Partition]:
-    """The best plan with some layers in neighbouring stages."""
-    cut = best.partition
+def _shaken(plan: Tried, chance: random.Random) -> tuple[Setting, Partition]:
+    """A plan with some layers in neighbouring stages."""
+    cut = plan.partition
     assert cut is not None
     for _ in range(chance.randint(FEWEST, MOST)):
         near = list(shifted(cut))
         cut = chance.choice(near) if near else cut
-    return best.setting, cut
+    return plan.setting, cut

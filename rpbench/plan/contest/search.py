@@ -7,8 +7,7 @@ cut that was found, the search goes on from there. So it does from close setting
 finalists run as many steps as the terms say. The same budget of timelines is given to everybody, and what was spent is
 kept with the plan.
 
-A search may also end when somebody's time is over. It then begins with what is recomputed, which takes no frame of its
-own, and its plan says whether it came to an end. Where no single change leads is looked at last.
+A search may also end when time is over; its plan says whether it came to its end. It then begins with recomputation.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,26 +20,23 @@ from rpbench.ir.partition import Partition
 from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import Contender
-from rpbench.plan.contest.frame import Outcome
+from rpbench.plan.contest.frame import Frame, Outcome
 from rpbench.plan.contest.frames import FRAME, Frames
-from rpbench.plan.contest.plans import NONE, TOLERANCE, Budget, Tried, Tuned, beats, cut_of, outcome_of, rank
+from rpbench.plan.contest.plans import NONE, TOLERANCE, Budget, Tried, Tuned, beats, cut_of, leaders, outcome_of, rank
 from rpbench.plan.contest.restarts import restart
-from rpbench.plan.contest.shifted_cuts import shifted
+from rpbench.plan.contest.shifted_cuts import climbed
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import OPTION, Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
 from rpbench.sim.kernels import compile_orders
 
-WORTH = 0.06  # a setting whose sketch is slower than the best one's by more than this is not timed
-OWED = 0.02  # one that is faster by more has its timeline even where time ended in between
+# A setting whose sketch is slower by more is not timed; one faster by more is, even where time ended in between.
+WORTH, OWED = 0.06, 0.02
 FEW_STEPS = 2  # in a row while searching, where each waits for the one before; the second one counts
-FINALISTS = 3  # plans that run all steps in the end
-CLOSE = 0.02  # of them, those within so much of the best
-# A restart that begins further behind the best is left, and one climbs with so large a part of the budget.
-FAR, CLIMBS = 0.25, 10
+FINALISTS, CLOSE = 3, 0.02  # plans that run all steps in the end: of so many, those within so much of the best
+FAR, LACKS = 0.25, 0.1  # a restart that begins further behind the best, or lacks more memory, is left
 GIVEN_UP = 0.5  # below this share of somebody else's pace a contender may be given up
-ATTEMPTS = 3  # cuts with layers off the full devices, where nothing fits
-RESERVED = FINALISTS * (FRAME + 1)  # work that is left for the finalists
+ATTEMPTS, RESERVED = 3, FINALISTS * (FRAME + 1)  # cuts with layers off full devices; work left for the finalists
 OUT_OF_TIME = "not searched: the time was over; give more seconds"
 
 
@@ -141,7 +137,8 @@ class Search:
     def _lighter(self, setting: Setting) -> Iterator[Setting]:
         """Single changes of a setting that may take less memory, the likeliest first."""
         size = setting.microbatch_sequences
-        if not self._weighs_too_much(setting):
+        limit = self.terms.limits.device_memory_bytes
+        if limit is None or self._frame(setting).least_bytes <= limit:  # or it weighs too much, whatever the cut
             smaller = [each for each in self.space.dimensions["microbatch_sequences"] if each < size]
             yield from (setting.changed("microbatch_sequences", each) for each in sorted(smaller, reverse=True))
         for dimension, changed in self.space.changes(setting):
@@ -157,11 +154,6 @@ class Search:
         """Whether nothing fits, and a bound says that nothing can."""
         limit = self.terms.limits.device_memory_bytes
         return limit is not None and not outcome_of(self.best()).fits and self.least_bytes > limit
-
-    def _weighs_too_much(self, setting: Setting) -> bool:
-        """Whether weights, gradients and optimizer alone fill a device, however the layers are cut."""
-        limit, cut = self.terms.limits.device_memory_bytes, cut_of(self.tried[setting])
-        return limit is not None and self.frames.of(setting, cut, self._num_steps(setting)).least_bytes > limit
 
     def finish(self, to_beat: float | None = None, *, everywhere: bool = True, recuts: bool = True) -> Tried:
         """From the best plan so far to the best one, or as far as there is time; it may be asked again.
@@ -184,6 +176,8 @@ class Search:
             seen.append(setting)
             near = self._better_with_its_cut(setting)
             setting = self._runner_up(seen) if near is None else self._descend(near)
+        if can_fit and recuts and everywhere:
+            self._move_far()
         if everywhere and not self.time_is_over() and not self._is_beaten(self.best().setting):
             self._restarted = restart(self, self.budget.restarts)
         if not self.time_is_over():
@@ -203,24 +197,34 @@ class Search:
         """Tokens per second of the best so far; 0 where nothing fits."""
         return max(0.0, rank(outcome_of(self.best())))
 
-    def begin_at(self, setting: Setting) -> None:
-        """Search from a setting on, as from the first."""
-        self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
-        found = self._descend(setting) if self._look_at(setting).outcome is not None else None
-        if found is not None and rank(outcome_of(self.tried[found])) >= self.best_pace() * (1 - WORTH):
+    def close(self) -> list[Tried]:
+        """What is not far behind the best so far, or lacks little and is not ruled out by a bound."""
+        near, best = (each for each in self._found() if self._is_near(each, WORTH)), self.best_pace()
+        return [each for each in near if outcome_of(each).fits or self.bounds.pace(each.setting) > best]
+
+    def _is_near(self, tried: Tried, behind: float) -> bool:
+        outcome = outcome_of(tried)
+        return outcome.tokens_per_s >= self.best_pace() * (1 - behind) and outcome.misfit <= 1 + LACKS
+
+    def begin_at(self, setting: Setting, work: int) -> None:
+        """Search from a setting on, as from the first; layers move where it began, too."""
+        self._may_spend = self.work + RESERVED + work
+        if self._look_at(setting) in self.close():
+            self._improve_cut(setting)
+        found = self._descend(setting) if self.tried[setting].outcome is not None else setting
+        if found != setting and self.tried[found] in self.close():
             self._improve_cut(found)
 
-    def climb_from(self, setting: Setting, cut: Partition) -> None:
+    def climb_from(self, setting: Setting, cut: Partition, work: int) -> None:
         """Move single layers from a cut on, where it is close to the best; keep what beats what was known."""
-        known, near = self.tried.get(setting), self.best_pace() * (1 - FAR)
+        known = self.tried.get(setting)
         try:
             begun = self._timed(setting, cut)
         except ValueError:  # the schedule does not take it
             return
-        if rank(outcome_of(begun)) < near:
+        if not self._is_near(begun, FAR):
             return
-        self._may_spend = self.work + RESERVED + self.budget.work // CLIMBS
-        self.tried[setting] = begun
+        self._may_spend, self.tried[setting] = self.work + RESERVED + work, begun
         self._improve_cut(setting)
         if known is not None and not beats(self.tried[setting], known):
             self.tried[setting] = known
@@ -253,7 +257,6 @@ class Search:
         )
 
     def time_is_over(self) -> bool:
-        """Whether time is."""
         return self.is_over is not None and self.is_over()
 
     # --- settings ---
@@ -375,21 +378,21 @@ class Search:
         return not self.sketcher.of(fitting.setting).moves
 
     def _best_of(self, setting: Setting, cuts: Sequence[Partition]) -> Tried:
-        timed: list[Tried] = []
-        for cut in cuts:
-            if not (timed and self.time_is_over()):
-                timed.append(self._timed(setting, cut))
+        timed = [self._timed(setting, cut) for place, cut in enumerate(cuts) if not (place and self.time_is_over())]
         return max(timed, key=lambda each: rank(outcome_of(each)))
 
     def _make_room(self, setting: Setting) -> None:
-        """Where the best cut does not fit, others with layers off the full devices.
+        """Where the best cut does not fit, plain ones, and then others with layers off the full devices.
 
         An order that is made for given times is another one for every cut, and may need more than one attempt.
         """
         cut, seen = cut_of(self.tried[setting]), set[Partition]()
+        if not outcome_of(self.tried[setting]).fits and self._frame(setting).serves_any_cut and not self.time_is_over():
+            plain = self._best_of(setting, self.sketcher.plain_cuts(setting, cut))
+            self.tried[setting] = plain if beats(plain, self.tried[setting]) else self.tried[setting]
         while not outcome_of(self.tried[setting]).fits and len(seen) < ATTEMPTS:
             seen.add(cut)
-            frame = self.frames.of(setting, cut, self._num_steps(setting))
+            frame = self._frame(setting, cut)
             is_cheap = frame.serves_any_cut  # a small part of the frame's time: then though time is over
             cut = frame.emptier(cut, setting.recompute) if is_cheap or not self.time_is_over() else cut
             if cut in seen:
@@ -408,27 +411,32 @@ class Search:
         self.num_timed += 1
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
 
+    def _frame(self, setting: Setting, cut: Partition | None = None) -> Frame:
+        """Of few steps and a cut; None: of the one that was found."""
+        return self.frames.of(setting, cut or cut_of(self.tried[setting]), self._num_steps(setting))
+
     def _num_steps(self, setting: Setting) -> int:
         return self.terms.num_steps if self.sketcher.of(setting).overlaps else min(FEW_STEPS, self.terms.num_steps)
 
     # --- cuts ---
 
-    def _improve_cut(self, setting: Setting) -> None:
-        """Move single layers while that helps, from one stage after the other."""
-        place = quiet = 0
-        while not self.is_spent():
-            current = self.tried[setting]
-            moves = list(shifted(cut_of(current)))
-            if quiet >= len(moves):
-                return
-            cut = moves[place % len(moves)]
-            with suppress(ValueError):  # the order follows from times, and that of this cut does not take the setting
-                if self._is_promising(current, cut):
-                    moved = self._timed(setting, cut)
-                    if beats(moved, current):
-                        self.tried[setting], quiet = moved, 0
-                        continue
-            place, quiet = place + 1, quiet + 1
+    def _improve_cut(self, setting: Setting, *, far: bool = False) -> None:
+        self.tried[setting] = climbed(self.tried[setting], self._recut, self.is_spent, far=far)
+
+    def _recut(self, current: Tried, cut: Partition) -> Tried | None:
+        """With another cut; None where the order follows from times, and that of this cut promises less or is none."""
+        with suppress(ValueError):
+            return self._timed(current.setting, cut) if self._is_promising(current, cut) else None
+        return None
+
+    def _move_far(self) -> None:
+        """Also move layers of the best plan to stages far away, and go on from there."""
+        near: Setting | None = self.best().setting
+        while near is not None and not self.is_spent() and not self._is_beaten(near):
+            setting = self._descend(near)
+            self._improve_cut(setting)
+            self._improve_cut(setting, far=True)
+            near = self._better_with_its_cut(setting)
 
     def _is_promising(self, current: Tried, cut: Partition) -> bool:
         """Whether a cut is worth an order of its own, where orders follow from times: it is better with a near one."""
@@ -436,7 +444,7 @@ class Search:
         if not entry.needs_costs or entry.separate_cuts:
             return True
         self.num_timed += 1
-        known = self.frames.of(setting, cut_of(current), self._num_steps(setting))
+        known = self._frame(setting, cut_of(current))
         return beats(current._replace(outcome=known.outcome(cut, setting.recompute)), current)
 
     def _better_with_its_cut(self, setting: Setting) -> Setting | None:
@@ -447,7 +455,7 @@ class Search:
             if known.partition == cut or self.is_spent():
                 continue
             try:
-                if not self._has_frame(near, cut):
+                if not self.frames.has(near, cut, self._num_steps(near)):
                     continue
                 recut = self._timed(near, cut)
             except ValueError:  # the schedule does not take the setting, or its order for this cut does not
@@ -462,7 +470,7 @@ class Search:
         """The best setting with another number of stages, whose layers have not been moved yet, if it is close."""
         counts = {each.chunks_per_device for each in seen}
         worth = max(rank(outcome_of(self.tried[each])) for each in seen) * (1 - WORTH)
-        others = [each for each in self._found() if each.setting.chunks_per_device not in counts]
+        others = (each for each in self._found() if each.setting.chunks_per_device not in counts)
         best = max(others, key=lambda each: rank(outcome_of(each)), default=None)
         return None if best is None or rank(outcome_of(best)) <= worth or self.is_spent() else best.setting
 
@@ -474,19 +482,12 @@ class Search:
                 return self._descend(each)
         return None
 
-    def _has_frame(self, setting: Setting, cut: Partition) -> bool:
-        chunks, stages = setting.chunks_per_device, len(cut.forward)
-        alike = chunks is None or chunks * self.terms.num_devices == stages
-        return alike and self.frames.has(setting, cut, self._num_steps(setting))
-
     def _found(self) -> list[Tried]:
         return [each for each in self.tried.values() if each.outcome is not None]
 
     def _last(self) -> Tried:
         """The best of the finalists, each with all its steps."""
-        finalists = sorted(self._found(), key=lambda each: rank(outcome_of(each)), reverse=True)[:FINALISTS]
-        worth = rank(outcome_of(finalists[0])) * (1 - CLOSE)
-        finalists = [each for each in finalists if each is finalists[0] or rank(outcome_of(each)) >= worth]
+        finalists = leaders(self._found(), FINALISTS, CLOSE)
         again = [each for each in map(self._with_all_steps, finalists) if each.outcome is not None]
         if not again:
             raise ValueError(f"{self.contender.name}: no setting takes {self.terms.num_steps} steps; ask for fewer")

@@ -98,6 +98,10 @@ class Sketcher:
         except ValueError:
             return 0.0
 
+    def plain_cuts(self, setting: Setting, like: Partition) -> list[Partition]:
+        """Cuts by even counts of layers and by their times, into as many stages as another one has."""
+        return list(plain_partitions(posed(self.contender, setting, self.terms, 1), _counts(like)))
+
     def first_size(self, setting: Setting, space: Space) -> Setting:
         """The setting with the size of a microbatch that sketches best; its own where computation does not decide."""
         if self.is_blind(setting):
