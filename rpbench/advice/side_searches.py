@@ -23,7 +23,7 @@ from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.contender import Contender, contenders
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import Budget, Tuned, rank
-from rpbench.plan.contest.search import OUT_OF_TIME, Search
+from rpbench.plan.contest.search import GIVEN_UP, OUT_OF_TIME, Search
 from rpbench.plan.contest.terms import Terms
 from rpbench.side_processes import side_processes
 
@@ -32,8 +32,9 @@ LOOKING, ONE_LOOK, ONE_TURN, CHANGING = 0.75, 0.03, 0.03, 0.12
 # Of what is left behind the looks, for turns; and of what is left of the rest, for one search of the fastest.
 TURNS, ONE_SEARCH = 0.7, 0.4
 FAIR = 1.5  # of an equal part of what is left, for each search
-# Whose turn it is: who may gain most, and who gained nothing in a turn is worth so much less.
-NEAR, MOST_GAIN, NO_PLAN, TIRED = 0.02, 1.0, 2.0, 0.3
+# What a turn may gain, as a share of a pace: too little, at most, where no plan is known, and for who is given up soon;
+# whoever gained nothing in a turn is worth so much less.
+NEAR, MOST_GAIN, NO_PLAN, FAR_BEHIND, TIRED = 0.02, 1.0, 1.5, 0.35, 0.25
 
 
 # Weights that stay, weights that stream over a link with others, orders by times: between them they call every kernel.
@@ -144,22 +145,27 @@ class Share:
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
 
     def _take_turns(self, able: Sequence[int], found: dict[int, Any], to_beat: float | None, seconds: float) -> None:
-        """Search by turns, each the turn of who may gain most: by a bound, and by what earlier turns gave."""
+        """Search by turns: whoever may gain most goes on, by what all devices compute together and by earlier turns."""
         until = self.clock.spent + seconds
-        self.clock.allow(until)
-        worth = dict.fromkeys(able, NO_PLAN)
-        for number, search in ((each, self.searches[each]) for each in able):
-            if pace := search.best_pace():
-                worth[number] = min(MOST_GAIN, search.bounds.best_pace(self.clock.is_over) / pace - 1)
+        worth = {number: self._worth(number, to_beat or 0.0) for number in able}
         while self.clock.spent < until and max(worth.values(), default=0.0) > NEAR:
             number = max(worth, key=lambda each: worth[each])
             search = self.searches[number]
             before = search.best_pace()
             self._go_on(number, found, to_beat, ONE_TURN * self._seconds, everywhere=False)
-            gain = search.best_pace() / before - 1 if before else MOST_GAIN * (search.best_pace() > 0)
-            worth[number] = max(TIRED * worth[number], min(MOST_GAIN, gain))
+            gain = search.best_pace() / before - 1 if before else float(search.best_pace() > 0)
+            worth[number] = max(TIRED * worth[number], min(gain, MOST_GAIN))
             if number in found or search.has_ended:
                 del worth[number]
+
+    def _worth(self, number: int, to_beat: float) -> float:
+        """What a first turn may gain, as a share of the pace; of who is far behind somebody else, little."""
+        search = self.searches[number]
+        pace = search.best_pace()
+        if not pace:
+            return NO_PLAN
+        bound = max(search.bounds.loose_pace(each) for each in search.bounds.settings())
+        return min(bound / pace - 1, MOST_GAIN if pace > GIVEN_UP * to_beat else FAR_BEHIND)
 
     def _go_on(
         self, number: int, found: dict[int, Any], to_beat: float | None, seconds: float, *, everywhere: bool
