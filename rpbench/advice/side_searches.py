@@ -136,7 +136,7 @@ class Share:
         for part, everywhere in ((ONE_SEARCH, False), (0.0, True)):
             waiting = [each for each in able if each not in found]
             waiting = [each for each in waiting if everywhere or not self.searches[each].has_ended]
-            waiting.sort(key=self._place)
+            waiting.sort(key=lambda each: -self.searches[each].best_pace())
             for place, number in enumerate(waiting):
                 of_left = part or min(ONE_SEARCH, FAIR / (len(waiting) - place))
                 left = of_left * (end - self.clock.spent)
@@ -146,15 +146,21 @@ class Share:
 
     def _take_turns(self, able: Sequence[int], found: dict[int, Any], to_beat: float | None, seconds: float) -> None:
         """Search by turns: whoever may gain most goes on, by what all devices compute together and by earlier turns."""
-        until = self.clock.spent + seconds
+        until, bounded = self.clock.spent + seconds, set[int]()
+        self.clock.allow(until)
         worth = {number: self._worth(number, to_beat or 0.0) for number in able}
         while self.clock.spent < until and max(worth.values(), default=0.0) > NEAR:
             number = max(worth, key=lambda each: worth[each])
             search = self.searches[number]
             before = search.best_pace()
+            if before and number not in bounded:  # a bound of its own takes an order, and is worth it by now
+                worth[number] = min(worth[number], search.bounds.best_pace(self.clock.is_over) / before - 1)
+                bounded.add(number)
+                continue
             self._go_on(number, found, to_beat, ONE_TURN * self._seconds, everywhere=False)
             gain = search.best_pace() / before - 1 if before else float(search.best_pace() > 0)
             worth[number] = max(TIRED * worth[number], min(gain, MOST_GAIN))
+            self.clock.allow(until)
             if number in found or search.has_ended:
                 del worth[number]
 
@@ -178,11 +184,6 @@ class Share:
             self.searches[number].finish(to_beat, everywhere=everywhere)
         except ValueError as error:
             found[number] = str(error)
-
-    def _place(self, number: int) -> tuple[bool, float]:
-        """Who goes on first: whoever has no plan that fits and no proof that there is none, and then the fastest."""
-        pace = self.searches[number].best_pace()
-        return pace > 0, -pace
 
     def _finished(self, number: int) -> Any:
         search = self.searches[number]
