@@ -464,7 +464,9 @@ def _room_of(
         if row.room is not None and not kept and row.of_kept.any():  # what stays in flight, if any does
             continue
         each = float(row.of_layers[stage] + kept * row.of_kept[stage])
-        gone = before * (float(row.of_layers[:stage].min(initial=inf)) if stage else 0.0)
+        gone: Floats = np.asarray(
+            before * (float(row.of_layers[:stage].min(initial=inf)) if stage else 0.0), np.float64
+        )
         if row.room is None:
             timed.append((row.fixed, each, gone))
         else:
