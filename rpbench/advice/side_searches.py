@@ -23,15 +23,18 @@ from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.contender import Contender, contenders
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import Budget, Tuned, rank
-from rpbench.plan.contest.search import OUT_OF_TIME, Search
+from rpbench.plan.contest.search import GIVEN_UP, OUT_OF_TIME, Search
 from rpbench.plan.contest.terms import Terms
 from rpbench.side_processes import side_processes
 
-# Of the time: what first looks may take, and each of them; a search of what is left then; what would change.
-LOOKING, ONE_LOOK, ONE_SEARCH, CHANGING = 0.75, 0.03, 0.4, 0.12
-FAIR = 1.5  # of an equal part of what is left, for each search before anybody has more
-# Of what is left, for each round of searches; of what is left of that, for one (0: a fair part); also from elsewhere.
-ROUNDS = ((0.5, 0.0, False), (0.5, 0.0, False), (1.0, ONE_SEARCH, False), (1.0, 0.0, True))
+# Of the time: what first looks may take, each of them, and each turn of a search behind them; what would change.
+LOOKING, ONE_LOOK, ONE_TURN, CHANGING = 0.75, 0.03, 0.03, 0.12
+# Of what is left behind the looks, for turns; and of what is left of the rest, for one search of the fastest.
+TURNS, ONE_SEARCH = 0.7, 0.4
+FAIR = 1.5  # of an equal part of what is left, for each search
+# What a turn may gain, as a share of a pace: too little, at most, where no plan is known, and for who is given up soon;
+# whoever gained nothing in a turn is worth so much less.
+NEAR, MOST_GAIN, NO_PLAN, FAR_BEHIND, TIRED = 0.02, 1.0, 1.5, 0.35, 0.25
 
 
 # Weights that stay, weights that stream over a link with others, orders by times: between them they call every kernel.
@@ -96,12 +99,12 @@ class Share:
         row: Callable[[Tuned, Frames], Any],
     ) -> None:
         self.contenders, self.numbers, self.terms, self.budget, self._row = contenders, numbers, terms, budget, row
-        self.clock = Clock()
+        self.clock, self._seconds = Clock(), inf
         self.searches: dict[int, Search] = {}
 
     def look(self, seconds: float) -> tuple[dict[int, Glance], float]:
         """The first look at each, and the seconds that this process has spent."""
-        self.clock = Clock()
+        self.clock, self._seconds = Clock(), seconds
         found = {}
         for place, number in enumerate(self.numbers):
             spent, end = self.clock.spent, LOOKING * seconds
@@ -128,29 +131,59 @@ class Share:
         """
         end, found = self.clock.spent + seconds, dict[int, Any]()
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
-        waiting = sorted(able, key=self._promise)
-        # Everybody for a while, twice; then who is not done, the fastest first; then everybody from elsewhere.
-        for of_round, part_of_last, everywhere in ROUNDS:
-            until = end - (1 - of_round) * (end - self.clock.spent)
+        self._take_turns(able, found, to_beat, TURNS * seconds)
+        # Then who is not done, the fastest first; then everybody from elsewhere.
+        for part, everywhere in ((ONE_SEARCH, False), (0.0, True)):
+            waiting = [each for each in able if each not in found]
+            waiting = [each for each in waiting if everywhere or not self.searches[each].has_ended]
+            waiting.sort(key=lambda each: -self.searches[each].best_pace())
             for place, number in enumerate(waiting):
-                left, search = until - self.clock.spent, self.searches[number]
-                part = part_of_last or min(ONE_SEARCH, FAIR / (len(waiting) - place))
-                self.clock.allow(self.clock.spent + part * left)
-                if left > 0:
-                    try:
-                        search.finish(to_beat, everywhere=everywhere)
-                    except ValueError as error:
-                        found[number] = str(error)
-            ended = {number for number in numbers if self.searches[number].has_ended}
-            waiting = [each for each in able if each not in found and (part_of_last or each not in ended)]
-            waiting.sort(key=self._promise)
+                of_left = part or min(ONE_SEARCH, FAIR / (len(waiting) - place))
+                left = of_left * (end - self.clock.spent)
+                self._go_on(number, found, to_beat, left, everywhere=everywhere)
         self.clock.allow(inf)
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
 
-    def _promise(self, number: int) -> tuple[bool, float]:
-        """Who goes on first: whoever has no plan that fits and no proof that there is none, and then the fastest."""
-        pace = self.searches[number].best_pace()
-        return pace > 0, -pace
+    def _take_turns(self, able: Sequence[int], found: dict[int, Any], to_beat: float | None, seconds: float) -> None:
+        """Search by turns: whoever may gain most goes on, by what all devices compute together and by earlier turns."""
+        until, bounded = self.clock.spent + seconds, set[int]()
+        self.clock.allow(until)
+        worth = {number: self._worth(number, to_beat or 0.0) for number in able}
+        while self.clock.spent < until and max(worth.values(), default=0.0) > NEAR:
+            number = max(worth, key=lambda each: worth[each])
+            search = self.searches[number]
+            before = search.best_pace()
+            if before and number not in bounded:  # a bound of its own takes an order, and is worth it by now
+                worth[number] = min(worth[number], search.bounds.best_pace(self.clock.is_over) / before - 1)
+                bounded.add(number)
+                continue
+            self._go_on(number, found, to_beat, ONE_TURN * self._seconds, everywhere=False)
+            gain = search.best_pace() / before - 1 if before else float(search.best_pace() > 0)
+            worth[number] = max(TIRED * worth[number], min(gain, MOST_GAIN))
+            self.clock.allow(until)
+            if number in found or search.has_ended:
+                del worth[number]
+
+    def _worth(self, number: int, to_beat: float) -> float:
+        """What a first turn may gain, as a share of the pace; of who is far behind somebody else, little."""
+        search = self.searches[number]
+        pace = search.best_pace()
+        if not pace:
+            return NO_PLAN
+        bound = max(search.bounds.loose_pace(each) for each in search.bounds.settings())
+        return min(bound / pace - 1, MOST_GAIN if pace > GIVEN_UP * to_beat else FAR_BEHIND)
+
+    def _go_on(
+        self, number: int, found: dict[int, Any], to_beat: float | None, seconds: float, *, everywhere: bool
+    ) -> None:
+        """Search for so long, if there is time; why there is no plan is `found`."""
+        if seconds <= 0:
+            return
+        self.clock.allow(self.clock.spent + seconds)
+        try:
+            self.searches[number].finish(to_beat, everywhere=everywhere)
+        except ValueError as error:
+            found[number] = str(error)
 
     def _finished(self, number: int) -> Any:
         search = self.searches[number]

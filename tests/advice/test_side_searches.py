@@ -1,6 +1,7 @@
 """Side searches: time ends them between steps, what was found counts, and what is hopeless is passed over."""
 
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from contest_terms import read, small
@@ -145,6 +146,40 @@ def test_a_refused_recomputation_is_refused_once_whatever_the_sizes(is_over):
     search = Search(contender("seq1f1b"), small(), BUDGET, is_over=is_over)
     search.look()
     assert search.frames.num_made == 1
+
+
+class Told:
+    """A search whose turns are told: its pace, behind each turn; what devices compute allows 100, its bound less."""
+
+    best_pace, has_ended = (lambda self: self.pace), False
+
+    def __init__(self, name, turns, *paces, bound=100.0):
+        self.name, self.turns, (self.pace, *self.later) = name, turns, paces
+        self.bounds = SimpleNamespace(settings=lambda: [None], loose_pace=lambda _: 100.0, best_pace=lambda _: bound)
+
+    def finish(self, to_beat, *, everywhere):
+        self.turns.append(self.name)
+        self.pace = self.later.pop(0) if self.later else self.pace
+
+
+def test_whoever_may_gain_most_has_the_next_turn(monkeypatch):
+    """Who has no plan, then by what is left to the bound; who gained nothing waits, who is far behind comes late."""
+    turns = []
+    told = [
+        Told("done", turns, 99.0),
+        Told("near", turns, 90.0),
+        Told("bounded", turns, 50.0, bound=50.5),
+        Told("gains", turns, 60.0, 80.0),
+        Told("far behind", turns, 10.0),
+        Told("no plan", turns, 0.0),
+    ]
+    share = Share([], range(6), None, None, None)
+    share.searches, share._seconds = dict(enumerate(told)), 100.0
+    monkeypatch.setattr(Clock, "spent", property(lambda clock: float(len(turns))))
+    share._take_turns(range(6), {}, 90.0, 5.0)
+    assert turns == ["no plan", "gains", "no plan", "far behind", "gains"]
+    share._take_turns(range(6), {}, 90.0, 100.0)
+    assert set(turns) == {"no plan", "gains", "near", "far behind"}  # and it ends: nobody is worth a turn any more
 
 
 def test_a_frame_that_is_refused_is_never_timed():

@@ -85,6 +85,19 @@ def test_the_same_of_many_more(drawn):
     check(*drawn)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "gis", "hanayo", "zero_2", "pipe_offload"])
+@pytest.mark.parametrize("limit", [None, 2_500_000_000])
+def test_the_bound_of_a_contender_is_that_of_its_best_setting(name, limit):
+    """Settings whose loose bound is no better are not asked for their own: that one exceeds no loose bound."""
+    case, who = small(limit, sequences_per_step=16), contender(name)
+    bounds = Bounds(who, case, space_of(who, case))
+    found = bounds.best_pace(lambda: False)
+    every = list(bounds.settings())
+    assert found == max(map(bounds.pace, every))
+    assert all(bounds.pace(each) <= bounds.loose_pace(each) for each in every)
+    assert bounds.best_pace(lambda: True) == max(map(bounds.loose_pace, every))
+
+
 def test_a_plan_two_changes_away_is_found():
     """Larger microbatches fit with one stage a device alone, and one stage a device is slower with small ones."""
     case = small(num_devices=3, sequences_per_step=12, num_steps=3)

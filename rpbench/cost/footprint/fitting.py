@@ -46,7 +46,9 @@ class Moments:
 
 def undominated(levels: Ints) -> Ints:
     """The rows that have more of some stage than every other one, once; the row of nothing where there is none."""
-    kept, others = [], np.unique(np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels]), axis=0)[::-1]
+    kept, others = [], np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels])
+    others = others[np.lexsort(others.T[::-1])[::-1]]  # from the most of the first stage down
+    others = others[np.concatenate([[True], (others[1:] != others[:-1]).any(axis=1)])]
     while len(others):  # those of which a row has as much of everything stand behind it
         kept.append(others[0])
         others = others[(others > others[0]).any(axis=1)]

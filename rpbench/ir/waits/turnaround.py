@@ -8,7 +8,9 @@ for every microbatch under way.
     device 1       1F0 1B0     1F1 1B1      ...
 """
 
-from rpbench.ir.action import Kind, parts_of
+from operator import itemgetter
+
+from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Schedule
 
 
@@ -22,11 +24,15 @@ def turns_at_once(schedule: Schedule) -> bool:
         return False
     last, top = shape.num_stages - 1, shape.num_backward_stages - 1
     for _, _, row in schedule.items():
-        for action, following in zip(row, (*row[1:], None), strict=True):
-            if not any(part.kind is Kind.F and part.stage == last for part in parts_of(action)):
-                continue
-            if action.sub or following is None or following.kind not in (Kind.B, Kind.I):
+        for place in [place for place, pair in enumerate(map(itemgetter(0, 1), row)) if pair == (Kind.F, last)]:
+            following = row[place + 1] if place + 1 < len(row) else None
+            if following is None or following.kind not in (Kind.B, Kind.I):
                 return False
-            if (following.stage, following.microbatch) != (top, action.microbatch):
+            if (following.stage, following.microbatch) != (top, row[place].microbatch):
                 return False
-    return True
+    return not any(
+        part.kind is Kind.F and part.stage == last
+        for _, _, row in (schedule.items() if Kind.OVERLAP in schedule.kinds else ())
+        for action in row
+        for part in action.sub
+    )

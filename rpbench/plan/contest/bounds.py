@@ -63,7 +63,7 @@ class Bounds:
 
     def __init__(self, contender: Contender, terms: Terms, space: Space) -> None:
         self.contender, self.terms, self.space = contender, terms, space
-        self._paces: dict[Setting, float] = {}
+        self._paces, self._loose_paces = dict[Setting, float](), dict[Setting, float]()
         self._placed: dict[tuple[object, ...], Schedule] = {}
 
     def settings(self) -> Iterator[Setting]:
@@ -90,16 +90,25 @@ class Bounds:
 
     def best_pace(self, is_over: Callable[[], bool]) -> float:
         """Tokens per second that no plan at all exceeds; once time is over, as all devices together compute."""
-        return max(self.pace(each) if not is_over() else self.loose_pace(each) for each in self.settings())
+        best = 0.0
+        for each in sorted(self.settings(), key=self.loose_pace, reverse=True):
+            if self.loose_pace(each) <= best:
+                break
+            best = max(best, self.pace(each) if not is_over() else self.loose_pace(each))
+        return best
 
     def loose_pace(self, setting: Setting) -> float:
         """The same of a setting, without an order: what all devices compute together."""
-        problem = posed(self.contender, setting, self.terms, 1)
-        try:
-            orders = _Orders(problem, None, self.terms, frozenset(self.space.dimensions["recompute"]))
-            return self.terms.tokens(setting.microbatch_sequences) * orders.num_microbatches / orders.least_step()
-        except ValueError:
-            return 0.0
+        setting = setting.changed("chunks_per_device", self.space.first.chunks_per_device)
+        if setting not in self._loose_paces:
+            problem = posed(self.contender, setting, self.terms, 1)
+            try:
+                orders = _Orders(problem, None, self.terms, frozenset(self.space.dimensions["recompute"]))
+                found = self.terms.tokens(setting.microbatch_sequences) * orders.num_microbatches / orders.least_step()
+            except ValueError:
+                found = 0.0
+            self._loose_paces[setting] = found
+        return self._loose_paces[setting]
 
     def pace(self, setting: Setting) -> float:
         """Tokens per second that no plan of a setting exceeds; 0 where none fits or none can be built."""
@@ -415,22 +424,18 @@ def _least_of_whole_layers(
 
     Stages are filled one after the other: how late a device begins follows from the number of layers below it.
     """
-    before = np.arange(num_layers + 1)
-    of_stage = [[row for row in rows if row.device == device] for device in device_of]
+    before, choices = np.arange(num_layers + 1), list[list[tuple[Floats, list[tuple[float, float, Floats]]]]]()
+    for stage, device in enumerate(device_of):
+        limits = [row for row in rows if row.device == device]
+        choices.append([_room_of(limits, stage, kept, before) for kept in (0, 1)[: 1 + int(keeps[stage] > 0)]])
 
     def holds(step: float) -> bool:
         reached = before == 0
-        for stage, limits in enumerate(of_stage):
+        for of_stage in choices:
             most = np.zeros(num_layers + 1)
-            for kept in (0, 1)[: 1 + int(keeps[stage] > 0)]:
-                room = np.full(num_layers + 1, float(num_layers))
-                for row in limits:
-                    each = row.of_layers[stage] + kept * row.of_kept[stage]
-                    if row.room is not None and not kept and row.of_kept.any():  # what stays in flight, if any does
-                        continue
-                    below = float(row.of_layers[:stage].min(initial=inf)) if stage else 0.0
-                    left = (step if row.room is None else row.room) - row.fixed - before * below
-                    room = np.minimum(room, left / each if each > 0 else np.where(left < 0, -1, num_layers))
+            for room, timed in of_stage:
+                for fixed, each, gone in timed:
+                    room = np.minimum(room, _fitting(step - fixed - gone, each, num_layers))
                 most = np.maximum(most, np.floor(room + 1e-9))
             upto = np.where(reached, np.minimum(before + most, num_layers), -1)
             furthest = np.maximum.accumulate(upto)  # from the layers below, any number up to the most
@@ -446,3 +451,30 @@ def _least_of_whole_layers(
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return low
+
+
+def _room_of(
+    limits: list[_Row], stage: int, kept: int, before: npt.NDArray[np.int64]
+) -> tuple[Floats, list[tuple[float, float, Floats]]]:
+    """Layers that find room in a stage by the number of those below it, whatever a step takes; and the limits of time.
+
+    Of those what is fixed, what a layer takes, and what those below take.
+    """
+    room, timed = np.full(len(before), float(len(before) - 1)), list[tuple[float, float, Floats]]()
+    for row in limits:
+        if row.room is not None and not kept and row.of_kept.any():  # what stays in flight, if any does
+            continue
+        each = float(row.of_layers[stage] + kept * row.of_kept[stage])
+        gone: Floats = np.asarray(
+            before * (float(row.of_layers[:stage].min(initial=inf)) if stage else 0.0), np.float64
+        )
+        if row.room is None:
+            timed.append((row.fixed, each, gone))
+        else:
+            room = np.minimum(room, _fitting(row.room - row.fixed - gone, each, len(before) - 1))
+    return room, timed
+
+
+def _fitting(left: Floats, each: float, num_layers: int) -> Floats:
+    """So many layers that take so much each."""
+    return left / each if each > 0 else np.where(left < 0, -1.0, num_layers)
