@@ -14,8 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mkdocs.structure.files import File
-
 from analysis.site import fences, generated, methods
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +97,8 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add documents of the repository, the drawings, and what the page of schedules runs."""
+    from mkdocs.structure.files import File  # here, so that the archive is tested where there is no mkdocs
+
     for path, uri in fences.PROJECT.items():
         files.append(File.generated(config, uri, abs_src_path=str(fences.ROOT / path)))
     for name, drawing in _drawings():

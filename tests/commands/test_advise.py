@@ -12,7 +12,7 @@ from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on, plan_meshes
-from rpbench.commands.advising.spelled import spelled_model
+from rpbench.commands.advising.advise_questions import spelled_model
 from rpbench.config.request import load
 from rpbench.places import CONF
 from rpbench.workload.architecture import Architecture, architecture
