@@ -1,5 +1,7 @@
 """YAML files of the user's own: keys and values, and no more of them than a person writes."""
 
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,12 @@ def keys_of(text: str) -> dict[str, Any]:
     """
     if len(text) > MOST_BYTES:
         raise ValueError(f"{len(text)} characters; at most {MOST_BYTES} are read")
+    return deepcopy(_parsed(text))
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> dict[str, Any]:
+    """The same, which nobody may change: files are read again and again, and parsing takes ten times a copy."""
     try:
         found = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:

@@ -6,10 +6,12 @@ schedules and 25 sizes has 45 parts to compose and not 500 configurations. Where
 defaults list of its own, an interpolation, an override that adds or deletes a group - Hydra composes the cell.
 """
 
+import os
 import re
 from collections.abc import Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import fields, make_dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -92,7 +94,9 @@ def _plain(node: DictConfig) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(node))
 
 
+@lru_cache(maxsize=256)
 def _loaded(text: str) -> DictConfig:
+    """A file's node, which nobody may change."""
     node = OmegaConf.create(text)
     if not isinstance(node, DictConfig):
         raise Separate(text[:80])
@@ -115,6 +119,7 @@ def _option(group: str, option: str) -> DictConfig | dict[str, Any]:
         raise Separate(f"{group}/{option}")
     if "defaults" not in node:
         return node
+    node = deepcopy(node)
     before = node.pop("defaults")
     if not OmegaConf.is_list(before) or len(before) != 2 or before[1] != "_self_" or not isinstance(before[0], str):
         raise Separate(f"{group}/{option}")
@@ -245,8 +250,9 @@ recalling = Recalling()
 
 def _state_of_files() -> tuple[object, ...]:
     """What a configuration is composed of, by name and time of change."""
-    files = sorted([*CONF.rglob("*.yaml"), *own_yaml()])
-    stats = ((path, path.stat()) for path in files)
+    shipped = (os.path.join(folder, name) for folder, _, names in os.walk(CONF) for name in names)
+    files = sorted([*(path for path in shipped if path.endswith(".yaml")), *map(str, own_yaml())])
+    stats = ((path, os.stat(path)) for path in files)
     return (tuple(offered().items()), *((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
 

@@ -7,8 +7,8 @@ check of the order listens (`rpbench.engine.stream_order`).
 
 import random
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import Lock, Semaphore, local
+from contextlib import contextmanager, suppress
+from threading import Lock, local
 from typing import Protocol
 
 
@@ -20,7 +20,9 @@ class Turns:
 
     def __init__(self, lanes: Sequence[int], seed: int) -> None:
         self._rng, self._ready, self._has_ended = random.Random(seed), set(lanes), False
-        self._gates = {lane: Semaphore(0) for lane in lanes}
+        self._gates = {lane: Lock() for lane in lanes}  # shut; open where a lane has a turn that it has not begun
+        for gate in self._gates.values():
+            gate.acquire()
         self._hand_over()
 
     def take(self, lane: int) -> None:
@@ -48,7 +50,8 @@ class Turns:
         """Everybody goes on at once: the run has failed."""
         self._has_ended = True
         for gate in self._gates.values():
-            gate.release()
+            with suppress(RuntimeError):  # open already
+                gate.release()
 
     def _hand_over(self) -> None:
         if self._ready and not self._has_ended:

@@ -55,9 +55,12 @@ def build_layer(
         )
     _check_shape(model)
     with torch.device("meta"):
-        layer = _module(model, index).to(dtype)
+        layer = _module(model, index)
+    for module in layer.modules():  # as Module.to_empty does, which brings in a compiler to ask for strides
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            values = torch.empty(parameter.shape, dtype=dtype, device=device)
+            setattr(module, name, nn.Parameter(values, parameter.requires_grad))
     if torch.device(device).type != "meta":
-        layer = layer.to_empty(device=device)
         _draw(layer, model, index, seed)
     return layer
 

@@ -12,7 +12,7 @@ from rpbench.commands.advising import advise_page
 from rpbench.commands.advising.advise import advise_on
 from rpbench.commands.advising.advise_around import template
 
-SMALL = ("num_layers=6", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=l40s", "sequences_per_step=12")
+SMALL = ("num_layers=6", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=l40s")
 NODES = ("num_layers=8", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=h100", "sequences_per_step=32")
 
 
@@ -37,9 +37,10 @@ def ran(rpbench, point, command):
     return records[0]
 
 
-@pytest.mark.parametrize("memory", ["48e9", "1.1e9"])
-def test_points_of_one_host_are_plain_runs(memory, rpbench):
-    words = [*SMALL, "num_devices=3", f"device_memory_bytes={memory}", "schedules=1f1b,zb_v,zero_3"]
+@pytest.mark.parametrize("memory, sequences, names", [("48e9", 6, "1f1b,zb_v,zero_3"), ("1.1e9", 12, "1f1b,zero_3")])
+def test_points_of_one_host_are_plain_runs(memory, sequences, names, rpbench):
+    words = [*SMALL, "num_devices=3", f"device_memory_bytes={memory}"]
+    words += [f"sequences_per_step={sequences}", f"schedules={names}"]
     answer, found, points = held(words)
     assert found["values"]["num_devices"] == [1, 2, 3]
     assert {row["label"] for row in found["rows"]} == {row["schedule"] for row in answer["ranking"]}
@@ -64,7 +65,9 @@ def test_points_of_one_host_are_plain_runs(memory, rpbench):
 def test_controls_move_the_rows(tmp_path):
     """Every choice shows the fastest point that fits of those that it leaves; light and dark, wide and narrow."""
     names = ("num_devices", "microbatch_sequences", "recompute")
-    answer = advise_on([*SMALL, "num_devices=2", "schedules=1f1b,zero_2"], io.StringIO(), with_around=True)
+    answer = advise_on(
+        [*SMALL, "sequences_per_step=12", "num_devices=2", "schedules=1f1b,zero_2"], io.StringIO(), with_around=True
+    )
     moves = answer.pop("around")
     path = advise_page.write_page(answer, moves, tmp_path / "page.html")
     points = [dict(zip(moves["fields"], point, strict=True)) for row in moves["rows"] for point in row["points"]]

@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from sys import _getframe
 from types import FrameType
@@ -113,6 +114,8 @@ class Notes:
 
     def _check_there(self, entry: Entry) -> None:
         """Fail as torch does where an entry asks something of a device that is lost."""
+        if not self._left:
+            return
         streams = getattr(entry, "streams", (getattr(entry, "stream", None),))
         for device in {self.trace.devices[stream] for stream in streams if stream is not None} & self._left.keys():
             self._left[device] -= 1
@@ -297,12 +300,19 @@ noting: list[Notes] = []  # that are open; torch shows the machine of the last o
 def _place() -> str:
     """The innermost line of the project, or of whoever uses it, that is at work."""
     frame: FrameType | None = _getframe(2)
-    outer = None
+    outer: FrameType | None = None
     while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(_PACKAGE) and not file.startswith(_HERE):
-            return f"{Path(file).name}:{frame.f_lineno}"
-        if outer is None and not file.startswith((_HERE, _TORCH)):
-            outer = f"{Path(file).name}:{frame.f_lineno}"
+        is_ours, is_seen, name = _file(frame.f_code.co_filename)
+        if is_ours:
+            return f"{name}:{frame.f_lineno}"
+        if is_seen and outer is None:
+            outer = frame
         frame = frame.f_back
-    return outer or "outside of Python"
+    return f"{_file(outer.f_code.co_filename)[2]}:{outer.f_lineno}" if outer else "outside of Python"
+
+
+@cache
+def _file(path: str) -> tuple[bool, bool, str]:
+    """Whether a file is of the project's work, whether it is neither torch's nor of this folder, and its name."""
+    is_here = path.startswith(_HERE)
+    return path.startswith(_PACKAGE) and not is_here, not is_here and not path.startswith(_TORCH), Path(path).name

@@ -42,6 +42,7 @@ _OVERWRITE = frozenset(
     )
 )
 _DRAWS = ("generator",)  # the arguments that random numbers come from
+_NO_TENSORS = (int, float, str, type(None), torch.dtype, torch.device)  # most arguments are none and hold none
 _TAKE_HOST_INDICES = frozenset(("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"))
 
 
@@ -190,5 +191,7 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors in a value, but for those that have no memory."""
     if isinstance(value, torch.Tensor):
         return [] if value.is_meta else [value]
-    leaves = () if value is None else tree_leaves(value)
+    if isinstance(value, _NO_TENSORS):
+        return []
+    leaves = tree_leaves(value)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
