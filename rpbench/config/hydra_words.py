@@ -40,13 +40,14 @@ def reworded(message: str, overrides: Sequence[str] = ()) -> str:
 
 def _of_value(message: str, overrides: Sequence[str]) -> str | None:
     """About a value of the wrong kind; None for another message."""
-    text = message
-    for item in overrides:
-        text = text.removeprefix(f"Error merging override {item}: ")
+    about = next((item for item in overrides if message.startswith(f"Error merging override {item}: ")), None)
+    text = message.removeprefix(f"Error merging override {about}: ")
     key, _, rest = text.partition(": ")
     rule = _rule(rest)
     if rule is None:
         return None
+    if about is not None and about.lstrip("+").startswith(f"{key}."):
+        return f"{about}: {key} is {rule}, with no keys beneath it"
     typed = [item.lstrip("+") for item in overrides if item.lstrip("+").partition("=")[0].endswith(key)]
     value = re.search(r"[Vv]alue:? '?([^' ]*)", rest)
     given = "null" if value is None or value[1] == "None" else value[1]

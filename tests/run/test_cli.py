@@ -194,6 +194,7 @@ WRONG = [
     (["cost=constant", f"cost.forward_ms=1{400 * '0'}"], "cost.forward_ms=1000000000000000000000000000000000000000... (401"),
     (["cost=constant", "cost.forward_ms=null"], "cost.forward_ms=null: it needs a value"),
     (["num_devices={a: 1}"], "rpbench: num_devices={a: 1}: a whole number"),
+    (["num_devices=2", "num_devices.x=3"], "num_devices.x=3: num_devices is a whole number, with no keys beneath it"),
     (["partition=[1,1]"], "rpbench: partition=[1,1]: one word or one text"),
     (["=1"], "=1: a key is missing before ="),
     (["model=qwen3_1p7b", "software.constants=x"], "software.constants=x: choose what has such keys first"),
