@@ -108,7 +108,9 @@ def test_faster_links_make_a_plan_with_hops_faster_and_slower_ones_slower():
     assert changes()["devices"](2.0)(given).hop == changes()["host memory bandwidth"](2.0)(given).hop == 1.0
 
 
-@pytest.mark.parametrize("below, above, nearest", [(0.5, 1.25, 1.25), (0.8, 4.0, 0.8), (0.01, 3.0, 3.0), (0.01, 99.0, None)])
+@pytest.mark.parametrize(
+    "below, above, nearest", [(0.5, 1.25, 1.25), (0.8, 4.0, 0.8), (0.01, 3.0, 3.0), (0.01, 99.0, None)]
+)
 def test_of_two_factors_that_turn_an_order_the_nearer_one_is_told(below, above, nearest):
     """The first loses with a factor below one mark, the second gains beyond another."""
 

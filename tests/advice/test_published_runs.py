@@ -79,7 +79,9 @@ def test_steps_of_replicas_go_on_as_the_simulated_calls_do():
     size = found.case.settings.microbatch_sequences
     run_s = terms_of_run(found.case, machine("8x_rtx4090"), SYSTEMS["zero-2"], size, round(8 * size)).times(size)
     layers = sum(run_s.forward) + sum(run_s.backward) + run_s.head_forward + run_s.head_backward
-    assert found.why["computation"] == pytest.approx(calls * float(layers), rel=1e-6), "32 calls, of which few are timed"
+    assert found.why["computation"] == pytest.approx(calls * float(layers), rel=1e-6), (
+        "32 calls, of which few are timed"
+    )
     assert found.why["recomputation"] == pytest.approx(calls * float(sum(run_s.recompute)), rel=1e-6)
     # The predictor counts the passes of an eager loss over its logits; the timings of layers are of a fused one.
     # A scatter of all gradients every call, at the pace of collectives, is what the step cannot be faster than.

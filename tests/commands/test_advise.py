@@ -12,7 +12,7 @@ from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on, plan_meshes
-from rpbench.commands.advising.spelled import spelled_model
+from rpbench.commands.advising.advise_questions import spelled_model
 from rpbench.config.request import load
 from rpbench.places import CONF
 from rpbench.workload.architecture import Architecture, architecture
@@ -384,6 +384,7 @@ WRONG = [
     ((*EIGHT_LAYERS, *NODES, "compare=fsdp,roundpipe"), "a search over meshes has fsdp, 1f1b"),
     (("model=nowhere/config.json", *FOUR_L40S), "nothing is downloaded"),
     (("model=llama31_9b", *FOUR_L40S), "did you mean llama31_8b?"),
+    (("model=" + 300 * "a", *FOUR_L40S), "unknown model 'aaa"),
     (("model=llama31_8b", "gpu=l4s", "num_devices=4"), "did you mean l40s?"),
     (("model=llama31_8b", "gpu=l40s"), "num_devices= is missing"),
     (

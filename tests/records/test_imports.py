@@ -61,7 +61,7 @@ def test_what_a_tracker_counts_for_itself_is_no_value_of_a_run():
 def test_a_number_with_an_exponent_is_a_measure_and_no_count():
     (row,) = imports.records_of_csv("schedule,tokens_per_s\n1f1b,1e3\n")
     assert repr(row["tokens_per_s"]) == "1000.0"
-    with pytest.raises(ConfigError, match="num_devices=1000.0: a whole number"):
+    with pytest.raises(ConfigError, match=r"num_devices=1000\.0: a whole number"):
         imports.records_of_csv("schedule,num_devices\n1f1b,1e3\n")
 
 
@@ -70,6 +70,9 @@ def test_a_number_with_an_exponent_is_a_measure_and_no_count():
     [
         (imports.records_of_csv, "model\nx\n", "a header with at least"),
         (imports.records_of_csv, "schedule,a\n1f1b\n", "line 2"),
+        (imports.records_of_csv, "schedule,tokens_per_s\n", "no row beneath"),
+        (imports.records_of_wandb, "", "no run in it"),
+        (imports.records_of_wandb, "[]", "no run in it"),
         (imports.records_of_csv, "schedule,tokens_per_s\n1f1b,nan\n", "no number to keep"),
         (imports.records_of_csv, "schedule,num_devices\n1f1b,-2\n", "whole number"),
         (imports.records_of_csv, "schedule,tokens_per_s\n1f1b,-5\n", "below 0"),
