@@ -56,9 +56,10 @@ def _typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
     except OmegaConfBaseException as error:
         raise ConfigError(reworded(_PREFIXES.get(schema.__name__, "") + first_line(error))) from None
     except OverflowError:  # a whole number of hundreds of digits where a fraction stands
-        beyond = next(key for key, value in node.items() if isinstance(value, int) and abs(value) > sys.float_info.max)
-        key = f"{_PREFIXES.get(schema.__name__, '')}{beyond}"
-        raise ConfigError(f"{key}={_shortened(node[beyond])}: a finite number, up to 1.8e308") from None
+        numbers = {str(key): value for key, value in node.items() if isinstance(value, int)}
+        key = next(key for key, value in numbers.items() if abs(value) > sys.float_info.max)
+        given = f"{_PREFIXES.get(schema.__name__, '')}{key}={_shortened(numbers[key])}"
+        raise ConfigError(f"{given}: a finite number, up to 1.8e308") from None
 
 
 def _shortened(number: int) -> str:
