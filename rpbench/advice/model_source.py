@@ -11,8 +11,8 @@ from typing import Any
 
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
-from rpbench.workload.architecture import Architecture, unknown_key
-from rpbench.workload.huggingface import LARGEST, assumed, context_of, from_config
+from rpbench.workload.architecture import LARGEST, Architecture, unknown_key
+from rpbench.workload.huggingface import assumed, context_of, from_config
 from rpbench.workload.parts import Experts, Latent
 
 # Local cache: configs of Hugging Face that were fetched earlier. Nothing is downloaded.
@@ -43,11 +43,11 @@ def cached_config(name: str) -> Path | None:
         return None
     folder = cache_folder() / (PREFIX + name.replace("/", "--"))
     main = folder / "refs" / "main"
-    if main.is_file():
+    if os.path.isfile(main):
         found = [folder / "snapshots" / main.read_text(encoding="ascii", errors="replace").strip() / "config.json"]
     else:
         found = list((folder / "snapshots").glob("*/config.json"))
-    return found[0] if len(found) == 1 and found[0].is_file() else None
+    return found[0] if len(found) == 1 and os.path.isfile(found[0]) else None
 
 
 def cached_name(path: Path) -> str | None:
@@ -78,9 +78,9 @@ def config_path(source: str) -> Path | None:
     """
     path = Path(source)
     inside = path / "config.json"
-    if inside.is_file():
+    if os.path.isfile(inside):  # unlike Path.is_file, it bears a name that is too long
         return inside
-    if path.is_file() and path.suffix == ".json":
+    if os.path.isfile(path) and path.suffix == ".json":
         return path
     return cached_config(source)
 

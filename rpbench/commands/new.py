@@ -1,5 +1,6 @@
 """`new`: a model, a cluster, a device or a schedule of the user's own, as a commented file that runs at once."""
 
+import keyword
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from rpbench.places import FILE, FLAG, VARIABLE, home
 from rpbench.records.record import check_writable, write_atomically
 
 _HERE = Path(__file__).parent
+MOST_LETTERS = 100
 
 # What is run to see it work, and where its text comes from.
 _RUNS = {
@@ -64,6 +66,10 @@ def _lines(keys: Mapping[str, Key]) -> list[str]:
 def _check_name(kind: str, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(f"name {name!r}: lower-case letters, digits and underscores, a letter first, as in my_{kind}")
+    if len(name) > MOST_LETTERS:
+        raise ConfigError(f"name {name[:20]}...: it has {len(name)} letters, a file's name takes {MOST_LETTERS}")
+    if keyword.iskeyword(name) and kind == "schedule":
+        raise ConfigError(f"name {name!r}: a word of Python, which no function can have; take another, as in my_{name}")
     if name in options_of(kind):
         entry = registry.offered().get(name) if kind == "schedule" else None
         by = f" ({entry.source})" if entry else ""

@@ -9,6 +9,7 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
 from rpbench.ir.schedule import to_text
 from rpbench.mesh.layout import Mesh
+from rpbench.records.record import check_target, check_writable
 from rpbench.run.assemble import Assembled, assemble
 
 FILES = ("torchtitan", "megatron_layout", "deepspeed", "fsdp2")  # forms that say how large a microbatch is
@@ -18,11 +19,13 @@ def drawing_path(name: str) -> Path:
     """The file to draw to.
 
     Raises:
-        ValueError: for an ending that is not svg, pdf or png.
+        ValueError: for an ending that is not svg, pdf or png, or a place where no file can be.
     """
     path = Path(name)
     if path.suffix not in (".svg", ".pdf", ".png"):
         raise ValueError(f"draw={name}: the ending decides the format; take .svg, .pdf or .png")
+    check_target(path)
+    check_writable(path.parent, "draw")
     return path
 
 
@@ -95,5 +98,6 @@ def draw_schedule(assembled: Assembled, path: Path, unit: str) -> None:
     from rpbench.sim.longest_path import simulate
 
     timeline = simulate(assembled.schedule, assembled.costs)
+    path.parent.mkdir(parents=True, exist_ok=True)
     draw_timeline(timeline, assembled.schedule.name, unit=unit).savefig(path, dpi=200)
     print(f"drawn to {path}", file=sys.stderr)

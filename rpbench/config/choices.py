@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -54,6 +55,16 @@ def _typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise ConfigError(reworded(_PREFIXES.get(schema.__name__, "") + first_line(error))) from None
+    except OverflowError:  # a whole number of hundreds of digits where a fraction stands
+        numbers = {str(key): value for key, value in node.items() if isinstance(value, int)}
+        key = next(key for key, value in numbers.items() if abs(value) > sys.float_info.max)
+        given = f"{_PREFIXES.get(schema.__name__, '')}{key}={_shortened(numbers[key])}"
+        raise ConfigError(f"{given}: a finite number, up to 1.8e308") from None
+
+
+def _shortened(number: int) -> str:
+    text = str(number)
+    return text if len(text) <= 40 else f"{text[:40]}... ({len(text)} digits)"
 
 
 def first_line(error: BaseException) -> str:

@@ -172,8 +172,10 @@ def in_our_words(overrides: Sequence[str]) -> Iterator[None]:
         raise explained(error, overrides) from None
     except BROKEN_FILES as error:
         if "Unexpected type for root" in str(error):  # keys beneath a group without an option
-            keys = " ".join(item for item in overrides if item.lstrip("+").startswith(("mode.", "backend.")))
-            raise ConfigError(f"{keys}: choose what has such keys first, as in mode=failures or backend=cpu") from None
+            groups = ("mode.", "backend.", "software.")
+            keys = " ".join(item for item in overrides if item.lstrip("+").startswith(groups))
+            ways = "mode=failures, backend=cpu or software=megatron_core"
+            raise ConfigError(f"{keys}: choose what has such keys first, as in {ways}") from None
         what = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(
             f"cannot compose {' '.join(overrides)}: a file of it is none that Hydra reads ({what})"
@@ -260,6 +262,8 @@ def refuse_old_spellings(arguments: Sequence[str]) -> None:
 def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Hydra's error in the words of the person who typed the overrides."""
     message = first_line(error)
+    if nameless := [item for item in overrides if item.startswith("=")]:
+        return ConfigError(f"{nameless[0]}: a key is missing before =; write key=value")
     if isinstance(error, OverrideParseException):
         given = getattr(error, "override", None)
         if given == "" or str(given).startswith("="):

@@ -40,21 +40,27 @@ def reworded(message: str, overrides: Sequence[str] = ()) -> str:
 
 def _of_value(message: str, overrides: Sequence[str]) -> str | None:
     """About a value of the wrong kind; None for another message."""
-    text = re.sub(r"^Error merging override (\S*?): (?=[\w.]+: )", "", message)
+    about = next((item for item in overrides if message.startswith(f"Error merging override {item}: ")), None)
+    text = message.removeprefix(f"Error merging override {about}: ")
     key, _, rest = text.partition(": ")
     rule = _rule(rest)
     if rule is None:
         return None
+    if about is not None and about.lstrip("+").startswith(f"{key}."):
+        return f"{about}: {key} is {rule}, with no keys beneath it"
     typed = [item.lstrip("+") for item in overrides if item.lstrip("+").partition("=")[0].endswith(key)]
     value = re.search(r"[Vv]alue:? '?([^' ]*)", rest)
-    return f"{typed[-1] if typed else f'{key}={value[1] if value else None}'}: {rule}"
+    given = "null" if value is None or value[1] == "None" else value[1]
+    return f"{typed[-1] if typed else f'{key}={given}'}: {rule}"
 
 
 def _rule(text: str) -> str | None:
     if found := re.search(r"could not be converted to (\w+)|not a valid (\w+)", text):
         kind = found[1] or found[2]
         return _KINDS.get(kind, f"a {kind.lower()}")
-    if "is not Optional" in text:
+    if "Cannot convert" in text and "to string" in text:
+        return "one word or one text, no list and no keys"
+    if "is not Optional" in text or "Incompatible value 'None'" in text:
         return "it needs a value; null is none"
     if "Invalid type assigned" in text or "is not a subclass of" in text or "incompatible type" in text:
         return "it has keys of its own, as in checkpoint.save_to=FOLDER"

@@ -66,6 +66,8 @@ def _records_of_rows(rows: "csv.DictReader[str]") -> list[Record]:
         if None in row or None in row.values():
             raise ConfigError(f"import csv: line {number} has more or fewer fields than the header")
         found.append(_record({key: _value(value) for key, value in row.items() if value != ""}, f"line {number}"))
+    if not found:
+        raise ConfigError("import csv: a header and no row beneath it; write a row a run")
     return found
 
 
@@ -88,6 +90,8 @@ def _runs(text: str) -> list[Mapping[str, Any]]:
             found = [parsed(line) for line in text.splitlines() if line.strip()]
         except ValueError as error:
             raise ConfigError(f"import wandb: not JSON ({error})") from None
+    if not found:
+        raise ConfigError("import wandb: no run in it; export one JSON object a run, with `config` and `summary`")
     for run in found:
         if not isinstance(run, dict) or not isinstance(run.get("summary"), dict):
             raise ConfigError("import wandb: a run is an object with `config` and `summary`")

@@ -113,7 +113,10 @@ def _values(override: Override) -> list[str]:
         return [f"{key}={override.get_value_element_as_str()}"]
     if not override.is_discrete_sweep():
         raise ConfigError(f"{override.input_line}: an interval has no end of values; list them, or take range(...)")
-    values = [f"{key}={value}" for value in islice(override.sweep_string_iterator(), MOST_CELLS + 1)]
+    try:
+        values = [f"{key}={value}" for value in islice(override.sweep_string_iterator(), MOST_CELLS + 1)]
+    except ValueError as error:  # a step of 0
+        raise ConfigError(f"{override.input_line}: {error}; write range(FIRST,END,STEP), or list the values") from None
     if len(values) > MOST_CELLS:
         raise ConfigError(f"{override.input_line}: more than {MOST_CELLS:,} values; name fewer")
     return values

@@ -15,6 +15,7 @@ from rpbench.workload.parts import Experts, Latent
 Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
+LARGEST = 10**9  # no size of a model comes near; larger ones are slips, and sums of them leave 64 bits
 MOST_LAYERS = 1000  # of DeepNet, the deepest transformer that was trained (Wang et al., arXiv 2203.00555)
 OLD_SPELLINGS: Mapping[str, str] = {
     "kv_heads": "key_value_heads",
@@ -201,6 +202,8 @@ def _check_sizes(model: Architecture) -> None:
         if type(value) is not int or value < least:
             way_out = ", or null to leave it out" if name in optional else ""
             raise ValueError(f"model.{name}={value!r:.60}: a size is a whole number of at least {least}{way_out}")
+        if value > LARGEST:
+            raise ValueError(f"model.{name}={value!r:.60}: at most {LARGEST:,}; no model has more")
     if model.num_layers > MOST_LAYERS:
         raise ValueError(f"model.num_layers={model.num_layers}: at most {MOST_LAYERS:,}; the deepest that was trained")
 

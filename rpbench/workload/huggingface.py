@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rpbench.workload.architecture import FROM_THE_OTHERS, MOST_LAYERS, Architecture
+from rpbench.workload.architecture import FROM_THE_OTHERS, LARGEST, MOST_LAYERS, Architecture
 from rpbench.workload.families import ASSUMED, EVERY, FAMILIES, LEFT_OUT, READ, SAME_AS, SILENT, SPELLINGS, Family
 from rpbench.workload.parts import Experts, Latent
 
-LARGEST = 10**9  # no size of a model comes near; larger ones are slips, and sums of them leave 64 bits
 # Keys that a query of linear attention is worth: the products inside a block and with its state, 2 x 128 values a head.
 LINEAR_KEYS = 256
 _DROPOUTS = ("attn_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")

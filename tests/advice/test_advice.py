@@ -3,22 +3,28 @@
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from contest_terms import read, small, terms
 
-from rpbench.advice.causes import CAUSES, causes_of
+from rpbench.advice.causes import CAUSES, causes_at, causes_of
 from rpbench.advice.interval import compute_reach
-from rpbench.advice.levers import changes, levers_of, pace_with_twice_the_memory, timed, turns_of
+from rpbench.advice.levers import _turning, changes, levers_of, pace_with_twice_the_memory, timed, turns_of
 from rpbench.advice.ranking import QUICK, advise
 from rpbench.advice.rows import command_of
 from rpbench.cost.hardware.basis import make_basis
+from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
+from rpbench.ir.schedule import Shape
 from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import space_of
+from rpbench.registry import entry
+from rpbench.sim.graph import build_graph
+from rpbench.sim.longest_path import simulate_graph
 
 NAMES = ("1f1b", "gpipe", "zb_h1", "roundpipe", "data_parallel")
 
@@ -69,6 +75,52 @@ def test_with_links_of_no_time_nothing_is_held_up():
     found = causes_of(framed("1f1b", replace(case, cluster=fast), cut), cut, ())
     assert found["transfers"] == pytest.approx(0, abs=1e-6)
     assert causes_of(framed("1f1b", case, cut), cut, ())["transfers"] > 1e-5
+
+
+def test_what_an_optimizer_takes_is_named_by_hand():
+    """Adam reads and writes what `OptimizerTraffic` says of every parameter; of two devices, as a mean."""
+    case, cut = small(microbatches=(1,)), symmetric((3, 3))
+    found = causes_of(framed("gpipe", case, cut), cut, ())
+    sizes, traffic = case.sizes(1), case.optimizer
+    parameters = (sum(each.optimizer for each in sizes.layers) + sizes.embedding.optimizer + sizes.head.optimizer) / 12
+    adam_s = traffic.on_device * parameters / traffic.device_bytes_per_s
+    assert found["optimizer"] >= adam_s / 2 * (1 - 1e-6)
+
+
+def test_what_hops_add_is_named_as_transfers():
+    """GPipe on two devices: the boundary is passed once forth and once back where nothing hides it."""
+    graph = build_graph(entry("gpipe").build(Shape(2, 2, 4)))
+    costs = LayerTimes([1.0] * 4, [0.0] * 4, [2.0] * 4, hop=0.5).table(symmetric((2, 2)))
+    found = causes_at(graph, costs, lambda each: float(max(simulate_graph(graph, each).end)))
+    work = 4 * (2 + 4)
+    assert found["transfers"] == pytest.approx(2 * 0.5)
+    assert found["computation"] == pytest.approx(work)
+    assert found["bubble"] == pytest.approx(work / 4), "(p - 1) / m of the work"
+
+
+def test_faster_links_make_a_plan_with_hops_faster_and_slower_ones_slower():
+    case = small()
+    plan = timed(tune(contender("1f1b"), case, Budget(60)), case)
+    links = changes()["links"]
+    assert plan.pace(links(0.25)) < plan.plan.outcome.tokens_per_s < plan.pace(links(4.0))
+    given = replace(plan.costs, hop=1.0)  # as where the boundary is no transfer
+    assert [links(factor)(given).hop for factor in (0.25, 4.0)] == [4.0, 0.25]
+    assert changes()["devices"](2.0)(given).hop == changes()["host memory bandwidth"](2.0)(given).hop == 1.0
+
+
+@pytest.mark.parametrize(
+    "below, above, nearest", [(0.5, 1.25, 1.25), (0.8, 4.0, 0.8), (0.01, 3.0, 3.0), (0.01, 99.0, None)]
+)
+def test_of_two_factors_that_turn_an_order_the_nearer_one_is_told(below, above, nearest):
+    """The first loses with a factor below one mark, the second gains beyond another."""
+
+    def plan(now, pace):
+        return SimpleNamespace(pace=pace, plan=SimpleNamespace(outcome=SimpleNamespace(tokens_per_s=now)))
+
+    first = plan(100.0, lambda factor: 100.0 if factor > below else 50.0)
+    second = plan(90.0, lambda factor: 90.0 if factor < above else 120.0)
+    found = _turning(first, second, lambda factor: factor)
+    assert found == (None if nearest is None else pytest.approx(nearest, rel=0.05))
 
 
 def test_the_ranking_falls_and_says_why(advice):

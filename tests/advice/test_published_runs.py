@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from contest_terms import read
 
-from rpbench.advice.published_runs import SYSTEMS, simulated
+from rpbench.advice.published_runs import SYSTEMS, simulated, terms_of_run
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.hardware.machine import machine
 from rpbench.predict import predict
@@ -76,6 +76,13 @@ def test_steps_of_replicas_go_on_as_the_simulated_calls_do():
     assert calls == 32
     computing = found.why["computation"] + found.why["recomputation"]
     assert computing == pytest.approx(predicted.terms["computation"], rel=0.07)
+    size = found.case.settings.microbatch_sequences
+    run_s = terms_of_run(found.case, machine("8x_rtx4090"), SYSTEMS["zero-2"], size, round(8 * size)).times(size)
+    layers = sum(run_s.forward) + sum(run_s.backward) + run_s.head_forward + run_s.head_backward
+    assert found.why["computation"] == pytest.approx(calls * float(layers), rel=1e-6), (
+        "32 calls, of which few are timed"
+    )
+    assert found.why["recomputation"] == pytest.approx(calls * float(sum(run_s.recompute)), rel=1e-6)
     # The predictor counts the passes of an eager loss over its logits; the timings of layers are of a fused one.
     # A scatter of all gradients every call, at the pace of collectives, is what the step cannot be faster than.
     model, pace = found.case.model, found.case.basis["collective_bytes_per_s"]

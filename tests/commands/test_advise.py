@@ -391,6 +391,7 @@ WRONG = [
     ((*EIGHT_LAYERS, *NODES, "compare=fsdp,roundpipe"), "a search over meshes has fsdp, 1f1b"),
     (("model=nowhere/config.json", *FOUR_L40S), "nothing is downloaded"),
     (("model=llama31_9b", *FOUR_L40S), "did you mean llama31_8b?"),
+    (("model=" + 300 * "a", *FOUR_L40S), "unknown model 'aaa"),
     (("model=llama31_8b", "gpu=l4s", "num_devices=4"), "did you mean l40s?"),
     (("model=llama31_8b", "gpu=l40s"), "num_devices= is missing"),
     (

@@ -31,10 +31,10 @@ from tests.mesh.jobs import job
 ONES = LayerTimes([0.1, 0.2] * 4, [0.1] * 8, [0.3] * 8, 0.5, 0.7, hop=0.01)
 
 
-def stepped(found):
+def stepped(found, *, counts_layers=True):
     """A step of a job's own cut, simulated with what its replicas exchange."""
     problem, cut = problem_of(found), symmetric(found.cut)
-    return simulate_step(found, problem.order(cut), problem.costs(cut), counts_layers=True)
+    return simulate_step(found, problem.order(cut), problem.costs(cut), counts_layers=counts_layers)
 
 
 def test_a_mesh_of_ones_gives_todays_times_to_the_last_bit():
@@ -83,6 +83,26 @@ def test_data_parallelism_stands_on_lane_net_and_never_shortens_a_step(what):
     own = reduced(found, held_by_stage(found, 0))
     assert makespan_s(found) <= end <= makespan_s(found) + 20 * (own.gradients + own.parameters)
     assert {lane for row in step.sharded.schedule.rows for lane, _ in row} == {"compute", "net"}
+
+
+@pytest.mark.parametrize("what, volumes", [("none", 2.0), ("optimizer", 1.5)])
+def test_what_replicas_exchange_follows_an_order_whose_weights_change_with_every_microbatch(what, volumes):
+    """PipeDream: a ring of four sums gradients of 4 bytes in two rounds; or in one, and gathers weights of 2 bytes."""
+    found = job(Mesh(data=4, pipeline=4, sharing=Sharing(what)), schedule="pipedream")
+    step = stepped(found)
+    assert step.sharded is step.graph
+    parameters = 2 * found.architecture.layer_parameters + found.architecture.embedding_parameters
+    ring_s = volumes * 3 / 4 * 4 * parameters / found.machine.intra_bytes_per_s
+    assert ring_s < step.terms["data"] < 1.5 * ring_s, "the links give a part of what they are sold for"
+
+
+def test_replicas_inside_an_order_are_summed_where_layers_are_counted():
+    """Chimera holds every stage twice: four ranks of given seconds are as they were, without a mesh."""
+    found = job(Mesh(pipeline=4, sharing=Sharing("none")), schedule="chimera")
+    given, counted = stepped(found, counts_layers=False), stepped(found)
+    assert given.sharded is given.graph
+    assert given.terms["data"] == 0 < counted.terms["data"]
+    assert {lane for row in counted.sharded.schedule.rows for lane, _ in row} == {"compute", "net"}
 
 
 def test_gradients_of_early_stages_hide_behind_the_last_microbatch():

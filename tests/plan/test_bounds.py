@@ -195,6 +195,18 @@ def test_what_is_proven_not_to_fit_fits_in_no_setting(name):
     assert plan.outcome.peak_bytes >= bound
 
 
+def test_the_least_bytes_of_two_stages_are_those_of_the_best_cut_by_hand():
+    """1F1B, all recomputed at once: 16 bytes a parameter, and a microbatch's activations of the device's own layers."""
+    case = replace(small(1, microbatches=(1,)), sized=None)
+    model, tokens = case.model, case.model.seq_len
+    layer = model.layer_parameters * 16 + model.layer_activation_bytes(tokens)
+    embedding = model.embedding_parameters * 16
+    head = model.head_parameters * 16 + 6 * tokens * model.vocab
+    best = min(max(layer * n + embedding, layer * (6 - n) + head) for n in range(7))
+    space = space_of(contender("1f1b"), case)
+    assert Bounds(contender("1f1b"), case, space).least_bytes(0) == pytest.approx(best, rel=1e-5)
+
+
 def test_prices_bound_a_program_known_by_hand():
     """Dantzig's way on a textbook case: 3x + 5y under x <= 4, 2y <= 12, 3x + 2y <= 18 comes to 36."""
     rows, limits = np.array([[1.0, 0], [0, 2], [3, 2]]), np.array([4.0, 12, 18])

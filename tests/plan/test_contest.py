@@ -358,6 +358,41 @@ def test_a_plan_that_cannot_be_beaten_nearby_is_beaten_from_elsewhere():
     assert tune(contender("1f1b"), case, Budget(60)).restarted.gain is None
 
 
+def test_a_climb_from_elsewhere_keeps_the_better_of_what_was_known_and_what_it_finds():
+    """Six equal layers on two devices: cut evenly they are faster than one against five."""
+    search = Search(contender("1f1b"), small(), Budget(60, 1_000))
+    search.look()
+    setting = search.best().setting
+    paces = {}
+    for known, begun in (((2, 4), (3, 3)), ((3, 3), (2, 4))):
+        search.tried = {setting: search._timed(setting, symmetric(known))}
+        paces[known] = search.best_pace()
+        search.climb_from(setting, symmetric(begun), 0)
+        assert search.best().partition == symmetric((3, 3)), "with no work left nothing moves"
+    assert paces[3, 3] > paces[2, 4]
+
+
+def test_a_contender_far_behind_is_given_up_once_its_microbatches_are_chosen():
+    case = small()
+    plan = tune(contender("interleaved_1f1b"), case, to_beat=1e15)
+    first = space_of(contender("interleaved_1f1b"), case).first
+    sizes = {each.setting.changed("microbatch_sequences", first.microbatch_sequences) for each in plan.tried}
+    assert sizes == {first}
+    assert {each.setting.microbatch_sequences for each in plan.tried} == set(case.microbatches)
+
+
+def test_when_time_is_over_a_descent_sketches_nothing_more(monkeypatch):
+    over = False
+    search = Search(contender("1f1b"), small(), Budget(), is_over=lambda: over)
+    search.look()
+    best, over = search.best().setting, True
+    asked = []
+    monkeypatch.setattr(search.sketcher, "of", asked.append)
+    monkeypatch.setattr(search.sketcher, "by_promise", lambda *_: asked.append("by promise"))
+    assert search._descend(best) == best
+    assert asked == []
+
+
 def looked_at(name):
     """A search that has timed the usual setting with as little recomputation as fits."""
     search = Search(contender(name), small(), Budget(400, 10_000))

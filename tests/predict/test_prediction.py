@@ -1,12 +1,14 @@
 """Predictions: verdicts, intervals, sensitivities, longest sequences."""
 
 from dataclasses import replace
+from math import hypot, log
 
 import pytest
 
 from rpbench.predict import SYSTEMS, predict
 from rpbench.predict.cuts import bound_cut
 from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
+from rpbench.predict.megatron import pipeline_times, tensor_step
 from rpbench.predict.systems import system
 
 
@@ -75,3 +77,74 @@ def test_a_bound_cut_fits_where_the_even_one_does_not(case):
 def test_unknown_systems_are_named_with_the_nearest():
     with pytest.raises(ValueError, match="unknown system 'fsdb'; did you mean fsdp"):
         system("fsdb")
+
+
+# --- terms by hand -----------------------------------------------------------------------------------------------
+
+
+def test_deviations_of_two_constants_add_as_squares(case):
+    run = case("megatron-tp", "8x_rtx4090", "qwen3_1p7b")
+    declared = run.basis.declared
+
+    def width(*names):
+        sure = {name: replace(each, within=each.within if name in names else 0.0) for name, each in declared.items()}
+        found = predict(replace(run, basis=replace(run.basis, declared=sure, read=set())))
+        return log(found.high / found.tokens_per_s)
+
+    one, other = "collective_bytes_per_s", "memory_efficiency"
+    assert min(width(one), width(other)) > 0
+    assert width(one, other) == pytest.approx(hypot(width(one), width(other)))
+
+
+def test_a_pipelines_boundary_takes_the_faster_way(case):
+    """Directly, or down to the host and up again: two copies, one behind the other."""
+    run = case("megatron-pp", "8x_rtx4090", "llama31_8b")
+    size = 2 * run.microbatch_tokens * run.model.hidden
+    direct = run.basis.scaled("collective_bytes_per_s", 100.0)
+    assert pipeline_times(run, direct).hop == pytest.approx(size / direct["collective_bytes_per_s"])
+    over_host = run.basis.scaled("collective_bytes_per_s", 0.01)
+    assert pipeline_times(run, over_host).hop == pytest.approx(2 * size / over_host["copy_bytes_per_s"])
+    assert pipeline_times(replace(run, num_devices=1), over_host).hop == 0
+
+
+def test_a_tied_matrix_is_summed_by_the_two_devices_at_the_ends(case):
+    run = case("megatron-pp", "8x_rtx4090", "qwen3_1p7b")
+    assert run.model.tied
+    by_hand = 2 * (1 / 2) * 4 * run.model.embedding_parameters / run.basis["collective_bytes_per_s"]
+    assert system("megatron-pp").step(run, run.basis)["tied embedding"] == pytest.approx(by_hand)
+    alone = replace(run, num_devices=1)
+    assert system("megatron-pp").step(alone, alone.basis)["tied embedding"] == 0
+
+
+def test_tensor_parallelism_sums_in_every_layer_and_at_both_ends_and_divides_the_head(case):
+    run = case("megatron-tp", "8x_rtx4090", "llama31_8b")
+    found, basis = tensor_step(run, run.basis), run.basis
+    each = 2 * (7 / 8) * 2 * run.microbatch_tokens * run.model.hidden / basis["collective_bytes_per_s"]
+    number = run.settings.num_calls * (basis["tensor_reductions"] * 32 + 2)
+    assert found["reductions"] == pytest.approx(number * each)
+    more = replace(run, model=replace(run.model, vocab=2 * run.model.vocab))
+
+    def of_the_head(num_devices):
+        both = (tensor_step(replace(one, num_devices=num_devices), basis)["computation"] for one in (more, run))
+        return next(both) - next(both)
+
+    assert of_the_head(8) * 8 == pytest.approx(of_the_head(1), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["zero-2", "zero-infinity", "fsdp"])
+def test_a_step_of_twice_as_many_calls_computes_twice_as_long(case, name):
+    run = case(name, "8x_a800", "llama31_8b")
+    twice = replace(run, settings=replace(run.settings, num_calls=2 * run.settings.num_calls))
+    once, more = (system(name).step(each, each.basis) for each in (run, twice))
+    assert more["computation"] == pytest.approx(2 * once["computation"])
+    assert more["optimizer"] == once["optimizer"]
+
+
+def test_fsdp_gathers_all_weights_twice_a_call_beside_the_computation(case):
+    run = case("fsdp", "8x_a800", "llama31_8b")
+    slow = run.basis.scaled("collective_bytes_per_s", 1e-3)
+    found = system("fsdp").step(run, slow)
+    gathers = run.settings.num_calls * 2 * (7 / 8) * 2 * run.model.total_parameters / slow["collective_bytes_per_s"]
+    assert found["computation"] + found["weights"] == pytest.approx(gathers)
+    fast = run.basis.scaled("collective_bytes_per_s", 1e3)
+    assert system("fsdp").step(run, fast)["weights"] == 0

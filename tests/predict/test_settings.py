@@ -52,3 +52,9 @@ def test_given_sizes_are_the_same_batch_for_every_system(system):
     assert found.global_sequences == 64
     each = found.microbatch_sequences * found.num_calls * found.num_microbatches
     assert each * (8 if system == "zero-2" else 1) == 64
+
+
+def test_devices_and_calls_together_take_the_whole_batch_where_it_does_not_divide():
+    """Twelve sequences on eight devices, one at a time: two calls of three quarters of a sequence."""
+    found = given_settings("fsdp", 8, 1, 12)
+    assert (found.global_sequences, found.num_calls, found.microbatch_sequences) == (12, 2, 0.75)

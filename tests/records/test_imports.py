@@ -45,11 +45,34 @@ def test_an_exported_run_becomes_a_record():
     assert (row["schedule"], row["num_devices"], row["tokens_per_s"]) == ("zb_h1", 4, 7.0)
 
 
+def test_a_trace_begins_with_its_first_event_wherever_that_stands():
+    events = [KINETO[3] | {"tid": 8}, *KINETO[1:3]]
+    slices = [each for each in imports.trace_of_kineto(json.dumps(events))["traceEvents"] if each["ph"] == "X"]
+    assert sorted((each["name"], each["ts"]) for each in slices) == [("add", 40), ("gemm", 0)]
+
+
+def test_what_a_tracker_counts_for_itself_is_no_value_of_a_run():
+    run = {"config": {"schedule": "1f1b"}, "summary": {"tokens_per_s": 7.0, "_runtime": 12.5, "_step": 9}}
+    (row,) = imports.records_of_wandb(json.dumps(run))
+    assert row["tokens_per_s"] == 7.0
+    assert not any(key.startswith("_") for key in row)
+
+
+def test_a_number_with_an_exponent_is_a_measure_and_no_count():
+    (row,) = imports.records_of_csv("schedule,tokens_per_s\n1f1b,1e3\n")
+    assert repr(row["tokens_per_s"]) == "1000.0"
+    with pytest.raises(ConfigError, match=r"num_devices=1000\.0: a whole number"):
+        imports.records_of_csv("schedule,num_devices\n1f1b,1e3\n")
+
+
 @pytest.mark.parametrize(
     "read, text, rule",
     [
         (imports.records_of_csv, "model\nx\n", "a header with at least"),
         (imports.records_of_csv, "schedule,a\n1f1b\n", "line 2"),
+        (imports.records_of_csv, "schedule,tokens_per_s\n", "no row beneath"),
+        (imports.records_of_wandb, "", "no run in it"),
+        (imports.records_of_wandb, "[]", "no run in it"),
         (imports.records_of_csv, "schedule,tokens_per_s\n1f1b,nan\n", "no number to keep"),
         (imports.records_of_csv, "schedule,num_devices\n1f1b,-2\n", "whole number"),
         (imports.records_of_csv, "schedule,tokens_per_s\n1f1b,-5\n", "below 0"),

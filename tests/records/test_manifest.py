@@ -133,6 +133,15 @@ def test_a_verdict_outlasts_a_failure_whoever_wrote_last(order, status, state, t
     assert states(tmp_path) == [state, state]
 
 
+def test_of_two_ends_with_numbers_the_later_one_counts(tmp_path, monkeypatch):
+    """As where a sweep is run again by force with other code."""
+    folder, plan = planned(tmp_path, 1)
+    journal = Journal(folder, plan, 0)
+    journal.ended([row("a")])
+    journal.ended([row("b")])
+    assert [cell.run_ids for cell in read_manifest(tmp_path, "figure17").cells] == [("b",)]
+
+
 def test_a_duels_cell_names_the_record_of_each_contender(tmp_path):
     folder, plan = planned(tmp_path, 3, "cpu_duel")
     Journal(folder, plan, 0).ended([row("a"), row("b"), row("c")])

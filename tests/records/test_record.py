@@ -127,6 +127,7 @@ def test_a_record_is_strict_json():
         (lambda row: row.update(peak_in_flight=[3, 3]), "those that its digest was made of"),
         (lambda row: row.pop("digest"), "those that its digest was made of"),
         (lambda row: row.update(schema=2), "those that its digest was made of"),
+        (lambda row: row.update(schema=0), "schema 0"),
         (lambda row: row.update(tokens_per_s="fast"), "no number"),
         (lambda row: row.update(choices=None, config=None), "not the one that its run_id"),
     ],

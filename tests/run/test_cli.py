@@ -191,6 +191,21 @@ WRONG = [
     (["checkpoint.resume_from=/dev/zero"], "checkpoint.resume_from=/dev/zero: it is no folder"),
     (["mode.failures=[1]"], "mode.failures=[1]: choose what has such keys first, as in mode=failures"),
     (["import", "csv", "/dev/zero"], "import /dev/zero: it is a device"),
+    (
+        ["cost=constant", f"cost.forward_ms=1{400 * '0'}"],
+        "00000... (401 digits): a finite number",
+    ),
+    (["cost=constant", "cost.forward_ms=null"], "cost.forward_ms=null: it needs a value"),
+    (["num_devices={a: 1}"], "rpbench: num_devices={a: 1}: a whole number"),
+    (["num_devices=2", "num_devices.x=3"], "num_devices.x=3: num_devices is a whole number, with no keys beneath it"),
+    (["partition=[1,1]"], "rpbench: partition=[1,1]: one word or one text"),
+    (["=1"], "=1: a key is missing before ="),
+    (["model=qwen3_1p7b", "software.constants=x"], "software.constants=x: choose what has such keys first"),
+    (["-m", "seed=range(0,10,0)"], "seed=range(0,10,0): range() arg 3 must not be zero; write range(FIRST,END,STEP)"),
+    (["model=tiny_gpt", f"model.seq_len=1{30 * '0'}"], "at most 1,000,000,000"),
+    (["show", "draw=/proc/x.svg"], "draw=/proc: /proc is no folder that can be written"),
+    (["new", "model", 300 * "x"], "it has 300 letters, a file's name takes 100"),
+    (["new", "schedule", "class"], "name 'class': a word of Python"),
 ]
 
 

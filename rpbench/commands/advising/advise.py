@@ -435,7 +435,7 @@ def _notes(asked: Asked) -> list[str]:
 
 
 def _no_model(name: str) -> str:
-    if Path(name).is_dir():
+    if os.path.isdir(name):  # unlike Path.is_dir, it bears a name that is too long
         return f"model={name}: there is no config.json in this folder"
     if "/" in name or name.endswith(".json"):
         return f"model={name}: there is no such config.json or folder with one; nothing is downloaded, fetch it first"

@@ -76,7 +76,6 @@ class _Walk:
         receive = needed(self._table, self._rank, token)
         if receive is not None and receive not in self._received:
             return f"{receive} does not stand before it"
-        self._received.discard(receive or token)
         self._computed.add(token)
         return self._local_input(token)
 

@@ -209,7 +209,7 @@ def _read(request: Request, entrants: Sequence[Contender], path: str) -> tuple[L
     assert source is not None
     try:
         found = parsed(source.text)
-        if found["schema"] != SCHEMA:
+        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
             raise ValueError(f"its schema is not {SCHEMA!r}")
         times = from_text(json.dumps(found["profile"]))
         plans = {each.name: [_made(request, each, times, found["plans"])] for each in entrants if each.searches}
