@@ -226,7 +226,3 @@ def pass_on(source: TextIO, lines: "SimpleQueue[str | None]", folder: Path) -> N
 
 def _nonempty(lines: TextIO) -> Iterator[str]:
     return filter(None, map(str.strip, lines))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
