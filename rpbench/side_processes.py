@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,7 +18,7 @@ from multiprocessing import Pipe, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import IO, Any, Literal, TextIO
+from typing import IO, Any, Literal, NoReturn, TextIO
 
 ROOT = Path(__file__).parents[1]
 POLL_S = 1.0
@@ -178,7 +179,7 @@ def run_main(program: Sequence[str]) -> int:
 
 
 def serve_forks(arguments: Sequence[str]) -> int:
-    """The whole life of a template; in a child, that of its program.
+    """The whole life of a template.
 
     Args:
         arguments: the handle of the connection on which it is asked.
@@ -198,17 +199,9 @@ def serve_forks(arguments: Sequence[str]) -> int:
         pid = _fork_with(program[0])
         if pid == 0:
             asked.close()
-            os.setsid()
-            os.sched_setaffinity(0, cores)
-            os.environ.clear()
-            os.environ.update(environment)
-            for target, handle in enumerate(handles):
-                os.dup2(handle, target)
+            _live(program, environment, cores, handles)
         for handle in handles:
             os.close(handle)
-        if pid == 0:
-            sys.argv = list(program)
-            return run_main(program)
         asked.send(pid)
 
 
@@ -220,6 +213,27 @@ def _fork_with(module: str) -> int | None:
         return os.fork() if len(os.listdir("/proc/self/task")) == 1 else None
     except Exception:
         return None
+
+
+def _live(program: Sequence[str], environment: Mapping[str, str], cores: set[int], handles: Sequence[int]) -> NoReturn:
+    """The life of a child. At its end Python takes nothing apart: that would copy all that it has in common."""
+    status = 1
+    try:
+        os.setsid()
+        os.sched_setaffinity(0, cores)
+        os.environ.clear()
+        os.environ.update(environment)
+        for target, handle in enumerate(handles):
+            os.dup2(handle, target)
+            os.close(handle)
+        sys.argv = list(program)
+        status = run_main(program)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:
