@@ -115,13 +115,15 @@ class Template:
             self._owner == os.getpid() and not self._here.closed and self._environment == _early(environment)
         )  # a fork of this process has the same connection, and must not use it
 
-    def fork(self, program: Sequence[str], environment: Mapping[str, str], handles: Sequence[int]) -> Forked | None:
+    def fork(
+        self, program: Sequence[str], imports: Sequence[str], environment: Mapping[str, str], handles: Sequence[int]
+    ) -> Forked | None:
         """A child with a program, as of `start`; None where it has to be started without a template.
 
         Raises:
             EOFError, OSError: if the template is gone.
         """
-        pid = self.ask((tuple(program), dict(environment), os.sched_getaffinity(0)), handles)
+        pid = self.ask((program, imports, dict(environment), os.sched_getaffinity(0)), handles)
         return None if pid is None else Forked(self, pid)
 
     def ask(self, message: Any, handles: Sequence[int] = ()) -> int | None:
@@ -141,7 +143,15 @@ class Template:
 _template: Template | None = None
 
 
-def start(program: Sequence[str], own: Mapping[str, str], *, stdin: int, stdout: int, stderr: int) -> Started:
+def start(
+    program: Sequence[str],
+    own: Mapping[str, str],
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    imports: Sequence[str] = (),
+) -> Started:
     """A process with a session of its own that computes on one thread: `main` of a module.
 
     On Linux it is forked from a process that has imported the module once for all. Where that cannot be, as on macOS
@@ -150,6 +160,7 @@ def start(program: Sequence[str], own: Mapping[str, str], *, stdin: int, stdout:
     Args:
         program: name of the module, and what its `main` gets; that returns the exit status.
         own: environment variables beside those of this process.
+        imports: modules that it imports later.
     """
     global _template
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -158,7 +169,7 @@ def start(program: Sequence[str], own: Mapping[str, str], *, stdin: int, stdout:
         if _template is None or not _template.serves(shared):
             _template = Template(shared)
         with suppress(EOFError, OSError):
-            forked = _template.fork(program, shared | dict(own), (stdin, stdout, stderr))
+            forked = _template.fork(program, imports, shared | dict(own), (stdin, stdout, stderr))
             if forked is not None:
                 return forked
     return subprocess.Popen(
@@ -194,9 +205,9 @@ def serve_forks(arguments: Sequence[str]) -> int:
             found, status = os.waitpid(message, os.WNOHANG)
             asked.send(os.waitstatus_to_exitcode(status) if found else None)
             continue
-        program, environment, cores = message
+        program, imports, environment, cores = message
         handles = [recv_handle(asked) for _ in range(3)]
-        pid = _fork_with(program[0])
+        pid = _fork_with((program[0], *imports))
         if pid == 0:
             asked.close()
             _live(program, environment, cores, handles)
@@ -205,10 +216,11 @@ def serve_forks(arguments: Sequence[str]) -> int:
         asked.send(pid)
 
 
-def _fork_with(module: str) -> int | None:
-    """As `os.fork`, with a module imported; None where that fails, or a child would lack threads."""
+def _fork_with(modules: Iterable[str]) -> int | None:
+    """As `os.fork`, with modules imported; None where that fails, or a child would lack threads."""
     try:
-        import_module(module)
+        for module in modules:
+            import_module(module)
         gc.freeze()  # nobody writes to what all have in common
         return os.fork() if len(os.listdir("/proc/self/task")) == 1 else None
     except Exception:
@@ -249,11 +261,13 @@ def _end_template(connection: "Connection[Any, Any]", process: "subprocess.Popen
         process.wait()
 
 
-def end_all(processes: Iterable[Started], inputs: Iterable[IO[bytes]], others: Iterable[IO[bytes]]) -> None:
+def end_all(
+    processes: Iterable[Started], inputs: Iterable[IO[bytes]], others: Iterable["IO[bytes] | Connection[Any, Any]"]
+) -> None:
     """End processes that leave when their stdin, one of `inputs`, does; who does not in time is killed."""
-    for each in inputs:
+    for stdin in inputs:
         with suppress(BrokenPipeError):  # what a dead process has not read is still to be flushed
-            each.close()
+            stdin.close()
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         try:

@@ -32,7 +32,7 @@ from rpbench.torch_runtime.request import check_request, make_request
 from rpbench.torch_runtime.shards import CollectiveRequest
 
 BAR = 1e-15
-FAULTY = str(Path(__file__).with_name("faulty_worker.py"))
+FAULTY = "tests.torch_runtime.faulty_worker"
 
 
 @pytest.fixture(scope="module")
