@@ -23,8 +23,8 @@ from typing import IO, Any, Literal, NoReturn, TextIO
 ROOT = Path(__file__).parents[1]
 POLL_S = 1.0
 GRACE_S = 5.0  # for processes that were told to end, before they are killed
-# What is read late and changes often; a change of any other variable may matter when a process starts or imports.
-READ_LATE = ("PYTEST_", "RPBENCH_")
+# Variables that change often, or that torch sets itself, and that nothing reads while it starts or is imported.
+READ_LATE = ("PYTEST_", "RPBENCH_", "TORCHINDUCTOR_CACHE_DIR")
 _CALL = "import sys; from rpbench.side_processes import {0}; sys.exit({0}(sys.argv[1:]))"
 
 
