@@ -10,6 +10,7 @@ from rpbench.torch_runtime.processes.board import Phase
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import LAST_WORDS_S, Ranks
 from rpbench.torch_runtime.shards import COLLECTIVES, STALL_S, CollectiveRequest, run_collectives
+from tests.torch_runtime.faulty_collectives import MARKED
 
 FAULTY = "tests.torch_runtime.faulty_collectives"
 

@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from rpbench.torch_runtime.processes.board import Phase, Place, Standing, read_standing
 from rpbench.torch_runtime.processes.diagnosis import Evidence, RunFailed, diagnose
-from rpbench.torch_runtime.processes.node_run import NodeRequest, run_node
 from rpbench.torch_runtime.processes.ranks import STALL_S, Ranks
 from rpbench.torch_runtime.processes.worker import Refused, run_request, start_group
 from rpbench.torch_runtime.recorded.outcome import Outcome
@@ -194,28 +193,6 @@ def run_on_torch(request: TorchRequest, *, stall_s: float = STALL_S) -> Outcome 
         return _run_here(request, stall_s)
     with Ranks(request.num_ranks, stall_s) as ranks:
         return ranks.run(request)
-
-
-def run_nodes(request: NodeRequest, *, stall_s: float = STALL_S) -> dict[str, Any] | None:
-    """Run a request of several nodes, on processes that torchrun has started, one a node, or that are started here.
-
-    Returns:
-        What `rpbench.torch_runtime.processes.node_run.run_node` answers, on node 0 alone.
-
-    Raises:
-        ValueError: if the request cannot be.
-        RunFailed: if a node was lost, where they were started here; torchrun ends the others itself.
-    """
-    request.check()
-    if not under_torchrun():
-        with Ranks(request.num_ranks, stall_s) as ranks:
-            return ranks.run_nodes(request)
-    if not dist.is_initialized():
-        start_group("cpu")
-    with tempfile.TemporaryDirectory(prefix="rpbench-node-") as folder:
-        answer = run_node(request, Place(Path(folder) / "board"))
-        dist.barrier()
-    return answer
 
 
 def _run_here(request: TorchRequest, stall_s: float) -> Outcome | None:

@@ -20,7 +20,6 @@ from baselines.systems.case import Case
 from rpbench.side_processes import Started, end_all, start
 from rpbench.torch_runtime.processes.board import Phase, Standing, read_file
 from rpbench.torch_runtime.processes.diagnosis import Evidence, RunFailed, diagnose
-from rpbench.torch_runtime.processes.node_run import NodeRequest
 from rpbench.torch_runtime.processes.resident import StepRequest
 from rpbench.torch_runtime.processes.worker import FAREWELL, START_S, AnyRequest
 from rpbench.torch_runtime.recorded.outcome import Outcome
@@ -74,8 +73,8 @@ class Ranks:
             "LOCAL_RANK": str(rank),
         }
         (stdin, requests), (answers, stdout) = os.pipe(), os.pipe()
-        self._stdins.append(open(requests, "wb"))
-        self._stdouts.append(open(answers, "rb"))
+        self._stdins.append(os.fdopen(requests, "wb"))
+        self._stdouts.append(os.fdopen(answers, "rb"))
         try:
             words = self._words[rank].fileno()
             process = start((*program, str(self._boards[rank])), own, stdin=stdin, stdout=stdout, stderr=words)
@@ -102,11 +101,6 @@ class Ranks:
             RunFailed: as of `run`.
         """
         return Outcome(request.request, self._ask(request))
-
-    def run_nodes(self, request: NodeRequest) -> Answer:
-        """The same of processes that are nodes: what node 0 answers (`rpbench.torch_runtime.processes.node_run`)."""
-        request.check()
-        return self._ask(request)
 
     def time_collectives(self, request: CollectiveRequest) -> Answer:
         """Seconds of collectives, as rank 0 answers (`rpbench.torch_runtime.shards`).

@@ -27,7 +27,6 @@ from rpbench.side_processes import answers_only
 from rpbench.torch_runtime.processes.board import Phase, Place
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.member import Member
-from rpbench.torch_runtime.processes.node_run import NodeRequest, run_node
 from rpbench.torch_runtime.processes.resident import MARK, Residents, StepRequest
 from rpbench.torch_runtime.recorded.gathering import Answer, gather
 from rpbench.torch_runtime.request import TorchRequest
@@ -40,7 +39,7 @@ JOIN_S = 55.0  # for every rank that a launcher starts to come, so that all has 
 START_S = 300.0  # for ranks that a parent starts and watches: a busy host takes minutes to import torch
 FAREWELL = "end"  # the last line of a parent that lives
 
-AnyRequest = TorchRequest | NodeRequest | StepRequest | CollectiveRequest
+AnyRequest = TorchRequest | StepRequest | CollectiveRequest
 CASE_MARK = '{"system"'  # how the line of a case begins
 
 
@@ -142,7 +141,7 @@ def read_request(line: str) -> AnyRequest | Case:
         return Case.from_json(line)
     if line.startswith(COLLECTIVES_MARK):
         return CollectiveRequest.from_json(line)
-    return NodeRequest.from_json(line) if line.startswith('{"nodes"') else TorchRequest.from_json(line)
+    return TorchRequest.from_json(line)
 
 
 def _run(
@@ -160,7 +159,7 @@ def _run(
             return cases.run(request)
         if isinstance(request, CollectiveRequest):
             return run_collectives(request, place)
-        return residents.step(request) if isinstance(request, StepRequest) else run_node(request, place)
+        return residents.step(request)
     except ValueError as error:
         raise Refused(str(error)) from None
 
