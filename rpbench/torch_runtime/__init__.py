@@ -7,5 +7,4 @@ worker, member, stages, shards one rank of it
 recording, gathering, outcome  what it measured, as timelines and record fields
 board, launch, diagnosis       which rank is at fault when a run stops
 resident                       contenders side by side, a step each
-split_sums                     plain training that adds up the parts of tensor-parallel ranks
 """

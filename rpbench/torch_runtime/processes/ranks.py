@@ -196,7 +196,7 @@ class Ranks:
         )
         run = request.request if isinstance(request, StepRequest) else request
         if isinstance(run, TorchRequest):
-            error = diagnose(run.lowered, evidence, run.data_parallel * run.tensor_parallel)
+            error = diagnose(run.lowered, evidence, run.ranks_each)
         else:
             error = diagnose(None, evidence)
         error.words = answers.get(error.rank, {}).get("traceback") or self._last_words(error.rank)
