@@ -185,7 +185,8 @@ def start(
 
 def run_main(program: Sequence[str]) -> int:
     """The exit status of a program, as of `start`."""
-    status: int = import_module(program[0]).main(*program[1:])
+    module, *arguments = program
+    status: int = import_module(module).main(*arguments)
     return status
 
 
