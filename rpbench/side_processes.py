@@ -23,6 +23,7 @@ from typing import IO, Any, Literal, NoReturn, TextIO
 ROOT = Path(__file__).parents[1]
 POLL_S = 1.0
 GRACE_S = 5.0  # for processes that were told to end, before they are killed
+IMPORT_S = 300.0  # a busy host takes minutes to import torch
 # Variables that change often, or that torch sets itself, and that nothing reads while it starts or is imported.
 READ_LATE = ("PYTEST_", "RPBENCH_", "TORCHINDUCTOR_CACHE_DIR")
 _CALL = "import sys; from rpbench.side_processes import {0}; sys.exit({0}(sys.argv[1:]))"
@@ -111,9 +112,9 @@ class Template:
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Whether it can be asked by this process for children with an environment."""
-        return (
-            self._owner == os.getpid() and not self._here.closed and self._environment == _early(environment)
-        )  # a fork of this process has the same connection, and must not use it
+        # A fork of this process has the same connection, and must not use it.
+        mine = self._owner == os.getpid() and not self._here.closed
+        return mine and self._environment == _early(environment)
 
     def fork(
         self, program: Sequence[str], imports: Sequence[str], environment: Mapping[str, str], handles: Sequence[int]
@@ -127,12 +128,18 @@ class Template:
         return None if pid is None else Forked(self, pid)
 
     def ask(self, message: Any, handles: Sequence[int] = ()) -> int | None:
-        """What the template answers: to a child's pid its exit status, to a program the pid of a child."""
+        """What the template answers: to a child's pid its exit status, to a program the pid of a child.
+
+        Raises:
+            EOFError, OSError: if it is gone, or says nothing; nobody can ask it again.
+        """
         with self._lock:
             try:
                 self._here.send(message)
                 for handle in handles:
                     send_handle(self._here, handle, 0)
+                if not self._here.poll(IMPORT_S):
+                    raise TimeoutError(f"no answer within {IMPORT_S:g} s")
                 answer: int | None = self._here.recv()
             except BaseException:
                 self._here.close()  # a later question would get this one's answer
