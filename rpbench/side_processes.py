@@ -1,19 +1,32 @@
 """Processes that work beside this one, and end with it however it ends."""
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import cache
-from multiprocessing import get_context, parent_process
-from typing import IO, Any, Literal, TextIO
+from importlib import import_module
+from multiprocessing import Pipe, get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import IO, Any, Literal, NoReturn, TextIO
 
+ROOT = Path(__file__).parents[1]
 POLL_S = 1.0
 GRACE_S = 5.0  # for processes that were told to end, before they are killed
+IMPORT_S = 300.0  # a busy host takes minutes to import torch
+# Variables that change often, or that torch sets itself, and that nothing reads while it starts or is imported.
+READ_LATE = ("PYTEST_", "RPBENCH_", "TORCHINDUCTOR_CACHE_DIR")
+_CALL = "import sys; from rpbench.side_processes import {0}; sys.exit({0}(sys.argv[1:]))"
 
 
 def side_processes(
@@ -35,13 +48,234 @@ def answers_only() -> TextIO:
     return out
 
 
-def end_all(processes: Iterable["subprocess.Popen[Any]"], logs: Iterable[IO[bytes]]) -> None:
-    """End processes that leave when their stdin does; who does not in time is killed. Their logs are closed."""
-    processes = list(processes)
-    for process in processes:
-        if process.stdin is not None:
-            with suppress(BrokenPipeError):  # what a dead process has not read is still to be flushed
-                process.stdin.close()
+class Forked:
+    """A child of a template, with the methods of `subprocess.Popen`."""
+
+    def __init__(self, template: "Template", pid: int) -> None:
+        self._template, self.pid = template, pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while the process lives."""
+        if self.returncode is None:
+            try:
+                self.returncode = self._template.ask(self.pid)
+            except (EOFError, OSError):  # the template is gone, and nobody else learns how this process ends
+                self.kill()
+                self.returncode = -signal.SIGKILL
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, once there is one.
+
+        Raises:
+            subprocess.TimeoutExpired: if there is none after `timeout` seconds.
+        """
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if timeout is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.005)
+        return status
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+Started = Forked | subprocess.Popen[bytes]
+
+
+class Template:
+    """A process that imports modules and is forked for every child, which so has them at once.
+
+    It is a program of its own: children have nothing of this process but environment and cores. It ends when this
+    process does, or when neither this object nor a child of it is held any more.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._owner, self._environment, self._lock = os.getpid(), _early(environment), threading.Lock()
+        self._here, there = Pipe()
+        with there:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _CALL.format("serve_forks"), str(there.fileno())],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what it cannot import, a process of its own says
+                pass_fds=[there.fileno()],
+                start_new_session=True,
+            )
+        weakref.finalize(self, _end_template, self._here, process)
+
+    def serves(self, environment: Mapping[str, str]) -> bool:
+        """Whether it can be asked by this process for children with an environment."""
+        # A fork of this process has the same connection, and must not use it.
+        mine = self._owner == os.getpid() and not self._here.closed
+        return mine and self._environment == _early(environment)
+
+    def fork(
+        self, program: Sequence[str], imports: Sequence[str], environment: Mapping[str, str], handles: Sequence[int]
+    ) -> Forked | None:
+        """A child with a program, as of `start`; None where it has to be started without a template.
+
+        Raises:
+            EOFError, OSError: if the template is gone.
+        """
+        pid = self.ask((program, imports, dict(environment), os.sched_getaffinity(0)), handles)
+        return None if pid is None else Forked(self, pid)
+
+    def ask(self, message: Any, handles: Sequence[int] = ()) -> int | None:
+        """What the template answers: to a child's pid its exit status, to a program the pid of a child.
+
+        Raises:
+            EOFError, OSError: if it is gone, or says nothing; nobody can ask it again.
+        """
+        with self._lock:
+            try:
+                self._here.send(message)
+                for handle in handles:
+                    send_handle(self._here, handle, 0)
+                if not self._here.poll(IMPORT_S):
+                    raise TimeoutError(f"no answer within {IMPORT_S:g} s")
+                answer: int | None = self._here.recv()
+            except BaseException:
+                self._here.close()  # a later question would get this one's answer
+                raise
+        return answer
+
+
+_template: Template | None = None
+
+
+def start(
+    program: Sequence[str],
+    own: Mapping[str, str],
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    imports: Sequence[str] = (),
+) -> Started:
+    """A process with a session of its own that computes on one thread: `main` of a module.
+
+    On Linux it is forked from a process that has imported the module once for all. Where that cannot be, as on macOS
+    and with a module that starts threads, it imports for itself.
+
+    Args:
+        program: name of the module, and what its `main` gets; that returns the exit status.
+        own: environment variables beside those of this process.
+        imports: modules that it imports later.
+    """
+    global _template
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    shared = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    if sys.platform == "linux":
+        if _template is None or not _template.serves(shared):
+            _template = Template(shared)
+        with suppress(EOFError, OSError):
+            forked = _template.fork(program, imports, shared | dict(own), (stdin, stdout, stderr))
+            if forked is not None:
+                return forked
+    return subprocess.Popen(
+        [sys.executable, "-c", _CALL.format("run_main"), *program],
+        cwd=ROOT,
+        env=shared | dict(own),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+def run_main(program: Sequence[str]) -> int:
+    """The exit status of a program, as of `start`."""
+    module, *arguments = program
+    status: int = import_module(module).main(*arguments)
+    return status
+
+
+def serve_forks(arguments: Sequence[str]) -> int:
+    """The whole life of a template.
+
+    Args:
+        arguments: the handle of the connection on which it is asked.
+    """
+    asked = Connection(int(arguments[0]))
+    while True:
+        try:
+            message = asked.recv()
+        except EOFError:
+            return 0
+        if isinstance(message, int):
+            found, status = os.waitpid(message, os.WNOHANG)
+            asked.send(os.waitstatus_to_exitcode(status) if found else None)
+            continue
+        program, imports, environment, cores = message
+        handles = [recv_handle(asked) for _ in range(3)]
+        pid = _fork_with((program[0], *imports))
+        if pid == 0:
+            asked.close()
+            _live(program, environment, cores, handles)
+        for handle in handles:
+            os.close(handle)
+        asked.send(pid)
+
+
+def _fork_with(modules: Iterable[str]) -> int | None:
+    """As `os.fork`, with modules imported; None where that fails, or a child would lack threads."""
+    try:
+        for module in modules:
+            import_module(module)
+        gc.freeze()  # nobody writes to what all have in common
+        return os.fork() if len(os.listdir("/proc/self/task")) == 1 else None
+    except Exception:
+        return None
+
+
+def _live(program: Sequence[str], environment: Mapping[str, str], cores: set[int], handles: Sequence[int]) -> NoReturn:
+    """The life of a child. At its end Python takes nothing apart: that would copy all that it has in common."""
+    status = 1
+    try:
+        os.setsid()
+        os.sched_setaffinity(0, cores)
+        os.environ.clear()
+        os.environ.update(environment)
+        for target, handle in enumerate(handles):
+            os.dup2(handle, target)
+            os.close(handle)
+        sys.argv = list(program)
+        status = run_main(program)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
+
+
+def _end_template(connection: "Connection[Any, Any]", process: "subprocess.Popen[bytes]") -> None:
+    connection.close()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def end_all(
+    processes: Iterable[Started], inputs: Iterable[IO[bytes]], others: Iterable["IO[bytes] | Connection[Any, Any]"]
+) -> None:
+    """End processes that leave when their stdin, one of `inputs`, does; who does not in time is killed."""
+    for stdin in inputs:
+        with suppress(BrokenPipeError):  # what a dead process has not read is still to be flushed
+            stdin.close()
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         try:
@@ -49,10 +283,8 @@ def end_all(processes: Iterable["subprocess.Popen[Any]"], logs: Iterable[IO[byte
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-    for log in logs:
-        log.close()
+    for each in others:
+        each.close()
 
 
 @cache

@@ -6,7 +6,5 @@ request, launch, ranks         a run, under torchrun or on ranks started here
 worker, member, stages, shards one rank of it
 recording, gathering, outcome  what it measured, as timelines and record fields
 board, launch, diagnosis       which rank is at fault when a run stops
-nodes, node_run                hosts with an engine each, for schedules that stream weights
 resident                       contenders side by side, a step each
-split_sums                     plain training that adds up the parts of tensor-parallel ranks
 """

@@ -16,8 +16,6 @@ from rpbench.ir.schedule import Schedule, from_text, to_text
 from rpbench.models.build import build_layer, build_model
 from rpbench.models.data import Data, SyntheticTokens, TextTokens
 from rpbench.torch_runtime.lowering import Lowered, lower
-from rpbench.torch_runtime.recorded.recording import Recorder, listen, recorded
-from rpbench.torch_runtime.versions import load_runtime
 from rpbench.workload.architecture import Architecture
 
 # Ours -> torch's of the same order, where it has one.
@@ -30,8 +28,7 @@ SAME_NAME = {
     "zb_v": "ZBVZeroBubble",
     "dualpipe_v": "DualPipeV",
 }
-ONE_STAGE = ("GPipe", "1F1B")
-
+ONE_STAGE = ("GPipe", "1F1B")  # of torch's: one stage a rank
 
 DataMode = Literal["plain", "fsdp2", "replicate"]
 DATA_MODES: tuple[DataMode, ...] = get_args(DataMode)
@@ -103,9 +100,14 @@ class TorchRequest:
         return self.lowered.num_ranks
 
     @property
+    def ranks_each(self) -> int:
+        """Processes of each pipeline rank."""
+        return self.data_parallel * self.tensor_parallel
+
+    @property
     def num_ranks(self) -> int:
         """Processes in all."""
-        return self.num_pipeline_ranks * self.data_parallel * self.tensor_parallel
+        return self.num_pipeline_ranks * self.ranks_each
 
     @property
     def num_microbatches(self) -> int:
@@ -259,57 +261,10 @@ def _check_ways(request: TorchRequest, *, splits: bool) -> None:
             "a pipeline with one of them; set the other to 1"
         )
     chains = request.lowered.chains.routes
-    if request.data_parallel * request.tensor_parallel > 1 and len(chains) > 1:
+    if request.ranks_each > 1 and len(chains) > 1:
         raise ValueError(
             f"schedule={request.lowered.table.name} keeps two copies of every stage, which are data parallel already; "
             "set data_parallel=1 and tensor_parallel=1, or take a schedule with one copy"
         )
     if request.device not in ("cpu", "cuda"):
         raise ValueError(f"device={request.device}: cpu (gloo) or cuda (NCCL)")
-
-
-def own_runtime(request: TorchRequest, recorder: Recorder, stages: list[Any]) -> Any:
-    """torch's schedule `request.order_of`.
-
-    Its single-stage classes run no lowered actions, so that only their computations are timed.
-
-    Raises:
-        ValueError: if torch has none of that name, or it takes other stages.
-    """
-    name = request.order_of
-    if name not in SAME_NAME.values():
-        raise ValueError(f"order_of={name}: torch has {', '.join(SAME_NAME.values())}")
-    if name in ONE_STAGE and len(stages) != 1:
-        raise ValueError(f"order_of={name}: torch runs one stage a rank there, this partition has {len(stages)}")
-    schedules, _, _ = load_runtime()
-    kind = schedules.get_schedule_class(name)
-    settled = {"loss_fn": _sum, "scale_grads": False}
-    if name in ONE_STAGE:  # GPipe's own names of its loop's turns are no lowered actions
-        _listen_alone(stages[0], recorder)
-        return kind(stages[0], request.lowered.num_microbatches, **settled)
-
-    class Recording(kind):  # type: ignore[misc, valid-type]  # one of several
-        """torch's schedule under our clock."""
-
-        def _step_microbatches(self, *arguments: Any, **options: Any) -> Any:
-            with recorded(schedules, recorder):
-                return super()._step_microbatches(*arguments, **options)
-
-    listen(stages, recorder)
-    return Recording(stages, request.lowered.num_microbatches, **settled)
-
-
-def _sum(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return loss.sum()
-
-
-def _listen_alone(stage: Any, recorder: Recorder) -> None:
-    """Make an action of each computation: the single-stage classes have loops of their own."""
-    for name, kind in (("forward_one_chunk", "F"), ("backward_one_chunk", "B")):
-        call = getattr(stage, name)
-
-        def timed(microbatch: int, *arguments: Any, _call: Any = call, _kind: str = kind, **options: Any) -> Any:
-            with recorder.action(f"{stage.stage_index}{_kind}{microbatch}"):
-                return recorder.computes(_call)(microbatch, *arguments, **options)
-
-        setattr(stage, name, timed)

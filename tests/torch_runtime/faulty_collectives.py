@@ -1,18 +1,15 @@
-"""A rank that goes wrong at a collective of an odd size: `python faulty_collectives.py WHAT BOARD`."""
+"""A rank that goes wrong at a collective of an odd size: arguments are WHAT and its board."""
 
 import os
-import sys
-
-from faulty_worker import commit
 
 from rpbench.torch_runtime import shards
 from rpbench.torch_runtime.processes import worker
+from tests.torch_runtime.faulty_worker import commit
 
 MARKED = 4104  # bytes of the tensor at which rank 1 goes wrong
 
 
-def main() -> int:
-    what, board = sys.argv[1:3]
+def main(what: str, board: str) -> int:
     timed = shards.timed
 
     def faulty(name: str, size: int, *others: object) -> object:
@@ -22,7 +19,3 @@ def main() -> int:
 
     shards.timed = faulty
     return worker.main(board)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,9 @@
-"""A rank that goes wrong at an action: `python faulty_worker.py RANK TOKEN WHAT BOARD`."""
+"""A rank that goes wrong at an action: arguments are RANK TOKEN WHAT, and its board."""
 
 import os
 import signal
-import sys
 import threading
+from functools import partial
 
 import torch
 
@@ -26,9 +26,7 @@ def commit(what: str) -> None:
         raise RuntimeError(f"{what} went wrong")
 
 
-def change(member: Member) -> None:
-    rank, token, what = sys.argv[1:4]
-
+def change(member: Member, rank: str, token: str, what: str) -> None:
     def before(found: str) -> None:
         if found == token:
             commit(what)
@@ -46,5 +44,5 @@ def change(member: Member) -> None:
             member.recorder.before = before
 
 
-if __name__ == "__main__":
-    sys.exit(worker.main(sys.argv[4], change))
+def main(rank: str, token: str, what: str, board: str) -> int:
+    return worker.main(board, partial(change, rank=rank, token=token, what=what))

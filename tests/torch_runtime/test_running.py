@@ -7,13 +7,11 @@ import signal
 import socket
 import time
 from dataclasses import replace
-from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
 import torch
-from test_nodes import check_nodes_train_as_one_plain_loop
 from torch_cases import FAITHFUL, LATER, TINY, TWO_WAY, request_for, schedule_near
 
 from rpbench.cost.hardware.collective_rates import COLLECTIVES
@@ -32,7 +30,7 @@ from rpbench.torch_runtime.request import check_request, make_request
 from rpbench.torch_runtime.shards import CollectiveRequest
 
 BAR = 1e-15
-FAULTY = str(Path(__file__).with_name("faulty_worker.py"))
+FAULTY = "tests.torch_runtime.faulty_worker"
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +80,6 @@ def test_gradients_weights_and_rows(two, name):
     outcome = two.run(request_for(name, num_steps=2))
     assert_as_plain_training(outcome)
     assert_is_a_timeline(outcome)
-
-
-def test_nodes_with_engines_of_their_own_train_as_one_plain_loop(two):
-    check_nodes_train_as_one_plain_loop(two, asynchronous=False, backend="virtual")
 
 
 @pytest.mark.slow

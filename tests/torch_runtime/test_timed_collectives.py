@@ -1,10 +1,8 @@
 """Collectives between ranks: what cannot be timed is refused; a rank that hangs or dies ends all, with a message."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from faulty_collectives import MARKED
 
 from rpbench.side_processes import GRACE_S
 from rpbench.torch_runtime import shards
@@ -12,8 +10,9 @@ from rpbench.torch_runtime.processes.board import Phase
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import LAST_WORDS_S, Ranks
 from rpbench.torch_runtime.shards import COLLECTIVES, STALL_S, CollectiveRequest, run_collectives
+from tests.torch_runtime.faulty_collectives import MARKED
 
-FAULTY = str(Path(__file__).with_name("faulty_collectives.py"))
+FAULTY = "tests.torch_runtime.faulty_collectives"
 
 
 def test_a_request_survives_the_line_it_is_sent_as():

@@ -226,11 +226,13 @@ def file_of(plan: Plan, rank: int, step: int) -> Path:
     return Path(plan.folder) / f"rank{rank}-step{step}.pt"
 
 
-def main(connection: "Connection[Any, Any]", plan: Plan, rank: int, deaths: tuple[Death, ...]) -> None:
-    """The whole life of a process; an error is said before it ends."""
+def main() -> int:
+    """The whole life of a process; an error is said before it ends. The other end of the wire is its stdin."""
     torch.set_num_threads(1)
+    connection: Connection[Any, Any] = Connection(0)
     try:
-        StageProcess(connection, plan, rank, deaths).serve()
+        StageProcess(connection, *connection.recv()).serve()
     except BaseException as error:
         say(connection, Message("error", about=(f"{type(error).__name__}: {error}",)))
         raise
+    return 0

@@ -8,19 +8,19 @@ plan's limit, and whatever happens the processes end with the block that started
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing import get_context
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Self
 
 from rpbench.engine.recovery.plan import START_S, Plan
-from rpbench.engine.recovery.stage_process import Message, hear, main, say, unpacked
+from rpbench.engine.recovery.stage_process import Message, hear, say, unpacked
 from rpbench.engine.state.gradient_sums.gradients import Tensors
 from rpbench.ir.action import Kind
-
-GRACE_S = 5.0
+from rpbench.side_processes import Started, end_all, start
 
 Said = tuple[Any, ...]
 
@@ -92,11 +92,10 @@ class Watch:
 
     def __init__(self, plan: Plan) -> None:
         plan.workload(), plan.settings()  # refused here, not in every process
-        self._plan, self._all, self._deaths = plan, range(plan.num_ranks), plan.deaths
-        self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["torch._dynamo"])  # what optimizers import; once, for all processes
+        self._plan = replace(plan, folder=str(Path(plan.folder).absolute()))  # processes work elsewhere
+        self._all, self._deaths = range(plan.num_ranks), plan.deaths
         self._connections: dict[int, Connection[Any, Any]] = {}
-        self._processes: dict[int, Any] = {}
+        self._processes: dict[int, Started] = {}
         self._said: set[Said] = set()
         self._epoch = 0  # failures so far; what ranks said before the last one is not heard
         self._num_steps, self._has_begun, self._stored = 0, False, 0  # steps that count, and those in files
@@ -259,17 +258,13 @@ class Watch:
         """
         limit_s = self._plan.stall_s + more_s
         while not wanted <= self._said:
-            sources: dict[Any, tuple[int, Callable[[int], None]]] = {}
-            for rank, process in self._processes.items():
-                sources[self._connections[rank]] = rank, self._take
-                sources[process.sentinel] = rank, self._bury
-            ready = wait(list(sources), timeout=limit_s)
+            rank_of = {connection: rank for rank, connection in self._connections.items()}
+            ready = wait(list(rank_of), timeout=limit_s)
             if not ready:
                 missing = ", ".join(sorted(map(str, wanted - self._said)))
                 raise CannotRecover(f"no rank said anything for {limit_s:g} s; missing: {missing}")
-            for source in sorted(ready, key=lambda each: isinstance(each, int)):  # words first, then deaths
-                rank, act = sources[source]
-                act(rank)
+            for connection in ready:
+                self._take(rank_of[connection])  # type: ignore[index]
         self._said -= wanted
 
     def _take(self, rank: int) -> None:
@@ -306,11 +301,6 @@ class Watch:
             about = (step,)
         self._said.add((word, rank, *about))
 
-    def _bury(self, rank: int) -> None:
-        """Hear what a rank said before it died, then that it has."""
-        while True:
-            self._take(rank)
-
     # --- processes ---
 
     def _start(self, ranks: Iterable[int]) -> None:
@@ -318,24 +308,25 @@ class Watch:
         for rank in ranks:
             if rank in self._processes:
                 self._end(rank)
-            here, there = self._context.Pipe()
-            own = tuple(death for death in self._deaths if death.rank == rank)
-            process = self._context.Process(target=main, args=(there, self._plan, rank, own), daemon=True)
-            process.start()
-            there.close()
-            self._connections[rank], self._processes[rank] = here, process
+            here, there = Pipe()
+            with there:
+                self._processes[rank] = start(
+                    ["rpbench.engine.recovery.stage_process"],
+                    {},
+                    stdin=there.fileno(),
+                    stdout=1,
+                    stderr=2,
+                    imports=["torch._dynamo"],  # which optimizers import
+                )
+            self._connections[rank] = here
+            with suppress(OSError):  # it has died, which the next wait finds
+                here.send((self._plan, rank, tuple(death for death in self._deaths if death.rank == rank)))
         self._hear({("ready", rank) for rank in ranks}, START_S)
         for rank in ranks if self._epoch else ():
             self._tell(rank, "failed")  # which tells it the epoch
 
     def _end(self, rank: int) -> None:
-        process = self._processes.pop(rank)
-        process.join(GRACE_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        process.close()
-        self._connections.pop(rank).close()
+        end_all([self._processes.pop(rank)], [], [self._connections.pop(rank)])
 
     def _close(self, *, at_once: bool) -> None:
         """End all processes; at once, or after what they do."""

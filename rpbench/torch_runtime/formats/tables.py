@@ -69,7 +69,7 @@ def _shape(schedule: Schedule) -> str:
     if schedule.weights is Weights.STREAMED or shape.separate_cuts:
         return (
             "its weights are streamed to where the work is, and in torch's runtime a stage belongs to one rank; use "
-            "backend=cpu or cuda on one host, or replicas of it on several"
+            "backend=cpu or cuda on one host"
         )
     if shape.num_steps > 1:
         return f"it holds {shape.num_steps} optimizer steps, a table holds one; make it for num_steps=1 and repeat it"
@@ -171,10 +171,7 @@ def to_csv(schedule: Schedule) -> str:
 def placement_of(schedule: Schedule) -> list[list[int]]:
     """The stages of each rank, ascending; what stages must be built for before the file is loaded."""
     table = make_table(schedule)
-    return [
-        sorted({part.stage for action in table.compute(rank) for part in (action.sub or (action,))})
-        for rank in range(table.shape.num_ranks)
-    ]
+    return [sorted({part.stage for part in _parts(table.compute(rank))}) for rank in range(table.shape.num_ranks)]
 
 
 def read_schedule(source: str, name: str = "torch_csv") -> Schedule:
@@ -194,7 +191,7 @@ def from_csv(source: str, name: str = "torch_csv") -> Schedule:
             can never run.
     """
     rows = [_read_row(tokens, rank) for rank, tokens in enumerate(_cells(source))]
-    plain = [part for row in rows for action in row for part in (action.sub or (action,))]
+    plain = [part for row in rows for part in _parts(row)]
     if not plain:
         raise ScheduleError("the file holds no action: expected rows of tokens such as 0F0,0F1,0B0,0B1, one a rank")
     num_stages = 1 + max(part.stage for part in plain)
@@ -256,9 +253,8 @@ def _placement(rows: list[tuple[Action, ...]], num_stages: int) -> tuple[tuple[i
     """The ranks whose rows hold each stage: one each, or the first one stands and the check names the other."""
     first: dict[int, int] = {}
     for rank, row in enumerate(rows):
-        for action in row:
-            for part in action.sub or (action,):
-                first.setdefault(part.stage, rank)
+        for part in _parts(row):
+            first.setdefault(part.stage, rank)
     missing = [stage for stage in range(num_stages) if stage not in first]
     if missing:
         raise ScheduleError(

@@ -66,7 +66,7 @@ def diagnose(lowered: Lowered | None, evidence: Evidence, inner: int = 1) -> Run
     """The error that names the rank at fault, its action, and shows the rows with every rank's place marked.
 
     Args:
-        lowered: None where ranks run no rows of torch's, as nodes with engines of their own: then only the rank.
+        lowered: None where ranks run no table: then only the rank is named.
         inner: processes of each pipeline rank.
     """
     rank, cause, said = _culprit(lowered, evidence, inner)

@@ -34,7 +34,7 @@ class Groups:
                 f"{self.world} processes for {sizes}: start {request.num_ranks} of them, as torchrun's nnodes times "
                 "nproc-per-node, or take a schedule of as many ranks"
             )
-        inner = request.data_parallel * request.tensor_parallel
+        inner = request.ranks_each
         self.pipeline_rank, self.inner_rank = divmod(dist.get_rank(), inner)
         self.data_rank = self.inner_rank if request.data_parallel > 1 else 0
         self.mesh = self._mesh(inner) if inner > 1 else None

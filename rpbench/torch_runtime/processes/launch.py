@@ -21,9 +21,8 @@ import torch.distributed as dist
 
 from rpbench.torch_runtime.processes.board import Phase, Place, Standing, read_standing
 from rpbench.torch_runtime.processes.diagnosis import Evidence, RunFailed, diagnose
-from rpbench.torch_runtime.processes.node_run import NodeRequest, run_node
 from rpbench.torch_runtime.processes.ranks import STALL_S, Ranks
-from rpbench.torch_runtime.processes.worker import Refused, run_request, start_group
+from rpbench.torch_runtime.processes.worker import Refused, run_request, shared_store, start_group
 from rpbench.torch_runtime.recorded.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
 
@@ -44,10 +43,7 @@ class Sentinel:
     def __init__(self, request: TorchRequest, place: Place, name: str, stall_s: float) -> None:
         self._request, self._place, self._stall_s = request, place, stall_s
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
-        scope = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        self._store = dist.PrefixStore(f"rpbench/{scope}/{name}", store)
+        self._store = shared_store(name)
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._set(f"board/{self._rank}", f"{socket.gethostname()}:{place.path}".encode())
         self._set(f"pid/{self._rank}", str(os.getpid()).encode())
@@ -73,7 +69,7 @@ class Sentinel:
 
     def _verdict(self) -> RunFailed:
         """The rank at fault, by whoever was first to say: what follows from it must not look like another cause."""
-        found = diagnose(self._request.lowered, self._evidence(), self._inner)
+        found = diagnose(self._request.lowered, self._evidence(), self._request.ranks_each)
         said = json.dumps([str(found), found.rank, found.cause, found.action])
         try:
             with self._lock:
@@ -81,10 +77,6 @@ class Sentinel:
         except dist.DistError:  # the store is gone
             return found
         return RunFailed(*json.loads(first))
-
-    @property
-    def _inner(self) -> int:
-        return self._request.data_parallel * self._request.tensor_parallel
 
     def _watch(self) -> None:
         """Publish and look, until the run is over; end this process if the main thread cannot."""
@@ -194,28 +186,6 @@ def run_on_torch(request: TorchRequest, *, stall_s: float = STALL_S) -> Outcome 
         return _run_here(request, stall_s)
     with Ranks(request.num_ranks, stall_s) as ranks:
         return ranks.run(request)
-
-
-def run_nodes(request: NodeRequest, *, stall_s: float = STALL_S) -> dict[str, Any] | None:
-    """Run a request of several nodes, on processes that torchrun has started, one a node, or that are started here.
-
-    Returns:
-        What `rpbench.torch_runtime.processes.node_run.run_node` answers, on node 0 alone.
-
-    Raises:
-        ValueError: if the request cannot be.
-        RunFailed: if a node was lost, where they were started here; torchrun ends the others itself.
-    """
-    request.check()
-    if not under_torchrun():
-        with Ranks(request.num_ranks, stall_s) as ranks:
-            return ranks.run_nodes(request)
-    if not dist.is_initialized():
-        start_group("cpu")
-    with tempfile.TemporaryDirectory(prefix="rpbench-node-") as folder:
-        answer = run_node(request, Place(Path(folder) / "board"))
-        dist.barrier()
-    return answer
 
 
 def _run_here(request: TorchRequest, stall_s: float) -> Outcome | None:

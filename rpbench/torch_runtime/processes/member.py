@@ -24,7 +24,7 @@ from rpbench.engine.workload import Workload
 from rpbench.torch_runtime.processes.board import Phase, Place
 from rpbench.torch_runtime.processes.groups import Groups
 from rpbench.torch_runtime.recorded.recording import Recorder, recording_runtime
-from rpbench.torch_runtime.request import TorchRequest, own_runtime
+from rpbench.torch_runtime.request import TorchRequest
 from rpbench.torch_runtime.shards import is_sharded, whole, wrapper
 from rpbench.torch_runtime.stages import make_stages
 from rpbench.torch_runtime.versions import facts_of
@@ -67,11 +67,9 @@ class Member:
             wrapper(request, self.groups),
         )
         self.recorder = Recorder(place, self._positions(), on_gpu=self.device.type == "cuda")
+        self.runtime = recording_runtime(self.recorder, stages, self.lowered.num_microbatches, request.order_of)
         if request.order_of == "table":
-            self.runtime = recording_runtime(self.recorder, stages, self.lowered.num_microbatches)
             self._load()
-        else:
-            self.runtime = own_runtime(request, self.recorder, stages)
         self.optimizers = self._make_optimizers()
         if request.start is not None:
             self._go_on(Path(request.start))

@@ -7,30 +7,26 @@ Whatever goes wrong in one ends all of them with an error that names the rank at
 import json
 import os
 import selectors
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import torch.distributed as dist
 
 from baselines.systems.case import Case
-from rpbench.side_processes import end_all
+from rpbench.side_processes import Started, end_all, start
 from rpbench.torch_runtime.processes.board import Phase, Standing, read_file
 from rpbench.torch_runtime.processes.diagnosis import Evidence, RunFailed, diagnose
-from rpbench.torch_runtime.processes.node_run import NodeRequest
 from rpbench.torch_runtime.processes.resident import StepRequest
 from rpbench.torch_runtime.processes.worker import FAREWELL, START_S, AnyRequest
 from rpbench.torch_runtime.recorded.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
 from rpbench.torch_runtime.shards import CollectiveRequest
 
-ROOT = Path(__file__).parents[3]
-WORKER = ("-m", "rpbench.torch_runtime.processes.worker")
+WORKER = ("rpbench.torch_runtime.processes.worker",)
 POLL_S = 0.25
 LAST_WORDS_S = 1.5  # what others have to say after the first failure
 REFUSALS_S = 20.0  # a request that one refuses, all refuse
@@ -45,7 +41,7 @@ class Ranks:
     Args:
         num_ranks: how many.
         stall_s: no rank may stand still for longer while another waits; longer than any one action takes.
-        program: what each process runs, after the interpreter's name; its board comes behind.
+        program: what each process runs, as of `rpbench.side_processes.start`; its board comes behind.
 
     Attributes:
         pids: of the processes.
@@ -58,11 +54,15 @@ class Ranks:
         self._words = [open(f"{board}.err", "w+b") for board in self._boards]  # noqa: SIM115  closed by close()
         # The store lives here, so that it outlives any rank.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._processes = [self._start(rank, num_ranks, program) for rank in range(num_ranks)]
+        self._processes: list[Started] = []
+        self._stdins: list[IO[bytes]] = []
+        self._stdouts: list[IO[bytes]] = []
+        for rank in range(num_ranks):
+            self._start(rank, num_ranks, program)
         self.pids = [process.pid for process in self._processes]
 
-    def _start(self, rank: int, num_ranks: int, program: Sequence[str]) -> "subprocess.Popen[bytes]":
-        environment = os.environ | {
+    def _start(self, rank: int, num_ranks: int, program: Sequence[str]) -> None:
+        own = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's word for a store that no rank hosts
@@ -71,18 +71,17 @@ class Ranks:
             "LOCAL_WORLD_SIZE": str(num_ranks),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         }
-        return subprocess.Popen(
-            [sys.executable, *program, str(self._boards[rank])],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._words[rank],
-            start_new_session=True,  # Ctrl-C is this process's to handle
-        )
+        (stdin, requests), (answers, stdout) = os.pipe(), os.pipe()
+        self._stdins.append(os.fdopen(requests, "wb"))
+        self._stdouts.append(os.fdopen(answers, "rb"))
+        try:
+            words = self._words[rank].fileno()
+            process = start((*program, str(self._boards[rank])), own, stdin=stdin, stdout=stdout, stderr=words)
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        self._processes.append(process)
 
     def run(self, request: TorchRequest) -> Outcome:
         """What a request came to.
@@ -102,11 +101,6 @@ class Ranks:
             RunFailed: as of `run`.
         """
         return Outcome(request.request, self._ask(request))
-
-    def run_nodes(self, request: NodeRequest) -> Answer:
-        """The same of processes that are nodes: what node 0 answers (`rpbench.torch_runtime.processes.node_run`)."""
-        request.check()
-        return self._ask(request)
 
     def time_collectives(self, request: CollectiveRequest) -> Answer:
         """Seconds of collectives, as rank 0 answers (`rpbench.torch_runtime.shards`).
@@ -153,11 +147,10 @@ class Ranks:
         return [answers[rank]["answer"] for rank in sorted(answers)]
 
     def _tell(self, lines: Sequence[str]) -> None:
-        for process, line in zip(self._processes, lines, strict=True):
-            assert process.stdin is not None
+        for stdin, line in zip(self._stdins, lines, strict=True):
             with suppress(BrokenPipeError):  # it has died, which `_listen` finds and explains
-                process.stdin.write(line.encode() + b"\n")
-                process.stdin.flush()
+                stdin.write(line.encode() + b"\n")
+                stdin.flush()
 
     def _listen(self, request: AnyRequest | Case) -> dict[int, Answer]:
         """An answer of every rank, or of those that had one soon after the first that failed or refused."""
@@ -166,9 +159,8 @@ class Ranks:
         stop_at = float("inf")
         watch = _Watch(self._boards, self.pids, self._stall_s)
         with selectors.DefaultSelector() as selector:
-            for rank, process in enumerate(self._processes):
-                assert process.stdout is not None
-                selector.register(process.stdout, selectors.EVENT_READ, rank)
+            for rank, stdout in enumerate(self._stdouts):
+                selector.register(stdout, selectors.EVENT_READ, rank)
             while len(answers) < len(heard) and time.monotonic() < stop_at:
                 for key, _ in selector.select(POLL_S):
                     piece = os.read(key.fd, 1 << 16)
@@ -204,7 +196,7 @@ class Ranks:
         )
         run = request.request if isinstance(request, StepRequest) else request
         if isinstance(run, TorchRequest):
-            error = diagnose(run.lowered, evidence, run.data_parallel * run.tensor_parallel)
+            error = diagnose(run.lowered, evidence, run.ranks_each)
         else:
             error = diagnose(None, evidence)
         error.words = answers.get(error.rank, {}).get("traceback") or self._last_words(error.rank)
@@ -218,8 +210,8 @@ class Ranks:
     def close(self) -> None:
         """End the processes."""
         self._tell([FAREWELL] * len(self._processes))
-        end_all(self._processes, self._words)
-        self._processes, self._words = [], []
+        end_all(self._processes, self._stdins, (*self._stdouts, *self._words))
+        self._processes, self._stdins, self._stdouts, self._words = [], [], [], []
         self._folder.cleanup()
 
     def _kill(self) -> None:

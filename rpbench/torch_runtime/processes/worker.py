@@ -27,7 +27,6 @@ from rpbench.side_processes import answers_only
 from rpbench.torch_runtime.processes.board import Phase, Place
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.member import Member
-from rpbench.torch_runtime.processes.node_run import NodeRequest, run_node
 from rpbench.torch_runtime.processes.resident import MARK, Residents, StepRequest
 from rpbench.torch_runtime.recorded.gathering import Answer, gather
 from rpbench.torch_runtime.request import TorchRequest
@@ -40,7 +39,7 @@ JOIN_S = 55.0  # for every rank that a launcher starts to come, so that all has 
 START_S = 300.0  # for ranks that a parent starts and watches: a busy host takes minutes to import torch
 FAREWELL = "end"  # the last line of a parent that lives
 
-AnyRequest = TorchRequest | NodeRequest | StepRequest | CollectiveRequest
+AnyRequest = TorchRequest | StepRequest | CollectiveRequest
 CASE_MARK = '{"system"'  # how the line of a case begins
 
 
@@ -76,19 +75,24 @@ def start_group(device: str, join_s: float = JOIN_S) -> None:
     )
 
 
+def shared_store(name: str, **options: Any) -> dist.PrefixStore:
+    """A part of the store that all ranks of this run share, by its name; options are those of `TCPStore`."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    scope = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return dist.PrefixStore(f"rpbench/{scope}/{name}", dist.TCPStore(host, port, wait_for_workers=False, **options))
+
+
 def _joined(rank: int, world: int, join_s: float) -> dist.Store:
     """The store that all ranks share, once every one of them is there."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    at = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     hosts_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    deadline, patience = time.monotonic() + join_s, timedelta(seconds=join_s)
+    deadline = time.monotonic() + join_s
     try:
-        shared = dist.TCPStore(host, port, is_master=hosts_it, wait_for_workers=False, timeout=patience)
+        store = shared_store("join", is_master=hosts_it, timeout=timedelta(seconds=join_s))
     except dist.DistError as error:
         what = "cannot be taken" if hosts_it else f"does not answer within {join_s:g} s"
         said = str(error).partition("\n")[0][:160]
-        raise RunFailed(f"rank 0 has not come: {host}:{port} {what} ({said})", 0, "absent") from None
-    scope = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    store = dist.PrefixStore(f"rpbench/{scope}/join", shared)
+        raise RunFailed(f"rank 0 has not come: {at} {what} ({said})", 0, "absent") from None
     store.set(f"here/{rank}", "")
     absent = list(range(world))
     while absent := [each for each in absent if not store.check([f"here/{each}"])]:
@@ -96,7 +100,7 @@ def _joined(rank: int, world: int, join_s: float) -> dist.Store:
             more = f", nor have {len(absent) - 1} more" if len(absent) > 1 else ""
             raise RunFailed(
                 f"rank {absent[0]} has not come within {join_s:g} s of rank {rank}{more}; {world - len(absent)} of "
-                f"{world} ranks are at {host}:{port}. Start as many processes as WORLD_SIZE says",
+                f"{world} ranks are at {at}. Start as many processes as WORLD_SIZE says",
                 absent[0],
                 "absent",
             )
@@ -142,7 +146,7 @@ def read_request(line: str) -> AnyRequest | Case:
         return Case.from_json(line)
     if line.startswith(COLLECTIVES_MARK):
         return CollectiveRequest.from_json(line)
-    return NodeRequest.from_json(line) if line.startswith('{"nodes"') else TorchRequest.from_json(line)
+    return TorchRequest.from_json(line)
 
 
 def _run(
@@ -160,7 +164,7 @@ def _run(
             return cases.run(request)
         if isinstance(request, CollectiveRequest):
             return run_collectives(request, place)
-        return residents.step(request) if isinstance(request, StepRequest) else run_node(request, place)
+        return residents.step(request)
     except ValueError as error:
         raise Refused(str(error)) from None
 
@@ -226,7 +230,3 @@ def pass_on(source: TextIO, lines: "SimpleQueue[str | None]", folder: Path) -> N
 
 def _nonempty(lines: TextIO) -> Iterator[str]:
     return filter(None, map(str.strip, lines))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

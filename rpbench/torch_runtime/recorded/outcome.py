@@ -64,8 +64,7 @@ class Outcome:
 
     def ran(self, pipeline_rank: int, step: int = -1) -> list[Ran]:
         """The lowered actions of a pipeline rank in the order they ran, on the first of its processes."""
-        inner = self.request.data_parallel * self.request.tensor_parallel
-        moments = self.answer["ranks"][pipeline_rank * inner]["steps"][step]["moments"]
+        moments = self.answer["ranks"][pipeline_rank * self.request.ranks_each]["steps"][step]["moments"]
         chains = self.request.lowered.chains
         return [Ran(chains.action(token), *times) for token, *times in moments if _is_ours(token)]
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rpbench.torch_runtime.processes.board import Phase, Place
+from rpbench.torch_runtime.request import ONE_STAGE, SAME_NAME
 from rpbench.torch_runtime.versions import load_runtime
 
 COMPUTING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
@@ -104,18 +105,42 @@ class Recorder:
                 moment.end = max(moment.end, moment.done)
 
 
-def recording_runtime(recorder: Recorder, stages: list[Any], num_microbatches: int) -> Any:
-    """torch's runtime for tables, recorded; its rows are still to be loaded."""
+def recording_runtime(recorder: Recorder, stages: list[Any], num_microbatches: int, order_of: str) -> Any:
+    """torch's runtime for tables, recorded, whose rows are still to be loaded; or its schedule `order_of`.
+
+    Of its single-stage classes, which run no lowered actions, only computations are timed.
+
+    Raises:
+        ValueError: if torch has no schedule of that name, or it takes other stages.
+    """
+    schedules: Any
     schedules, base, _ = load_runtime()
+    if order_of != "table":
+        if order_of not in SAME_NAME.values():
+            raise ValueError(f"order_of={order_of}: torch has {', '.join(SAME_NAME.values())}")
+        if order_of in ONE_STAGE and len(stages) != 1:
+            raise ValueError(
+                f"order_of={order_of}: torch runs one stage a rank there, this partition has {len(stages)}"
+            )
+        base = schedules.get_schedule_class(order_of)
+    if order_of in ONE_STAGE:  # GPipe's own names of its loop's turns are no lowered actions
+        _listen_alone(stages[0], recorder)
+        return base(stages[0], num_microbatches, loss_fn=_sum, scale_grads=False)
 
     class Recording(base):  # type: ignore[misc, valid-type]  # found where torch has it
-        """The private runtime with its profiler's name replaced while it steps."""
+        """A runtime of torch with its profiler's name replaced while it steps."""
 
         def _step_microbatches(self, *arguments: Any, **options: Any) -> Any:
-            with recorded(schedules, recorder):
+            plain = schedules.record_function
+            schedules.record_function = recorder.action
+            try:
                 return super()._step_microbatches(*arguments, **options)
+            finally:
+                schedules.record_function = plain
 
-    listen(stages, recorder)
+    for stage in stages:
+        for name in COMPUTING:
+            setattr(stage, name, recorder.computes(getattr(stage, name)))
     return Recording(stages, num_microbatches, loss_fn=_sum, scale_grads=False)
 
 
@@ -124,19 +149,13 @@ def _sum(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return loss.sum()
 
 
-def listen(stages: list[Any], recorder: Recorder) -> None:
-    """Time what stages compute."""
-    for stage in stages:
-        for name in COMPUTING:
-            setattr(stage, name, recorder.computes(getattr(stage, name)))
+def _listen_alone(stage: Any, recorder: Recorder) -> None:
+    """Make an action of each computation: the single-stage classes have loops of their own."""
+    for name, kind in (("forward_one_chunk", "F"), ("backward_one_chunk", "B")):
+        call = getattr(stage, name)
 
+        def timed(microbatch: int, *arguments: Any, _call: Any = call, _kind: str = kind, **options: Any) -> Any:
+            with recorder.action(f"{stage.stage_index}{_kind}{microbatch}"):
+                return recorder.computes(_call)(microbatch, *arguments, **options)
 
-@contextmanager
-def recorded(schedules: Any, recorder: Recorder) -> Iterator[None]:
-    """`record_function` of torch's schedules replaced by the recorder."""
-    plain = schedules.record_function
-    schedules.record_function = recorder.action
-    try:
-        yield
-    finally:
-        schedules.record_function = plain
+        setattr(stage, name, timed)
