@@ -55,6 +55,7 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
         qk_norm=_query_key_norms(values, family) is not None,
         attention_sinks=family.sinks,
         family=family.modules,
+        **_constants(values),
     )
     return _with_the_rest(found, values, family)
 
@@ -147,9 +148,28 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _constants(values: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers that change neither bytes nor times, but what the modules compute: rotary base, and what norms add."""
+    nested = values.get("rope_parameters")
+    inside = nested if isinstance(nested, Mapping) else {}
+    norms = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+    found = {
+        "rope_theta": _number(values, 1, "rope_theta", "rotary_emb_base") or _number(inside, 1, "rope_theta"),
+        "norm_eps": _number(values, 0, *norms),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _number(values: Mapping[str, Any], above: float, *names: str) -> float | None:
+    """The first of the fields that is a number above one, and none beyond all reason."""
+    numbers = (values.get(name) for name in names)
+    return next((float(each) for each in numbers if type(each) in (int, float) and above < each < LARGEST**3), None)
+
+
 def _of_llama4(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What Llama 4 says in its own way: `intermediate_size` is that of an expert, routed or shared, and attention sees a
-    chunk where positions are rotated.
+    """What Llama 4 says in its own way.
+
+    `intermediate_size` is that of an expert, routed or shared, and attention sees a chunk where positions are rotated.
     """
     inner, num_layers, listed = _size(values, "intermediate_size"), _num_layers(values), values.get("moe_layers")
     rotated, period = values.get("no_rope_layers"), _known(values, "no_rope_layer_interval") or 4

@@ -168,6 +168,22 @@ def test_layers_see_what_their_type_lets_them_see(name, windows):
     assert [layer.window for layer in from_config(CONFIGS[name]).layers[:6]] == windows
 
 
+@pytest.mark.parametrize(
+    "name, theta, eps",
+    [("llama-3.1-8b", 5e5, 1e-5), ("qwen2.5-7b", 1e6, 1e-6), ("gpt-oss-20b", 1.5e5, 1e-5), ("gpt2", 1e4, 1e-5)],
+)
+def test_what_the_modules_compute_with_is_read(name, theta, eps):
+    found = from_config(CONFIGS[name])
+    assert (found.rope_theta, found.norm_eps) == (theta, eps)
+
+
+def test_a_rotary_base_may_stand_inside_and_is_no_word():
+    odd = {**CONFIGS["llama-3.1-8b"], "rope_theta": None, "rope_parameters": {"rope_theta": 7e5}}
+    assert from_config(odd).rope_theta == 7e5
+    for none in ("default", {"rope_theta": "large"}, {"rope_theta": 0}, {"rope_theta": 10**400}):
+        assert from_config({**odd, "rope_parameters": none}).rope_theta == 1e4
+
+
 def test_an_encoder_of_images_sees_its_patches():
     assert context_of(CONFIGS["vit-large"]) == 14 * 14 + 1
 
