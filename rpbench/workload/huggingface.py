@@ -148,7 +148,7 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _constants(values: Mapping[str, Any]) -> dict[str, float]:
+def _constants(values: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers that change neither bytes nor times, but what the modules compute: rotary base, and what norms add."""
     nested = values.get("rope_parameters")
     inside = nested if isinstance(nested, Mapping) else {}
