@@ -36,8 +36,8 @@ def terms(model: str = "qwen3_1p7b", cluster: str = "8x_rtx4090", **changes: Any
     )
 
 
-def small(limit_bytes: int | None = None, **changes: Any) -> Terms:
-    """Twelve layers on two of the same devices: everything about it is fast."""
+def small(limit_bytes: int | None = None, num_layers: int = 6, **changes: Any) -> Terms:
+    """A few layers on two of the same devices: everything about it is fast."""
     machine, costs = machine_named("8x_rtx4090"), read("cost/analytic.yaml")
     given: dict[str, Any] = {
         "num_devices": 2,
@@ -46,5 +46,5 @@ def small(limit_bytes: int | None = None, **changes: Any) -> Terms:
         "limits": Limits(limit_bytes, None),
         "num_steps": 3,
     } | changes
-    model = Architecture("small", num_layers=6, hidden=1024, heads=8, vocab=32_000, seq_len=1024)
+    model = Architecture("small", num_layers=num_layers, hidden=1024, heads=8, vocab=32_000, seq_len=1024)
     return terms_of(model, machine, make_basis(machine, costs["constants"], costs["declared"]), **given)

@@ -1,7 +1,8 @@
 """Side searches: the contenders of an advice, dealt out to processes that look at all of theirs and finish the best.
 
     look      the first setting of every contender, with a cut and everything that moves
-    finish    the search of each to its end, the most promising first, while there is time
+    finish    whether anything fits, of those without a plan by then (`rpbench.advice.whole_layers`); the search of
+              each to its end, the most promising first, while there is time
     change    what would change for the leaders, where their frames are
 
 Time is that of a processor, in each process. A contender whose search was cut short is ranked with what it has, and
@@ -18,13 +19,17 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
+from rpbench.advice.whole_layers import lightest
 from rpbench.cost.hardware.basis import Basis
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.contender import Contender, contenders
+from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.frames import Frames
 from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import GIVEN_UP, OUT_OF_TIME, Search
+from rpbench.plan.contest.space import OPTION
 from rpbench.plan.contest.terms import Terms
+from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, each of them, and each turn of a search behind them; what would change.
@@ -101,6 +106,7 @@ class Share:
         self.contenders, self.numbers, self.terms, self.budget, self._row = contenders, numbers, terms, budget, row
         self.clock, self._seconds = Clock(), inf
         self.searches: dict[int, Search] = {}
+        self._least = dict[int, int]()  # bytes of the lightest plan, where that is known and too much
 
     def look(self, seconds: float) -> tuple[dict[int, Glance], float]:
         """The first look at each, and the seconds that this process has spent."""
@@ -131,6 +137,7 @@ class Share:
         """
         end, found = self.clock.spent + seconds, dict[int, Any]()
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
+        able = [number for number in able if not self._is_too_much(number, end)]
         self._take_turns(able, found, to_beat, TURNS * seconds)
         # Then who is not done, the fastest first; then everybody from elsewhere.
         for part, everywhere in ((ONE_SEARCH, False), (0.0, True)):
@@ -143,6 +150,41 @@ class Share:
                 self._go_on(number, found, to_beat, left, everywhere=everywhere)
         self.clock.allow(inf)
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
+
+    def _is_too_much(self, number: int, end: float) -> bool:
+        """Whether the lightest plan of a contender without one is too much; if not, and it is known, its search goes
+        on from there.
+        """
+        search, limit = self.searches[number], self.terms.limits.device_memory_bytes
+        if search.best_pace() or limit is None:
+            return False
+        self.clock.allow(end)
+        found = lightest(search, self.clock.is_over)
+        if found is None:
+            return False
+        if found.bytes > limit:
+            self._least[number] = found.bytes
+            return True
+        self.clock.allow(min(end, self.clock.spent + ONE_TURN * self._seconds))
+        for recompute in search.space.dimensions["recompute"]:
+            if not search.best_pace():
+                search.climb_from(found.setting.changed("recompute", recompute), found.cut, self.budget.work)
+        return False
+
+    def _look_for_a_light_one(self, search: Search) -> None:
+        """Begin where the smallest microbatch and one option of the schedule may be light, without a sketch of cuts."""
+        first = search.space.first.changed("microbatch_sequences", min(self.terms.microbatches))
+        first = first.changed("recompute", "all")
+        options = [changed for dimension, changed in search.space.changes(first) if dimension.startswith(OPTION)]
+        chunks = [changed for dimension, changed in search.space.changes(first) if dimension == "chunks_per_device"]
+        for setting in (*options[::-1], first, *chunks):  # the usual value of an option is seldom the lightest
+            if search.best_pace() or self.clock.is_over() or search.contender.entry.separate_cuts:
+                return
+            with suppress(ValueError):  # the schedule does not take the setting
+                problem = posed(search.contender, setting, self.terms, 1)
+                cut = plain_partitions(problem, promising_counts(problem)[0])[-1]
+                frame = search.frames.of(setting, cut, self.terms.num_steps)
+                search.climb_from(setting, frame.emptier(cut, "all"), self.budget.work)
 
     def _take_turns(self, able: Sequence[int], found: dict[int, Any], to_beat: float | None, seconds: float) -> None:
         """Search by turns: whoever may gain most goes on, by what all devices compute together and by earlier turns."""
@@ -158,6 +200,9 @@ class Share:
                 bounded.add(number)
                 continue
             self._go_on(number, found, to_beat, ONE_TURN * self._seconds, everywhere=False)
+            if not search.best_pace():
+                self.clock.allow(self.clock.spent + ONE_TURN * self._seconds)
+                self._look_for_a_light_one(search)
             gain = search.best_pace() / before - 1 if before else float(search.best_pace() > 0)
             worth[number] = max(TIRED * worth[number], min(gain, MOST_GAIN))
             self.clock.allow(until)
@@ -189,6 +234,7 @@ class Share:
         search = self.searches[number]
         try:
             plan = search.plan()
+            plan = replace(plan, least_bytes=max(plan.least_bytes, self._least.get(number, 0)))
             search.keep_one_frame()
             row = self._row(plan, search.frames)
         except ValueError as error:

@@ -76,6 +76,7 @@ _GLM = Family(usual={"head_dim": 128, "attention_bias": True}, biases=((QKV, "at
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
+    "llama4_text": Family(biases=_ATTENTION),
     "ministral": Family(window_period=4),
     "mistral": Family(window_period=1),
     "mixtral": Family(window_period=1),
@@ -166,6 +167,8 @@ SPELLINGS: Mapping[str, str] = {
 # Sizes that the configuration class sets where a file has no such field: `transformers` writes what differs from them.
 LEFT_OUT: Mapping[str, Mapping[str, int]] = {
     "llama": {"intermediate_size": 11008},
+    "llama4_text": {"intermediate_size": 8192, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size_mlp": 16384, "num_experts_per_tok": 1, "attention_chunk_size": 8192},
     "ministral": {"intermediate_size": 14336, "num_key_value_heads": 8},
     "mistral": {"intermediate_size": 14336, "num_key_value_heads": 8},
     "mixtral": {"intermediate_size": 14336, "num_key_value_heads": 8},
@@ -223,6 +226,7 @@ LEFT_OUT: Mapping[str, Mapping[str, int]] = {
 # Types of another name: a text model inside one of several parts, or one whose classes are those of another.
 SAME_AS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "minimax_text_01": "minimax",
@@ -247,7 +251,9 @@ READ = re.compile(
     | expansion_ratio | attn_config | type_vocab_size | image_size | patch_size | num_channels | num_labels | id2label
     | word_embed_proj_dim | do_layer_norm_before | attn_pdrop | resid_pdrop | embd_pdrop | attention_dropout
     | hidden_dropout_prob | attention_probs_dropout_prob | num_nextn_predict_layers | num_mtp_modules
-    | mtp_num_hidden_layers | quantization_config | vision_config | full_attention_interval
+    | mtp_num_hidden_layers | quantization_config | vision_config | full_attention_interval | attn_output_gate
+    | intermediate_size_mlp | interleave_moe_layer_step | moe_layers | attention_chunk_size | no_rope_layers
+    | no_rope_layer_interval
     """,
     re.VERBOSE,
 )
@@ -274,6 +280,7 @@ SILENT = re.compile(
     | attn_logit_.* | use_bidirectional_attention | clip_qkv | qkv_bias | pooler_.* | encoder_stride | block_size
     | boi_.* | eoi_.* | mm_tokens_per_image | layer_switch | order_of_interleaved_layers | use_embedding_sharing
     | use_gated_activation | use_parallel_.* | mlp_type | .*_fusion | skip_bias_add.* | sliding_window_size
+    | attn_temperature_tuning | floor_scale | for_llm_compressor | postnorm | shared_moe_mode | full_attn_mod
     | use_mtp | qk_norm_type | head_dim_.* | max_batch_size | .*_checkpointing | unk_.* | rms_norm | use_sdpa
     """,
     re.VERBOSE,

@@ -20,6 +20,7 @@ LINEAR_KEYS = 256
 _DROPOUTS = ("attn_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # a gated delta rule in most layers
 _LINEAR, _SLIDING, _FULL = "linear_attention", "sliding_attention", "full_attention"
+_CHUNKED = "chunked_attention"
 
 
 def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
@@ -53,6 +54,7 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
         qk_norm=_query_key_norms(values, family) is not None,
         attention_sinks=family.sinks,
         family=family.modules,
+        **_constants(values),
     )
     return _with_the_rest(found, values, family)
 
@@ -68,7 +70,9 @@ def assumed(given: Mapping[str, Any]) -> tuple[str, ...]:
         said.append("attention to all tokens is counted as attention to those before")
     if _LINEAR in (kinds := _kinds(values, family) or ()):
         said.append(f"linear attention is timed as attention to {LINEAR_KEYS} keys")
-    if other := sorted({str(each) for each in kinds} - {_LINEAR, _SLIDING, _FULL}):
+    if _CHUNKED in kinds:
+        said.append("attention inside chunks is counted as attention to a sliding window of their size")
+    if other := sorted({str(each) for each in kinds} - {_LINEAR, _SLIDING, _FULL, _CHUNKED}):
         said.append(f"layer_types has {_short(other[0])}, which is not modelled: counted as {_FULL}")
     if _dense_layers(values) > _known(values, "first_k_dense_replace", least=0):
         said.append("layers without experts are counted as the first ones, wherever they stand")
@@ -130,6 +134,8 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
         values.setdefault(name, left_out)  # a null is no field that is left out
     if isinstance(shared := values.get("multi_query"), bool) and not values.get("new_decoder_architecture"):
         values["num_key_value_heads"] = 1 if shared else values.get("num_attention_heads")
+    if _kind(given) == "llama4_text":
+        values |= _of_llama4(values)
     if _kind(given) in DELTA:
         period = _known(values, "full_attention_interval") or 4
         values.setdefault(
@@ -139,6 +145,46 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(kinds, list) and all(type(each) is int for each in kinds):  # of MiniMax: 0 is linear
         values["layer_types"] = [_FULL if each else _LINEAR for each in kinds] or None
     return values
+
+
+def _constants(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers that change neither bytes nor times, but what the modules compute: rotary base, and what norms add."""
+    nested = values.get("rope_parameters")
+    inside = nested if isinstance(nested, Mapping) else {}
+    norms = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+    found = {
+        "rope_theta": _number(values, 1, "rope_theta", "rotary_emb_base") or _number(inside, 1, "rope_theta"),
+        "norm_eps": _number(values, 0, *norms),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _number(values: Mapping[str, Any], above: float, *names: str) -> float | None:
+    """The first of the fields that is a number above one, and none beyond all reason."""
+    numbers = (values.get(name) for name in names)
+    return next((float(each) for each in numbers if type(each) in (int, float) and above < each < LARGEST**3), None)
+
+
+def _of_llama4(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What Llama 4 says in its own way.
+
+    `intermediate_size` is that of an expert, routed or shared, and attention sees a chunk where positions are rotated.
+    """
+    inner, num_layers, listed = _size(values, "intermediate_size"), _num_layers(values), values.get("moe_layers")
+    rotated, period = values.get("no_rope_layers"), _known(values, "no_rope_layer_interval") or 4
+    if not isinstance(rotated, list) or not rotated:
+        rotated = [(each + 1) % period for each in range(num_layers)]
+    found: dict[str, Any] = {
+        "num_experts": _known(values, "num_experts") or 16,
+        "moe_intermediate_size": inner,
+        "shared_expert_intermediate_size": inner,
+        "intermediate_size": _size(values, "intermediate_size_mlp"),
+        "sliding_window": _known(values, "attention_chunk_size", least=0),
+        "layer_types": values.get("layer_types") or [_CHUNKED if each else _FULL for each in rotated],
+    }
+    if isinstance(listed, list):
+        return found | {"mlp_only_layers": [each for each in range(num_layers) if each not in listed]}
+    return found | {"decoder_sparse_step": _known(values, "interleave_moe_layer_step") or 1}
 
 
 def _size(values: Mapping[str, Any], *names: str) -> int:
@@ -248,7 +294,7 @@ def _windows(values: Mapping[str, Any], family: Family) -> tuple[int | None, ...
     if kinds is not None:
         if use is False:
             window = None
-        width = {_SLIDING: window, _LINEAR: LINEAR_KEYS}
+        width = {_SLIDING: window, _CHUNKED: window, _LINEAR: LINEAR_KEYS}
         found = tuple(width.get(kind) for kind in kinds)
         return found if any(found) else ()
     if not window or use is False:

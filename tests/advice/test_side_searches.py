@@ -175,6 +175,7 @@ def test_whoever_may_gain_most_has_the_next_turn(monkeypatch):
     ]
     share = Share([], range(6), None, None, None)
     share.searches, share._seconds = dict(enumerate(told)), 100.0
+    monkeypatch.setattr(share, "_look_for_a_light_one", lambda search: None)
     monkeypatch.setattr(Clock, "spent", property(lambda clock: float(len(turns))))
     share._take_turns(range(6), {}, 90.0, 5.0)
     assert turns == ["no plan", "gains", "no plan", "far behind", "gains"]

@@ -17,7 +17,7 @@ SMALL = {
     "intermediate_size": 96, "ffn_dim": 96, "vocab_size": 200, "max_position_embeddings": 64, "n_positions": 64,
     "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "shared_intermediate_size": 48,
-    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "intermediate_size_mlp": 80, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12,
     "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -31,6 +31,7 @@ SWITCHES = [
     ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     ("qwen3", {"attention_bias": True}),
     ("glm4_moe", {"attention_bias": True, "use_qk_norm": True}),
+    ("llama4_text", {"interleave_moe_layer_step": 2, "attention_bias": True}),
     ("cohere", {"use_qk_norm": True}),
     ("phi", {"qk_layernorm": True}),
     ("phimoe", {"attention_bias": True, "lm_head_bias": True}),
@@ -165,6 +166,22 @@ def test_an_unknown_family_falls_back_on_its_sizes_with_a_warning(kind):
 )
 def test_layers_see_what_their_type_lets_them_see(name, windows):
     assert [layer.window for layer in from_config(CONFIGS[name]).layers[:6]] == windows
+
+
+@pytest.mark.parametrize(
+    "name, theta, eps",
+    [("llama-3.1-8b", 5e5, 1e-5), ("qwen2.5-7b", 1e6, 1e-6), ("gpt-oss-20b", 1.5e5, 1e-5), ("gpt2", 1e4, 1e-5)],
+)
+def test_what_the_modules_compute_with_is_read(name, theta, eps):
+    found = from_config(CONFIGS[name])
+    assert (found.rope_theta, found.norm_eps) == (theta, eps)
+
+
+def test_a_rotary_base_may_stand_inside_and_is_no_word():
+    odd = {**CONFIGS["llama-3.1-8b"], "rope_theta": None, "rope_parameters": {"rope_theta": 7e5}}
+    assert from_config(odd).rope_theta == 7e5
+    for none in ("default", {"rope_theta": "large"}, {"rope_theta": 0}, {"rope_theta": 10**400}):
+        assert from_config({**odd, "rope_parameters": none}).rope_theta == 1e4
 
 
 def test_an_encoder_of_images_sees_its_patches():
