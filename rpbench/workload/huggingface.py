@@ -161,8 +161,9 @@ def _constants(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(values: Mapping[str, Any], above: float, *names: str) -> float | None:
     """The first of the fields that is a number above one, and none beyond all reason."""
-    numbers = (values.get(name) for name in names)
-    return next((float(each) for each in numbers if type(each) in (int, float) and above < each < LARGEST**3), None)
+    given = (values.get(name) for name in names)
+    numbers = (each for each in given if isinstance(each, int | float) and not isinstance(each, bool))
+    return next((float(each) for each in numbers if above < each < LARGEST**3), None)
 
 
 def _of_llama4(values: Mapping[str, Any]) -> dict[str, Any]:
