@@ -216,8 +216,8 @@ class Search:
             self._improve_cut(found)
 
     def climb_from(self, setting: Setting, cut: Partition, work: int) -> None:
-        """Move single layers of a setting that was timed, from a cut on that is close to the best; keep the better."""
-        known = self.tried[setting]
+        """Move single layers from a cut on that is close to the best; of what was known before, keep the better."""
+        known = self.tried.get(setting)
         try:
             begun = self._timed(setting, cut)
         except ValueError:  # the schedule does not take it
@@ -226,7 +226,7 @@ class Search:
             return
         self._may_spend, self.tried[setting] = self.work + RESERVED + work, begun
         self._improve_cut(setting)
-        if not beats(self.tried[setting], known):
+        if known is not None and not beats(self.tried[setting], known):  # `advise` begins from cuts of its own
             self.tried[setting] = known
 
     def keep_one_frame(self) -> None:
