@@ -77,6 +77,13 @@ def test_where_time_went_by_hand():
     assert parts.computing + parts.waiting + parts.messages + parts.after + parts.between == pytest.approx(spans)
 
 
+def test_a_step_lasts_from_the_first_ranks_start_to_the_last_ones_end():
+    outcome = outcome_of(BY_HAND)
+    first, last = (rank["steps"][0] for rank in outcome.answer["ranks"])
+    first["began"], first["ended"], last["began"], last["ended"] = 1.0, 8.0, 3.0, 9.5
+    assert outcome.wall_s() == 8.5
+
+
 def test_a_timeline_holds_computations_and_waits_apart():
     timeline = outcome_of(BY_HAND).timeline()
     assert [(str(s.action), s.start, s.end) for s in timeline.spans()] == [
