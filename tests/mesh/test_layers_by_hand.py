@@ -5,45 +5,21 @@ from math import log2
 
 import pytest
 
-from rpbench.cost.hardware.device import Device
-from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.layers.collectives import exchange_s, gather_s, hops, reduce_s, ring_pass_s
-from rpbench.mesh.layers.layer_seconds import Adapters, Setting, filled, head_seconds, layer_seconds
+from rpbench.mesh.layers.layer_seconds import Adapters, filled, head_seconds, layer_seconds
 from rpbench.mesh.layers.layer_times import hop_s
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import Group
-from rpbench.mesh.software import Software
-from rpbench.workload.architecture import Architecture
 from rpbench.workload.parts import Experts, Layer
+from tests.mesh.without_quirks import BANDWIDTH, CARD, COMPUTES, MOVES, OWN, PLAIN, RATE, RING, TOKENS, setting
 
-NEVER, RATE, BANDWIDTH, RING, CARD = 1e-30, 1e12, 1e9, 50e9, 10e9
-# Nothing is lost to thin products, launches or the host, and links are reached in full.
-NO_LOSS = dict.fromkeys(("narrow", "shallow", "tokens", "launch_s", "layer_s", "dispatch_s"), NEVER) | dict.fromkeys(
-    ("intra", "inter", "grouped", "imbalance"), 1.0
-)
-PLAIN = Software("plain", attention="flash2", passes=10.0, loss_bytes=8.0, pad_vocab=256, constants=NO_LOSS)
-# One multiprocessor: tiles fill it whenever sizes are multiples of 256.
-COMPUTES = Device("computes", RATE, 10**12, 1e30, CARD, 1, 1.0, {"flash2": 1e30}, sustained_memory=1.0)
-MOVES = replace(COMPUTES, name="moves", flops_16=1e30, memory_bytes_per_s=BANDWIDTH)
 ATTENDS = replace(COMPUTES, name="attends", flops_16=1e30, attention_flops_per_s={"flash2": RATE})
 LINKS = replace(COMPUTES, name="links", flops_16=1e30)
 DENSE, ROUTED = Layer(False, None), Layer(True, None)
-OWN = Architecture("small", 2, 1024, 8, 32000, key_value_heads=4, inner=4096)
 MOE = replace(OWN, experts=Experts(total=16, active=4, inner=512))
-TOKENS = 1024
 # Fused queries, keys and values; output; gate and up; down.
 MAPS = ((1024, 2048), (1024, 1024), (1024, 8192), (4096, 1024))
 WEIGHTS = sum(inputs * outputs for inputs, outputs in MAPS)
-
-
-def setting(own=OWN, device=COMPUTES, mesh=None, software=PLAIN, **options):
-    mesh = mesh or Mesh()
-    node = min(8, mesh.num_devices)
-    where = Machine(
-        "plain", gpu=device, num_devices=mesh.num_devices, devices_per_node=node, collective_bytes_per_s=RING,
-        intra_bytes_per_s=RING, inter_bytes_per_s=CARD, intra_latency_s=0.0, inter_latency_s=0.0,
-    )  # fmt: skip
-    return Setting(own, where, mesh, software, seq_len=TOKENS, sequences=1, **options)
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])
@@ -142,18 +118,18 @@ def test_the_head_is_a_product_with_the_vocabulary_for_every_token_that_is_predi
     each = 2 * TOKENS * OWN.hidden * 32000 / RATE
     assert found[:3] == pytest.approx(((1 + further) * each,) * 3)
     frozen = head_seconds(setting(own, adapters=Adapters(8)))
-    assert frozen.weight_grad == 0 and frozen.forward == found.forward
+    assert frozen.weight_grad == 0
+    assert frozen.forward == found.forward
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_the_loss_moves_its_bytes_of_every_logit_half_each_way(tensor):
+@pytest.mark.parametrize("tensor, rows", [(1, 32000), (2, 32256 // 2)])
+def test_the_loss_moves_its_bytes_of_every_logit_half_each_way(tensor, rows):
+    """Rows are padded to a multiple of 256 on every shard."""
     plain, none = (
         head_seconds(setting(device=MOVES, mesh=Mesh(tensor=tensor), software=replace(PLAIN, loss_bytes=each)))
         for each in (8.0, 0.0)
     )
-    half = 0.5 * 8 * TOKENS * 32256 / tensor / BANDWIDTH  # 32,000 rows are padded to a multiple of 512
-    if tensor == 1:
-        half = 0.5 * 8 * TOKENS * 32000 / BANDWIDTH
+    half = 0.5 * 8 * TOKENS * rows / BANDWIDTH
     assert plain.forward - none.forward == pytest.approx(half)
     assert plain.input_grad - none.input_grad == pytest.approx(half)
     assert plain.weight_grad == none.weight_grad
@@ -273,7 +249,8 @@ def test_a_host_that_deals_tokens_out_takes_its_time_where_experts_are_apart():
     apart, here = (layer_seconds(setting(MOE, LINKS, mesh, known), ROUTED) for mesh in (Mesh(2, expert=2), Mesh()))
     assert apart.host == apart.forward_all == apart.backward_all == 7.0
     assert apart.waits == pytest.approx(14.0 - sum(apart[:3]) - apart.forward_exposed - apart.backward_exposed)
-    assert here.host == 0 and layer_seconds(setting(MOE, LINKS, Mesh(2, expert=2), known), DENSE).host == 0
+    assert here.host == 0
+    assert layer_seconds(setting(MOE, LINKS, Mesh(2, expert=2), known), DENSE).host == 0
 
 
 def test_adapters_read_their_input_and_read_and_write_their_output():
@@ -300,11 +277,11 @@ def test_kernels_take_at_least_their_launches_and_a_layer_its_waits():
 @pytest.mark.parametrize("tensor, sequence_parallel", [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("data, pace", [(1, RING), (8, CARD)])
 def test_a_boundary_tensor_crosses_one_link_and_is_gathered_where_it_was_cut(data, pace, tensor, sequence_parallel):
-    mesh = Mesh(data, 2, tensor, sequence_parallel=sequence_parallel)
+    one = setting(mesh=Mesh(data, 2, tensor, sequence_parallel=sequence_parallel))
     sent = 2 * TOKENS * OWN.hidden / tensor
     gathered = 0.0 if sequence_parallel else sent * (tensor - 1) / RING
-    assert hop_s(setting(mesh=mesh)) == pytest.approx(sent / pace + gathered, abs=20e-6)
-    assert hop_s(setting(mesh=Mesh())) == 0
+    assert hop_s(replace(one, sequences=2)) - hop_s(one) == pytest.approx(sent / pace + gathered)  # latency apart
+    assert hop_s(setting(mesh=Mesh(tensor=tensor))) == 0
 
 
 # --- groups ------------------------------------------------------------------------------------------------
@@ -313,7 +290,7 @@ NEAR, FAR = Group(4, 4, RING, CARD, 1e-3), Group(16, 4, RING, CARD, 1e-3)
 
 
 def test_latency_is_seen_once_for_every_hop():
-    assert hops(NEAR) == 3 and hops(FAR) == 3 + 2 * log2(4) and hops(NEAR._replace(size=1)) == 0
+    assert [hops(each) for each in (NEAR, FAR, NEAR._replace(size=1))] == [3, 3 + 2 * log2(4), 0]
     assert gather_s(0.0, NEAR) == pytest.approx(3e-3)
     assert reduce_s(0.0, NEAR) == pytest.approx(6e-3)
     assert ring_pass_s(0.0, NEAR) == pytest.approx(3e-3)
