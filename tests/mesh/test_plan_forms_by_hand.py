@@ -165,12 +165,15 @@ def test_the_optimizer_moves_its_bytes_of_every_parameter_a_device_owns(shared, 
     [("none", 2 + 4 + 12), ("optimizer", 2 + 4 + 12 / 4), ("gradients", 2 + (4 + 12) / 4), ("parameters", 18 / 4)],
 )
 def test_states_are_those_of_zero(shared, each):
-    """Rajbhandari et al., SC'20, figure 1, gradients summed in 32 bits; two gathered layers and one's gradients."""
-    gathered = (2 * 2 + 4) * 1e6 if shared == "parameters" else 0
-    assert timed(shared=shared, data=4, dense=1e6)[1] == pytest.approx(each * LAYERS * 1e6 + gathered)
+    """Rajbhandari et al., SC'20, figure 1, gradients summed in 32 bits; of shared layers some are whole for a while."""
     assert timed(shared=shared, data=4, matrix=1e6)[1] == pytest.approx(2 * each * 1e6)
-    experts = timed(shared=shared, data=4, expert=4.0, experts=1e6)[1]  # nobody else has them
-    assert experts == pytest.approx(18 * LAYERS * 1e6 + gathered)
+    experts = timed(shared=shared, data=4, expert=4.0, experts=1e6)[1] - 18 * LAYERS * 1e6  # nobody else has them
+    dense = timed(shared=shared, data=4, dense=1e6)[1] - each * LAYERS * 1e6
+    assert dense == pytest.approx(experts)
+    if shared in ("none", "optimizer"):
+        assert dense == pytest.approx(0)
+    elif shared == "parameters":
+        assert dense >= (2 + 4) * 1e6
 
 
 @pytest.mark.parametrize(
