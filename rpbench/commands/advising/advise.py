@@ -49,8 +49,8 @@ from rpbench.commands.recorded.explain import print_explanation
 from rpbench.commands.usages import ADVISE
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
-from rpbench.config.files.keys import LAYERS, MOVES, check_figures
-from rpbench.config.mesh.choice import refuse_lora
+from rpbench.config.keys import LAYERS, MOVES, check_figures
+from rpbench.config.mesh import refuse_lora
 from rpbench.config.request import Request, cluster_file, load
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.device import ssds_named
