@@ -14,8 +14,7 @@ from rpbench.cli import Verb
 from rpbench.records.manifest import manifest_names, no_sweep_in
 
 if TYPE_CHECKING:
-    from rpbench.explain.number import Number
-    from rpbench.explain.side import Side
+    from rpbench.explain.side import Number, Side
 
 
 def explain(arguments: Sequence[str]) -> int:

@@ -70,7 +70,7 @@ class Entry:
             for (devices, microbatches). What changes the method or its staleness is none of them.
         late: the options under which an update comes one step late; None for a method without them.
         halved: the options under which the microbatches of its shape are halves of those that a run asks for; None
-            for a method that never halves them. See `rpbench.config.size_checks`.
+            for a method that never halves them. See `rpbench.config.sizes`.
         whole_microbatches: whether every device runs its microbatches through all layers, as replicas do.
         gathers: of these, the options under which weights come from other devices for every visit, beside the
             computation of another; None for a method whose weights never do.

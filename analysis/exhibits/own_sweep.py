@@ -121,14 +121,15 @@ def _repeated(rows: Sequence[Row]) -> str:
 
 def work_of(row: Row) -> Work:
     """The work of a run."""
-    cost = (row.get("config") or {}).get("cost") or row.get("cost")
+    asked = row.get("config") or {}
+    cost = asked.get("cost") or row.get("cost")
     tokens = row.get("tokens_per_step")
     amount = ("tokens a step", tokens) if tokens else ("microbatches", row.get("num_microbatches"))
     named = {
         "model": row.get("model"),
         "devices": row.get("num_devices"),
         amount[0]: amount[1],
-        "steps": row.get("num_steps"),
+        "steps": asked.get("num_steps", row.get("num_steps")),  # a search may run more of those that overlap
         "cluster": row.get("cluster"),
         "workload": row.get("workload"),
         "cost": json.dumps(cost, sort_keys=True) if isinstance(cost, dict) else cost,

@@ -16,10 +16,9 @@ from analysis.predictions.compare import PLATFORMS, case_of
 from analysis.records.paper import PUBLISHED_MODELS
 from rpbench.config.choices import ConfigError
 from rpbench.cost.published import published_rows
-from rpbench.explain.number import Number, counted_flops
 from rpbench.explain.of_case import side_of_case
 from rpbench.explain.of_job import side_of_job, with_settings
-from rpbench.explain.side import Rate, Side
+from rpbench.explain.side import Number, Rate, Side, counted_flops
 from rpbench.mesh.job import Job
 from rpbench.registry import unknown_name
 
@@ -27,7 +26,7 @@ SYSTEM_TABLES = ("throughput", "throughput_a800", "scaling")
 
 
 class Printed(NamedTuple):
-    """The rate that a table prints: its column, and how it counts FLOPs (`rpbench.explain.number.CONVENTIONS`)."""
+    """The rate that a table prints: its column, and how it counts FLOPs (`rpbench.explain.side.CONVENTIONS`)."""
 
     column: str
     flops: str

@@ -29,7 +29,7 @@ from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 
 SPLIT = 1.03  # of the kernels of a split backward: 2 to 4 % in measured runs of others
 UTILISATION = 0.45  # of the peak, for what a transfer between stages takes in operations

@@ -103,7 +103,7 @@ def _stated_of(request: Request, mode: AnyDuel, contender: str | None) -> Record
 def _found_out(request: Request) -> frozenset[str]:
     """Names under which the record of a request has what the run found out; its configuration says what was asked."""
     if request.tuning_budget is not None:
-        return frozenset({"partition", "num_microbatches"})
+        return frozenset({"partition", "num_microbatches", "num_steps"})
     if isinstance(request.mode, Predict) and request.mode.by_action:
         return frozenset({"generator", "num_microbatches"})
     if request.schedule.file is not None:

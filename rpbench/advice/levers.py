@@ -73,7 +73,7 @@ class Timed:
 
 def timed(plan: Tuned, terms: Terms) -> Timed:
     """A plan, ready to be timed with other costs."""
-    return Timed(plan, Frame(plan.contender, plan.setting, terms, plan.partition, terms.num_steps))
+    return Timed(plan, Frame(plan.contender, plan.setting, terms, plan.partition, plan.num_steps))
 
 
 def changes() -> dict[str, Callable[[float], Callable[[CostTable], CostTable]]]:
@@ -198,7 +198,7 @@ def _another_microbatch(plan: Tuned, terms: Terms) -> tuple[str, float | None]:
         name = "one more microbatch a step" if more == 1 else f"{more} more microbatches a step"
         longer = replace(terms, sequences_per_step=round(terms.sequences_per_step + more * size), microbatches=(size,))
         try:
-            frame = Frame(plan.contender, plan.setting, longer, plan.partition, terms.num_steps)
+            frame = Frame(plan.contender, plan.setting, longer, plan.partition, plan.num_steps)
             outcome = frame.outcome(plan.partition, plan.setting.recompute)
         except ValueError:
             continue

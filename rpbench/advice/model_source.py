@@ -12,8 +12,8 @@ from typing import Any
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text
 from rpbench.workload.architecture import LARGEST, Architecture, unknown_key
+from rpbench.workload.counts import Experts, Latent
 from rpbench.workload.huggingface import assumed, context_of, from_config
-from rpbench.workload.parts import Experts, Latent
 
 # Local cache: configs of Hugging Face that were fetched earlier. Nothing is downloaded.
 #

@@ -10,7 +10,7 @@ from rpbench import registry
 from rpbench.commands.usages import NEW
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
-from rpbench.config.files.keys import CLUSTER, GPU, MODEL, Key
+from rpbench.config.keys import CLUSTER, GPU, MODEL, Key
 from rpbench.places import FILE, FLAG, VARIABLE, home
 from rpbench.records.record import check_writable, write_atomically
 

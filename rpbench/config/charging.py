@@ -5,7 +5,7 @@ from typing import Any
 
 from rpbench.config.choices import ConfigError, CostConfig, Mode, Simulate
 from rpbench.config.configuration import RunConfig
-from rpbench.config.files.keys import MOVES
+from rpbench.config.keys import MOVES
 from rpbench.cost.hardware.machine import Machine
 from rpbench.registry import Entry
 

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rpbench.config.config_error import ConfigError
-from rpbench.config.hydra_words import reworded
+from rpbench.config.errors import ConfigError, reworded
 from rpbench.registry import unknown_name
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rpbench import registry
-from rpbench.config.changed_model import told_apart
 from rpbench.config.charging import charged_as
 from rpbench.config.choices import (
     MODES,
@@ -35,12 +34,11 @@ from rpbench.config.choices import (
 )
 from rpbench.config.composing import recalling
 from rpbench.config.configuration import BESIDES, Composed, ConfigError, RunConfig, as_plain
-from rpbench.config.files.keys import built, check_name
-from rpbench.config.files.source_file import SourceFile, read_source, source_of
-from rpbench.config.lengths import check_lengths, read_lengths
+from rpbench.config.files import SourceFile, read_source, source_of
+from rpbench.config.keys import built, check_name
+from rpbench.config.notes import frozen, renamed, told_apart, without_effect
 from rpbench.config.schedule_options import check_options
-from rpbench.config.size_checks import check_pieces, check_sizes, cut_sequences, num_layers
-from rpbench.config.without_effect import frozen, renamed, without_effect
+from rpbench.config.sizes import check_lengths, check_pieces, check_sizes, cut_sequences, num_layers, read_lengths
 from rpbench.cost.hardware.machine import Machine, machine_of
 from rpbench.cost.hardware.measured import has_engine
 from rpbench.finite import not_finite
@@ -50,7 +48,7 @@ from rpbench.workload.architecture import Architecture
 from rpbench.yaml_file import keys_of
 
 if TYPE_CHECKING:
-    from rpbench.config.mesh.choice import MeshChoice
+    from rpbench.config.mesh import MeshChoice
     from rpbench.mesh.software import Software
 
 ABSTRACT = "abstract"  # the model without a shape
@@ -382,8 +380,11 @@ def _meshed(
         return config, found.choices, None
     if (old := config.mesh.framework) is not None:
         raise ConfigError(f"mesh.framework={old} is now software={old}")
-    from rpbench.config.mesh.choice import mesh_choice  # the packages of meshes, for runs that have one
-    from rpbench.config.mesh.rules import check_meshed, counted_cost
+    from rpbench.config.mesh import (
+        check_meshed,
+        counted_cost,
+        mesh_choice,  # the packages of meshes, for runs that have one
+    )
 
     choices = dict(found.choices)
     if cluster.gpu is not None and config.cost.get("name") == "unit":

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rpbench.config.config_error import ConfigError
+from rpbench.config.errors import ConfigError
 from rpbench.registry import Entry
 
 _WORDS: Mapping[Any, str] = {

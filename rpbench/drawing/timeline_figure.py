@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from rpbench.drawing.colours import COLOURS, NAMES, OTHER
+from rpbench.drawing.timeline_svg import COLOURS, NAMES, OTHER
 from rpbench.ir.action import Action, Kind, parts_of
 from rpbench.ir.timeline import Timeline
 

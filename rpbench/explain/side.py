@@ -1,8 +1,12 @@
-"""Side: one of two numbers that are compared, and what a model says its seconds are made of."""
+"""Side: one of two numbers that are compared, with its unit, and what a model says its seconds are made of."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, NamedTuple
+
+from rpbench.registry import unknown_name
+from rpbench.workload.architecture import Architecture
 
 # What a device's seconds go to. Computation is split further where both sides know their work (`Work`).
 COMPUTATION = "computation"
@@ -87,3 +91,116 @@ class Side:
     def predicted(self) -> float:
         """Device-seconds of one unit by the model."""
         return sum(self.causes.values())
+
+
+UNITS: Mapping[str, str] = {
+    "tokens_per_s": "of all devices",
+    "tokens_per_s_per_device": "of one device",
+    "step_time_s": "seconds of an optimizer step",
+    "tflops_per_device": "1e12 FLOP/s of one device; flops= says how they are counted",
+    "mfu": "share of the peak, from 0 to 1; flops= and peak_flops_per_s= say how it is counted",
+}
+CONVENTIONS: Mapping[str, str] = {
+    "causal": "products and causal attention, as this project counts",
+    "6n": "6 N of all N parameters",
+    "palm": "6 N + 12 L a d s: the whole square of attention (PaLM, arXiv 2204.02311, appendix B)",
+    "megatron": "72 L h^2 (1 + s / 6h + V / 12Lh) (Megatron-LM, SC'21, without recomputation)",
+    "megatron_recompute": "96 L h^2 (1 + s / 6h + V / 16Lh): full recomputation counts (Megatron-LM, SC'21)",
+}
+RATES = ("tflops_per_device", "mfu")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A typed number.
+
+    Args:
+        unit: one of `UNITS`.
+        flops: how a rate counts, one of `CONVENTIONS`.
+        peak_flops_per_s: what an MFU is divided by; None for the 16-bit peak of the device.
+    """
+
+    unit: str
+    value: float
+    flops: str = "causal"
+    peak_flops_per_s: float | None = None
+
+    def device_seconds(self, num_devices: int, tokens_per_step: float, rate: Rate | None) -> float:
+        """Device-seconds of a token.
+
+        Raises:
+            ValueError: for a rate where the run's FLOPs or the peak are not known.
+        """
+        if self.unit == "tokens_per_s":
+            return num_devices / self.value
+        if self.unit == "tokens_per_s_per_device":
+            return 1 / self.value
+        if self.unit == "step_time_s":
+            return num_devices * self.value / tokens_per_step
+        if rate is None:
+            raise ValueError(
+                f"{self.unit}={self.value:g}: FLOPs of the run or the peak of its device are not known; type "
+                "tokens_per_s= instead"
+            )
+        return rate.flops / (self.value * (1e12 if self.unit == "tflops_per_device" else rate.peak))
+
+    def rate(self, own: Architecture | None, seq_len: int, work: Work | None) -> Rate | None:
+        """How the number counts FLOPs of a model, if it is a rate and the peak is known."""
+        peak = self.peak_flops_per_s or (work.peak if work else None)
+        if own is None or peak is None or self.unit not in RATES:
+            return None
+        return Rate(counted_flops(own, seq_len, self.flops), peak)
+
+
+def number_of(words: Mapping[str, str]) -> tuple[Number, dict[str, str]]:
+    """The number among typed words, and the other words: settings.
+
+    Raises:
+        ValueError: for none or several numbers, or one that cannot be.
+    """
+    given = [key for key in UNITS if key in words]
+    if len(given) != 1:
+        what = "no number" if not given else f"{len(given)} numbers, {' and '.join(given)},"
+        among = " ".join(f"{key}={value}" for key, value in words.items())
+        raise ValueError(f"{what} among {among}: type one with its unit, of {_spellings()}")
+    unit = given[0]
+    value = positive(unit, words[unit])
+    if unit == "mfu" and value > 1:
+        raise ValueError(f"mfu={words[unit]}: a share of the peak, from 0 to 1; write {value / 100:g} for {value:g} %")
+    flops = words.get("flops", "causal")
+    if flops not in CONVENTIONS:
+        raise ValueError(f"flops={flops}: {unknown_name('convention', flops, list(CONVENTIONS))}")
+    peak = positive("peak_flops_per_s", words["peak_flops_per_s"]) if "peak_flops_per_s" in words else None
+    used = (unit, "flops", "peak_flops_per_s")
+    return Number(unit, value, flops, peak), {key: value for key, value in words.items() if key not in used}
+
+
+def _spellings() -> str:
+    return ", ".join(f"{name}= ({says})" for name, says in UNITS.items())
+
+
+def positive(key: str, text: str) -> float:
+    """The number of `key=text`.
+
+    Raises:
+        ValueError: for what is no finite number above 0.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not isfinite(value) or value <= 0:
+        raise ValueError(f"{key}={text}: a finite number above 0")
+    return value
+
+
+def counted_flops(own: Architecture, seq_len: int, convention: str) -> float:
+    """FLOPs of a token, forward and backward, as one of `CONVENTIONS` counts them."""
+    layers, h = own.num_layers, own.hidden
+    if convention == "causal":
+        return own.flops_per_token(seq_len)
+    if convention in ("6n", "palm"):
+        squares = 12.0 * layers * own.heads * own.head_dim * seq_len if convention == "palm" else 0.0
+        return 6.0 * own.total_parameters + squares
+    passes, head = (96.0, 16.0) if convention == "megatron_recompute" else (72.0, 12.0)
+    return passes * layers * h * h * (1 + seq_len / (6 * h) + own.vocab / (head * layers * h))

@@ -21,7 +21,7 @@ from rpbench.mesh.layout import Mesh
 from rpbench.mesh.software import Software
 from rpbench.registry import entry, unknown_name
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.parts import Layer
+from rpbench.workload.counts import Layer
 
 
 @dataclass(frozen=True)

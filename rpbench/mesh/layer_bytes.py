@@ -17,8 +17,7 @@ from typing import Any
 
 from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.mesh.layers.layer_seconds import Setting, eager_kernels, padded_vocab
-from rpbench.workload.counts import BYTES_PER_VALUE
-from rpbench.workload.parts import Layer
+from rpbench.workload.counts import BYTES_PER_VALUE, Layer
 
 WEIGHT_SHARE = 0.55  # of a layer's activations that the gradient of the weights still needs
 

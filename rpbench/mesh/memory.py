@@ -19,7 +19,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import WEIGHT_SHARE, input_bytes, layer_bytes, logits_bytes, with_software, working_bytes
 from rpbench.mesh.parameters import Held, held_layers, learning, states_held
 from rpbench.registry import entry
-from rpbench.workload.parts import Layer
+from rpbench.workload.counts import Layer
 
 Bytes = dict[str, float]
 _NO_LAYER = LayerSize(0, 0, 0)

@@ -7,7 +7,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import adapted_maps, padded_vocab
 from rpbench.mesh.layout import Sharded
 from rpbench.mesh.software import Software
-from rpbench.workload.parts import Layer
+from rpbench.workload.counts import Layer
 
 
 class Held(NamedTuple):

@@ -10,8 +10,8 @@ import numpy as np
 from rpbench import registry
 from rpbench.config.charging import CONSTANTS, check_charge
 from rpbench.config.choices import ConfigError
-from rpbench.config.files.keys import MOVES, check_figures
-from rpbench.config.files.source_file import SourceFile
+from rpbench.config.files import SourceFile
+from rpbench.config.keys import MOVES, check_figures
 from rpbench.config.request import Request
 from rpbench.cost.charges import check_ssd, with_charges
 from rpbench.cost.footprint.memory import Footprint

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from rpbench.config.mesh.choice import MeshChoice
-from rpbench.config.mesh.rules import RECOMPUTED
+from rpbench.config.mesh import RECOMPUTED, MeshChoice
 from rpbench.config.request import Request
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.exact import mesh_times

@@ -165,6 +165,7 @@ def plan_fields(assembled: Assembled) -> Fields:
     return {
         "partition": "contest",
         "num_microbatches": assembled.schedule.shape.num_microbatches,
+        "num_steps": plan.num_steps,
         "microbatch_sequences": setting.microbatch_sequences,
         "chunks_per_device": setting.chunks_per_device,
         "recompute": setting.recompute,

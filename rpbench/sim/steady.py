@@ -8,6 +8,9 @@ rotations, after which every stage is on the same devices again:
     window                   |---------------|                      from the end of step 4 to that of step 8
 
 A run too short for a whole rotation in its middle has the window uncut.
+
+Where the next step begins before one has ended, the last step has all devices to itself and ends sooner after the one
+before it than any other. The pace of such steps is that of a window from a sixth on which leaves the last end out.
 """
 
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.ir.action import BACKWARD, COMPUTE, Kind
+from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Shape
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.columns import Columns, among
@@ -43,7 +47,7 @@ def step_time(graph: Graph, timeline: Timeline) -> float:
     update behind the last backward is a part of the run.
     """
     ends = step_ends(graph, timeline)
-    if interval := _interval(ends, *_window(graph)) if len(ends) >= 3 else 0.0:
+    if interval := _interval(ends, *_window(graph, *_paced(graph))) if len(ends) >= 3 else 0.0:
         return interval
     updates = [
         float(timeline.end[number])
@@ -62,7 +66,7 @@ def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
     num_steps = graph.schedule.shape.num_steps
     if num_steps < 3:
         return None
-    first, last = _window(graph)
+    first, last = _window(graph, *_middle(num_steps))
     last = last if last < num_steps - 1 else max(first + 1, num_steps - 2)  # behind the last step a pipeline drains
     watched = list(_watched(graph, timeline, first, last))
     time, idle = (sum(column) for column in zip(*watched, strict=True))
@@ -105,9 +109,15 @@ def _middle(num_steps: int) -> tuple[int, int]:
     return num_steps // 3, 5 * num_steps // 6
 
 
-def _window(graph: Graph) -> tuple[int, int]:
+def _paced(graph: Graph) -> tuple[int, int]:
+    """The steps between whose ends the pace is taken."""
+    num_steps = graph.schedule.shape.num_steps
+    first, last = _middle(num_steps)
+    return (first, last) if graph.schedule.policy is Policy.FLUSH else (num_steps // 6, min(last, num_steps - 2))
+
+
+def _window(graph: Graph, first: int, last: int) -> tuple[int, int]:
     """The steps whose ends are the window's."""
-    first, last = _middle(graph.schedule.shape.num_steps)
     if last - first <= 2:  # either no rotation fits in, or any that does leaves it as it is
         return first, last
     rotation = rotation_of(graph.columns, graph.schedule.shape)

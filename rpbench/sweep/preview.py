@@ -1,21 +1,138 @@
-"""`--dry-run`: what a sweep would run, cell by cell, and what is there already. Nothing is run or written.
+"""`--dry-run`: what a sweep would run, cell by cell, whether each fits its devices, how long it takes, what is there.
 
-Of what would be run it also says whether it fits its devices, and how long it will take.
+Nothing is run or written. What a schedule keeps is counted from its actions, as a run counts it, so that the verdict is
+the run's own. Seconds are learned: making the schedule has just been timed, simulating takes so long an action as runs
+in this folder took, and training so long a microbatch and step as runs of the same model and backend did here.
 """
 
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
+from rpbench.config.choices import Simulate, Train
 from rpbench.config.composing import Composer
-from rpbench.config.request import request_of
+from rpbench.config.request import Request, request_of
 from rpbench.records import provenance, record
 from rpbench.records.manifest import ENDED, FAILED, NOT_APPLICABLE, PLANNED, Manifest, read_manifest, state_of
+from rpbench.records.record import Record
 from rpbench.run.recording import identity
-from rpbench.sweep.forecast import DOES_NOT_FIT, Forecaster
+from rpbench.run.scheduled import assembled_of, memory_of
+from rpbench.strict_json import parsed
 from rpbench.sweep.lease import Leases
+from rpbench.whole_file import read_text
+
+FITS, DOES_NOT_FIT, NOT_KNOWN = "fits", "does not fit", "not known"
+SECONDS_PER_ACTION = 5e-6  # of a simulation, where no run tells
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is said of a cell.
+
+    Args:
+        memory: `fits`, `does not fit` or `not known`, and why.
+        peak_memory_bytes: of the fullest device; None where the model has no shape.
+        seconds: that the cell will take, and what tells; None where nothing does.
+    """
+
+    memory: str
+    memory_reason: str
+    peak_memory_bytes: int | None = None
+    seconds: float | None = None
+    seconds_from: str = "no run like it is in this folder yet"
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """Forecasts of cells whose records go to one folder."""
+
+    results: Path
+
+    def of(self, request: Request) -> Forecast:
+        """The forecast of a request, which nothing is run or written for.
+
+        Raises:
+            ValueError: for what in the request cannot be.
+        """
+        if why := _why_not_made(request):
+            return Forecast(NOT_KNOWN, why)
+        began = time.perf_counter()
+        assembled = assembled_of(request)
+        needed, reason = memory_of(assembled)
+        making = time.perf_counter() - began
+        seconds, source = self._seconds(request, assembled.graph.num_actions, making)
+        if needed is None:
+            return Forecast(NOT_KNOWN, "no model, so no bytes", None, seconds, source)
+        peak = max(needed)
+        if reason:
+            return Forecast(DOES_NOT_FIT, reason, peak, making, "it is not run")
+        if (limit := request.cluster.usable_memory_bytes) is None:
+            why = f"cluster {request.cluster.name} declares no memory"
+            return Forecast(NOT_KNOWN, why, peak, seconds, source)
+        return Forecast(FITS, f"{peak / 1e9:.2f} of {limit / 1e9:.2f} GB", peak, seconds, source)
+
+    def _seconds(self, request: Request, num_actions: int, making: float) -> tuple[float | None, str]:
+        if isinstance(request.mode, Simulate):
+            known = self._paces[("simulate",)]
+            source = "the schedule, made just now" + (f", and {len(known)} simulations here" if known else "")
+            return making + num_actions * (median(each.pace for each in known) if known else SECONDS_PER_ACTION), source
+        known = self._paces[("train", request.backend.name if request.backend else "None", request.model_name)]
+        if not known:
+            return None, Forecast.seconds_from
+        work = request.num_microbatches * request.num_steps
+        fixed, pace = (median(column) for column in zip(*known, strict=True))
+        return making + fixed + work * pace, f"{len(known)} run{'s' * (len(known) > 1)} of {request.model_name} here"
+
+    @cached_property
+    def _paces(self) -> Mapping[tuple[str, ...], list["_Pace"]]:
+        """Kind of run -> what each run took."""
+        found: defaultdict[tuple[str, ...], list[_Pace]] = defaultdict(list)
+        for row in record.read_all(self.results):
+            if (seconds := _seconds_of(self.results, row)) is None:
+                continue
+            if row["mode"] == "simulate" and row.get("num_actions"):
+                found[("simulate",)].append(_Pace(0.0, seconds / row["num_actions"]))
+            elif row["mode"] == "train" and row.get("num_steps"):
+                trained = row["makespan_s"] if row["evidence"] == "measured" else seconds
+                pace = trained / (row["num_microbatches"] * row["num_steps"])
+                found["train", str(row["backend"]), row["model"]].append(_Pace(max(0.0, seconds - trained), pace))
+        return found
+
+
+class _Pace(NamedTuple):
+    """Seconds of a run: what it takes once, and by action where it is simulated, by microbatch and step otherwise."""
+
+    fixed: float
+    pace: float
+
+
+def _why_not_made(request: Request) -> str:
+    """Why a cell's schedule is not made to look at it; empty if it is."""
+    if not isinstance(request.mode, Simulate | Train):
+        return f"mode={request.mode.name} decides it as it runs"
+    if request.mesh is not None and request.mesh.machine is not None:
+        return "a mesh is laid out as it runs"
+    if request.tuning_budget is not None or request.partition == "search":
+        return "its plan is searched for first"
+    if request.cost.name == "profiled" and request.cost.profile is None:
+        return "its layers are measured first"
+    return ""
+
+
+def _seconds_of(results: Path, row: Record) -> float | None:
+    """Seconds that a run took by its events; None where they do not say."""
+    try:
+        last: Any = parsed(read_text(results / row["run_id"] / "events.jsonl").splitlines()[-1])
+        seconds = last["seconds"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return float(seconds) if row["status"] == "ok" and isinstance(seconds, int | float) else None
+
 
 LEASED, STALE = "leased", "stale"
 
@@ -24,7 +141,7 @@ def preview(results: Path, name: str, cells: Sequence[Sequence[str]]) -> Iterato
     """A row for each cell: its overrides, its state, its run_id, and for a stale one what has changed since it ran.
 
     A cell is stale if the manifest has a verdict of it that another code or configuration came to; leased while
-    somebody works on it. One that would be run has a forecast (`rpbench.sweep.forecast.Forecast`).
+    somebody works on it. One that would be run has a forecast (`rpbench.sweep.preview.Forecast`).
     """
     earlier, composer, leases = read_manifest(results, name), Composer(), Leases(results)
     forecaster = Forecaster(results)

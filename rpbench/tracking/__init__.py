@@ -1,3 +1,3 @@
 """Where records also go. A tracker mirrors; the record on disk is the source."""
 
-from rpbench.tracking.mirror import Mirror, begun, mirror
+from rpbench.tracking.wandb_run import Mirror, begun, mirror

@@ -9,8 +9,7 @@ from typing import Any, Literal, get_args
 from rpbench.finite import is_finite
 from rpbench.places import CONF
 from rpbench.registry import unknown_name
-from rpbench.workload.counts import Counts
-from rpbench.workload.parts import Experts, Latent
+from rpbench.workload.counts import Counts, Experts, Latent
 
 Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]
 FAMILIES: tuple[Family, ...] = get_args(Family)

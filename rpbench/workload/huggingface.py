@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.workload.architecture import FROM_THE_OTHERS, LARGEST, MOST_LAYERS, Architecture
+from rpbench.workload.counts import Experts, Latent
 from rpbench.workload.families import ASSUMED, EVERY, FAMILIES, LEFT_OUT, READ, SAME_AS, SILENT, SPELLINGS, Family
-from rpbench.workload.parts import Experts, Latent
 
 # Keys that a query of linear attention is worth: the products inside a block and with its state, 2 x 128 values a head.
 LINEAR_KEYS = 256

@@ -16,7 +16,7 @@ from rpbench.commands.advising.advise_questions import spelled_model
 from rpbench.config.request import load
 from rpbench.places import CONF
 from rpbench.workload.architecture import Architecture, architecture
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 
 # Sizes of Llama-3.2-3B, from its public configuration.
 LLAMA_3B = {

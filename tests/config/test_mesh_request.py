@@ -9,9 +9,8 @@ from spared import spared
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.composing import Composer
-from rpbench.config.configuration import composed, register
-from rpbench.config.mesh.choice import mesh_of
-from rpbench.config.mesh.overrides import MeshConfig
+from rpbench.config.configuration import MeshConfig, composed, register
+from rpbench.config.mesh import mesh_of
 from rpbench.config.request import ScheduleChoice, load, request_of
 from rpbench.mesh.exact import makespan_s
 from rpbench.mesh.memory import rank_bytes

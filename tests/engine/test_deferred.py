@@ -18,7 +18,7 @@ from rpbench.engine.compute.split_backward import Deferring, defer
 from rpbench.engine.compute.stage import Graph, Stages, backward, input_gradient, weight_gradients
 from rpbench.engine.state.weights import Weights
 from rpbench.models.linear import linear
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16]
 

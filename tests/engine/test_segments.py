@@ -14,7 +14,7 @@ from rpbench.engine.training import Training
 from rpbench.models.attention import attend
 from rpbench.passes.lower import split_backward
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 
 GROUPED = replace(TINY, heads=4, key_value_heads=2, head_dim=4, inner=24, seq_len=11)
 MODELS: dict[str, Architecture] = {

@@ -32,7 +32,7 @@ from rpbench.passes.lower import split_backward
 from rpbench.registry import entry
 from rpbench.run.assemble import assemble
 from rpbench.run.modes.train import check_request
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 
 LLAMA = replace(TINY, family="llama", gated=True)
 QWEN = replace(TINY, family="qwen3", gated=True, qk_norm=True, tied=True)

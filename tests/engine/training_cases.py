@@ -19,7 +19,7 @@ from rpbench.ir.timeline import Timeline
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 
 TINY = Architecture("tiny", num_layers=4, hidden=16, heads=2, vocab=37, seq_len=5)
 MOE = replace(TINY, family="qwen3", qk_norm=True, experts=Experts(3, 2, 12))

@@ -14,7 +14,8 @@ from rpbench.mesh.memory import rank_bytes
 from rpbench.mesh.placement import Group
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
-from rpbench.workload.architecture import Experts, architecture
+from rpbench.workload.architecture import architecture
+from rpbench.workload.counts import Experts
 
 BARE = declared_software("megatron_core")
 

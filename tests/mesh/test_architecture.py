@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from rpbench.config.mesh.choice import refuse_lora
+from rpbench.config.mesh import refuse_lora
 from rpbench.config.request import load
 from rpbench.cost.hardware.device import names
 from rpbench.run.request_to_records import run
 from rpbench.workload.architecture import OLD_SPELLINGS, Architecture, architecture
+from rpbench.workload.counts import mean_keys
 from rpbench.workload.huggingface import from_config
-from rpbench.workload.parts import mean_keys
 
 # Parameters as the models' own pages print them.
 PRINTED = {

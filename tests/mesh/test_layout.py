@@ -9,7 +9,7 @@ from rpbench.cost.hardware.device import names
 from rpbench.cost.hardware.machine import Machine, machine
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.placement import Links, axis_group, group_of, replica_group
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 
 NODES_OF_EIGHT = Machine(
     "dgx", 32, gpu=gpu("a100_sxm4_80gb"), devices_per_node=8, intra_bytes_per_s=300e9, inter_bytes_per_s=25e9

@@ -9,7 +9,7 @@ from torch import nn
 from rpbench.models import build_model
 from rpbench.models.seed import generator_for
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 
 _SMALL = Architecture(
     "small", num_layers=3, hidden=24, heads=6, vocab=61, key_value_heads=2, head_dim=8, inner=40, seq_len=11

@@ -16,7 +16,7 @@ from rpbench.models.sharded.shards import (
     one_share,
 )
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 
 GPT = Architecture("gpt", num_layers=2, hidden=16, heads=4, vocab=10, gated=False)
 LLAMA = replace(GPT, name="llama", family="llama", gated=True, heads=8, key_value_heads=4, head_dim=6, inner=20)

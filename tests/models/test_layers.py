@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rpbench.models import DecoderLayer, Embedding, Head, build_layer, build_model, shared_parameters
 from rpbench.workload.architecture import architecture
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 CONFIGURED = {path.stem: architecture(path.stem) for path in sorted(CONF.glob("*.yaml")) if path.stem != "abstract"}

@@ -224,7 +224,7 @@ def test_a_wrong_request_is_answered_in_a_few_lines(arguments, expected, rpbench
 
 
 def test_a_table_that_the_free_memory_does_not_hold_is_refused(rpbench, monkeypatch):
-    monkeypatch.setattr("rpbench.config.size_checks.os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 50_000}.get)
+    monkeypatch.setattr("rpbench.config.sizes.os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 50_000}.get)
     status, _, err = rpbench("num_devices=8", "num_microbatches=16", "num_steps=1000")
     assert status == 2
     assert "128,000 forwards, a table of some 0.3 GB; 0.2 GB are free here" in err

@@ -1,9 +1,11 @@
 """Calls back to back: the bubble between calls 20 and 50 of 60 as a table has it, and that of whole rotations."""
 
 import csv
+from dataclasses import replace
 from math import gcd
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,6 +171,28 @@ def test_two_steps_beside_each_other_take_half_of_the_run_each():
     graph, timeline = back_to_back(2, (2,), (2, 0), 2, 2)
     first, last = sorted(step_ends(graph, timeline))
     assert step_time(graph, timeline) == last / 2 > last - first
+
+
+@pytest.mark.parametrize(("num_steps", "pace"), [(3, 20), (6, 10), (12, 10)])
+def test_the_last_of_steps_that_overlap_is_not_in_their_pace(num_steps, pace):
+    """One device, steps of 10 s but for the first two, of 15 and 20, and the last, which has the links to itself."""
+    ends = np.cumsum([15, 20, *[10] * (num_steps - 3), 1])
+    shape = Shape(1, 1, 1, num_steps=num_steps)
+    graph = build_graph(entry("pipedream_2bw").build(shape).with_partition(symmetric((1,))))
+    timeline = simulate_graph(graph, LayerTimes([1.0], [1.0], [0.0]).table(symmetric((1,))))
+    backward = np.flatnonzero(graph.columns.kind == Kind.B)
+    moved = np.array(timeline.end, float)
+    moved[backward] = ends
+    assert step_time(graph, replace(timeline, end=moved)) == pytest.approx(pace)
+
+
+@pytest.mark.parametrize("name", ["pipedream_2bw", "xpipe", "pipedream"])
+def test_steps_that_overlap_are_as_far_apart_as_in_the_longest_run(name):
+    """Six microbatches over four devices and slow hops: steps of 20 and of 22 take turns."""
+    shape = Shape(4, 4, 6, num_steps=12)
+    graph = build_graph(entry(name).build(shape).with_partition(symmetric((1,) * 4)))
+    times = LayerTimes([1.0] * 4, [1.0] * 4, [0.0] * 4, hop=1.0)
+    assert step_time(graph, simulate_graph(graph, times.table(symmetric((1,) * 4)))) == pytest.approx(21)
 
 
 def test_a_device_without_work_is_idle_for_as_long_as_the_others_are_watched():

@@ -10,7 +10,7 @@ from plugging import compose_once, forked, in_a_child, rests, starts, swept, tab
 from spared import spared
 
 from rpbench import whole_file
-from rpbench.config.files.source_file import read_source
+from rpbench.config.files import read_source
 from rpbench.engine.state import checkpoint
 from rpbench.records import record
 from rpbench.whole_file import read_bytes

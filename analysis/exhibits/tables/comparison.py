@@ -275,7 +275,7 @@ def _progress(row: dict, multiples: Multiples, behind: Sequence[str]) -> Sequenc
 def _moved(row: dict, link: str) -> float:
     """Gigabytes a step over one kind of link, of all devices."""
     found = row.get(link)
-    return _gigabytes(sum(found)) / row["config"]["num_steps"] if isinstance(found, list) else 0.0
+    return _gigabytes(sum(found)) / row["num_steps"] if isinstance(found, list) else 0.0
 
 
 def _gigabytes(number: float) -> float:

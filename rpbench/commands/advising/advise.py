@@ -49,8 +49,8 @@ from rpbench.commands.recorded.explain import print_explanation
 from rpbench.commands.usages import ADVISE
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
-from rpbench.config.files.keys import LAYERS, MOVES, check_figures
-from rpbench.config.mesh.choice import refuse_lora
+from rpbench.config.keys import LAYERS, MOVES, check_figures
+from rpbench.config.mesh import refuse_lora
 from rpbench.config.request import Request, cluster_file, load
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.device import ssds_named
@@ -65,7 +65,7 @@ from rpbench.workload.architecture import Architecture, model_keys, unknown_key
 
 SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing else is asked for
 SEQ_LEN = 2048
-NUM_STEPS = 3
+NUM_STEPS = 6  # of which three in the middle count where steps overlap
 BUDGET = Budget(work=1_000_000, climb_work=200_000, restarts=8)  # time ends a search, never work
 SECONDS = 8.0  # of each of two processors, for the searches; to start, and what they lead to, takes the rest of ten
 

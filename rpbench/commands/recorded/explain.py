@@ -20,9 +20,8 @@ from rpbench.config.choices import ConfigError, Predict
 from rpbench.config.configuration import is_of_hydra
 from rpbench.config.request import Request, load
 from rpbench.cost.table import CostTable
-from rpbench.explain.number import UNITS, Number, number_of
 from rpbench.explain.of_case import side_of_case, work_of
-from rpbench.explain.side import COMPUTATION, Side, Work
+from rpbench.explain.side import COMPUTATION, UNITS, Number, Side, Work, number_of
 from rpbench.explain.split import Metric, explain
 from rpbench.finite import is_finite
 from rpbench.records import record

@@ -25,8 +25,7 @@ from typing import NamedTuple
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.counts import BYTES_PER_VALUE
-from rpbench.workload.parts import mean_keys
+from rpbench.workload.counts import BYTES_PER_VALUE, mean_keys
 
 ATTENTION_BACKWARD = 2.5  # over forward, where no kernel's factor is known
 PARTS = ("forward", "backward", "head_forward", "head_backward")  # whose times the artifact has measured apart

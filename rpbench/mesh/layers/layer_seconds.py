@@ -13,7 +13,7 @@ from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import Group, Links, axis_group, expert_group, group_of, reached
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.parts import Experts, Layer, mean_keys
+from rpbench.workload.counts import Experts, Layer, mean_keys
 
 # Products: which share of a device's rate a matrix product reaches: tiles, waves, alignment, thin and narrow sizes.
 #

@@ -52,7 +52,7 @@ def every_change(plan: Tuned, terms: Terms, *, space: Space | None = None, cuts:
     for dimension, setting in (space or space_of(plan.contender, terms)).changes(plan.setting):
         try:
             outcomes = [
-                (cut, frames.of(setting, cut, terms.num_steps).outcome(cut, setting.recompute))
+                (cut, frames.of(setting, cut, plan.num_steps).outcome(cut, setting.recompute))
                 for cut in _cuts(plan, setting, sketcher)
             ]
         except ValueError:
@@ -62,7 +62,7 @@ def every_change(plan: Tuned, terms: Terms, *, space: Space | None = None, cuts:
         yield Change(dimension, setting, cut, outcome, _gain(plan, outcome))
     for cut in shifted(plan.partition) if cuts else ():
         try:
-            outcome = frames.of(plan.setting, cut, terms.num_steps).outcome(cut, plan.setting.recompute)
+            outcome = frames.of(plan.setting, cut, plan.num_steps).outcome(cut, plan.setting.recompute)
         except ValueError:  # the order follows from times, and that of this cut does not take the setting
             continue
         frames.keep_only_of(plan.setting)

@@ -22,11 +22,10 @@ class Frames:
 
     def of_plan(self, plan: Tuned) -> Frame:
         """The frame of a plan with the steps that it was timed with, at the setting it has."""
-        num_steps = plan.num_steps or self.terms.num_steps
-        known = self.of(plan.setting, plan.partition, num_steps)
+        known = self.of(plan.setting, plan.partition, plan.num_steps)
         if known.schedule.partition == plan.partition:  # or stages without layers may be others
             return known.at(plan.setting)
-        return Frame(self.contender, plan.setting, self.terms, plan.partition, num_steps)
+        return Frame(self.contender, plan.setting, self.terms, plan.partition, plan.num_steps)
 
     def under(self, terms: Terms) -> "Frames":
         """Those that serve other limits too."""

@@ -16,7 +16,7 @@ def order_key(plan: Tuned, terms: Terms) -> Hashable:
     """
     entry = plan.contender.entry
     method = entry.name if entry.lower is not None else "", plan.contender.fixed
-    order = posed(plan.contender, plan.setting, terms, terms.num_steps).order(plan.partition)
+    order = posed(plan.contender, plan.setting, terms, plan.num_steps).order(plan.partition)
     return method, tuple(
         tuple((action.kind, action.stage, action.microbatch, action.part, action.sub) for action in row)
         for row in (

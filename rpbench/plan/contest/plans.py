@@ -70,7 +70,7 @@ class Tuned:
         restarted: what random restarts did; a plan that fits and is hard to beat has a gain near 0.
         work, num_timed, num_sketched: spent of the budget; timelines with all that moves, and cuts timed by their
             computation alone.
-        num_steps: that `outcome` is of; None: as many as the terms say.
+        num_steps: in a row, that `outcome` is of.
         is_whole: whether the search came to its end; False where time was over before.
         bound: tokens per second that no plan of the contender exceeds (`rpbench.plan.contest.bounds`); 0: none fits.
         least_bytes: the fullest device holds no less in any plan; 0 where one fits.
@@ -85,7 +85,7 @@ class Tuned:
     work: int
     num_timed: int
     num_sketched: int
-    num_steps: int | None = None
+    num_steps: int
     is_whole: bool = True
     bound: float = inf
     least_bytes: int = 0

@@ -33,6 +33,7 @@ from rpbench.sim.kernels import compile_orders
 # A setting whose sketch is slower by more is not timed; one faster by more is, even where time ended in between.
 WORTH, OWED = 0.06, 0.02
 FEW_STEPS = 2  # in a row while searching, where each waits for the one before; the second one counts
+OVERLAPPING_STEPS = 6  # at least, always, where a step begins before the one before it has ended: three in the middle
 FINALISTS, CLOSE = 3, 0.02  # plans that run all steps in the end: of so many, those within so much of the best
 FAR, LACKS = 0.25, 0.1  # a restart that begins further behind the best, or lacks more memory, is left
 GIVEN_UP = 0.5  # below this share of somebody else's pace a contender may be given up
@@ -232,7 +233,7 @@ class Search:
     def keep_one_frame(self) -> None:
         """Forget all frames but that of the best plan so far."""
         best = self._final or self.best()
-        num_steps = self.terms.num_steps if self._final else self._num_steps(best.setting)
+        num_steps = self._num_steps(best.setting, all_steps=self.has_ended)
         self.frames.keep_only(best.setting, cut_of(best), num_steps)
 
     def plan(self) -> Tuned:
@@ -249,7 +250,7 @@ class Search:
             self.work,
             self.num_timed,
             self.sketcher.tally.num_evaluated,
-            None if self._final else self._num_steps(best.setting),
+            self._num_steps(best.setting, all_steps=self.has_ended),
             self._final is not None,
             self.bounds.best_pace(self.time_is_over) if fits else inf,
             0 if fits else self.least_bytes,
@@ -402,7 +403,7 @@ class Search:
                 self.tried[setting] = again
 
     def _timed(self, setting: Setting, cut: Partition, *, all_steps: bool = False) -> Tried:
-        frame = self.frames.of(setting, cut, self.terms.num_steps if all_steps else self._num_steps(setting))
+        frame = self.frames.of(setting, cut, self._num_steps(setting, all_steps=all_steps))
         try:
             frame.check(setting.recompute)
         except ValueError as error:  # whatever the sizes
@@ -415,8 +416,11 @@ class Search:
         """Of few steps and a cut; None: of the one that was found."""
         return self.frames.of(setting, cut or cut_of(self.tried[setting]), self._num_steps(setting))
 
-    def _num_steps(self, setting: Setting) -> int:
-        return self.terms.num_steps if self.sketcher.of(setting).overlaps else min(FEW_STEPS, self.terms.num_steps)
+    def _num_steps(self, setting: Setting, *, all_steps: bool = False) -> int:
+        asked = self.terms.num_steps
+        if self.sketcher.of(setting).overlaps and self.terms.problem is None:
+            return max(OVERLAPPING_STEPS, asked)
+        return asked if all_steps else min(FEW_STEPS, asked)
 
     # --- cuts ---
 

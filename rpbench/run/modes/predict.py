@@ -4,7 +4,7 @@ from typing import Any
 
 from rpbench.advice.published_runs import Simulated, simulated
 from rpbench.config.choices import ConfigError, CostConfig, Predict
-from rpbench.config.files.keys import LAYERS, check_figures
+from rpbench.config.keys import LAYERS, check_figures
 from rpbench.config.request import Request
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine, machine

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rpbench.config.choices import ConfigError, Duel
-from rpbench.config.files.source_file import read_source
+from rpbench.config.files import read_source
 from rpbench.config.request import Request
 from rpbench.cost.profiled import from_text, to_text
 from rpbench.cost.table import LayerTimes

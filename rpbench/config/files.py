@@ -1,13 +1,15 @@
-"""Own files: the YAML of the user's folders is data, whoever wrote it; what Hydra would run for it is refused.
+"""Files of a request: its sources, read once and known by their bytes, and the YAML of the user's folders.
 
-Hydra builds what `_target_` names under its own keys, logging what `()` names, and launchers take commands. On the
-command line a launcher is chosen by its name, and its options are the user's own words; a file of models, machines or
-experiments may only say what is swept.
-A resolver, such as `${oc.env:HOME}`, would put the environment into what is written and shown; `${key}` alone is data.
+The user's YAML is data, whoever wrote it. Hydra builds what `_target_` names under its own keys, logging what `()`
+names, and launchers take commands. On the command line a launcher is chosen by its name, and its options are the user's
+own words; a file of models, machines or experiments may only say what is swept. A resolver, such as `${oc.env:HOME}`,
+would put the environment into what is written and shown; `${key}` alone is data.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,62 @@ from rpbench.config.choices import ConfigError
 from rpbench.places import CONF, file_of, own_yaml, places
 from rpbench.whole_file import read_bytes
 from rpbench.yaml_file import read_keys
+
+MOST_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file as it was when the request was made."""
+
+    path: Path
+    content: bytes
+    sha256: str
+
+    @property
+    def text(self) -> str:
+        """Its content as text.
+
+        Raises:
+            ConfigError: if it is no UTF-8.
+        """
+        try:
+            return self.content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ConfigError(f"{self.path}: cannot be read (UnicodeDecodeError); give a text file") from None
+
+
+def source_of(path: Path, content: bytes) -> SourceFile:
+    """What was read from a path."""
+    return SourceFile(path, content, hashlib.sha256(content).hexdigest())
+
+
+def read_source(key: str, name: str | None, *, within: str = "") -> SourceFile | None:
+    """The file that a key names; None where it names none.
+
+    Args:
+        within: the file to read of a folder that the key names.
+
+    Raises:
+        ConfigError: if it cannot be read, or is too large to be.
+    """
+    if name is None:
+        return None
+    path = Path(name, within)
+    try:
+        return source_of(path, read_bytes(path, MOST_BYTES))
+    except ValueError as error:
+        raise ConfigError(f"{key}={name}: {error}") from None
+    except OSError as error:
+        if within and isinstance(error, NotADirectoryError):
+            raise ConfigError(f"{key}={name}: it is no folder; name one that {within} lies in") from None
+        reason = (
+            f"there is no such {'checkpoint' if within else 'file'}"
+            if isinstance(error, FileNotFoundError)
+            else error.strerror
+        )
+        raise ConfigError(f"{key}={name}: cannot be read ({reason}); name a file that is there") from None
+
 
 _RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
 _EXAMPLE = "hydra: {sweeper: {params: {schedule: 'gpipe,1f1b'}}}"

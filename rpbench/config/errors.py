@@ -1,7 +1,12 @@
-"""Hydra words: what Hydra and omegaconf say about a wrong value, said as the rest of the command line does."""
+"""Errors of a request: ConfigError, and what Hydra and omegaconf say about a wrong value, reworded."""
 
 import re
 from collections.abc import Sequence
+
+
+class ConfigError(ValueError):
+    """A request that cannot be understood: unknown names, misspelt keys, values of the wrong type."""
+
 
 _KINDS = {
     "Integer": "a whole number",

@@ -1,11 +1,12 @@
-"""Mesh choice: the mesh a run is asked for, with the machine, the architecture and the framework it stands on."""
+"""Mesh of a request: the machine, architecture and framework it stands on, and what cannot be asked for beside it."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any, get_args
 
 from rpbench.config.choices import ConfigError
-from rpbench.config.mesh.overrides import MeshConfig, OverlapConfig
+from rpbench.config.configuration import MeshConfig, OverlapConfig, RunConfig
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.layers.layer_seconds import Precision
 from rpbench.mesh.layout import Mesh, Sharing
@@ -156,3 +157,57 @@ def _overlapping(found: Software, asked: OverlapConfig) -> Software:
         "hidden_expert": asked.expert,
     }
     return replace(found, **{name: value for name, value in traits.items() if value is not None})  # type: ignore[arg-type]
+
+
+RECOMPUTED = {"all": "full", "none": "none"}  # the words of a run, in the words of meshes
+
+
+def counted_cost(overrides: Sequence[str]) -> dict[str, Any]:
+    """The cost of a run on a machine that names none.
+
+    Raises:
+        ConfigError: if `cost=unit` was asked for: its slots are no seconds, and links take seconds.
+    """
+    if "cost=unit" in overrides:
+        raise ConfigError(
+            "cost=unit under a mesh: its slots are no seconds, and the links of a machine take seconds; leave it out, "
+            "or take cost=analytic or cost=constant"
+        )
+    return {"name": "analytic"}
+
+
+def check_meshed(config: RunConfig, chosen: MeshChoice) -> None:
+    """Refuse what a mesh has no model of.
+
+    Raises:
+        ConfigError: naming the key, the rule and the way out.
+    """
+    if chosen.machine is None:  # today's run
+        return
+    refused = {
+        "schedule_file": (config.schedule_file, "a registered schedule is built for its pipeline; use schedule="),
+        "tuning_budget": (config.tuning_budget, "plans are searched by rpbench plan mesh=search"),
+    }
+    for key, (value, way_out) in refused.items():
+        if value is not None:
+            raise ConfigError(f"{key}={value} under a mesh: {way_out}")
+    if config.recompute not in RECOMPUTED:
+        raise ConfigError(f"recompute={config.recompute} under a mesh: one of {', '.join(RECOMPUTED)}")
+    if config.charge not in (None, "hops"):
+        raise ConfigError(
+            f"charge={config.charge} under a mesh: its links say what boundary tensors take; leave charge out"
+        )
+    if config.offload not in (None, "none"):
+        raise ConfigError(
+            f"offload={config.offload} under a mesh: nothing is moved to hosts there; leave it out, or take one host"
+        )
+    if config.cost.get("split_penalty", 1.0) != 1.0:
+        raise ConfigError(
+            f"cost.split_penalty={config.cost['split_penalty']} under a mesh: the framework's file in conf/software/ "
+            "says what two halves of a backward cost; leave it out, or choose another software"
+        )
+    if config.cost.get("name") == "unit":
+        raise ConfigError(
+            "cost=unit under a mesh: its slots are no seconds, and links take seconds; take cost=analytic, or "
+            "cost=constant"
+        )

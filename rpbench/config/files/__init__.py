@@ -1,1 +1,0 @@
-"""Files that a request is made of: its sources, those of the user, and the keys of models and clusters."""
