@@ -10,7 +10,7 @@ from rpbench.mesh.layers.layer_seconds import Adapters, filled, head_seconds, la
 from rpbench.mesh.layers.layer_times import hop_s
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import Group
-from rpbench.workload.parts import Experts, Layer
+from rpbench.workload.counts import Experts, Layer
 from tests.mesh.without_quirks import BANDWIDTH, CARD, COMPUTES, MOVES, OWN, PLAIN, RATE, RING, TOKENS, setting
 
 ATTENDS = replace(COMPUTES, name="attends", flops_16=1e30, attention_flops_per_s={"flash2": RATE})

@@ -10,7 +10,7 @@ from rpbench.mesh.memory import verdict_of
 from rpbench.mesh.plan_search.closed_forms import Question, Timed, time_plans
 from rpbench.mesh.plan_search.fitting import fastest_first, nearest, spare_bytes
 from rpbench.mesh.plan_search.plans import SCHEDULES, SHARED, Inner, Plans, Space, enumerate_plans
-from rpbench.workload.parts import Experts
+from rpbench.workload.counts import Experts
 from tests.mesh.jobs import job
 from tests.mesh.without_quirks import BANDWIDTH, CARD, MOVES, NEVER, OWN, PLAIN, RING, plain_machine
 

@@ -16,7 +16,7 @@ from rpbench.mesh.memory import bytes_of_ranks, kept_bytes, working_set_bytes
 from rpbench.mesh.parameters import Held, held, trained
 from rpbench.mesh.prediction import predict_job
 from rpbench.mesh.step import pipeline_terms, step_terms
-from rpbench.workload.parts import Experts, Latent, Layer
+from rpbench.workload.counts import Experts, Latent, Layer
 from tests.mesh.without_quirks import BANDWIDTH, CARD, COMPUTES, MOVES, NEVER, OWN, PLAIN, RING, TOKENS, plain_machine
 
 ONE = ("microbatch_s", "step_s", "optimizer_bytes", "jitter", "beside", "broadcast_s", "hop_s")
