@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from baselines.systems.case import Case
 from baselines.systems.ours import Method
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 
 # What a case may name as its schedule, and which of our methods moves the same.
 METHODS = {

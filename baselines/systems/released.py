@@ -15,7 +15,7 @@ from torch import nn
 from baselines.systems.case import Case
 from baselines.systems.ours import Method
 from baselines.systems.requirement import require
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 
 
 class _Link(nn.Module):

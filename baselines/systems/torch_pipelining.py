@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from baselines.systems.case import Case
 from baselines.systems.ours import Method
 from rpbench.engine.layout import layout_of
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.workload import Workload
 from rpbench.ir.partition import symmetric
 

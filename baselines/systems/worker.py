@@ -25,7 +25,7 @@ from rpbench.engine.backends import accelerator
 from rpbench.engine.backends.device import brought_here
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.ir.partition import symmetric
 from rpbench.side_processes import answers_only
 

@@ -63,7 +63,7 @@ def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _measured(request: Request, num_runs: int) -> LayerGraph:
-    from rpbench.engine.measure.layer_profile import profile_layers  # torch, which a table does not need
+    from rpbench.engine.measure.profiles import profile_layers  # torch, which a table does not need
     from rpbench.engine.workload import Workload
     from rpbench.models.build import build_model
     from rpbench.models.data import SyntheticTokens

@@ -10,7 +10,7 @@ Where every other step is a trial (ACCO), g~ and g being the means over the two 
 
     theta~ = Opt(theta, g~), and theta, its moments and its count as before      theta = Opt(theta, (g~ + g) / 2)
 
-Where important columns are stepped at once and the rest late: `rpbench.engine.late_rest_reference`.
+Where important columns are stepped at once and the rest late: `rpbench.engine.reference_steps`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,25 +23,30 @@ from torch.func import functional_call
 
 from rpbench.engine.compute.randomness import seeded
 from rpbench.engine.compute.stage import Grain, pieces
-from rpbench.engine.late_reference import Lateness, corrected, horizons, mean_move, rate_factor
-from rpbench.engine.late_rest_reference import LateRestReference
 from rpbench.engine.layout import Layout
-from rpbench.engine.reference_steps import OrderedSum, Steps
+from rpbench.engine.reference_steps import (
+    Lateness,
+    LateRestReference,
+    OrderedSum,
+    Steps,
+    corrected,
+    horizons,
+    mean_move,
+    rate_factor,
+)
+from rpbench.engine.state.accumulation import Groups
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.gradient_sums.accumulation import Groups
-from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
+from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.updates.compensation import Compensation
-from rpbench.engine.state.updates.direction import direction
-from rpbench.engine.state.updates.loss_scale import Scale
-from rpbench.engine.state.updates.optimizer import OptimizerSettings
+from rpbench.engine.state.updates.optimizer import OptimizerSettings, direction
 from rpbench.engine.state.weights import masters_of
+from rpbench.engine.state.whole_gradient import Scale
 from rpbench.engine.workload import Workload
 from rpbench.ir.checks.versions_by_lane import lane_reads
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.waits.rest_rule import LateRest
 from rpbench.models.attention import KeysValues
-from rpbench.models.sharded.sharded_loss import loss_over_shares
-from rpbench.models.sharded.vocab_shards import HeadShare
+from rpbench.models.vocab_shards import HeadShare, loss_over_shares
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
 WeightsOf = Callable[[int, int], Tensors]  # (module, microbatch) -> its weights, by place

@@ -14,38 +14,31 @@ import torch
 
 from rpbench.cost.table import CostTable
 from rpbench.engine.compute.forward_backward import Passes
-from rpbench.engine.compute.shells import Shells
-from rpbench.engine.compute.stage import GRAINS, Grain, Stages
+from rpbench.engine.compute.stage import GRAINS, Grain, Shells, Stages
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.host_order import ToldLock
 from rpbench.engine.layout import layout_of
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
-from rpbench.engine.shards import cut_head, cut_layers
-from rpbench.engine.shards.cut import cut
+from rpbench.engine.shards.cut import cut, joined_head_state, joined_state
 from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.shards.tensor_parallel import Team, TeamGradients
-from rpbench.engine.state.adjusted_weights import Adjustments
+from rpbench.engine.state.accumulation import Reduction, gradient_groups, reductions_of
+from rpbench.engine.state.carried_gradients import carried_windows
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.device_memory import DeviceMemory
+from rpbench.engine.state.device_memory import DeviceMemory, StageBytes
 from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
-from rpbench.engine.state.gradient_sums.accumulation import gradient_groups
-from rpbench.engine.state.gradient_sums.carried_gradients import carried_windows
-from rpbench.engine.state.gradient_sums.gradients import Gradients, Tensors, Window
-from rpbench.engine.state.gradient_sums.reductions import Reduction, reductions_of
-from rpbench.engine.state.gradient_sums.split_gradients import SplitWindow
+from rpbench.engine.state.gradients import Gradients, Tensors, Window
 from rpbench.engine.state.ownership import sharing_of
 from rpbench.engine.state.saved_activations import SavedActivations
-from rpbench.engine.state.stage_bytes import StageBytes
-from rpbench.engine.state.updates.compensation import Compensation, Delays, check_compensation, check_momentum, slowdown
-from rpbench.engine.state.updates.loss_scale import LossScaler
+from rpbench.engine.state.updates.compensation import Compensation, Delays, check_compensation, slowdown
 from rpbench.engine.state.updates.optimizer import HostOptimizer, OptimizerSettings, step_groups
-from rpbench.engine.state.updates.selective_optimizer import SelectiveOptimizer
-from rpbench.engine.state.weight_versions_read import Reads
+from rpbench.engine.state.updates.selective_optimizer import SelectiveOptimizer, SplitWindow
 from rpbench.engine.state.weights import Weights, at_home, begin, masters_of
-from rpbench.engine.training_checks import check_kept, check_selective, check_shape, check_stored
-from rpbench.engine.transfers.handlers import Transfers
-from rpbench.engine.transfers.link import Traffic
+from rpbench.engine.state.weights_read import Adjustments, Reads
+from rpbench.engine.state.whole_gradient import LossScaler
+from rpbench.engine.training_checks import check_kept, check_momentum, check_selective, check_shape, check_stored
+from rpbench.engine.transfers import Traffic, Transfers
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind
 from rpbench.ir.analysis import Analysis, analysed
@@ -384,8 +377,8 @@ class Training:
             {version - newest: scales[version] for version in (newest, *self._last_stale()) if version in scales},
         )
         if self.workload.num_head_shares:
-            return cut_head.join_state(state, self.workload)
-        return cut_layers.joined_state(state) if self.team else state
+            return joined_head_state(state, self.workload)
+        return joined_state(state) if self.team else state
 
     def _num_stale(self) -> int:
         """How many versions before the first one this run reads."""

@@ -5,6 +5,7 @@ import inspect
 from rpbench.engine.compute.stage import Grain
 from rpbench.engine.layout import Layout
 from rpbench.engine.state.updates.compensation import Compensation
+from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.checks.residency import moves_activations
@@ -60,6 +61,30 @@ def check_selective(workload: Workload, schedule: Schedule) -> None:
             f"it is to at {[end.version for end in ends]}; take the schedule with all it moves, as `show` prints it"
         )
     check_untied(schedule, has_tied=bool(workload.tied))
+
+
+def check_momentum(settings: Compensation, optimizer: OptimizerSettings) -> None:
+    """Refuse an optimizer without what late gradients are compensated with: pipelined backpropagation has a velocity.
+
+    Raises:
+        ValueError: with the optimizer it takes, and what to leave out for another.
+    """
+    asked = {
+        "spike_compensation": settings.spike_compensation,
+        "weight_prediction": settings.predictor == "pipelined_backprop",
+    }
+    names = [name for name, is_asked in asked.items() if is_asked]
+    if settings.is_needed and optimizer.name not in ("adamw", "sgd"):
+        raise ValueError(
+            f"optimizer={optimizer.name}: late gradients are compensated with the moments of adamw or the momentum of "
+            "sgd; use optimizer=adamw"
+        )
+    if names and not (optimizer.name == "sgd" and optimizer.momentum):
+        raise ValueError(
+            f"optimizer={optimizer.name} optimizer.momentum={optimizer.momentum}: {' and '.join(names)} of "
+            "pipelined_backprop must have the velocity of gradient descent with momentum; use optimizer=sgd "
+            f"optimizer.momentum=0.9, or {' '.join(f'schedule.{name}=false' for name in names)}"
+        )
 
 
 def check_untied(schedule: Schedule, *, has_tied: bool) -> None:

@@ -1,4 +1,4 @@
-"""Verification: what a run computed, beside the same training as one plain loop."""
+"""Verification: what a run computed, beside the same training as one plain loop, and whether both can be run."""
 
 from dataclasses import replace
 from itertools import starmap
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from rpbench.cost.table import CostTable
+from rpbench.engine.executor import check_kinds
 from rpbench.engine.reference import (
     Reads,
     ReadVersion,
@@ -15,17 +17,18 @@ from rpbench.engine.reference import (
     reads_of,
     train_reference,
 )
-from rpbench.engine.shards.cut_layers import joined, joined_state
+from rpbench.engine.shards.cut import joined, joined_state
 from rpbench.engine.shards.tensor_parallel import TeamGradients
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weights import master_dtype
-from rpbench.engine.training import Training
+from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, parts_of
+from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.checks.versions_by_lane import lane_reads
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import ScheduleError
+from rpbench.ir.schedule import Schedule, ScheduleError
 
 
 def verified(training: Training) -> dict[str, Any]:
@@ -138,7 +141,7 @@ def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 def _beside_the_whole(training: Training, found: list[Tensors], reference: Trajectory) -> dict[str, Any]:
     """How far the gradients of layers in shares are from those of the layers in one piece
-    (`rpbench.models.sharded.shards`).
+    (`rpbench.models.shards`).
     """
     differences, norms = [0.0], training.optimizer.gradient_norms
     for step, (own, begun_with) in enumerate(zip(found, reference.begun_with, strict=True)):
@@ -183,3 +186,31 @@ def _going_on(training: Training) -> ReadVersion:
         return found
 
     return read
+
+
+def rehearse(
+    workload: Workload,
+    schedule: Schedule | Analysis,
+    settings: Settings,
+    costs: CostTable,
+    *,
+    real_time: bool = False,
+    verify: bool = False,
+) -> None:
+    """Refuse what `Training` and `execute` would, and what no reference is for where one is asked for.
+
+    Args:
+        workload: its modules may be on the device `meta`: nothing is computed.
+        schedule: with its partition.
+        real_time: whether the backend runs on a real clock (`Training.program`).
+        verify: whether the run is to be held against plain training.
+
+    Raises:
+        ValueError: with the value, the rule and a way out; a device with too little memory is no such case.
+    """
+    analysis = analysed(schedule)
+    training = Training(workload, analysis, replace(settings, device_memory_bytes=None))
+    program = training.program(costs, real_time=real_time)
+    check_kinds(program, training.handlers)
+    if verify:
+        check_reference(training)

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from rpbench.engine.state.gradient_sums.gradients import Place
+from rpbench.engine.state.gradients import Place
 from rpbench.models.data import Batch, Data
 from rpbench.models.layers import DecoderLayer
 

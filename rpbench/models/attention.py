@@ -21,9 +21,8 @@ from torch import nn
 from torch.nn import functional
 
 from rpbench.models.constants import constant, noted
-from rpbench.models.family import TRAITS
+from rpbench.models.families import TRAITS, rotary_table, rotate
 from rpbench.models.linear import Linear
-from rpbench.models.rotary import rotary_table, rotate
 from rpbench.workload.architecture import Architecture
 
 

@@ -8,10 +8,10 @@ type only by rounding.
 import torch
 from torch import nn
 
-from rpbench.models.family import TRAITS
+from rpbench.models.data import generator_for
+from rpbench.models.families import TRAITS
 from rpbench.models.layers import DecoderLayer, Embedding, Head
 from rpbench.models.linear import add_adapters
-from rpbench.models.seed import generator_for
 from rpbench.workload.architecture import Architecture
 
 INITIAL_DEVIATION = 0.02  # `initializer_range` of the public configurations

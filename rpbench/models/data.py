@@ -1,9 +1,10 @@
-"""Tokens to train on: random ones, or the bytes of a text file.
+"""Tokens to train on: random ones, or the bytes of a text file; and the seeds of everything drawn.
 
 A microbatch depends on the workload and on (step, microbatch), never on who asks or in which order: every system
 that is given the same workload sees the same batches.
 """
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +12,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from rpbench.models.seed import generator_for
+
+def generator_for(*parts: int | str) -> torch.Generator:
+    """A generator on the CPU whose numbers depend on `parts` alone, e.g. `generator_for("weights", seed, layer)`."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
 
 BYTE_VALUES = 256
 TEXTS = Path(__file__).parent / "text"

@@ -1,14 +1,126 @@
-"""Linear maps, one or a bank of experts, with an optional low-rank adapter beside the weight."""
+"""Linear maps, one or a bank of experts, with an optional low-rank adapter beside the weight; rows grouped by expert.
+
+A token visits k experts, so T tokens make T * k rows. They are sorted by expert and written into a buffer in which
+every expert owns a block. Two layouts of that buffer, with the same results:
+
+    ragged   block e as long as its rows need (a multiple of 8), for a grouped matrix product
+    padded   every block as long as the fullest expert's, for a batched matrix product
+
+Every row has a place of its own, so forward and backward copy rows and never add into shared ones: the sums, and
+with them the gradients, do not depend on the order in which threads run.
+"""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from rpbench.models.grouped import Layout
+ALIGNMENT = 8  # rows: 16 bytes of a 16-bit type, which grouped kernels want where a block starts
+
+
+class Layout(ABC):
+    """Where each of the T * k rows lies in a buffer of `num_rows` rows, grouped by expert."""
+
+    def __init__(self, chosen: torch.Tensor, num_experts: int) -> None:
+        """Place the rows of `chosen`, (T, k): the experts that each token visits."""
+        self.num_experts = num_experts
+        self.chosen_per_token = chosen.shape[1]
+        flat = chosen.flatten()
+        ordered, order = flat.sort(stable=True)
+        experts = torch.arange(num_experts + 1, device=flat.device)
+        begins = torch.searchsorted(ordered, experts)  # (E + 1,)
+        self.starts, self.num_rows = self._blocks(begins.diff(), len(flat))
+        rank = torch.arange(len(flat), device=flat.device) - begins[ordered]
+        self.places = torch.empty_like(flat).index_copy_(0, order, self.starts[ordered] + rank)  # (T * k,)
+
+    @abstractmethod
+    def _blocks(self, counts: torch.Tensor, num_chosen: int) -> tuple[torch.Tensor, int]:
+        """First row of every expert's block, (E,), and the number of rows, from the rows each expert has."""
+
+    @abstractmethod
+    def linear(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """rows (R, I) -> (R, O): block e times weight[e].T, where `weight` is (E, O, I)."""
+
+    @abstractmethod
+    def spread(self, bias: torch.Tensor) -> torch.Tensor:
+        """bias (E, O) -> (R, O): every row gets its expert's."""
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        """x (T, H) -> (R, H): every token once per expert it visits, zeros where nobody lies."""
+        copies = x.unsqueeze(1).expand(-1, self.chosen_per_token, -1).reshape(-1, x.shape[1])
+        return x.new_zeros(self.num_rows, x.shape[1]).index_copy(0, self.places, copies)
+
+    def unpack(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows (R, H) -> (T, k, H): what each token's experts answered, in the order chosen."""
+        return rows.index_select(0, self.places).unflatten(0, (-1, self.chosen_per_token))
+
+
+class Ragged(Layout):
+    """Blocks of just enough rows; no size depends on the routing, so nothing waits for the device."""
+
+    def _blocks(self, counts: torch.Tensor, num_chosen: int) -> tuple[torch.Tensor, int]:
+        # At least one aligned piece each: grouped kernels leave the gradient of an empty expert unset.
+        lengths = (counts.clamp(min=1) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        num_rows = (num_chosen + self.num_experts * ALIGNMENT + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        ends = lengths.cumsum(0)
+        self.ends = ends.index_fill(0, torch.tensor([self.num_experts - 1], device=ends.device), num_rows)
+        self.ends = self.ends.to(torch.int32)  # the last block takes the slack, so that every row is computed
+        return ends - lengths, num_rows
+
+    def linear(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch._grouped_mm(rows, weight.transpose(1, 2), offs=self.ends)
+
+    def spread(self, bias: torch.Tensor) -> torch.Tensor:
+        experts = torch.bucketize(torch.arange(self.num_rows, device=bias.device), self.ends, right=True)
+        # As a product, because the gradient of an indexed read would add rows in no fixed order.
+        return torch.nn.functional.one_hot(experts, self.num_experts).to(bias.dtype) @ bias
+
+
+class Padded(Layout):
+    """Blocks of one length, which the host has to read back from the device."""
+
+    def _blocks(self, counts: torch.Tensor, num_chosen: int) -> tuple[torch.Tensor, int]:
+        self.length = max(int(counts.max()), 1)
+        starts = torch.arange(self.num_experts, device=counts.device) * self.length
+        return starts, self.num_experts * self.length
+
+    def linear(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        blocks = rows.unflatten(0, (self.num_experts, self.length))
+        return torch.bmm(blocks, weight.transpose(1, 2)).flatten(0, 1)
+
+    def spread(self, bias: torch.Tensor) -> torch.Tensor:
+        return bias.unsqueeze(1).expand(-1, self.length, -1).flatten(0, 1)
+
+
+def group(chosen: torch.Tensor, num_experts: int, widths: tuple[int, ...], dtype: torch.dtype) -> Layout:
+    """The layout for rows of `dtype` and linear maps between `widths`: ragged where a grouped product exists."""
+    aligned = all(width * dtype.itemsize % 16 == 0 for width in widths)
+    if aligned and has_grouped_product(chosen.device, dtype):
+        return Ragged(chosen, num_experts)
+    return Padded(chosen, num_experts)
+
+
+@lru_cache(maxsize=64)
+def has_grouped_product(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch multiplies groups on this device in this type, found by trying once."""
+    if not hasattr(torch, "_grouped_mm"):
+        return False
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            rows = torch.zeros(16, 16, dtype=dtype, device=device, requires_grad=True)
+            weight = torch.zeros(2, 16, 16, dtype=dtype, device=device, requires_grad=True)
+            ends = torch.tensor([8, 16], dtype=torch.int32, device=device)
+            product = torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+            torch.autograd.grad(product, (rows, weight), torch.zeros_like(product))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
 
 LORA_ALPHA = 16.0  # an adapter's output is multiplied by alpha / rank; as in the published benchmark
 

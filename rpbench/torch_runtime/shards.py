@@ -22,9 +22,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rpbench.cost.hardware.collective_rates import COLLECTIVES
-from rpbench.models.layers import DecoderLayer
+from rpbench.models.layers import DecoderLayer, Mlp
 from rpbench.models.linear import Linear
-from rpbench.models.mlp import Mlp
 from rpbench.torch_runtime.processes.board import Phase, Place
 from rpbench.torch_runtime.processes.groups import Groups
 from rpbench.torch_runtime.request import TorchRequest

@@ -70,7 +70,7 @@ class Architecture(Counts):
             it: no gradients of theirs, no optimizer state, and no backward through them.
         optimizer_bits: of each of Adam's two moments; 8 are block-wise, with the embedding's in 32.
         published_name: its name in `analysis/published/`, None for a model without published numbers.
-        family: whose activation and rotary scaling the modules use (`rpbench/models/family.py`).
+        family: whose activation and rotary scaling the modules use (`rpbench/models/layers.py`).
         rope_theta: base of the rotary wavelengths.
         norm_eps: what a norm adds to the mean square.
 

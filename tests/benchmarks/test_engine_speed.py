@@ -16,14 +16,14 @@ from torch.nn import functional
 
 from rpbench.config.request import load
 from rpbench.cost.table import CostTable, LayerTimes
-from rpbench.engine.backends.cpu import CpuBackend, usable_cores
 from rpbench.engine.backends.emulated import EmulatedBackend
+from rpbench.engine.backends.threads import CpuBackend, usable_cores
 from rpbench.engine.backends.virtual import replay_clock
 from rpbench.engine.executor import execute
-from rpbench.engine.measure.other_load import ForeignLoad
+from rpbench.engine.measure.stopwatch import ForeignLoad
 from rpbench.engine.program import make_program
 from rpbench.engine.training import Training
-from rpbench.engine.transfers.link import Link
+from rpbench.engine.transfers import Link
 from rpbench.engine.workload import Workload
 from rpbench.ir.schedule import Schedule
 from rpbench.models.build import build_model

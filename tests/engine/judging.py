@@ -15,15 +15,13 @@ from torch.nn import functional
 from training_cases import TINY, uneven_costs
 
 from rpbench.cost.table import Work
-from rpbench.engine.backends.cpu import use_one_core
-from rpbench.engine.backends.together import Together
-from rpbench.engine.backends.virtual import run_clock
+from rpbench.engine.backends.threads import use_one_core
+from rpbench.engine.backends.virtual import Together, run_clock
 from rpbench.engine.executor import Perform, execute
 from rpbench.engine.program import Program
-from rpbench.engine.rehearsal import rehearse
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
-from rpbench.engine.verification import verified
+from rpbench.engine.verification import rehearse, verified
 from rpbench.engine.workload import Workload
 from rpbench.ir.checks.residency import moves_activations, peak_resident
 from rpbench.ir.partition import symmetric

@@ -14,7 +14,7 @@ from spared import slow, spared
 from torch import nn
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.state.updates.compensation import (
     Compensation,
     Delays,

@@ -13,9 +13,8 @@ from torch import nn
 from torch.nn import functional
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
-from rpbench.engine.compute.shells import Shells
 from rpbench.engine.compute.split_backward import Deferring, defer
-from rpbench.engine.compute.stage import Graph, Stages, backward, input_gradient, weight_gradients
+from rpbench.engine.compute.stage import Graph, Shells, Stages, backward, input_gradient, weight_gradients
 from rpbench.engine.state.weights import Weights
 from rpbench.models.linear import linear
 from rpbench.workload.counts import Experts

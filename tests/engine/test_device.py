@@ -21,8 +21,8 @@ from rpbench.config.configuration import RunConfig
 from rpbench.engine.backends import device as backends
 from rpbench.engine.backends.device import DeviceBackend, DeviceFailed, OnCurrentDevice, failing
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.state.updates.loss_scale import LossScaling
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
+from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.stream_order.happens_before import findings
 from rpbench.engine.stream_order.machine import Machine
 from rpbench.engine.stream_order.mutants import judged
@@ -149,20 +149,20 @@ def without_waits(monkeypatch):
 
 
 def without_events_on_the_host(monkeypatch):
-    monkeypatch.setattr("rpbench.engine.stream_order.streams.MachineEvent.synchronize", lambda _: None)
+    monkeypatch.setattr("rpbench.engine.stream_order.recorder.MachineEvent.synchronize", lambda _: None)
     without_synchronising(monkeypatch)
 
 
 def without_recorded_streams(monkeypatch):
-    monkeypatch.setattr("rpbench.engine.stream_order.faces.Faces._record_stream", lambda *_: None)
+    monkeypatch.setattr("rpbench.engine.stream_order.shown.Faces._record_stream", lambda *_: None)
 
 
 def without_synchronising(monkeypatch):
-    monkeypatch.setattr("rpbench.engine.stream_order.streams.MachineStream.synchronize", lambda _: None)
+    monkeypatch.setattr("rpbench.engine.stream_order.recorder.MachineStream.synchronize", lambda _: None)
 
 
 def without_pinning(monkeypatch):
-    monkeypatch.setattr("rpbench.engine.stream_order.faces.Faces._pinned", lambda _, tensor: tensor)
+    monkeypatch.setattr("rpbench.engine.stream_order.shown.Faces._pinned", lambda _, tensor: tensor)
 
 
 BROKEN = [

@@ -8,7 +8,7 @@ from training_cases import uneven_costs
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.program import make_program
-from rpbench.engine.transfers.link import Link
+from rpbench.engine.transfers import Link
 from rpbench.passes.lower import lower_communication
 from rpbench.sim.longest_path import simulate
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from rpbench.engine.state.gradient_sums.gradients import Gradients, Sum
+from rpbench.engine.state.gradients import Gradients, Sum
 
 
 def test_a_sum_never_writes_into_what_it_was_given():

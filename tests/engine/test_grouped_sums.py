@@ -9,10 +9,10 @@ from training_cases import TINY, assert_same, reference_of, train, uneven_costs,
 
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.state.gradient_sums.carried_gradients import GroupedWindow
+from rpbench.engine.state.carried_gradients import GroupedWindow
 from rpbench.engine.training import Training
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.check import check

@@ -13,7 +13,7 @@ from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.compute.head_shards import HeadShares
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.reference import largest_difference
-from rpbench.engine.shards.cut_head import cut_head
+from rpbench.engine.shards.cut import cut_head
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training

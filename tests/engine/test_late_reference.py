@@ -8,8 +8,8 @@ from test_compensation import Head, known
 from training_cases import train, workload_of
 
 from rpbench.engine import training as engine
-from rpbench.engine.late_reference import Lateness, corrected, horizons, mean_move, rate_factor
-from rpbench.engine.state import adjusted_weights
+from rpbench.engine.reference_steps import Lateness, corrected, horizons, mean_move, rate_factor
+from rpbench.engine.state import weights_read
 from rpbench.engine.state.updates import compensation
 from rpbench.engine.state.updates.compensation import Compensation, Delays
 from rpbench.engine.verification import gated, verified
@@ -109,7 +109,7 @@ CHANGES = {
         engine, "slowdown", lambda *given: compensation.slowdown(*given) ** 1.01
     ),
     "gamma of T2": lambda patch: patch.setattr(
-        adjusted_weights, "correction_share", lambda *given: 0.99 * compensation.correction_share(*given)
+        weights_read, "correction_share", lambda *given: 0.99 * compensation.correction_share(*given)
     ),
     "the steps that T2 goes back": lambda patch: patch.setattr(Delays, "drift", twice(Delays.drift)),
     "tau": delays_plus_one,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rpbench.engine.measure.layer_profile import profile_layers
+from rpbench.engine.measure.profiles import profile_layers
 from rpbench.engine.workload import Workload
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
@@ -48,7 +48,7 @@ def test_the_median_is_taken_of_the_runs_behind_the_warmup(monkeypatch):
             now[0] += next(steps)
         return now[0]
 
-    monkeypatch.setattr("rpbench.engine.measure.layer_profile.time.thread_time", thread_time)
+    monkeypatch.setattr("rpbench.engine.measure.profiles.time.thread_time", thread_time)
     over: list[int] = []
     graph = profile_layers(workload_of(MODEL), num_warmups=1, num_runs=3, on_run=over.append)
     assert {layer.forward_ms for layer in graph.layers} == {layer.backward_ms for layer in graph.layers} == {2000.0}

@@ -5,8 +5,7 @@ from cases import build
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
 from rpbench.cost.table import CostTable
-from rpbench.engine.measure.layer_times import time_layers
-from rpbench.engine.measure.side_by_side import side_by_side
+from rpbench.engine.measure.layer_times import side_by_side, time_layers
 from rpbench.engine.training import Settings
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import parse

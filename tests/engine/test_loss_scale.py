@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from spared import slow
 from training_cases import assert_same, reference_of, train, workload_of
 
-from rpbench.engine.backends.cpu import CpuBackend
-from rpbench.engine.state.updates.loss_scale import LossScaler, LossScaling, Scale
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
+from rpbench.engine.state.whole_gradient import LossScaler, LossScaling, Scale
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.policy import Policy
 from rpbench.passes.lower import add_steps

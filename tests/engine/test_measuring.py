@@ -10,10 +10,10 @@ import pytest
 from cases import NAMES, build
 from training_cases import uneven_costs
 
-from rpbench.engine.measure import other_load as foreign
-from rpbench.engine.measure.action_times import measured_costs
-from rpbench.engine.measure.other_load import ForeignLoad
-from rpbench.engine.measure.rates import _half_rate_width
+from rpbench.engine.measure import stopwatch as foreign
+from rpbench.engine.measure.calibration import _half_rate_width
+from rpbench.engine.measure.profiles import measured_costs
+from rpbench.engine.measure.stopwatch import ForeignLoad
 from rpbench.sim.longest_path import simulate
 
 

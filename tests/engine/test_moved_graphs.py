@@ -8,7 +8,7 @@ from spared import slow
 from torch.multiprocessing.reductions import StorageWeakRef
 from training_cases import MOE, TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.state.saved_activations import SavedActivations

@@ -15,8 +15,8 @@ from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.compute.forward_backward import NonFiniteLoss
 from rpbench.engine.compute.stage import Stages
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.state.gradient_sums.accumulation import gradient_groups
-from rpbench.engine.state.updates.direction import direction
+from rpbench.engine.state.accumulation import gradient_groups
+from rpbench.engine.state.updates.optimizer import direction
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind

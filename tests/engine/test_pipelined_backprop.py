@@ -12,12 +12,18 @@ from torch import nn
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
 from baselines.asynchronous.pipelined_backprop import one_by_one
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.reference import largest_difference
-from rpbench.engine.state.updates.compensation import Compensation, Delays, check_compensation, check_momentum
+from rpbench.engine.state.updates.compensation import (
+    Compensation,
+    Delays,
+    SpikeCompensatedSGD,
+    check_compensation,
+    spike_coefficients,
+)
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
-from rpbench.engine.state.updates.spike_compensation import SpikeCompensatedSGD, spike_coefficients
 from rpbench.engine.state.weights import Weights
+from rpbench.engine.training_checks import check_momentum
 from rpbench.engine.workload import Workload
 from rpbench.ir.analysis import Analysis
 from rpbench.models.data import Batch

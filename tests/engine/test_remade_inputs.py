@@ -7,7 +7,7 @@ from training_cases import TINY, assert_same, reference_of, train, uneven_costs,
 
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.training import Settings, Training

@@ -5,7 +5,7 @@ import torch
 from spared import slow, spared
 from training_cases import assert_same, reference_of, train, workload_of
 
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.ir.checks.check import check
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape

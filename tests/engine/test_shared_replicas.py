@@ -14,14 +14,15 @@ from training_cases import TINY, assert_same, reference_of, train, uneven_costs,
 
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.state.ownership import ALIGNMENT, cut_evenly, join, take
-from rpbench.engine.state.updates.compensation import Compensation, check_momentum
+from rpbench.engine.state.updates.compensation import Compensation
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
+from rpbench.engine.training_checks import check_momentum
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape

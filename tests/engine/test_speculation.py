@@ -8,13 +8,13 @@ from spared import slow
 from test_replicated_training import complete
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.reference import largest_difference
-from rpbench.engine.state.gradient_sums.gradients import Gradients
-from rpbench.engine.state.updates.loss_scale import LossScaling
+from rpbench.engine.state.gradients import Gradients
 from rpbench.engine.state.updates.optimizer import KeptState
+from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.training import Training
-from rpbench.engine.transfers.link import Traffic
+from rpbench.engine.transfers import Traffic
 from rpbench.ir.schedule import Schedule
 
 STEPS = 4

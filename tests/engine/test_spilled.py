@@ -7,7 +7,7 @@ from training_cases import TINY, assert_same, reference_of, train, workload_of
 
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.ir.checks.check import check
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape

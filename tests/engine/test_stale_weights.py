@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call
 from training_cases import TINY, assert_same, reference_of, train, workload_of
 
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.layout import layout_of
 from rpbench.engine.reference import reads_of
 from rpbench.engine.workload import Workload

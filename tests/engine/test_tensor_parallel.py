@@ -13,14 +13,13 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
-from rpbench.engine.backends.cpu import CpuBackend
-from rpbench.engine.backends.threads import ThreadBackend
+from rpbench.engine.backends.threads import CpuBackend, ThreadBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
 from rpbench.engine.shards import tensor_parallel
 from rpbench.engine.shards.collectives import Rank
-from rpbench.engine.shards.cut_layers import joined
+from rpbench.engine.shards.cut import joined
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import verified
 from rpbench.ir.action import Kind

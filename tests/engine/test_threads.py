@@ -16,7 +16,7 @@ from spared import spared
 from training_cases import TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
 from rpbench.engine.backends import threads
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import replay_clock
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.program import Edge, Program, _group_edges, make_program

@@ -11,13 +11,13 @@ from training_cases import TINY, assert_same, reference_of, train, uneven_costs,
 
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.transfers import moved_bytes
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.reference import largest_difference, train_reference
-from rpbench.engine.state.updates.loss_scale import LossScaling
 from rpbench.engine.state.updates.optimizer import KeptState, OptimizerSettings
 from rpbench.engine.state.updates.owned_masters import Part
+from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.training import Settings, Training
 from rpbench.ir.schedule import Schedule
 

@@ -11,12 +11,12 @@ from test_replicated_training import complete
 from training_cases import MOE, TINY, Run, assert_same, reference_of, train, workload_of
 
 from rpbench.config.request import load
-from rpbench.engine.backends.cpu import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.state.updates import selective_optimizer
-from rpbench.engine.state.updates.important_columns import important, num_important
-from rpbench.engine.state.updates.loss_scale import LossScaling
+from rpbench.engine.state.updates.selective_optimizer import important, num_important
 from rpbench.engine.state.weights import Weights
+from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.waits.rest_rule import boundaries

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rpbench.models import build_model
-from rpbench.models.seed import generator_for
+from rpbench.models.data import generator_for
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import Experts
 

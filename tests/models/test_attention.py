@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpbench.models.attention import attend, window_mask
-from rpbench.models.rotary import Llama3Scaling, YarnScaling, rotary_table, rotate
+from rpbench.models.families import Llama3Scaling, YarnScaling, rotary_table, rotate
 
 
 def by_definition(

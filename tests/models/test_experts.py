@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from shapes import GPT_OSS, QWEN3_MOE, varied
 from torch.nn import functional
 
-from rpbench.models.grouped import Layout, Padded, Ragged, group, has_grouped_product
-from rpbench.models.mlp import Experts
+from rpbench.models.layers import Experts
+from rpbench.models.linear import Layout, Padded, Ragged, group, has_grouped_product
 
 FLOAT32_GROUPS = pytest.mark.skipif(
     not has_grouped_product(torch.device("cpu"), torch.float32),

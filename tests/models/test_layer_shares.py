@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rpbench.models.build import build_layer
-from rpbench.models.sharded.shards import (
+from rpbench.models.shards import (
     AttentionShares,
     check_shares,
     cut_layer,

@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from rpbench.models.loss import linear_cross_entropy
-from rpbench.models.sharded.sharded_loss import Share, loss_over_shares
-from rpbench.models.sharded.vocab_shards import cut_vocabulary, share_rows
+from rpbench.models.vocab_shards import Share, cut_vocabulary, loss_over_shares, share_rows
 
 
 def shares_of(weight: torch.Tensor, num_shares: int, chunk_tokens: int = 4) -> list[Share]:

@@ -17,11 +17,10 @@ from rpbench.cost.hardware.declared import declarations
 from rpbench.cost.hardware.machine import NUMBERS, Machine
 from rpbench.cost.hardware.measured import CALIBRATED, PARTS
 from rpbench.engine.measure import calibration
-from rpbench.engine.measure.calibration import Calibration
+from rpbench.engine.measure.calibration import Calibration, Rates, Sizes
 from rpbench.engine.measure.probes import ON_CORES
-from rpbench.engine.measure.rates import Rates, Sizes
 from rpbench.engine.stream_order.machine import Machine as Accelerators
-from rpbench.engine.stream_order.streams import MachineStream
+from rpbench.engine.stream_order.recorder import MachineStream
 from rpbench.mesh.layers.engine_kernels import counted
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of

@@ -10,7 +10,7 @@ backend one for each lane, and the accelerators do it in the order of the stream
     net       what replicas fetch of each other: shards of weights, and gradients to be added up
     host      the optimizer, on the processor; where stages stay on accelerators it is on lane compute
 
-What lies on another accelerator is fetched by two streams of the thread that needs it (`transfers.peers`).
+What lies on another accelerator is fetched by two streams of the thread that needs it (`rpbench.engine.peers`).
 
 Memory is reused safely in two ways. What the lane h2d has brought belongs to that stream's pool, and a FREE makes the
 stream wait for the last reader before anything is brought again; the same holds for net and RESHARD. Every other
@@ -35,8 +35,8 @@ from torch import nn
 from rpbench.engine.backends.accelerator import is_its_error, place
 from rpbench.engine.backends.threads import ThreadBackend
 from rpbench.engine.executor import Gate, Perform
+from rpbench.engine.peers import at, begin_action, copied_here, wait_for
 from rpbench.engine.program import Edge, Program
-from rpbench.engine.transfers.peers import at, begin_action, copied_here, wait_for
 from rpbench.engine.workload import Workload
 from rpbench.ir.timeline import Timeline
 from rpbench.models.data import Batch, Data

@@ -1,16 +1,67 @@
-"""The thread backend: real threads, one long-lived worker a lane; cpu and emulated devices are made of it."""
+"""Thread backends: real threads, one long-lived worker a lane; on cpu a device is a thread with one core of torch."""
 
+import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
+from queue import SimpleQueue
 from typing import Self
 
+import torch
+
 from rpbench.engine.backends.walk import Walk, lane_lost
-from rpbench.engine.backends.workers import Workers
 from rpbench.engine.executor import Perform
 from rpbench.engine.program import Program
 from rpbench.ir.timeline import Timeline
+
+Job = Callable[[], None]
+
+
+class Workers:
+    """As many threads as there were ever jobs at a time. They are daemons: the process may end without them.
+
+    Args:
+        prepare: what each thread does first.
+    """
+
+    def __init__(self, prepare: Job) -> None:
+        self._prepare = prepare
+        self._threads: list[threading.Thread] = []
+        self._queues: list[SimpleQueue[Job | None]] = []
+
+    def start(self, jobs: Sequence[Job], names: Sequence[str]) -> None:
+        """Give job i to worker i; a job must not raise."""
+        for number in range(len(self._threads), len(jobs)):
+            queue: SimpleQueue[Job | None] = SimpleQueue()
+            thread = threading.Thread(target=self._work, args=(queue,), name=names[number], daemon=True)
+            self._queues.append(queue)
+            self._threads.append(thread)
+            thread.start()
+        for queue, job in zip(self._queues, jobs, strict=False):
+            queue.put(job)
+
+    def dead(self) -> list[int]:
+        """The workers whose thread has ended."""
+        return [number for number, thread in enumerate(self._threads) if not thread.is_alive()]
+
+    def close(self, timeout_s: float) -> None:
+        """End every worker that ends within the timeout, all together."""
+        for queue in self._queues:
+            queue.put(None)
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        self._threads, self._queues = [], []
+
+    def _work(self, queue: "SimpleQueue[Job | None]") -> None:
+        self._prepare()
+        while (job := queue.get()) is not None:
+            job()
+
 
 POLL_S = 0.1  # how often to look whether a worker has died
 IDLE_S = 30.0  # within which an idle worker ends on any machine
@@ -89,3 +140,39 @@ def _quick_turns() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+class CpuBackend(ThreadBackend):
+    """Real work by the wall clock, on as many threads as the schedule has lanes.
+
+    Args:
+        cores: on which workers are bound, one after another; without any they go where the system puts them.
+    """
+
+    def __init__(self, cores: Sequence[int] = ()) -> None:
+        places = cycle(cores)
+
+        def prepare() -> None:
+            use_one_core()
+            if cores:
+                bind(0, next(places))
+
+        super().__init__(prepare)
+
+
+def use_one_core() -> None:
+    """Must be the first thing a worker does: until then, its matrix products use every core there is."""
+    torch.set_num_threads(1)
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def bind(thread: int, core: int) -> None:
+    """Keep a thread on a core, where the system can; 0 is the calling thread, a process stands for its first one."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(thread, {core})

@@ -26,13 +26,12 @@ from rpbench.engine.compute.stage import (
 )
 from rpbench.engine.executor import Gate
 from rpbench.engine.layout import Layout
-from rpbench.engine.state.adjusted_weights import Adjustments
+from rpbench.engine.peers import here
 from rpbench.engine.state.device_memory import DeviceMemory
-from rpbench.engine.state.gradient_sums.gradients import Gradients, Tensors
+from rpbench.engine.state.gradients import Gradients, Tensors
 from rpbench.engine.state.saved_activations import SavedActivations
-from rpbench.engine.state.updates.loss_scale import LossScaler
-from rpbench.engine.state.weight_versions_read import Reads
-from rpbench.engine.transfers.peers import here
+from rpbench.engine.state.weights_read import Adjustments, Reads
+from rpbench.engine.state.whole_gradient import LossScaler
 from rpbench.ir.action import Action, Kind
 from rpbench.passes.recomputation import Recompute
 

@@ -11,12 +11,11 @@ from collections.abc import Callable
 import torch
 
 from rpbench.engine.compute.segments import Segment
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.peers import here
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weights import WeightSource
-from rpbench.engine.transfers.peers import here
 from rpbench.engine.workload import Workload
-from rpbench.models.sharded.sharded_loss import Half, Share, Sums, summed_loss, together
-from rpbench.models.sharded.vocab_shards import HeadShare
+from rpbench.models.vocab_shards import Half, HeadShare, Share, Sums, summed_loss, together
 
 LossScale = Callable[[torch.Tensor], torch.Tensor | None]  # the loss -> its gradient; None for 1
 

@@ -5,21 +5,76 @@ graph, from the kept input ("stage" grain), or one module after another, each fr
 head is never run again: its graph lives from the forward to the backward, or both are one visit in a fused stage.
 Nor need the last stage's layers be, where its backward directly follows its forward, or any, where there is room for
 their graphs (`rpbench.passes.recomputation`).
+
+Weights are lent to shells, modules without any. A shell holds them for the time of a call, so each thread has its own
+set: with streamed weights, devices run the same layer at the same time. `torch.func.functional_call` means the same;
+this is it for modules known beforehand, whose tensors need not be looked up by name each time.
 """
 
-from collections.abc import Callable
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from torch import nn
 
 from rpbench.engine.compute.randomness import seeded
 from rpbench.engine.compute.segments import Exchange, Segment
-from rpbench.engine.compute.shells import Shells
 from rpbench.engine.compute.split_backward import Deferring, Linear, defer
-from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
+from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.weights import Named, WeightSource
 from rpbench.engine.workload import Workload
+
+
+class Shell:
+    """One module to be called with any weights of its shape."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._places: dict[str, tuple[dict[str, Any], str, Any]] = {}  # name -> table, key and what is there otherwise
+        for prefix, part in module.named_modules(remove_duplicate=False):
+            for table in (part._parameters, part._buffers):
+                for key, stand_in in table.items():
+                    self._places[f"{prefix}.{key}" if prefix else key] = table, key, stand_in
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor], *inputs: Any) -> Any:
+        """What the module makes of the inputs with these tensors, by name; all its weights must be there."""
+        try:
+            for name, tensor in tensors.items():
+                table, key, _ = self._places[name]
+                table[key] = tensor
+            return self._module(*inputs)
+        finally:
+            for table, key, stand_in in self._places.values():
+                table[key] = stand_in
+
+
+class Shells(threading.local):
+    """The modules of a model as shells of the calling thread, made when first asked for."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._made: dict[int, Shell] = {}
+
+    def __getitem__(self, index: int) -> Shell:
+        if index not in self._made:
+            self._made[index] = Shell(_emptied(self._modules[index]))
+        return self._made[index]
+
+
+def _emptied(module: nn.Module) -> nn.Module:
+    """A copy whose parameters have no values; buffers are shared, because forward does not write them."""
+    stand_ins: dict[int, object] = {
+        id(parameter): nn.Parameter(
+            torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"), parameter.requires_grad
+        )
+        for parameter in module.parameters()
+    }
+    stand_ins |= {id(buffer): buffer for buffer in module.buffers()}
+    return copy.deepcopy(module, stand_ins)
+
 
 Grain = Literal["stage", "layer"]
 GRAINS: tuple[Grain, ...] = get_args(Grain)

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import torch
 
 from rpbench.cost.hardware.measured import PARTS
-from rpbench.engine.compute.shells import Shells
-from rpbench.engine.compute.stage import Graph, Stages, backward, input_gradient, weight_gradients
+from rpbench.engine.compute.stage import Graph, Shells, Stages, backward, input_gradient, weight_gradients
 from rpbench.engine.measure.layer_times import time_stages
 from rpbench.engine.measure.stopwatch import Stopwatch, Work
-from rpbench.engine.state.gradient_sums.gradients import Sum, Tensors
+from rpbench.engine.state.gradients import Sum, Tensors
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import Weights
 from rpbench.engine.training import Settings

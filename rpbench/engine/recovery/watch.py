@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from rpbench.engine.recovery.plan import START_S, Plan
 from rpbench.engine.recovery.stage_process import Message, hear, say, unpacked
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.ir.action import Kind
 from rpbench.side_processes import Started, end_all, start
 

@@ -18,10 +18,10 @@ from contextlib import nullcontext
 import torch
 
 from rpbench.engine.host_order import ToldLock
-from rpbench.engine.state.gradient_sums.gradients import Place, Sum, Tensors
-from rpbench.engine.state.gradient_sums.reductions import Reduction
+from rpbench.engine.peers import at, here
+from rpbench.engine.state.accumulation import Reduction
+from rpbench.engine.state.gradients import Place, Sum, Tensors
 from rpbench.engine.state.ownership import Sharing, join, take
-from rpbench.engine.transfers.peers import at, here
 
 Carry = Callable[[torch.Tensor, int], torch.Tensor]
 """A tensor and a device -> its copy there."""
@@ -42,7 +42,7 @@ class _Sum:
 
 
 class ReducedWindow:
-    """The gradient of a shared stage for one step; see `rpbench.engine.state.gradient_sums.gradients.Window`.
+    """The gradient of a shared stage for one step; see `rpbench.engine.state.gradients.Window`.
 
     Args:
         sums: the sums over replicas that make it.

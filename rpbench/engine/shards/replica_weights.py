@@ -10,12 +10,12 @@ computation reads what its own device has gathered and nothing else; without sha
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rpbench.engine.peers import fill, here
 from rpbench.engine.shards.reduced_gradients import Hold
 from rpbench.engine.state.device_weights import DeviceWeights
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.ownership import Sharing, join, take
 from rpbench.engine.state.weights import MastersOf, Named, Weights
-from rpbench.engine.transfers.peers import fill, here
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.waits.moves import Transfer

@@ -1,6 +1,6 @@
 """Tensor parallelism: every device runs every action, each with its own share of the layers' matrices.
 
-At home on the host are the shares of all devices (`rpbench.models.sharded.shards`, `rpbench.models.sharded.cut_ends`),
+At home on the host are the shares of all devices (`rpbench.models.shards`, `rpbench.models.cut_ends`),
 each with its own weights, gradients and optimizer state, and one set of what is whole everywhere: norms. A device runs
 modules that have its own share alone, and meets the others wherever the shares' outputs are added up: inside F and B,
 twice a layer going forth, twice recomputing, twice going back, and at both ends of the model. It makes the gradients of
@@ -24,24 +24,23 @@ import torch
 from torch import nn
 
 from rpbench.engine.compute.forward_backward import Passes
-from rpbench.engine.compute.shells import Shells
-from rpbench.engine.compute.stage import Stages
+from rpbench.engine.compute.stage import Shells, Stages
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.layout import Layout
 from rpbench.engine.shards.collectives import Rank, Rendezvous
-from rpbench.engine.state.gradient_sums.accumulation import Groups
-from rpbench.engine.state.gradient_sums.gradients import Gradients, Tensors
+from rpbench.engine.state.accumulation import Groups
+from rpbench.engine.state.gradients import Gradients, Tensors
 from rpbench.engine.state.weights import Named, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import SUMS, Action, Kind
 from rpbench.ir.moved_objects import SUMS_A_LAYER, sums_of_ends
-from rpbench.models.sharded.shards import one_share
+from rpbench.models.shards import one_share
 
 # --- what a device has -----------------------------------------------------------------------------------------
 
 
 class AcrossRanks:
-    """Shares on devices of their own: the operators as all-reduces (`rpbench.models.sharded.shards.Adding`)."""
+    """Shares on devices of their own: the operators as all-reduces (`rpbench.models.shards.Adding`)."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank

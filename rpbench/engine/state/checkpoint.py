@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
-from rpbench.engine.state.updates.loss_scale import Scale
+from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.whole_gradient import Scale
 from rpbench.places import CHECKPOINT
 from rpbench.strict_json import parsed
 from rpbench.whole_file import read_text, sha256

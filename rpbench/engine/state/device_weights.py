@@ -13,9 +13,9 @@ import torch
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.layout import Layout
 from rpbench.engine.shards.reduced_gradients import Hold
-from rpbench.engine.state.gradient_sums.gradients import Tensors
-from rpbench.engine.state.weight_versions_read import Reads
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weights import MastersOf, Named, PlaceOf, Weights
+from rpbench.engine.state.weights_read import Reads
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis

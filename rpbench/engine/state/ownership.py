@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from rpbench.engine.layout import Layout
-from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
+from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 
 from rpbench.engine.host_order import ToldLock
+from rpbench.engine.peers import empty_like, fill
 from rpbench.engine.state.checkpoint import State
-from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
-from rpbench.engine.transfers.peers import empty_like, fill
+from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.workload import Workload
 
 Named = dict[str, torch.Tensor]

@@ -19,11 +19,10 @@ from unittest import mock
 import torch
 
 from rpbench.engine.host_order import told
-from rpbench.engine.stream_order.faces import Faces
 from rpbench.engine.stream_order.notes import Notes, noting
 from rpbench.engine.stream_order.recorder import Recorder
 from rpbench.engine.stream_order.replay import Replay
-from rpbench.engine.stream_order.shown import shown
+from rpbench.engine.stream_order.shown import Faces, shown
 
 KIND = "privateuseone"  # what torch calls a device that it does not know: nothing can be in its code for it
 

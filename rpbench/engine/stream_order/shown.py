@@ -1,8 +1,8 @@
-"""What torch shows of a machine: the names that are replaced while it is open."""
+"""What torch shows of a machine: names replaced while it is open, and CPU tensors that look like a device's."""
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from types import SimpleNamespace
@@ -10,10 +10,151 @@ from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 
-from rpbench.engine.stream_order.faces import Faces
 from rpbench.engine.stream_order.notes import Notes
-from rpbench.engine.stream_order.streams import MachineEvent, MachineStream, current_stream, now, set_stream
+from rpbench.engine.stream_order.recorder import MachineEvent, MachineStream, current_stream, now, set_stream
+from rpbench.engine.stream_order.trace import Kept, Pinned
+
+Handler = Callable[..., Any]
+
+
+class Faces(TorchFunctionMode):
+    """The face of a machine's devices for one thread."""
+
+    def __init__(self, machine: Notes) -> None:
+        super().__init__()
+        self._machine = machine
+        tensor: Any = torch.Tensor
+        self._handlers: dict[Any, Handler] = {
+            tensor.device.__get__: self._device,
+            tensor.is_cpu.__get__: lambda real, t: self._index(t) is None,
+            tensor.is_cuda.__get__: lambda real, t: machine.kind == "cuda" and self._index(t) is not None,
+            tensor.is_xpu.__get__: lambda real, t: machine.kind == "xpu" and self._index(t) is not None,
+            tensor.get_device: lambda real, t: -1 if self._index(t) is None else self._index(t),
+            tensor.to: self._to,
+            tensor.cpu: lambda real, t, **_: self._to(real, t, "cpu"),
+            tensor.cuda: lambda real, t, device=None, **rest: self._to(real, t, device or "cuda", **rest),
+            tensor.pin_memory: self._pin_memory,
+            tensor.is_pinned: lambda real, t, **_: machine.home(t).pinned,
+            tensor.record_stream: self._record_stream,
+            tensor.register_hook: self._register_hook,
+            tensor.register_post_accumulate_grad_hook: self._register_hook,
+            tensor.numpy: self._numpy,
+            tensor.__array__: self._numpy,
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        handler = self._handlers.get(func)
+        if handler is not None:
+            return handler(func, *args, **given)
+        if _device.CURRENT_DEVICE is not None and func in _device._device_constructors():
+            given.setdefault("device", _device.CURRENT_DEVICE)
+        if given.get("device") is not None or given.get("pin_memory"):
+            return self._make(func, args, given)
+        with self._machine.calling(args, given):
+            return func(*args, **given)
+
+    def _index(self, tensor: torch.Tensor) -> int | None:
+        return self._machine.home(tensor).device
+
+    def _device(self, real: Handler, tensor: torch.Tensor) -> torch.device:
+        device: torch.device = real(tensor)
+        index = None if device.type != "cpu" else self._index(tensor)
+        return device if index is None else torch.device(self._machine.kind, index)
+
+    def _make(self, func: Handler, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        """What makes a tensor on a device, or in pinned memory."""
+        machine, pins = self._machine, bool(given.pop("pin_memory", False))
+        index = machine.index_of(given.get("device"))
+        if index is not None:
+            given["device"] = "cpu"
+        with machine.making_on(index):
+            made = func(*args, **given)
+            if index is not None and machine.home(made).device is None:  # of Python's numbers, unseen: a copy of them
+                made = torch.empty_like(made).copy_(made)
+        if pins:
+            self._pinned(made)
+        return made
+
+    def _to(self, real: Handler, tensor: torch.Tensor, *args: Any, **given: Any) -> torch.Tensor:
+        words = list(args)
+        if words and isinstance(words[0], torch.Tensor):
+            words[:1] = [words[0].device, words[0].dtype]
+        device = given.pop("device", None)
+        if words and isinstance(words[0], str | int | torch.device):
+            device = words.pop(0)
+        if device is None:
+            return torch.Tensor.to(tensor, *words, **given)
+        if not isinstance(device, int) and torch.device(device).type not in ("cpu", self._machine.kind):
+            return torch.Tensor.to(tensor, device, *words, **given)  # without memory, or refused by torch
+        dtype = given.get("dtype", words[0] if words else None) or tensor.dtype
+        non_blocking, copy = (
+            bool(given.get(name, words[place] if len(words) > place else False))
+            for place, name in ((1, "non_blocking"), (2, "copy"))
+        )
+        index = self._machine.index_of(device)
+        if index == self._index(tensor):
+            return torch.Tensor.to(tensor, dtype, non_blocking, copy)
+        moved = _Moved.apply(tensor, self._machine, index, non_blocking)
+        assert isinstance(moved, torch.Tensor)
+        return moved if moved.dtype == dtype else moved.to(dtype)
+
+    def _pin_memory(self, real: Handler, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+        if (index := self._index(tensor)) is not None:
+            here = f"{self._machine.kind}:{index}"
+            raise RuntimeError(f"cannot pin a tensor of {here}: only dense CPU tensors can be pinned")
+        if self._machine.home(tensor).pinned:
+            return tensor
+        return self._pinned(tensor.detach().clone())
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        home = self._machine.home(tensor)
+        home.pinned = True
+        self._machine.note(Pinned, home.number)
+        return tensor
+
+    def _record_stream(self, real: Handler, tensor: torch.Tensor, stream: Any) -> None:
+        self._machine.note(Kept, self._machine.home(tensor).number, stream.timeline)
+
+    def _register_hook(self, real: Handler, tensor: torch.Tensor, hook: Handler) -> Any:
+        """Hooks see faces: torch runs a graph without any mode of this kind."""
+
+        def hooked(*args: Any) -> Any:
+            with Faces(self._machine):
+                return hook(*args)
+
+        return real(tensor, hooked)
+
+    def _numpy(self, real: Handler, tensor: torch.Tensor, *args: Any, **given: Any) -> Any:
+        if (index := self._index(tensor)) is not None:
+            raise TypeError(f"a tensor of {self._machine.kind}:{index} has no numpy array; take .cpu() first")
+        return real(tensor, *args, **given)
+
+
+class _Moved(torch.autograd.Function):
+    """A tensor on another device; its gradient goes back to where it was."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, machine: Notes, index: int | None, non_blocking: bool) -> torch.Tensor:
+        ctx.machine, ctx.back = machine, machine.home(tensor).device
+        return moved(tensor, machine, index, non_blocking)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return moved(gradients[0], ctx.machine, ctx.back, False), None, None, None
+
+
+def moved(tensor: torch.Tensor, machine: Notes, index: int | None, non_blocking: bool) -> torch.Tensor:
+    """A copy on a device, or on the host; into pinned memory where it is asked not to wait, as torch does."""
+    with machine.making_on(index):
+        made = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return made.copy_(tensor.detach(), non_blocking)
+
 
 Issuing = Callable[[], AbstractContextManager[None]]
 """Inside, the calling thread sees the machine."""

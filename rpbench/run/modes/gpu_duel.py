@@ -19,7 +19,7 @@ from baselines.systems.requirement import why_missing
 from rpbench.config.choices import ConfigError, GpuDuel
 from rpbench.config.request import Request
 from rpbench.engine.backends import accelerator
-from rpbench.engine.measure.other_load import ForeignLoad
+from rpbench.engine.measure.stopwatch import ForeignLoad
 from rpbench.engine.verification import WHOLE_BOUNDS, verified
 from rpbench.engine.workload import Workload
 from rpbench.records.record import Record

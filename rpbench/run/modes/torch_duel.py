@@ -12,7 +12,7 @@ from rpbench import registry
 from rpbench.config.choices import ConfigError, TorchDuel
 from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
-from rpbench.engine.backends.cpu import CpuBackend, usable_cores
+from rpbench.engine.backends.threads import CpuBackend, usable_cores
 from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled
 from rpbench.run.modes.duel.contenders import THREADS, Contender, is_reference, torch_contenders

@@ -10,27 +10,26 @@ import torch
 from rpbench.config.choices import BackendConfig, ConfigError
 from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
-from rpbench.engine.backends.cpu import CpuBackend
 from rpbench.engine.backends.device import DeviceBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
+from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend, known_clock, replay_clock
 from rpbench.engine.executor import Handler
 from rpbench.engine.executor import execute as run_program
-from rpbench.engine.measure.action_times import measured_costs
-from rpbench.engine.measure.other_load import ForeignLoad
+from rpbench.engine.measure.profiles import measured_costs
+from rpbench.engine.measure.stopwatch import ForeignLoad
 from rpbench.engine.program import Program, make_program
-from rpbench.engine.rehearsal import rehearse
-from rpbench.engine.shards.cut_layers import DRAWS_APART
+from rpbench.engine.shards.cut import DRAWS_APART
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.device_memory import is_out_of_memory
 from rpbench.engine.state.device_weights import copy_in_memory
-from rpbench.engine.state.updates.compensation import Compensation, check_compensation, check_momentum
-from rpbench.engine.state.updates.loss_scale import LossScaling
+from rpbench.engine.state.updates.compensation import Compensation, check_compensation
+from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.training import Settings, Training
-from rpbench.engine.training_checks import check_untied
-from rpbench.engine.transfers.link import PacedCopies
-from rpbench.engine.verification import gated, verified
+from rpbench.engine.training_checks import check_momentum, check_untied
+from rpbench.engine.transfers import PacedCopies
+from rpbench.engine.verification import gated, rehearse, verified
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
@@ -43,7 +42,7 @@ from rpbench.ir.waits.moves import has_transfers
 from rpbench.models.build import build_layer
 from rpbench.models.data import TEXTS, Data, InPieces, Ragged, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
-from rpbench.models.sharded.shards import check_shares
+from rpbench.models.shards import check_shares
 from rpbench.records.record import Record
 from rpbench.registry import Entry
 from rpbench.run.allocator import is_tuned

@@ -17,7 +17,7 @@ from rpbench.engine.backends.device import DeviceBackend, OnCurrentDevice, broug
 from rpbench.engine.executor import Handler, execute
 from rpbench.engine.program import Program
 from rpbench.engine.reference import largest_difference, largest_relative_difference, train_reference
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.stream_order.happens_before import findings
 from rpbench.engine.stream_order.machine import Machine
 from rpbench.engine.stream_order.trace import Trace

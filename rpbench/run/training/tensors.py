@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import torch
 
 from rpbench.config.choices import ConfigError, OptimizerConfig
-from rpbench.engine.state.updates.loss_scale import LossScaling
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import master_dtype
+from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.workload import Workload
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens

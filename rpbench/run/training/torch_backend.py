@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 from rpbench.config.choices import BackendConfig, ConfigError
 from rpbench.config.request import Request
-from rpbench.engine.measure.action_times import measured_costs
+from rpbench.engine.measure.profiles import measured_costs
 from rpbench.models.data import TEXTS
 from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled

@@ -16,11 +16,11 @@ import torch
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
-from rpbench.engine.compute.shells import Shells
+from rpbench.engine.compute.stage import Shells
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import CheckpointError, Manifest
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.training import Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.torch_runtime.request import TorchRequest
 
 _meshes: dict[tuple[str, int, str, int], DeviceMesh] = {}

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from rpbench.engine.layout import layout_of
 from rpbench.engine.state import checkpoint
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.updates.optimizer import laid_out_as
 from rpbench.engine.workload import Workload
 from rpbench.torch_runtime.processes.board import Phase, Place

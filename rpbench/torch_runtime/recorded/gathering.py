@@ -24,8 +24,8 @@ from rpbench.engine.reference import (
     train_reference,
 )
 from rpbench.engine.state import checkpoint
-from rpbench.engine.state.gradient_sums.accumulation import Groups, gradient_groups
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.accumulation import Groups, gradient_groups
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.workload import Workload
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Schedule

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rpbench.cost.table import CostTable
-from rpbench.engine.measure.action_times import measured_costs
+from rpbench.engine.measure.profiles import measured_costs
 from rpbench.ir.action import Action
 from rpbench.ir.checks.deadlock import execution_order
 from rpbench.ir.index import Index

@@ -15,9 +15,8 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.hardware.measured import MEASURED
-from rpbench.engine.measure.calibration import calibrate_cores
+from rpbench.engine.measure.calibration import Sizes, calibrate_cores
 from rpbench.engine.measure.probes import Probe
-from rpbench.engine.measure.rates import Sizes
 from rpbench.records import record
 from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel import run as duel_run

@@ -4,22 +4,33 @@
     correction     PipeMare T2: backward on w - lateness * delta, delta a running mean of how the weights move
     prediction     forward on w - horizon * d, d the optimizer's own direction (PipeOptim, SpecTrain, XPipe,
                    pipelined backpropagation)
-    spikes         a late gradient takes part at once with what it has missed (pipelined backpropagation,
-                   `rpbench.engine.state.updates.spike_compensation`)
+    spikes         a late gradient takes part at once with what it has missed (pipelined backpropagation)
 
 Delays are measured on the schedule by replay: the steps published between what a forward reads and the step that
 adds its gradient, for every stage and microbatch.
 
+Spikes: without delay a gradient g takes part in its own step, and in the steps after that by what the velocity still
+holds of it: 1, mu, mu^2, ... of it. With a delay of D steps it comes D steps later. The step that it comes to takes the
+contributions of those D steps at once (the spike), and goes on as training without delay would:
+
+    v <- mu v + g          w <- w - eta (a v + b g)          a = mu^D          b = (1 - mu^D) / (1 - mu)
+
+From then on an impulse has moved the weight as far as without delay, in the end by eta (b + a / (1 - mu)) =
+eta / (1 - mu). D = 0 is plain momentum, D = 1 is Nesterov's. Weight decay is ours: a part of g, as in torch's SGD.
+
 Sources: Yang et al., "PipeMare: Asynchronous Pipeline Parallel DNN Training", MLSys'21 (arXiv 1910.05124), section 3;
 Guan et al., PipeOptim (arXiv 2312.00839); Chen et al., SpecTrain (arXiv 1809.02839); Guan et al., XPipe (arXiv
-1911.04610); Kosson et al., "Pipelined Backpropagation at Scale", MLSys'21 (arXiv 2003.11666).
+1911.04610); Kosson et al., "Pipelined Backpropagation at Scale: Training Large Models without Batches", MLSys'21 (arXiv
+2003.11666), after its description; the formula of the spike from memory, its sums derived.
 """
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from rpbench.engine.state.updates.optimizer import OptimizerSettings
+import torch
+
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
@@ -159,25 +170,56 @@ def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: 
         raise ValueError(f"schedule={schedule.name} has recomputation of its own, which would not be compensated")
 
 
-def check_momentum(settings: Compensation, optimizer: OptimizerSettings) -> None:
-    """Refuse an optimizer without what late gradients are compensated with: pipelined backpropagation has a velocity.
+def spike_coefficients(momentum: float, delay: float) -> tuple[float, float]:
+    """a and b, the factors on velocity and gradient.
 
-    Raises:
-        ValueError: with the optimizer it takes, and what to leave out for another.
+    Args:
+        delay: steps that a gradient is late; the mean where the microbatches of a step differ.
     """
-    asked = {
-        "spike_compensation": settings.spike_compensation,
-        "weight_prediction": settings.predictor == "pipelined_backprop",
-    }
-    names = [name for name, is_asked in asked.items() if is_asked]
-    if settings.is_needed and optimizer.name not in ("adamw", "sgd"):
-        raise ValueError(
-            f"optimizer={optimizer.name}: late gradients are compensated with the moments of adamw or the momentum of "
-            "sgd; use optimizer=adamw"
-        )
-    if names and not (optimizer.name == "sgd" and optimizer.momentum):
-        raise ValueError(
-            f"optimizer={optimizer.name} optimizer.momentum={optimizer.momentum}: {' and '.join(names)} of "
-            "pipelined_backprop must have the velocity of gradient descent with momentum; use optimizer=sgd "
-            f"optimizer.momentum=0.9, or {' '.join(f'schedule.{name}=false' for name in names)}"
-        )
+    a = momentum**delay
+    return a, (1 - a) / (1 - momentum)
+
+
+class SpikeCompensatedSGD(torch.optim.SGD):
+    """Gradient descent with momentum on weights whose gradients are late.
+
+    The state of a weight is its velocity (`momentum_buffer`), and a v + b g of its last step (`direction`), along which
+    weights are predicted.
+
+    Args:
+        parameters: weights, or groups of them.
+        delays: the steps that the gradients of every group are late.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
+        delays: Sequence[float],
+        momentum: float,
+        weight_decay: float,
+    ) -> None:
+        super().__init__(parameters, lr=1.0, momentum=momentum, weight_decay=weight_decay)
+        for group, delay in zip(self.param_groups, delays, strict=True):
+            group["delay"] = delay
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every weight that has a gradient."""
+        assert closure is None  # nobody asks for a loss
+        for group in self.param_groups:
+            a, b = spike_coefficients(group["momentum"], group["delay"])
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._move(weight, group, a, b)
+
+    def _move(self, weight: torch.Tensor, group: dict[str, Any], a: float, b: float) -> None:
+        gradient, state = weight.grad, self.state[weight]
+        assert gradient is not None
+        if group["weight_decay"]:
+            gradient = gradient.add(weight, alpha=group["weight_decay"])
+        if "momentum_buffer" in state:
+            state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+        else:
+            state["momentum_buffer"] = gradient.detach().clone()
+        state["direction"] = a * state["momentum_buffer"] + b * gradient
+        weight.add_(state["direction"], alpha=-group["lr"])

@@ -1,4 +1,4 @@
-"""Optimizer: AdamW, gradient descent with momentum, RMSprop or Adafactor, a stage at a time.
+"""Optimizer: AdamW, gradient descent with momentum, RMSprop or Adafactor, a stage at a time, and where it is heading.
 
 A stage's step needs the gradients of that stage alone, with two exceptions: the norm of all gradients for clipping,
 and parameters that several stages share, whose gradients are added in model order. Both are done once per version,
@@ -26,18 +26,45 @@ import torch
 
 from rpbench.engine.host_order import ToldLock
 from rpbench.engine.layout import Layout
+from rpbench.engine.peers import at, finish, here
 from rpbench.engine.program import StepGroups
-from rpbench.engine.state.gradient_sums.gradients import Gradients, Place, Tensors, mean_of
-from rpbench.engine.state.gradient_sums.whole_gradient import Outcome, WholeGradient
+from rpbench.engine.state.gradients import Gradients, Place, Tensors, mean_of
 from rpbench.engine.state.ownership import Sharing, join, take
-from rpbench.engine.state.updates.direction import direction
-from rpbench.engine.state.updates.loss_scale import LossScaler, LossScaling
+from rpbench.engine.state.updates.compensation import SpikeCompensatedSGD
 from rpbench.engine.state.updates.owned_masters import Moments, Part, make_parts, moments_of, resume
-from rpbench.engine.state.updates.spike_compensation import SpikeCompensatedSGD
 from rpbench.engine.state.weights import PlaceOf
-from rpbench.engine.transfers.peers import at, finish, here
+from rpbench.engine.state.whole_gradient import LossScaler, LossScaling, Outcome, WholeGradient
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
+
+
+def direction(optimizer: torch.optim.Optimizer, weight: torch.Tensor, *, with_decay: bool) -> torch.Tensor | None:
+    """What a step of learning rate 1 would take off a weight if gradients stayed as they are; None before the first.
+
+    AdamW: the mean gradient over the root of the mean square, both without their bias towards 0, and the weight decay
+    if it is to count. SGD: the momentum, which plain gradient descent does not have; what the last step took off, where
+    steps compensate spikes.
+
+    Source: PipeOptim (arXiv 2312.00839), section 3; XPipe (arXiv 1911.04610), section 3.2, for Adam.
+    """
+    state, group = optimizer.state.get(weight, {}), optimizer.param_groups[0]
+    if isinstance(optimizer, torch.optim.SGD):
+        found: torch.Tensor | None = state.get("direction", state.get("momentum_buffer"))
+        return found
+    if not state:
+        return None
+    assert isinstance(optimizer, torch.optim.AdamW), "checked when the run is asked for"
+    found = _adam_direction(state, group)
+    return found + group["weight_decay"] * weight.detach() if with_decay else found
+
+
+def _adam_direction(state: dict[str, Any], group: dict[str, Any]) -> torch.Tensor:
+    (beta1, beta2), step = group["betas"], float(state["step"])
+    mean = state["exp_avg"] / (1 - beta1**step)
+    root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt()
+    found: torch.Tensor = mean / (root + group["eps"])
+    return found
+
 
 # Kept state: what a step is taken back by, a copy of the masters and of all that the optimizer knows of them.
 #

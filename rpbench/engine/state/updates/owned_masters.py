@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
+from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.ownership import Pieces, Sharing, cut_evenly, take
 from rpbench.engine.state.weights import PlaceOf
 

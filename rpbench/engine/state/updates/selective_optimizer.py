@@ -3,25 +3,134 @@
 The device's half of an optimizer has moments of the important elements alone, packed. The host's half has those of all;
 those of an element that is important wait as they are until it is no longer. Masters of both lie in one place: each
 half changes its own elements and no others. What the devices see of the rest is what has come to them, in 16 bits where
-weights have 16.
+weights have 16. A step's gradient is split in the same way: the device steps its part, the rest goes to the host.
 
 An element is stepped where it lies in its matrix, in a copy: torch's fused AdamW rounds by place, and so every element
 has the bits that it has in plain training on the same gradients.
+
+Columns are those of the last dimension; what has one dimension only is important as a whole. Of equal columns the first
+is taken.
+
+Source: ZenFlow in DeepSpeed (runtime/zenflow), after a description of that code. How many columns a fraction is of a
+small matrix (rounded down, at least one) is ours.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 import torch
 
-from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
-from rpbench.engine.state.gradient_sums.split_gradients import SplitWindow
-from rpbench.engine.state.gradient_sums.whole_gradient import Outcome
-from rpbench.engine.state.ownership import take
-from rpbench.engine.state.updates.important_columns import important, none_of, of_pieces
+from rpbench.engine.host_order import ToldLock
+from rpbench.engine.state.gradients import Place, Tensors, Window
+from rpbench.engine.state.ownership import Piece, Pieces, take
 from rpbench.engine.state.updates.optimizer import HostOptimizer
 from rpbench.engine.state.updates.owned_masters import Part
+from rpbench.engine.state.whole_gradient import Outcome
 from rpbench.ir.waits.rest_rule import LateRest, boundaries
+
+
+def num_important(num_columns: int, topk: Fraction) -> int:
+    """How many of a matrix's columns a fraction is."""
+    return max(1, int(topk * num_columns)) if topk else 0
+
+
+def important(gradient: torch.Tensor | None, like: torch.Tensor, topk: Fraction) -> torch.Tensor:
+    """True where an element of a parameter is important, in the parameter's shape.
+
+    Args:
+        gradient: of all microbatches of a step; None: no microbatch used the parameter, all columns are equal.
+        like: the parameter.
+        topk: the fraction of the columns; 0: nothing is important, whatever its shape.
+    """
+    if like.dim() < 2 or not topk:
+        return torch.full(like.shape, bool(topk), device=like.device)
+    columns = like.shape[-1]
+    sizes = torch.zeros(columns) if gradient is None else gradient.to(like.dtype).abs().reshape(-1, columns).sum(0)
+    chosen = torch.argsort(sizes, descending=True, stable=True)[: num_important(columns, topk)]
+    mask = torch.zeros(columns, dtype=torch.bool, device=like.device)
+    mask[chosen] = True
+    return mask.expand(like.shape).contiguous()
+
+
+def none_of(tensors: Mapping[Place, torch.Tensor]) -> Tensors:
+    """Masks of nothing."""
+    return {place: torch.zeros(tensor.shape, dtype=torch.bool) for place, tensor in tensors.items()}
+
+
+def of_pieces(masks: Tensors, pieces: Iterable[Piece] | None) -> Tensors:
+    """The masks of what an owner has: flat pieces, or all."""
+    return masks if pieces is None else take(masks, pieces)
+
+
+class SplitWindow:
+    """A gradient that is there as soon as it is made, and of which a part is brought home.
+
+    Args:
+        made: the gradient on its devices.
+        owners: device -> the elements it owns; empty where one device has all.
+        device_of: microbatch -> the device that runs it.
+        chosen: the masks of what devices step; asked for when the gradient is complete.
+        goes_home: whether anything is brought home.
+
+    Attributes:
+        rest: owner -> what has come home of its elements, those that are not chosen, flat; None: of all.
+    """
+
+    def __init__(
+        self,
+        made: Window,
+        owners: Mapping[int, Pieces],
+        device_of: Mapping[int, int],
+        chosen: Callable[[], Tensors],
+        *,
+        goes_home: bool,
+    ) -> None:
+        self._made, self._owners, self._device_of, self._chosen = made, owners, device_of, chosen
+        self._lock, self._waits_for = ToldLock(), {"step"} | ({"store"} if goes_home else set())
+        self.rest: dict[int | None, Tensors] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        return self._made.is_complete
+
+    @property
+    def total(self) -> Tensors:
+        return self._made.total
+
+    def share(self, device: int) -> Tensors:
+        return self._made.share(device)
+
+    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+        self._made.add(microbatch, gradients)
+
+    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Bring home what a device has of the rest."""
+        if not self.is_complete:
+            raise RuntimeError("a gradient is stored before it is complete: what is chosen follows from all of it")
+        owner = self._device_of[next(iter(microbatches))] if self._owners else None
+        made = self.total if owner is None else self.share(owner)
+        masks = of_pieces(self._chosen(), None if owner is None else self._owners[owner])
+        left = {place: value.reshape(-1)[~masks[place].reshape(-1)] for place, value in made.items()}
+        self.rest[owner] = {place: copy(values) for place, values in left.items() if values.numel()}
+        if self.is_stored:
+            self._end("store")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether every owner's part of the rest has come home."""
+        return len(self.rest) == max(1, len(self._owners))
+
+    def drop(self) -> None:
+        """Let go of the total, unless a part of it is still to go home."""
+        self._end("step")
+
+    def _end(self, what: str) -> None:
+        with self._lock:
+            self._waits_for.discard(what)
+            if not self._waits_for:
+                self._made.drop()
+
 
 State = dict[Place, dict[str, torch.Tensor]]
 WindowOf = Callable[[int, int], SplitWindow]  # (stage, version) -> its gradient

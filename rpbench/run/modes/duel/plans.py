@@ -25,8 +25,8 @@ from rpbench.config.files import read_source
 from rpbench.config.request import Request
 from rpbench.cost.profiled import from_text, to_text
 from rpbench.cost.table import LayerTimes
-from rpbench.engine.backends.cpu import usable_cores
-from rpbench.engine.measure.side_by_side import side_by_side
+from rpbench.engine.backends.threads import usable_cores
+from rpbench.engine.measure.layer_times import side_by_side
 from rpbench.ir.checks.check import check
 from rpbench.ir.partition import parse
 from rpbench.plan.problem import Problem

@@ -9,7 +9,7 @@ from rpbench import tracking
 from rpbench.config.choices import Duel, Turns
 from rpbench.config.request import Request
 from rpbench.cost.profiled import to_text
-from rpbench.engine.backends.cpu import usable_cores
+from rpbench.engine.backends.threads import usable_cores
 from rpbench.engine.measure.calibration import Calibration, calibrate_cores
 from rpbench.plan.whole import WholePlan
 from rpbench.records import record

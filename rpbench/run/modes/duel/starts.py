@@ -18,7 +18,7 @@ from random import Random
 from baselines.systems.case import Case
 from rpbench.config.choices import Duel, Turns
 from rpbench.config.request import Request
-from rpbench.engine.backends.cpu import CpuBackend, usable_cores
+from rpbench.engine.backends.threads import CpuBackend, usable_cores
 from rpbench.engine.program import make_program
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings

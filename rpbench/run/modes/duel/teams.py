@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from baselines.systems.case import Case
 from rpbench.cost.table import CostTable
-from rpbench.engine.backends.cpu import CpuBackend, bind
+from rpbench.engine.backends.threads import CpuBackend, bind
 from rpbench.engine.backends.virtual import replay_clock
 from rpbench.engine.executor import execute
-from rpbench.engine.measure.action_times import measured_costs
-from rpbench.engine.measure.other_load import ForeignLoad
+from rpbench.engine.measure.profiles import measured_costs
+from rpbench.engine.measure.stopwatch import ForeignLoad
 from rpbench.engine.program import Program
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import verified

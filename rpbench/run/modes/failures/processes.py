@@ -14,7 +14,7 @@ from rpbench.engine.executor import execute
 from rpbench.engine.recovery.plan import Death, Plan
 from rpbench.engine.recovery.watch import Return, train
 from rpbench.engine.reference import largest_difference
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.training import Settings, Training
 from rpbench.failures.copies import Gemini, holders
 from rpbench.failures.walk import Checkpoint, Progress

@@ -1,6 +1,4 @@
-"""Gradients: what backward stages hand to the optimizer, in a fixed order
-(`rpbench.engine.state.gradient_sums.accumulation`).
-"""
+"""Gradients: what backward stages hand to the optimizer, in a fixed order (`rpbench.engine.state.accumulation`)."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +7,7 @@ from typing import Protocol
 import torch
 
 from rpbench.engine.host_order import ToldLock
-from rpbench.engine.state.gradient_sums.accumulation import Groups
+from rpbench.engine.state.accumulation import Groups
 
 Place = tuple[int, str]  # module of the model, name of the parameter in it
 Tensors = dict[Place, torch.Tensor]

@@ -1,16 +1,19 @@
-"""Rotary position embeddings: tables of cosines and sines, and the rotation of queries and keys.
+"""Families of models, beside the flags of an architecture: activations, and rotary positions with their scaling.
 
-Pairs are made of the first and the second half of a head, as in the published checkpoints. Frequencies and angles
-are computed in float64 and rounded once.
+Rotary pairs are made of the first and the second half of a head, as in the published checkpoints. Frequencies and
+angles are computed in float64 and rounded once.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch.nn import functional
 
 from rpbench.models.constants import constant, noted
+from rpbench.workload.architecture import Family
 
 
 @dataclass(frozen=True)
@@ -94,3 +97,49 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     Four operations on whole heads, which autograd goes back through in four, where halves would take eight each way.
     """
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+
+
+# (up, gate) -> the input of the MLP's last matrix; gate is None in an MLP of two matrices.
+Activation = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+SWIGLU_GAIN = 1.702
+SWIGLU_LIMIT = 7.0
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The activation of the MLP, whether it needs a gate, and how rotary frequencies are stretched."""
+
+    activation: Activation
+    scaling: Scaling | None = None
+    needs_gate: bool = False
+
+
+def gelu(up: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """GELU in the tanh form, as in GPT-2."""
+    if gate is None:
+        return functional.gelu(up, approximate="tanh")
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+def silu(up: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """SiLU, which makes a gated MLP a SwiGLU."""
+    return functional.silu(up) if gate is None else functional.silu(gate) * up
+
+
+def clamped_swiglu(up: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    """(up + 1) * gate * sigmoid(1.702 gate), with gate at most 7 and up within 7; there is none without a gate.
+
+    Source: public reference implementation of openai/gpt-oss-20b.
+    """
+    assert gate is not None
+    gate = gate.clamp(max=SWIGLU_LIMIT)
+    return (up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1) * gate * torch.sigmoid(SWIGLU_GAIN * gate)
+
+
+TRAITS: dict[Family, Traits] = {
+    "gpt": Traits(gelu),
+    "llama": Traits(silu, Llama3Scaling()),
+    "qwen3": Traits(silu),
+    "gpt_oss": Traits(clamped_swiglu, YarnScaling(), needs_gate=True),
+}

@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 from rpbench.models.layers import Embedding, Head
-from rpbench.models.sharded.sharded_loss import Half, Share, Sums, summed_loss
-from rpbench.models.sharded.shards import Adding, InOnePlace, Shares, cut_rows, norm_shares
+from rpbench.models.shards import Adding, InOnePlace, Shares, cut_rows, norm_shares
+from rpbench.models.vocab_shards import Half, Share, Sums, summed_loss
 
 
 class Rows(nn.Module):

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from rpbench.engine.host_order import ToldLock
-from rpbench.engine.state.gradient_sums.gradients import Place, Sum, Tensors, Window
-from rpbench.engine.state.gradient_sums.reductions import microbatches_of
+from rpbench.engine.state.accumulation import microbatches_of
+from rpbench.engine.state.gradients import Place, Sum, Tensors, Window
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.index import Index
 from rpbench.ir.waits.handovers import GroupSum
@@ -44,7 +44,7 @@ class _OneSum:
 
 
 class CarriedWindow(_OneSum):
-    """The gradient of one stage for one step; see `rpbench.engine.state.gradient_sums.gradients.Window`.
+    """The gradient of one stage for one step; see `rpbench.engine.state.gradients.Window`.
 
     Args:
         order: the step's microbatches in the order in which the sum comes to them.

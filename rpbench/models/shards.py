@@ -10,7 +10,7 @@ inside, and what the shares come to are partial sums:
 
 `spread` gives every share the same tensor and adds up what comes back of its gradient; `sum` adds up and hands every
 share the same gradient: the operators f and g of the paper. Norms and residuals are outside, and whole. Embedding
-and head have their own cut (`rpbench.models.sharded.cut_ends`), along the vocabulary.
+and head have their own cut (`rpbench.models.cut_ends`), along the vocabulary.
 
     q, k, v, gate, up, sinks    a share's own columns, biases with them
     o, down                     a share's own rows; the bias belongs to the first share, so that it is added once
@@ -35,7 +35,7 @@ from torch import nn
 
 from rpbench.models.attention import Attention, KeysValues
 from rpbench.models.layers import DecoderLayer
-from rpbench.models.sharded.vocab_shards import share_rows
+from rpbench.models.vocab_shards import share_rows
 
 Named = Mapping[str, torch.Tensor]
 M = TypeVar("M", bound=nn.Module)
@@ -44,7 +44,7 @@ _BY_COLUMNS = ("q", "k", "v", "gate", "up")
 _BY_ROWS = ("o", "down")
 _BLOCKS = ("attention", "mlp")  # of a decoder layer: what is cut
 _NORMS = ("attention_norm", "mlp_norm", "norm")  # of a decoder layer and of the head
-_ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix are (`rpbench.models.sharded.cut_ends`)
+_ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix are (`rpbench.models.cut_ends`)
 
 
 class Adding(Protocol):

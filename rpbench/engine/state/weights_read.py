@@ -1,17 +1,63 @@
-"""Adjustments: weights that are no version but made for one microbatch, on their way through a run.
+"""Weights read: the version that each action of a schedule uses, and weights that are made for one microbatch.
 
-Everything here happens on the lane of its stage, between two of its steps, so what it reads of the optimizer is the
-state of the newest version. Sets of weights are lent to the stages under numbers below zero.
+Adjusted weights are no version. They are made on the lane of their stage, between two of its steps, so what is read of
+the optimizer is the state of the newest version. Sets of them are lent to the stages under numbers below zero.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
-from rpbench.engine.state.gradient_sums.gradients import Tensors
+from rpbench.engine.layout import Layout
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.updates.compensation import Compensation, Delays, correction_share
 from rpbench.engine.state.updates.optimizer import HostOptimizer
 from rpbench.engine.state.weights import Weights
+from rpbench.ir.action import COMPUTE, Action, parts_of
+from rpbench.ir.analysis import Analysis
+from rpbench.ir.policy import STEPS_BEHIND
+
+
+class Reads:
+    """Versions by the step of a microbatch where the policy says so, otherwise as the order is replayed.
+
+    Without STEP actions there is version 0 and no other. A run that goes on from another begins with version 0,
+    and with the `num_stale` versions before it: -1, -2, ...
+    """
+
+    def __init__(self, analysis: Analysis, num_stale: int = 0) -> None:
+        self._analysis, self.schedule, self.num_stale = analysis, analysis.schedule, num_stale
+        self.has_steps = analysis.has_steps
+
+    def version(self, action: Action, number: int) -> int:
+        """The version that a compute action reads; the number is its place in the schedule."""
+        assert action.microbatch is not None
+        fixed = self.fixed(action.microbatch)
+        if fixed is not None:
+            return fixed
+        found = self._analysis.versions.of(number, action)
+        assert found is not None
+        return found
+
+    def fixed(self, microbatch: int) -> int | None:
+        """The version that whatever a microbatch goes through reads; None if that depends on the order."""
+        behind = STEPS_BEHIND.get(self.schedule.policy)
+        if behind is None:
+            return None if self.has_steps else 0
+        newest = microbatch // self.schedule.shape.num_microbatches if self.has_steps else 0
+        return max(newest - behind, -self.num_stale)
+
+    def count(self, layout: Layout) -> Counter[tuple[int, int]]:
+        """(module, version) -> the number of actions that read it."""
+        counted: Counter[tuple[int, int]] = Counter()
+        actions = (action for _, _, row in self.schedule.items() for action in row)
+        for number, action in enumerate(actions):
+            for part in parts_of(action):
+                if part.kind in COMPUTE:
+                    version = self.version(part, number)
+                    counted.update((module, version) for module in layout.modules_of(part))
+        return counted
 
 
 class Adjustments:

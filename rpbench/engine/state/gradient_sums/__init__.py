@@ -1,1 +1,0 @@
-"""Gradients on their way to the optimizer: added up in a fixed order, over microbatches, devices and replicas."""

@@ -1,1 +1,0 @@
-"""Modules whose matrices are cut over devices: decoder layers, embedding, head and loss."""
