@@ -33,8 +33,6 @@ _PACKAGES = (
     "rpbench/cost/hardware",
     "rpbench/workload",
     "rpbench/plan",
-    "rpbench/plan/of_pipedream",
-    "rpbench/plan/of_mobius",
     "rpbench/sim",
     "rpbench/sim/shared_links",
     "rpbench/config",

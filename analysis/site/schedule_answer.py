@@ -21,7 +21,7 @@ from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, from_text, to_text
 from rpbench.passes.lower import add_steps
-from rpbench.plan.even import plan_even
+from rpbench.plan.even_and_greedy import plan_even
 from rpbench.plan.problem import Problem
 from rpbench.registry import entries, entry
 from rpbench.sim.walk import bubble, held, makespan, walk

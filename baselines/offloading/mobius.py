@@ -12,7 +12,7 @@ devices share a root complex, and their loads follow each other closely; with `n
 go to different ones, device order 0, p/c, 2p/c, ..., 1, p/c + 1, ... With p = 4 and c = 2: 0 2 1 3.
 
 Boundary tensors and the inputs kept for recomputation go through the host. The cut is chosen by a program of its own,
-`partition=mobius` (`rpbench/plan/of_mobius/mobius.py`).
+`partition=mobius` (`rpbench/plan/mobius.py`).
 
 Source: Feng et al., "Mobius: Fine Tuning Large-Scale Models on Commodity GPU Servers", ASPLOS'23, from its abstract and
 descriptions of it.

@@ -18,7 +18,7 @@ from rpbench.ir.analysis import replay
 from rpbench.ir.partition import filled, symmetric
 from rpbench.ir.policy import Policy
 from rpbench.plan.contest.contender import Contender, contenders, why_not_charged
-from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.frame import Frames
 from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import OUT_OF_TIME
 from rpbench.plan.contest.terms import Terms

@@ -23,8 +23,7 @@ from rpbench.advice.whole_layers import lightest
 from rpbench.cost.hardware.basis import Basis
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.contender import Contender, contenders
-from rpbench.plan.contest.frame import posed
-from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.frame import Frames, posed
 from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import GIVEN_UP, OUT_OF_TIME, Search
 from rpbench.plan.contest.space import OPTION

@@ -23,9 +23,8 @@ from rpbench.mesh.layers.layer_seconds import Recompute as MeshRecompute
 from rpbench.mesh.memory import fullest, needed_bytes
 from rpbench.mesh.plan_search.plans import Space
 from rpbench.passes.recomputation import RECOMPUTES, Recompute
-from rpbench.plan.contest.frame import Frame, Outcome
-from rpbench.plan.contest.frames import Frames
-from rpbench.plan.contest.plans import Tuned, rank
+from rpbench.plan.contest.frame import Frame, Frames
+from rpbench.plan.contest.plans import Outcome, Tuned, rank
 from rpbench.plan.contest.search import ATTEMPTS
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import Setting

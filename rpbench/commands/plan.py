@@ -12,16 +12,18 @@ from rpbench.config.choices import ConfigError, typed
 from rpbench.config.request import Request
 from rpbench.cost.layer_graph import LayerGraph, from_csv
 from rpbench.plan import METHODS, Choice, choose
-from rpbench.plan.of_pipedream.cuts import Cuts, cuts_of
-from rpbench.plan.of_pipedream.forecast import (
+from rpbench.plan.graph_cuts import Cuts, cuts_of
+from rpbench.plan.pipedream import (
+    Network,
+    Pipeline,
+    Rules,
     data_parallel_time_s,
     one_machine_time_s,
+    plan_pipeline,
     stage_bytes,
     traffic,
     weight_versions,
 )
-from rpbench.plan.of_pipedream.machines import Network, Rules
-from rpbench.plan.of_pipedream.pipedream import Pipeline, plan_pipeline
 from rpbench.plan.problem import Problem
 from rpbench.records.describe import clock
 from rpbench.registry import unknown_name

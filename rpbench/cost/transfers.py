@@ -1,7 +1,7 @@
 """Transfers: bytes and seconds of what goes over links, by the rows of `rpbench.cost.charges`.
 
 Bytes are counted from actions, never from a formula: every action that uses a link carries a share of a stage's
-weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.waits.moves.Cargo`). What a
+weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.moved_objects.Cargo`). What a
 stage keeps for recomputation is one boundary tensor; a stage that recomputes nothing moves all its activations.
 """
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rpbench.ir.partition import Partition, parse
 from rpbench.ir.schedule import Schedule
-from rpbench.plan.even import plan_even
-from rpbench.plan.greedy import plan_greedy
+from rpbench.plan.even_and_greedy import plan_even, plan_greedy
 from rpbench.plan.problem import Problem
 from rpbench.registry import unknown_name
 
@@ -64,11 +63,11 @@ def choose(method: str, problem: Problem, *, budget: int = BUDGET) -> Choice:
             )
         return _checked(problem, problem.published, method)
     if method == "pipedream":
-        from rpbench.plan.of_pipedream.pipedream import plan_straight
+        from rpbench.plan.pipedream import plan_straight
 
         return _checked(problem, plan_straight(problem), method)
     if method == "mobius":
-        from rpbench.plan.of_mobius.mobius import plan_mobius
+        from rpbench.plan.mobius import plan_mobius
 
         cut, program = plan_mobius(problem)
         return _checked(problem, cut, method)._replace(proven=program.proven)

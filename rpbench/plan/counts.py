@@ -7,7 +7,7 @@ import numpy as np
 
 from rpbench.cost.table import LayerTimes, Number
 from rpbench.ir.partition import Partition, split_evenly, symmetric
-from rpbench.plan.greedy import fill_stages, head_total, layer_totals
+from rpbench.plan.even_and_greedy import fill_stages, head_total, layer_totals
 from rpbench.plan.problem import Problem
 
 Counts = tuple[int, int]  # forward stages, backward stages

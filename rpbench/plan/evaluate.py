@@ -57,11 +57,6 @@ def makespan(timeline: Timeline) -> float:
     return float(end[end > start].max(initial=0.0))
 
 
-def why_unfit(problem: Problem, partition: Partition) -> str:
-    """Why a partition does not fit into memory; empty if it does, or if no memory is known."""
-    return _misfit(problem, graph_of(problem, partition))
-
-
 def _misfit(problem: Problem, graph: Graph) -> str:
     if problem.memory is None:
         return ""

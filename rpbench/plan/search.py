@@ -13,8 +13,8 @@ from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import Partition
 from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.contender import Contender
-from rpbench.plan.contest.frames import FRAME, FRAME_OF_TIMES
-from rpbench.plan.contest.plans import Budget, cut_of, outcome_of
+from rpbench.plan.contest.frame import FRAME, FRAME_OF_TIMES
+from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import RESERVED, Search
 from rpbench.plan.contest.space import Space
 from rpbench.plan.contest.terms import Limits, Terms
@@ -51,9 +51,9 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
     search = Search(Contender(problem.entry), _terms(problem, starts), spend, space)
     search.look()
     best = search.finish(everywhere=False, recuts=False)
-    if not outcome_of(best).fits:
+    if not best.timed.fits:
         return plan_search(replace(problem, memory=None), starts, budget=budget)
-    return cut_of(best), search.sketcher.tally.num_evaluated + search.num_timed
+    return best.cut, search.sketcher.tally.num_evaluated + search.num_timed
 
 
 def _space(problem: Problem, starts: Sequence[Partition]) -> Space:

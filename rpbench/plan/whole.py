@@ -52,17 +52,6 @@ class WholePlan:
     keeps_last: bool = False
 
 
-def plan_whole(
-    problem: Problem,
-    budget: int,
-    *,
-    dispatch: str = "round_robin",
-    choices: Sequence[Options] = ({},),
-) -> WholePlan:
-    """The best plan found; as of `best_plans`."""
-    return best_plans(problem, budget, dispatch=dispatch, choices=choices)[0]
-
-
 def best_plans(
     problem: Problem,
     budget: int,

@@ -20,9 +20,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender, why_not_charged
-from rpbench.plan.contest.frame import Frame
-from rpbench.plan.contest.frames import Frames
-from rpbench.plan.contest.order_key import order_key
+from rpbench.plan.contest.frame import Frame, Frames, order_key
 from rpbench.plan.contest.plans import Budget, Tried, Tuned
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import Setting

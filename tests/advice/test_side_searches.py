@@ -10,7 +10,7 @@ from rpbench.advice.ranking import Misfit, advise
 from rpbench.advice.side_searches import Clock, Share
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.plan.contest.contender import contender
-from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.frame import Frames
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import OUT_OF_TIME, Search, tune
 from rpbench.plan.contest.sketch import Sketch, Sketcher

@@ -12,7 +12,7 @@ from rpbench.advice.side_searches import Share
 from rpbench.advice.whole_layers import lightest
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest.contender import contender
-from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.frame import Frames
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import Search
 from rpbench.plan.contest.space import space_of

@@ -12,9 +12,8 @@ import pytest
 from sizes import sized
 
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain
-from rpbench.plan.of_pipedream.cuts import cuts_of
-from rpbench.plan.of_pipedream.machines import Network, Rules
-from rpbench.plan.of_pipedream.pipedream import plan_pipeline
+from rpbench.plan.graph_cuts import cuts_of
+from rpbench.plan.pipedream import Network, Rules, plan_pipeline
 
 pytestmark = pytest.mark.benchmarks
 

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import strategies as st
 
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain
-from rpbench.plan.of_pipedream.machines import Network, Rules
+from rpbench.plan.pipedream import Network, Rules
 
 Cut = frozenset[str]
 

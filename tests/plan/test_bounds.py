@@ -14,8 +14,7 @@ from rpbench.ir.partition import symmetric
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import contender
-from rpbench.plan.contest.frame import posed
-from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.frame import Frames, posed
 from rpbench.plan.contest.plans import rank
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.sketch import Sketcher

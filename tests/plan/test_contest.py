@@ -1,13 +1,12 @@
 """The contest: the search against every point of a small space, known paces, and what it refuses."""
 
-import gc
-import weakref
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from contest_terms import small, terms
+from single_changes import every_change, improvements
 from spared import slow, spared
 
 from rpbench.cost.footprint.memory import Footprint
@@ -15,11 +14,8 @@ from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.plan.climb import Climb, ClimbOrder, Tally
-from rpbench.plan.contest.changes import every_change, improvements
 from rpbench.plan.contest.contender import contender, contenders, why_not_charged
-from rpbench.plan.contest.frame import Frame, posed
-from rpbench.plan.contest.frames import Frames
-from rpbench.plan.contest.order_key import order_key
+from rpbench.plan.contest.frame import Frame, Frames, order_key, posed
 from rpbench.plan.contest.plans import Budget, Tried, rank
 from rpbench.plan.contest.restarts import restart
 from rpbench.plan.contest.search import Search, tune
@@ -281,25 +277,6 @@ def test_a_climb_knows_that_the_last_stage_recomputes_nothing():
         assert climb.best_score == pytest.approx(
             evaluate(replace(problem, finish=None, traffic=None), cut, method="x").makespan
         ), recompute
-
-
-def test_looking_at_every_change_keeps_few_frames(monkeypatch):
-    """Those of one large case took 22 GB together: a frame for each cut, where a frame times one cut alone."""
-    made = []
-
-    def making(*arguments):
-        frame = Frame(*arguments)
-        made.append(weakref.ref(frame))
-        return frame
-
-    case = small()
-    plan = tune(contender("megatron_tp"), case, Budget(60))
-    monkeypatch.setattr("rpbench.plan.contest.frames.Frame", making)
-    most = 0
-    for _ in every_change(plan, case):
-        gc.collect()
-        most = max(most, sum(frame() is not None for frame in made))
-    assert len(made) > 4 >= most
 
 
 # --- which plans are the same order --------------------------------------------------------------------------

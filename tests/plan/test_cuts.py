@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from layer_graphs import all_cuts, layer, random_graphs
 
 from rpbench.cost.layer_graph import LayerGraph, chain
-from rpbench.plan.of_pipedream import cuts as cuts_module
-from rpbench.plan.of_pipedream.cuts import cuts_of
+from rpbench.plan import graph_cuts as cuts_module
+from rpbench.plan.graph_cuts import cuts_of
 
 DIAMOND = LayerGraph(
     (layer("a", 1, 10, 1), layer("b", 2, 20, 2), layer("c", 3, 30, 4), layer("d", 4, 40, 8)),

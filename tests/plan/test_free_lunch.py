@@ -1,11 +1,11 @@
 """No free lunch is left on the table: no single option makes a cell of figure 10 faster by more than one percent."""
 
 import pytest
+from single_changes import improvements
 from spared import slow
 
 from rpbench.config.configuration import swept
 from rpbench.config.request import load
-from rpbench.plan.contest.changes import improvements
 from rpbench.plan.contest.search import tune
 from rpbench.run.tuned import budget_of, contender_of, terms_of_request
 

@@ -13,8 +13,7 @@ from rpbench.cost.published import published_times, published_tokens_per_microba
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition
 from rpbench.plan.evaluate import graph_of
-from rpbench.plan.even import plan_even
-from rpbench.plan.greedy import LIMIT_24GB_CARD_BYTES, fill_stages, plan_greedy, plan_released
+from rpbench.plan.even_and_greedy import LIMIT_24GB_CARD_BYTES, fill_stages, plan_even, plan_greedy, plan_released
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
 

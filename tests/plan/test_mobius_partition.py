@@ -20,10 +20,10 @@ from rpbench.cost.transfers import Traffic
 from rpbench.ir.checks.residency import prefetch_depth
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.plan import choose
-from rpbench.plan.evaluate import evaluate, why_unfit
-from rpbench.plan.of_mobius.mobius import pose_rotation
-from rpbench.plan.of_mobius.rotation_program import solve
+from rpbench.plan.evaluate import evaluate
+from rpbench.plan.mobius import pose_rotation
 from rpbench.plan.problem import Problem
+from rpbench.plan.rotation_program import solve
 from rpbench.registry import entry
 from rpbench.run.assemble import pose
 from rpbench.workload.architecture import Architecture
@@ -67,7 +67,7 @@ def test_what_fits_the_program_is_what_fits_the_verdict(prefetch, num_steps):
         cuts = random_cuts(number, 6)
         fits = np.isfinite(pose_rotation(problem)[0].step_times(np.array(cuts)))
         verdicts += fits.tolist()
-        assert fits.tolist() == [not why_unfit(problem, symmetric(cut)) for cut in cuts]
+        assert fits.tolist() == [not evaluate(problem, symmetric(cut), method="given").infeasible for cut in cuts]
     assert len(set(verdicts)) == 2
 
 

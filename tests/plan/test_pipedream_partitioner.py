@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 from layer_graphs import Exhaustive, layer, random_chains, random_graphs
 
 from rpbench.cost.layer_graph import LayerGraph, chain, from_csv
-from rpbench.plan.of_pipedream.cuts import cuts_of
-from rpbench.plan.of_pipedream.forecast import (
+from rpbench.plan.graph_cuts import cuts_of
+from rpbench.plan.pipedream import (
+    Network,
+    Rules,
+    all_reduce_s,
     data_parallel_time_s,
     one_machine_time_s,
+    plan_pipeline,
     stage_bytes,
     traffic,
     weight_versions,
 )
-from rpbench.plan.of_pipedream.machines import Network, Rules, all_reduce_s
-from rpbench.plan.of_pipedream.pipedream import plan_pipeline
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
-from rpbench.plan.of_mobius.rotation import Links, Rotation
-from rpbench.plan.of_mobius.rotation_bound import _whole
-from rpbench.plan.of_mobius.rotation_links import overlap_of_visits
-from rpbench.plan.of_mobius.rotation_program import solve
+from rpbench.plan.rotation import Links, Rotation, overlap_of_visits
+from rpbench.plan.rotation_program import _whole, solve
 
 NOTHING = LayerSize(0, 0, 0)
 

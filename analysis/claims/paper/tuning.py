@@ -11,7 +11,7 @@ from analysis.records.runs import BASELINES, SCHEDULES
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.ir.partition import Partition
-from rpbench.plan.greedy import LIMIT_24GB_CARD_BYTES, plan_released
+from rpbench.plan.even_and_greedy import LIMIT_24GB_CARD_BYTES, plan_released
 from rpbench.workload.architecture import Architecture
 
 _PAPER = "RoundPipe, figure 17 (section 5.8.1)"
@@ -140,7 +140,7 @@ def _excess_ms(searched: Record, *others: Record) -> float:
     return 1e3 * (float(searched["makespan_s"]) - min(float(run["makespan_s"]) for run in others))
 
 
-CAPPED_PLANNER = "rpbench.plan.greedy for the model of the record, under LIMIT_24GB_CARD_BYTES"
+CAPPED_PLANNER = "rpbench.plan.even_and_greedy for the model of the record, under LIMIT_24GB_CARD_BYTES"
 
 # Models for which the artifact simulated another number of stages than the planner makes.
 _OTHER_COUNTS = ("gpt_oss_20b", "qwen3_32b")

@@ -83,7 +83,7 @@ def check(
         max_versions: the most weight versions a stage may keep.
 
     Returns:
-        The weight versions that its actions read, as `rpbench.ir.checks.versions.replay` finds them.
+        The weight versions that its actions read, as `rpbench.ir.checks.versions.replay_in` finds them.
 
     Raises:
         ScheduleError: eight lines at most.

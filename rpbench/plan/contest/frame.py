@@ -1,12 +1,12 @@
-"""Frame: an order with all that it moves, made once and timed for any cut and any choice of what is recomputed.
+"""Frame: an order with all its transfers, made once and timed for any cut and any choice of recomputation.
 
-What runs again is chosen by stage: `all` of them, none (`none`), all but the last where it goes back at once
+Recomputation is chosen by stage: `all` of them, none (`none`), all but the last where its backward follows its forward
 (`except_last`), or as few as the memory allows (`fitting`, `rpbench.cost.footprint.fitting`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -19,11 +19,13 @@ from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import DeviceMemory
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import Traffic
+from rpbench.ir.action import COMPUTE
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.passes.recomputation import Recompute, check_recompute
 from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.plans import Outcome, Tuned
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.evaluate import makespan
@@ -35,27 +37,8 @@ from rpbench.sim.steady import step_ends, step_time
 
 Ints = npt.NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What simulation says of a cut.
-
-    Args:
-        keeps: stages that recompute nothing.
-        peak_bytes: of the fullest device; `host_bytes` beside it.
-        misfit: how many times over the limit the fuller of device and host is; at most 1 where the plan fits.
-    """
-
-    tokens_per_s: float
-    step_time_s: float
-    keeps: tuple[int, ...]
-    peak_bytes: int
-    host_bytes: int
-    misfit: float
-
-    @property
-    def fits(self) -> bool:
-        return self.misfit <= 1
+# Timelines that take as long as making the frame of another order, and of one that follows from the times of a cut.
+FRAME, FRAME_OF_TIMES = 8, 20
 
 
 class Frame:
@@ -240,6 +223,88 @@ class Frame:
     def _peak(self, partition: Partition, keeps: Sequence[int]) -> int:
         cut = np.array([partition.forward]), np.array([partition.backward])
         return int(self._footprint.keeping(keeps).peaks(*cut).max())
+
+
+class Frames:
+    """The frames of one contender, each made once."""
+
+    def __init__(self, contender: Contender, terms: Terms) -> None:
+        self.contender, self.terms = contender, terms
+        self._known: dict[tuple[object, ...], Frame] = {}
+        self.num_made = 0
+        self.each = FRAME_OF_TIMES if contender.entry.needs_costs else FRAME
+
+    def of_plan(self, plan: Tuned) -> Frame:
+        """The frame of a plan with the steps that it was timed with, at the setting it has."""
+        known = self.of(plan.setting, plan.partition, plan.num_steps)
+        if known.schedule.partition == plan.partition:  # or stages without layers may be others
+            return known.at(plan.setting)
+        return Frame(self.contender, plan.setting, self.terms, plan.partition, plan.num_steps)
+
+    def under(self, terms: Terms) -> "Frames":
+        """The frames under other limits, without those whose order follows from the limits."""
+        found = Frames(self.contender, terms)
+        if not self.contender.entry.needs_costs:  # which look at the memory
+            found._known = {key: frame.under(terms) for key, frame in self._known.items()}
+        return found
+
+    def keep_only(self, setting: Setting, cut: Partition, num_steps: int) -> None:
+        """Forget all frames but the one that times a cut: those of many contenders take gigabytes."""
+        frame = self.of(setting, cut, num_steps)
+        self._known = {key: known for key, known in self._known.items() if known is frame}
+
+    def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
+        """The frame of a setting that can time a cut.
+
+        Raises:
+            ValueError: if the schedule does not take the setting.
+        """
+        asked = setting.recompute
+        setting, *keys = self._keys(setting, cut, num_steps)
+        for key in keys:
+            if key in self._known:
+                return self._known[key]
+        made = Frame(self.contender, setting, self.terms, cut, num_steps)
+        if not made.refuses(asked):
+            made.graph  # noqa: B018  # what cannot move on is refused here
+        self.num_made += 1
+        self._known[keys[0 if made.serves_any_cut else 1]] = made
+        return made
+
+    def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
+        """Whether the frame of a setting that can time a cut has been made; none can where its stages are others."""
+        chunks, (_, *keys) = setting.chunks_per_device, self._keys(setting, cut, num_steps)
+        alike = chunks is None or chunks * self.terms.num_devices == len(cut.forward)
+        return alike and any(key in self._known for key in keys)
+
+    def _keys(
+        self, setting: Setting, cut: Partition, num_steps: int
+    ) -> tuple[Setting, tuple[object, ...], tuple[object, ...]]:
+        """What a frame is made for, and its names: for any cut with as many stages, and for this one alone."""
+        setting = self._made_for(setting)
+        return setting, (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
+
+    def _made_for(self, setting: Setting) -> Setting:
+        """The order of most schedules does not depend on what is recomputed."""
+        return setting if self.contender.entry.needs_costs else setting.changed("recompute", "all")
+
+
+def order_key(plan: Tuned, terms: Terms) -> Hashable:
+    """What plans with the same order have in common: every device's computation, action by action.
+
+    The layers behind the stages are no part of it, nor activations that move, nor which weights are read: BPipe has the
+    order of 1F1B. What a method itself says that it moves is, and a late update beside the method without one.
+    """
+    entry = plan.contender.entry
+    method = entry.name if entry.lower is not None else "", plan.contender.fixed
+    order = posed(plan.contender, plan.setting, terms, plan.num_steps).order(plan.partition)
+    return method, tuple(
+        tuple((action.kind, action.stage, action.microbatch, action.part, action.sub) for action in row)
+        for row in (
+            [action for action in order.compute(device) if action.kind in COMPUTE]
+            for device in range(order.shape.num_ranks)
+        )
+    )
 
 
 def posed(contender: Contender, setting: Setting, terms: Terms, num_steps: int) -> Problem:

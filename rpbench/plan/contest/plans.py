@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.contender import Contender
-from rpbench.plan.contest.frame import Outcome
 from rpbench.plan.contest.space import Setting
 
 # What is better by less is no improvement.
@@ -36,6 +35,28 @@ class Budget:
             raise ValueError(f"budget of {self.work} timelines, {self.climb_work} actions a sketch: at least 1 each")
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What simulation says of a cut.
+
+    Args:
+        keeps: stages that recompute nothing.
+        peak_bytes: of the fullest device; `host_bytes` beside it.
+        misfit: how many times over the limit the fuller of device and host is; at most 1 where the plan fits.
+    """
+
+    tokens_per_s: float
+    step_time_s: float
+    keeps: tuple[int, ...]
+    peak_bytes: int
+    host_bytes: int
+    misfit: float
+
+    @property
+    def fits(self) -> bool:
+        return self.misfit <= 1
+
+
 class Tried(NamedTuple):
     """A setting that was looked at: with its best cut if it was timed, or why not."""
 
@@ -43,6 +64,23 @@ class Tried(NamedTuple):
     partition: Partition | None = None
     outcome: Outcome | None = None
     remark: str = ""
+
+    @property
+    def cut(self) -> Partition:
+        """The best cut of a setting that was timed."""
+        assert self.partition is not None
+        return self.partition
+
+    @property
+    def timed(self) -> Outcome:
+        """The outcome of a setting that was timed."""
+        assert self.outcome is not None
+        return self.outcome
+
+    @property
+    def score(self) -> float:
+        """The `rank` of a setting that was timed."""
+        return rank(self.timed)
 
 
 class Restarted(NamedTuple):
@@ -112,18 +150,6 @@ def beats(one: Tried, other: Tried) -> bool:
 
 def leaders(found: Sequence[Tried], most: int, close: float) -> list[Tried]:
     """The best so many, the best first, as far as they are close to it (a share of its pace)."""
-    best = sorted(found, key=lambda each: rank(outcome_of(each)), reverse=True)[:most]
-    worth = rank(outcome_of(best[0])) * (1 - close)
-    return [each for each in best if each is best[0] or rank(outcome_of(each)) >= worth]
-
-
-def outcome_of(tried: Tried) -> Outcome:
-    """Of a setting that was timed."""
-    assert tried.outcome is not None
-    return tried.outcome
-
-
-def cut_of(tried: Tried) -> Partition:
-    """Of a setting that was timed."""
-    assert tried.partition is not None
-    return tried.partition
+    best = sorted(found, key=lambda each: each.score, reverse=True)[:most]
+    worth = best[0].score * (1 - close)
+    return [each for each in best if each is best[0] or each.score >= worth]

@@ -1,19 +1,81 @@
-"""Restarts: random settings and cuts that try to beat a search's plan, so that a plan says how hard it is to beat.
+"""Climbs and restarts: single layers move between stages, and random settings and cuts try to beat a search's plan.
 
-A climb sees what lies near where it began. Each restart begins elsewhere: half of them at a random setting, where
-layers move and then one dimension at a time changes, half at the best plan or another that is close to it, with some
-layers moved at random; so does one whose random setting is known or refused. Rounds go on as long as one finds more
-than `SETTLED`; what the last round found is kept with the plan. A round shares what is left to spend among its
-restarts, so that it comes to its end.
+A climb sees only cuts near the one it began at. Each restart begins elsewhere: half of them at a random setting, where
+layers move and then one dimension at a time changes, half at the best plan or another close to it, with some layers
+moved at random; so does a restart whose random setting is known or refused. Rounds go on as long as one gains more than
+`SETTLED`; the plan keeps the gain of the last round, which says how hard the plan is to beat. A round divides the rest
+of the budget among its restarts, so that it comes to its end.
 """
 
 import random
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from rpbench.ir.partition import Partition
-from rpbench.plan.contest.plans import Budget, Restarted, Tried
-from rpbench.plan.contest.shifted_cuts import shifted
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.plan.contest.plans import Budget, Restarted, Tried, beats
 from rpbench.plan.contest.space import Setting, Space
+
+MOST_FAR = 250  # layers that go to stages far away, in a row without a better cut
+
+
+def climbed(
+    begun: Tried,
+    recut: Callable[[Tried, Partition], Tried | None],
+    is_spent: Callable[[], bool],
+    *,
+    far: bool = False,
+) -> Tried:
+    """The plan that single moves of a layer no longer improve.
+
+    Args:
+        recut: the plan with another cut; None: not worth a look.
+        is_spent: whether no more may be tried.
+        far: to stages far away, in an order by chance, until many in a row did not help; or to neighbours, one stage
+            after the other.
+    """
+    best, place, quiet = begun, 0, 0
+    moves = _shuffled(best.cut, far)
+    while not is_spent() and quiet < (min(len(moves), MOST_FAR) if far else len(moves)):
+        moved = recut(best, moves[place % len(moves)])
+        if moved is not None and beats(moved, best):
+            best, quiet = moved, 0
+            moves = _shuffled(best.cut, far)
+        else:
+            place, quiet = place + 1, quiet + 1
+    return best
+
+
+def _shuffled(cut: Partition, far: bool) -> list[Partition]:
+    found = list(shifted(cut, far=far))
+    if far:
+        random.Random(0).shuffle(found)
+    return found
+
+
+def shifted(cut: Partition, *, far: bool = False) -> Iterator[Partition]:
+    """The cuts in which one layer went to a neighbouring stage; where directions are cut apart, in one of them.
+
+    Args:
+        far: to any stage that is no neighbour instead. Devices that hold several stages are seldom neighbours there.
+    """
+    if not cut.fused:
+        yield from (symmetric(moved) for moved in _moved(cut.forward, 0, far))
+        return
+    yield from (Partition(moved, cut.backward, fused=True) for moved in _moved(cut.forward, 1, far))
+    *below, top = cut.backward
+    yield from (Partition(cut.forward, (*moved, top), fused=True) for moved in _moved(tuple(below), 1, far))
+
+
+def _moved(layers: tuple[int, ...], least: int, far: bool) -> Iterator[tuple[int, ...]]:
+    for giver in range(len(layers)):
+        for taker in range(len(layers)) if far else (giver - 1, giver + 1):
+            is_near = abs(giver - taker) < 2
+            if 0 <= taker < len(layers) and layers[giver] > least and is_near is not far:
+                moved = list(layers)
+                moved[giver] -= 1
+                moved[taker] += 1
+                yield tuple(moved)
+
 
 # Rounds, a round's restarts for each in the budget, and the gain that ends them.
 ROUNDS, SETTLED = 2, 0.005

@@ -1,13 +1,11 @@
 """Search: the best plan of a contender, over every dimension of its space, within a budget.
 
-From the usual setting on, one dimension at a time: every other value is tried, the best one taken, and so on until no
-single change helps. A setting is sketched first (`rpbench.plan.contest.sketch`). What is worth it is timed with all
-that moves, a few steps of it; layers then move between stages one by one, and where another setting is better with the
-cut that was found, the search goes on from there. So it does from close settings with other numbers of stages. The
-finalists run as many steps as the terms say. The same budget of timelines is given to everybody, and what was spent is
-kept with the plan.
-
-A search may also end when time is over; its plan says whether it came to its end. It then begins with recomputation.
+The search begins at the usual setting and changes one dimension at a time: it tries every other value and takes the
+best, until no single change helps. Each setting is sketched first (`rpbench.plan.contest.sketch`); a promising one is
+timed with all its transfers over a few steps. Layers then move between stages one by one, and where another setting is
+better with the cut that was found, the search goes on from there. Close settings with other numbers of stages are
+searched in the same way. The finalists run as many steps as the terms say. Every contender gets the same budget of
+timelines, and its plan says what was spent. With a time limit, the search begins with recomputation and may be cut off.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +18,9 @@ from rpbench.ir.partition import Partition
 from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import Contender
-from rpbench.plan.contest.frame import Frame, Outcome
-from rpbench.plan.contest.frames import FRAME, Frames
-from rpbench.plan.contest.plans import NONE, TOLERANCE, Budget, Tried, Tuned, beats, cut_of, leaders, outcome_of, rank
-from rpbench.plan.contest.restarts import restart
-from rpbench.plan.contest.shifted_cuts import climbed
+from rpbench.plan.contest.frame import FRAME, Frame, Frames
+from rpbench.plan.contest.plans import NONE, TOLERANCE, Budget, Outcome, Tried, Tuned, beats, leaders, rank
+from rpbench.plan.contest.restarts import climbed, restart
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import OPTION, Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
@@ -118,7 +114,7 @@ class Search:
             for changed in [each for dimension, each in self._changes(self._began) if dimension == "recompute"]:
                 if not self.time_is_over() and beats(self._look_at(changed), self.tried[self._began]):
                     self._began = changed
-        return outcome_of(self.tried[self._began])
+        return self.tried[self._began].timed
 
     def _fitting(self, setting: Setting) -> Setting:
         """The setting, or where it does not fit one near it that does, or that lacks least.
@@ -126,12 +122,12 @@ class Search:
         Smaller microbatches first, then what else may be chosen, until no single change lacks less.
         """
         best, improved = setting, not self.cannot_fit()
-        while improved and not self.time_is_over() and not outcome_of(self.tried[best]).fits:
+        while improved and not self.time_is_over() and not self.tried[best].timed.fits:
             improved = False
             for changed in self._lighter(best):
                 if not self.time_is_over() and beats(self._look_at(changed), self.tried[best]):
                     best, improved = changed, True
-                    if outcome_of(self.tried[best]).fits:
+                    if self.tried[best].timed.fits:
                         break
         return best
 
@@ -154,7 +150,7 @@ class Search:
     def cannot_fit(self) -> bool:
         """Whether nothing fits, and a bound says that nothing can."""
         limit = self.terms.limits.device_memory_bytes
-        return limit is not None and not outcome_of(self.best()).fits and self.least_bytes > limit
+        return limit is not None and not self.best().timed.fits and self.least_bytes > limit
 
     def finish(self, to_beat: float | None = None, *, everywhere: bool = True, recuts: bool = True) -> Tried:
         """From the best plan so far to the best one, or as far as there is time; it may be asked again.
@@ -192,19 +188,19 @@ class Search:
 
     def best(self) -> Tried:
         """The best so far."""
-        return max(self._found(), key=lambda each: rank(outcome_of(each)))
+        return max(self._found(), key=lambda each: each.score)
 
     def best_pace(self) -> float:
         """Tokens per second of the best so far; 0 where nothing fits."""
-        return max(0.0, rank(outcome_of(self.best())))
+        return max(0.0, self.best().score)
 
     def close(self) -> list[Tried]:
         """What is not far behind the best so far, or lacks little and is not ruled out by a bound."""
         near, best = (each for each in self._found() if self._is_near(each, WORTH)), self.best_pace()
-        return [each for each in near if outcome_of(each).fits or self.bounds.pace(each.setting) > best]
+        return [each for each in near if each.timed.fits or self.bounds.pace(each.setting) > best]
 
     def _is_near(self, tried: Tried, behind: float) -> bool:
-        outcome = outcome_of(tried)
+        outcome = tried.timed
         return outcome.tokens_per_s >= self.best_pace() * (1 - behind) and outcome.misfit <= 1 + LACKS
 
     def begin_at(self, setting: Setting, work: int) -> None:
@@ -234,17 +230,17 @@ class Search:
         """Forget all frames but that of the best plan so far."""
         best = self._final or self.best()
         num_steps = self._num_steps(best.setting, all_steps=self.has_ended)
-        self.frames.keep_only(best.setting, cut_of(best), num_steps)
+        self.frames.keep_only(best.setting, best.cut, num_steps)
 
     def plan(self) -> Tuned:
         """The best plan so far, with what was spent on it."""
         best = self._final or self.best()
-        fits = outcome_of(best).fits
+        fits = best.timed.fits
         return Tuned(
             self.contender,
             best.setting,
-            cut_of(best),
-            outcome_of(best),
+            best.cut,
+            best.timed,
             tuple(self.tried.values()),
             self.budget,
             self.work,
@@ -340,7 +336,7 @@ class Search:
             return False
         # What does not fit, a sketch has seen; but where an order is made for given times, one that recomputes
         # nothing may hold less than one that could, and need not recompute either.
-        return changed.value("recompute") != "none" or len(outcome.keeps) == len(cut_of(self.tried[current]).backward)
+        return changed.value("recompute") != "none" or len(outcome.keeps) == len(self.tried[current].cut.backward)
 
     def _look_at(self, setting: Setting) -> Tried:
         """The best of a setting's cuts, timed; or why there is none."""
@@ -353,7 +349,7 @@ class Search:
             try:
                 self.tried[setting] = self._best_of(setting, self.sketcher.of(setting).cuts)
                 self._make_room(setting)
-                if self.time_is_over() and not outcome_of(self.tried[setting]).fits:
+                if self.time_is_over() and not self.tried[setting].timed.fits:
                     self._cut_short.add(setting)
             except ValueError as error:
                 self.tried[setting] = Tried(setting, remark=f"refused: {error}")
@@ -361,7 +357,7 @@ class Search:
 
     def _is_tried(self, setting: Setting) -> bool:
         """Whether a setting was looked at; where time cut that short and it does not fit, once there is none."""
-        again = setting in self._cut_short and not self.time_is_over() and not outcome_of(self.tried[setting]).fits
+        again = setting in self._cut_short and not self.time_is_over() and not self.tried[setting].timed.fits
         return setting in self.tried and not again
 
     def _is_covered(self, setting: Setting) -> bool:
@@ -380,18 +376,18 @@ class Search:
 
     def _best_of(self, setting: Setting, cuts: Sequence[Partition]) -> Tried:
         timed = [self._timed(setting, cut) for place, cut in enumerate(cuts) if not (place and self.time_is_over())]
-        return max(timed, key=lambda each: rank(outcome_of(each)))
+        return max(timed, key=lambda each: each.score)
 
     def _make_room(self, setting: Setting) -> None:
         """Where the best cut does not fit, plain ones, and then others with layers off the full devices.
 
         An order that is made for given times is another one for every cut, and may need more than one attempt.
         """
-        cut, seen = cut_of(self.tried[setting]), set[Partition]()
-        if not outcome_of(self.tried[setting]).fits and self._frame(setting).serves_any_cut and not self.time_is_over():
+        cut, seen = self.tried[setting].cut, set[Partition]()
+        if not self.tried[setting].timed.fits and self._frame(setting).serves_any_cut and not self.time_is_over():
             plain = self._best_of(setting, self.sketcher.plain_cuts(setting, cut))
             self.tried[setting] = plain if beats(plain, self.tried[setting]) else self.tried[setting]
-        while not outcome_of(self.tried[setting]).fits and len(seen) < ATTEMPTS:
+        while not self.tried[setting].timed.fits and len(seen) < ATTEMPTS:
             seen.add(cut)
             frame = self._frame(setting, cut)
             is_cheap = frame.serves_any_cut  # a small part of the frame's time: then though time is over
@@ -414,7 +410,7 @@ class Search:
 
     def _frame(self, setting: Setting, cut: Partition | None = None) -> Frame:
         """Of few steps and a cut; None: of the one that was found."""
-        return self.frames.of(setting, cut or cut_of(self.tried[setting]), self._num_steps(setting))
+        return self.frames.of(setting, cut or self.tried[setting].cut, self._num_steps(setting))
 
     def _num_steps(self, setting: Setting, *, all_steps: bool = False) -> int:
         asked = self.terms.num_steps
@@ -448,12 +444,12 @@ class Search:
         if not entry.needs_costs or entry.separate_cuts:
             return True
         self.num_timed += 1
-        known = self._frame(setting, cut_of(current))
+        known = self._frame(setting, current.cut)
         return beats(current._replace(outcome=known.outcome(cut, setting.recompute)), current)
 
     def _better_with_its_cut(self, setting: Setting) -> Setting | None:
         """A setting near by that beats this one once it has the same cut; those without a frame are not looked at."""
-        cut = cut_of(self.tried[setting])
+        cut = self.tried[setting].cut
         for _, near in self.space.changes(setting):
             known = self.tried.get(near, Tried(near))
             if known.partition == cut or self.is_spent():
@@ -473,10 +469,10 @@ class Search:
     def _runner_up(self, seen: Sequence[Setting]) -> Setting | None:
         """The best setting with another number of stages, whose layers have not been moved yet, if it is close."""
         counts = {each.chunks_per_device for each in seen}
-        worth = max(rank(outcome_of(self.tried[each])) for each in seen) * (1 - WORTH)
+        worth = max(self.tried[each].score for each in seen) * (1 - WORTH)
         others = (each for each in self._found() if each.setting.chunks_per_device not in counts)
-        best = max(others, key=lambda each: rank(outcome_of(each)), default=None)
-        return None if best is None or rank(outcome_of(best)) <= worth or self.is_spent() else best.setting
+        best = max(others, key=lambda each: each.score, default=None)
+        return None if best is None or best.score <= worth or self.is_spent() else best.setting
 
     def _further(self) -> Setting | None:
         """Down from a setting that beats the best, of those that no single change led to and no bound rules out."""
@@ -495,10 +491,10 @@ class Search:
         again = [each for each in map(self._with_all_steps, finalists) if each.outcome is not None]
         if not again:
             raise ValueError(f"{self.contender.name}: no setting takes {self.terms.num_steps} steps; ask for fewer")
-        return max(again, key=lambda each: rank(outcome_of(each)))
+        return max(again, key=lambda each: each.score)
 
     def _with_all_steps(self, each: Tried) -> Tried:
         try:
-            return self._timed(each.setting, cut_of(each), all_steps=True)
+            return self._timed(each.setting, each.cut, all_steps=True)
         except ValueError as error:  # an order that follows from times may be another one in more steps
             return Tried(each.setting, remark=f"refused: {error}")

@@ -16,7 +16,7 @@ from rpbench.plan.contest.frame import posed
 from rpbench.plan.contest.space import Setting, Space
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import Counts, plain_partitions, promising_counts
-from rpbench.plan.greedy import plan_greedy
+from rpbench.plan.even_and_greedy import plan_greedy
 from rpbench.plan.problem import Problem
 
 # Cuts of a setting worth timing.

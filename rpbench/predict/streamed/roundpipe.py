@@ -19,7 +19,7 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition
 from rpbench.mesh.layers.layer_times import setting_of, times_of
-from rpbench.plan.greedy import MEMORY_SHARE, plan_released
+from rpbench.plan.even_and_greedy import MEMORY_SHARE, plan_released
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.streamed.jobs import Jobs
 from rpbench.predict.streamed.traffic import Run, devices_per_complex, timed

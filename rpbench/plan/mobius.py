@@ -1,7 +1,6 @@
 """Mobius's partition: the cut whose modelled step is shortest, for stages that stream through the devices in rotation.
 
-    rotation            the modelled step of a cut
-    rotation_links      what devices get of links that they share
+    rotation            the modelled step of a cut, with the rates of shared links
     rotation_program    the search for the best cut, which proves it
 
 Source: Feng et al., "Mobius: Fine Tuning Large-Scale Models on Commodity GPU Servers", ASPLOS'23, from descriptions of
@@ -16,10 +15,9 @@ from rpbench.ir.action import Action, Kind
 from rpbench.ir.checks.residency import prefetch_depth
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.plan.of_mobius.rotation import Rotation
-from rpbench.plan.of_mobius.rotation_links import share_links
-from rpbench.plan.of_mobius.rotation_program import Program, solve
 from rpbench.plan.problem import Problem
+from rpbench.plan.rotation import Rotation, share_links
+from rpbench.plan.rotation_program import Program, solve
 
 
 class Posed(NamedTuple):

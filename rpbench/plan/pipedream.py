@@ -21,20 +21,87 @@ are not counted (`Rules.count_p2p`), although the paper has them in the maximum.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rpbench.cost.layer_graph import Layer, chain
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.plan.even import num_bound_stages
-from rpbench.plan.greedy import head_total, layer_totals
-from rpbench.plan.of_pipedream.cuts import Cuts, cuts_of
-from rpbench.plan.of_pipedream.machines import Network, Rules, all_reduce_s
+from rpbench.plan.even_and_greedy import head_total, layer_totals, num_bound_stages
+from rpbench.plan.graph_cuts import Cuts, cuts_of
 from rpbench.plan.problem import Problem
 
-# About 70 bytes each.
-MOST_CELLS = 4e7
+MOST_MACHINES = 256  # in a level: time grows with their square, to a minute for 200 layers
+MOST_CELLS = 4e7  # of the tables, about 70 bytes each
+
+# --- machines and rules ---
+
+
+@dataclass(frozen=True)
+class Network:
+    """Machines in levels, the innermost first, e.g. (4, 4): hosts of 4 devices, 4 hosts.
+
+    Args:
+        machines_per_level: of each group of the level.
+        bandwidth_bytes_per_s: of each machine's link in each level.
+
+    Raises:
+        ValueError: if a number is not positive, a level too large, or the two have different lengths.
+    """
+
+    machines_per_level: tuple[int, ...]
+    bandwidth_bytes_per_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        machines, links = self.machines_per_level, self.bandwidth_bytes_per_s
+        if not machines or any(count < 1 for count in machines):
+            raise ValueError(f"machines_per_level={list(machines)}: every level has at least 1 machine")
+        if max(machines) > MOST_MACHINES:
+            raise ValueError(
+                f"{max(machines)} machines in one level: every share of at most {MOST_MACHINES} is tried; "
+                "give machines_per_level, such as machines_per_level=[8,64] for 512"
+            )
+        if len(machines) != len(links):
+            raise ValueError(
+                f"machines_per_level has {len(machines)} levels, bandwidth_bytes_per_s has {len(links)}: "
+                "give one bandwidth for each level, the innermost first"
+            )
+        if not all(math.isfinite(link) and link > 0 for link in links):
+            raise ValueError(f"bandwidth_bytes_per_s={list(links)}: every bandwidth is finite and above 0")
+
+    @property
+    def num_machines(self) -> int:
+        return math.prod(self.machines_per_level)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What counts and what is allowed.
+
+    Args:
+        count_p2p: transfers between stages enter the maximum.
+        straight: no stage is replicated.
+        use_fewer_machines: machines may stay idle where that is faster.
+        memory_bytes: of a machine. A stage needs its activations and parameters once for every minibatch that is
+            under way in it: (machines from the stage on) / (its own), rounded up, within its level. None: no limit.
+    """
+
+    count_p2p: bool = False
+    straight: bool = False
+    use_fewer_machines: bool = False
+    memory_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes is not None and not self.memory_bytes > 0:
+            raise ValueError(f"memory_bytes={self.memory_bytes:g}: a machine has some; leave it out for no limit")
+
+
+def all_reduce_s(parameter_bytes: Any, num: int, bandwidth: float) -> Any:
+    """Seconds in which `num` machines add up the gradients of some parameters; floats or arrays of them."""
+    return 4 * (num - 1) * parameter_bytes / (bandwidth * num)
+
+
+# --- the partitioner ---
 
 
 class Level:
@@ -224,3 +291,85 @@ def plan_straight(problem: Problem) -> Partition:
     assert pipeline is not None  # there are enough layers
     num_layers = problem.num_layers
     return symmetric(tuple(min(stage.last, num_layers) - min(stage.first, num_layers) for stage in pipeline.stages))
+
+
+# --- what the cost model says of a pipeline, beside one machine and beside data parallelism ---
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that all machines together send for one minibatch.
+
+    Args:
+        boundary: outputs of stages forward, and their gradients back.
+        all_reduce: gradients of replicated stages: 2 (k-1)/k of the parameters, k being the replicas.
+        data_parallel: the same, with the whole model on every machine of the network.
+        narrowest: one boundary at the cut of the smallest output, with nothing replicated: no two stages send less.
+    """
+
+    boundary: float
+    all_reduce: float
+    data_parallel: float
+    narrowest: float
+
+    @property
+    def saved(self) -> float | None:
+        """Share of the bytes of data parallelism that the pipeline does not send; None if that sends nothing."""
+        return 1 - (self.boundary + self.all_reduce) / self.data_parallel if self.data_parallel else None
+
+    @property
+    def saved_at_boundaries(self) -> float | None:
+        """`saved` with the stages' outputs alone, as for a pipeline that is not replicated."""
+        return 1 - self.boundary / self.data_parallel if self.data_parallel else None
+
+    @property
+    def saved_at_most(self) -> float | None:
+        """`saved` by the pipeline that sends least of all, however slow: what "up to" can mean for this model."""
+        return 1 - self.narrowest / self.data_parallel if self.data_parallel else None
+
+
+def data_parallel_time_s(cuts: Cuts, network: Network) -> float:
+    """Seconds a minibatch takes with all layers on all machines, gradients added up level by level."""
+    time_s, below = one_machine_time_s(cuts), 1
+    parameters = float(cuts.parameter_bytes[0, cuts.last])
+    for num, bandwidth in zip(network.machines_per_level, network.bandwidth_bytes_per_s, strict=True):
+        time_s = (time_s + all_reduce_s(parameters, num, bandwidth) / below) / num
+        below *= num
+    return time_s
+
+
+def one_machine_time_s(cuts: Cuts) -> float:
+    """Seconds of all layers."""
+    return float(cuts.time_s[0, cuts.last])
+
+
+def traffic(cuts: Cuts, network: Network, pipeline: Pipeline) -> Traffic:
+    """What a pipeline sends, and what data parallelism would."""
+    shares = [
+        (stage.replicas - 1) / stage.replicas * float(cuts.parameter_bytes[stage.first, stage.last])
+        for stage in pipeline.stages
+    ]
+    everywhere = 2 * (network.num_machines - 1) / network.num_machines * float(cuts.parameter_bytes[0, cuts.last])
+    return Traffic(
+        2 * sum(float(cuts.output_bytes[stage.last]) for stage in pipeline.stages[:-1]),
+        2 * sum(shares),
+        everywhere,
+        min(everywhere, 2 * float(cuts.output_bytes[1 : cuts.last].min(initial=everywhere))),
+    )
+
+
+def weight_versions(pipeline: Pipeline) -> list[int]:
+    """Minibatches that are under way in each stage, and so the versions of its weights that are kept.
+
+    Machines from the stage on over its own, rounded up; for the first stage the paper's NOAM (section 3.2).
+    """
+    replicas = [stage.replicas for stage in pipeline.stages]
+    return [math.ceil(sum(replicas[stage:]) / replicas[stage]) for stage in range(len(replicas))]
+
+
+def stage_bytes(cuts: Cuts, pipeline: Pipeline) -> list[float]:
+    """Bytes on a machine of each stage: activations and parameters, once for every minibatch under way."""
+    return [
+        versions * float((cuts.activation_bytes + cuts.parameter_bytes)[stage.first, stage.last])
+        for versions, stage in zip(weight_versions(pipeline), pipeline.stages, strict=True)
+    ]

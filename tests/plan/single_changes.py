@@ -1,19 +1,17 @@
-"""Changes: what any single change of a plan would bring, so that nothing is left on the table."""
+"""The outcome of every single change of a plan: a search that has ended leaves none that is faster."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
-from rpbench.plan.contest.frame import Outcome
-from rpbench.plan.contest.frames import Frames
-from rpbench.plan.contest.plans import Tuned
-from rpbench.plan.contest.shifted_cuts import shifted
+from rpbench.plan.contest.frame import Frames
+from rpbench.plan.contest.plans import Outcome, Tuned
+from rpbench.plan.contest.restarts import shifted
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.space import Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
 
-# So many times the work of the plan's own search goes into the cuts of its changes.
+# The cuts of a change are searched with this multiple of the work of the plan's own sketches.
 HARDER = 4
 
 
@@ -47,9 +45,10 @@ def improvements(
 
 
 def every_change(plan: Tuned, terms: Terms, *, space: Space | None = None, cuts: bool = True) -> Iterator[Change]:
-    """What every single change of a plan brings, with all steps; what the schedule refuses is left out."""
-    frames, sketcher = Frames(plan.contender, terms), Sketcher(plan.contender, terms, HARDER * plan.budget.climb_work)
+    """The outcome of every single change of a plan, with all steps; what the schedule refuses is left out."""
+    sketcher = Sketcher(plan.contender, terms, HARDER * plan.budget.climb_work)
     for dimension, setting in (space or space_of(plan.contender, terms)).changes(plan.setting):
+        frames = Frames(plan.contender, terms)  # new ones: together those of one large case took 22 GB
         try:
             outcomes = [
                 (cut, frames.of(setting, cut, plan.num_steps).outcome(cut, setting.recompute))
@@ -57,30 +56,17 @@ def every_change(plan: Tuned, terms: Terms, *, space: Space | None = None, cuts:
             ]
         except ValueError:
             continue
-        frames.keep_only_of(plan.setting)  # those of many settings take tens of gigabytes
         cut, outcome = max(outcomes, key=lambda pair: (pair[1].fits, pair[1].tokens_per_s))
         yield Change(dimension, setting, cut, outcome, _gain(plan, outcome))
+    frames = Frames(plan.contender, terms)
     for cut in shifted(plan.partition) if cuts else ():
         try:
-            outcome = frames.of(plan.setting, cut, plan.num_steps).outcome(cut, plan.setting.recompute)
+            frame = frames.of(plan.setting, cut, plan.num_steps)
+            outcome = frame.outcome(cut, plan.setting.recompute)
         except ValueError:  # the order follows from times, and that of this cut does not take the setting
             continue
-        frames.keep_only_of(plan.setting)
+        frames = frames if frame.serves_any_cut else Frames(plan.contender, terms)
         yield Change("partition", plan.setting, cut, outcome, _gain(plan, outcome))
-
-
-def polished(plan: Tuned, terms: Terms, *, space: Space | None = None, rounds: int = 4) -> Tuned:
-    """The plan after the best single change, again and again until none brings more than a tenth of a percent.
-
-    A search skips what its sketches say is slow; this does not, and takes as many timelines as there are changes.
-    """
-    for _ in range(rounds):
-        found = improvements(plan, terms, above=0.001, space=space)
-        if not found:
-            return plan
-        best = found[0]
-        plan = replace(plan, setting=best.setting, partition=best.partition, outcome=best.outcome)
-    return plan
 
 
 def _cuts(plan: Tuned, setting: Setting, sketcher: Sketcher) -> tuple[Partition, ...]:

@@ -1,1 +1,0 @@
-"""Mobius's partitioner: stages that stream through the devices in rotation."""

@@ -1,1 +1,0 @@
-"""PipeDream's partitioner: stages and their replicas on levels of machines."""
