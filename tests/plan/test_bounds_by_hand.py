@@ -150,6 +150,10 @@ def test_as_few_stages_run_again_as_there_is_room_for():
         assert found == (inf if best == inf else pytest.approx(best, rel=1e-5))
 
 
+def test_stages_that_stream_need_not_hold_anything():
+    assert bounds("roundpipe", limit=100, recompute=("all",))[0].least_bytes(0) == 0
+
+
 def test_the_fullest_moments_are_those_with_most_of_all_and_of_each_stage():
     table = np.array([[1, 1, 1], [2, 0, 0], [0, 3, 0], [0, 0, 0]])
     assert [row.tolist() for row in _fullest(table)] == [[1, 1, 1], [2, 0, 0], [0, 3, 0]]
