@@ -10,7 +10,7 @@ from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.plan.of_mobius.rotation import Links, Rotation
 from rpbench.plan.of_mobius.rotation_links import share_links
-from rpbench.plan.of_mobius.rotation_program import _descend, _moves, solve
+from rpbench.plan.of_mobius.rotation_program import _descend, _moves, _plain, solve
 
 LAYERS = 9
 
@@ -160,6 +160,13 @@ def test_a_descent_ends_where_no_single_layer_helps():
             assert sorted(a - b for a, b in zip(row, counts, strict=True)) == [-1, 0, 0, 0, 1]
             assert reference(rotation, row) >= step * (1 - 1e-9)
         assert solve(rotation, (5,)).step <= step * (1 + 1e-9)
+
+
+def test_a_descent_starts_from_even_cuts_and_from_the_head_alone():
+    assert _plain(6, 3) == [(2, 2, 2), (3, 3, 0)]
+    assert _plain(6, 7) == [(*(1,) * 6, 0)]
+    assert _plain(6, 1) == [(6,)]
+    assert _plain(6, 8) == []
 
 
 def test_too_few_layers_have_no_cut():

@@ -1,0 +1,255 @@
+"""What a cut of a small pipeline takes and holds, and what a sketch and single changes say of it, by hand."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from contest_terms import small
+
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
+from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.table import LayerTimes
+from rpbench.cost.transfers import OptimizerTraffic
+from rpbench.ir.partition import symmetric
+from rpbench.plan.contest.changes import every_change, improvements, polished
+from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.frames import Frames
+from rpbench.plan.contest.plans import Budget, Tuned
+from rpbench.plan.contest.sketch import Sketcher
+from rpbench.plan.contest.space import space_of
+from rpbench.plan.contest.terms import Limits
+
+F, R, B, LAYERS, M = 1.0, 1.0, 2.5, 6, 8
+NOTHING = LayerSize(0, 0, 0)
+EVEN = symmetric((3, 3))
+
+
+def terms(limit=None, *, each=lambda size: size, sizes=None, head=0.0, **changes):
+    """Six equal layers on two devices that share nothing, eight sequences a step; a layer takes 1, 1 and 2.5 s of each.
+
+    Args:
+        each: how many times as long a microbatch of so many sequences takes.
+    """
+
+    def timed(size):
+        return LayerTimes(*([part * each(size)] * LAYERS for part in (F, R, B)), head * each(size), head * each(size))
+
+    def sized(size):
+        layer = LayerSize(10, 10, 60, activations=round(100 * size))
+        return sizes or ModelBytes((layer,) * LAYERS, NOTHING, NOTHING, 0, 0, 0)
+
+    given = {
+        "timed": timed,
+        "sized": sized,
+        "optimizer": OptimizerTraffic(0, 1, inf),
+        "cluster": Machine("free", 2),
+        "limits": Limits(limit),
+    }
+    return replace(small(sequences_per_step=M, microbatches=(1,)), **given, **changes)
+
+
+def setting_of(case, name="1f1b", **changes):
+    found = space_of(contender(name), case).first
+    for dimension, value in changes.items():
+        found = found.changed(dimension, value)
+    return found
+
+
+def outcome(case, cut=EVEN, recompute="none", name="1f1b"):
+    frames, at = Frames(contender(name), case), setting_of(case, name, recompute=recompute)
+    return frames.of(at, cut, 3).outcome(cut, recompute)
+
+
+@pytest.mark.parametrize("recompute, layer", [("none", F + B), ("all", F + R + B)])
+def test_an_even_pipeline_takes_m_plus_p_minus_1_stages(recompute, layer):
+    found = outcome(terms(), recompute=recompute)
+    assert found.step_time_s == pytest.approx((M + 1) * 3 * layer)
+    assert found.tokens_per_s == pytest.approx(M * 1024 / found.step_time_s)
+    assert found.fits
+    one_left = outcome(terms(), symmetric((1, 5)), recompute)  # the larger stage is busy, the other one fills it
+    assert one_left.step_time_s == pytest.approx((M * 5 + 1) * layer)
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 5])
+def test_steps_that_do_not_overlap_take_the_same_however_many_there_are(num_steps):
+    case = terms()
+    frame = Frames(contender("1f1b"), case).of(setting_of(case, recompute="none"), EVEN, num_steps)
+    assert frame.outcome(EVEN, "none").step_time_s == pytest.approx((M + 1) * 3 * (F + B))
+
+
+def test_the_last_stage_alone_may_keep_its_activations():
+    """The first one runs all again, and waits for the last one's F and B before its first B, two forwards ahead."""
+    found = outcome(terms(), recompute="except_last")
+    assert found.keeps == (1,)
+    first, waits = 3 * (F + R + B), 3 * (F + B) - 3 * F
+    assert found.step_time_s == pytest.approx(M * first + waits)
+
+
+def test_a_cut_fits_into_the_bytes_of_its_fullest_device():
+    """80 bytes of a layer's states; of its activations two microbatches on the first device, one on the last."""
+    assert outcome(terms()).peak_bytes == 3 * 80 + 2 * 3 * 100
+    assert outcome(terms(), recompute="all").peak_bytes == 3 * 80 + 3 * 100
+    assert outcome(terms(), symmetric((1, 5))).peak_bytes == 5 * 80 + 5 * 100
+    assert outcome(terms(840)).misfit == 1
+    lacking = outcome(terms(420))
+    assert lacking.misfit == pytest.approx(2)
+    assert not lacking.fits
+    assert outcome(replace(terms(), limits=Limits(None, 1))).fits  # nothing is on the host
+
+
+@pytest.mark.parametrize("limit, keeps", [(840, (0, 1)), (839, (1,)), (540, (1,)), (539, ())])
+def test_as_few_stages_run_again_as_fit_the_last_first(limit, keeps):
+    found = outcome(terms(limit), recompute="fitting")
+    assert found.keeps == keeps
+    assert found.fits == (limit >= 540)
+
+
+def test_memory_says_what_the_fullest_device_holds():
+    case = terms()
+    frame = Frames(contender("1f1b"), case).of(setting_of(case), EVEN, 3)
+    assert frame.memory(EVEN, (0, 1)) == {"weights": 30, "gradients": 30, "optimizer state": 180, "activations": 600}
+    assert frame.memory(EVEN, ()) == {
+        "weights": 30, "gradients": 30, "optimizer state": 180, "recomputed activations": 300
+    }  # fmt: skip
+    assert frame.least_bytes == 3 * 80
+
+
+def test_full_devices_give_layers_away_until_they_lack_nothing():
+    """Where all is made again a device of n layers holds 180 n bytes."""
+    case = terms(3 * 180)
+    frame = Frames(contender("1f1b"), case).of(setting_of(case), EVEN, 3)
+    assert frame.emptier(symmetric((1, 5)), "all") == EVEN
+    assert frame.emptier(symmetric((6, 0)), "all") == EVEN
+    assert frame.emptier(EVEN, "all") == EVEN
+    roomy = Frames(contender("1f1b"), terms(10**6)).of(setting_of(case), EVEN, 3)
+    assert roomy.emptier(symmetric((1, 5)), "all") == symmetric((1, 5))
+    free = Frames(contender("1f1b"), terms()).of(setting_of(case), EVEN, 3)
+    assert free.emptier(symmetric((1, 5)), "all") == symmetric((1, 5))
+
+
+def test_frames_are_made_once_for_all_cuts_into_as_many_stages():
+    case, who = terms(), contender("interleaved_1f1b")
+    frames, at = Frames(who, case), setting_of(case, "interleaved_1f1b", chunks_per_device=2)
+    cuts = [symmetric((2, 1, 2, 1)), symmetric((1, 2, 1, 2))]
+    assert not frames.has(at, cuts[0], 3)
+    made = frames.of(at, cuts[0], 3)
+    assert frames.of(at, cuts[1], 3) is made
+    assert frames.of(at.changed("recompute", "all"), cuts[1], 3) is made  # what runs again is not in the order
+    assert frames.has(at, cuts[1], 3)
+    assert not frames.has(at, cuts[1], 2)
+    assert not frames.has(at, EVEN, 3)
+    other = frames.of(at.changed("chunks_per_device", 1), EVEN, 3)
+    assert (other is made, frames.num_made) == (False, 2)
+    frames.keep_only(at, cuts[0], 3)
+    assert frames.of(at, cuts[0], 3) is made
+    assert not frames.has(at.changed("chunks_per_device", 1), EVEN, 3)
+    frames.keep_only_of(at.changed("chunks_per_device", 1))
+    assert not frames.has(at, cuts[0], 3)
+
+
+# --- sketches --------------------------------------------------------------------------------------------------
+
+
+def test_a_sketch_has_the_best_cut_and_its_pace():
+    case = terms()
+    found = Sketcher(contender("1f1b"), case, 5_000).of(setting_of(case, recompute="none"))
+    assert found.cuts[0] == EVEN
+    assert found.tokens_per_s == pytest.approx(M * 1024 / ((M + 1) * 3 * (F + B)))
+    assert (found.is_level, found.overlaps, found.moves) == (False, False, False)
+    uneven = terms(head=2.0)  # the head is worth more than a layer: the last stage has one less
+    best = Sketcher(contender("1f1b"), uneven, 5_000).of(setting_of(uneven, recompute="none"))
+    assert best.cuts[0] == symmetric((4, 2))
+    # The first device works M times 14 s. Before its first B it waits 4 + 7 - 4 s, before its last one 4 + 7 - 10.
+    assert best.tokens_per_s == pytest.approx(M * 1024 / (M * 14 + 7 + 1))
+
+
+def test_a_sketch_of_steps_that_overlap_leaves_the_filling_out():
+    """PipeDream's devices are never idle between steps."""
+    case = terms()
+    at = setting_of(case, "pipedream", recompute="all")
+    found = Sketcher(contender("pipedream"), case, 5_000).of(at)
+    assert found.overlaps
+    assert found.tokens_per_s == pytest.approx(M * 1024 / (M * 3 * (F + R + B)), rel=1e-3)
+
+
+def test_all_cuts_of_replicas_compute_alike():
+    """Each of two devices runs all layers of half of the microbatches."""
+    case = terms()
+    for recompute, layer in (("all", F + R + B), ("none", F + B)):
+        found = Sketcher(contender("zero_2"), case, 1_000).of(setting_of(case, "zero_2", recompute=recompute))
+        assert found.is_level
+        assert found.tokens_per_s == pytest.approx(M * 1024 / (M / 2 * 6 * layer))
+
+
+def test_what_fits_nowhere_or_cannot_be_built_has_no_pace():
+    case = terms(100)
+    sketcher = Sketcher(contender("1f1b"), case, 1_000)
+    assert sketcher.pace(setting_of(case, recompute="all")) == 0
+    roomy = Sketcher(contender("1f1b"), terms(), 1_000)
+    assert not roomy.knows(setting_of(case))
+    assert roomy.pace(setting_of(case)) > 0
+    assert roomy.knows(setting_of(case).changed("prefetch", 2))  # what comes ahead is nothing to computation
+    over = Sketcher(contender("1f1b"), terms(), 1_000, is_over=lambda: True)
+    assert over.pace(setting_of(case)) == 0
+
+
+def test_sizes_are_tried_as_long_as_they_get_faster_the_smaller_ones_first():
+    """Of 1, 2, 4 and 8 sequences two are the quickest: those beyond what is slower are not looked at."""
+    slow = {1: 3.0, 2: 2.0, 4: 8.0, 8: 99.0}
+    case = terms(each=slow.__getitem__, microbatches=(1, 2, 4, 8))
+    space = space_of(contender("1f1b"), case)
+    sketcher = Sketcher(contender("1f1b"), case, 5_000)
+    at = setting_of(case, recompute="none", microbatch_sequences=4)
+    assert [each.microbatch_sequences for each in sketcher.by_promise(at, space)] == [2, 1]
+    assert not sketcher.knows(at.changed("microbatch_sequences", 8))
+    assert sketcher.first_size(at, space).microbatch_sequences == 2
+    small_first = at.changed("microbatch_sequences", 2)
+    assert sketcher.first_size(small_first, space) == small_first
+
+
+def test_a_boundary_tensor_goes_over_the_host_where_devices_have_no_link():
+    sizes = ModelBytes((LayerSize(1, 1, 6),) * LAYERS, NOTHING, NOTHING, boundary=40, logits=0, logits_chunk=0)
+    figures = {"host_to_device_bytes_per_s": 8.0, "device_to_host_bytes_per_s": 4.0, "transfer_latency_s": 0.5}
+    plain = replace(terms(sizes=sizes), cluster=Machine("x", 2, **figures))
+    joined = replace(plain, cluster=replace(plain.cluster, intra_bytes_per_s=10.0))
+    for case, streamed, seconds in ((plain, False, 16), (joined, False, 4.5), (joined, True, 16)):
+        assert Sketcher(contender("1f1b"), case, 1)._hop(setting_of(case), streamed=streamed) == pytest.approx(seconds)
+
+
+# --- single changes --------------------------------------------------------------------------------------------
+
+
+def plan_of(case, cut, **changes):
+    at = setting_of(case, **changes)
+    found = Frames(contender("1f1b"), case).of(at, cut, 3).outcome(cut, at.recompute)
+    return Tuned(contender("1f1b"), at, cut, found, (), Budget(60, 10_000), 0, 0, 0, 3)
+
+
+def test_every_change_of_a_plan_is_timed_and_the_best_first():
+    """From (2, 4) with all made again: a layer up helps, and so does what is kept."""
+    case = terms()
+    plan = plan_of(case, symmetric((2, 4)), recompute="all")
+    found = {(change.dimension, change.setting.recompute, change.partition.forward): change.gain
+             for change in every_change(plan, case)}  # fmt: skip
+    before = (M * 4 + 2) * (F + R + B)
+    assert found["partition", "all", (3, 3)] == pytest.approx(before / ((M + 1) * 3 * (F + R + B)) - 1)
+    assert found["partition", "all", (1, 5)] == pytest.approx(before / ((M * 5 + 1) * (F + R + B)) - 1)
+    assert found["recompute", "none", (3, 3)] == pytest.approx(before / ((M + 1) * 3 * (F + B)) - 1)
+    better = improvements(plan, case)
+    gains = [change.gain for change in better]
+    assert gains == sorted(gains, reverse=True)
+    assert min(gains) > 0.01
+    assert better[0].setting.recompute in ("none", "fitting")
+    assert all(change.dimension != "partition" for change in every_change(plan, case, cuts=False))
+    done = polished(plan, case)
+    assert done.partition == EVEN
+    assert done.outcome.step_time_s == pytest.approx((M + 1) * 3 * (F + B))
+    assert polished(done, case) == done
+
+
+def test_a_change_that_does_not_fit_brings_nothing():
+    case = terms(540)
+    plan = plan_of(case, EVEN, recompute="all")
+    gains = {change.setting.recompute: change.gain for change in every_change(plan, case, cuts=False)}
+    assert gains["none"] == -1
+    assert gains["except_last"] > 0
