@@ -150,11 +150,8 @@ def test_a_command_sets_every_key_once_and_none_that_is_as_usual(words, rpbench)
     given = shlex.split(row["command"])[3:]
     keys = [word.lstrip("+").partition("=")[0] for word in given]
     assert len(keys) == len(set(keys))
-    assert [word for word in given if word.startswith("++")] == (
-        ["++model.seq_len=512", "++cluster.devices_per_node=2"]
-        if "devices_per_node=2" in words
-        else ["++model.seq_len=512"]
-    )
+    changed = ["++model.seq_len=512", *(["++cluster.devices_per_node=2"] if "devices_per_node=2" in words else [])]
+    assert [word for word in given if word.startswith("++")] == changed
     status, (record,), _ = rpbench(*given)
     assert (status, record["status"]) == (0, "ok")
     assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)  # of all steps
@@ -340,7 +337,7 @@ def test_two_contenders_lie_beside_each_other_by_causes(capsys):
     answer = advise_on([*TWO_CARDS, "compare=fsdp,1f1b"], people)
     rows = {row["schedule"]: row["tokens_per_s"] for row in answer["ranking"]}
     found = answer["comparison"]
-    assert (found["a"]["label"], found["b"]["label"]) == ("zero_3", "1f1b")
+    assert (found["a"]["label"], found["b"]["label"]) == ("zero_3 (FSDP)", "1f1b")
     assert found["ratio"] == pytest.approx(rows["1f1b"] / rows["zero_3"], rel=1e-3)
     parts = sum(each["log"] for each in found["causes"]) + found["unexplained"]["log"]
     assert parts == pytest.approx(found["log_ratio"])

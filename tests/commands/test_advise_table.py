@@ -104,8 +104,14 @@ def test_meshes_of_one_schedule_have_labels_of_their_own():
 
 @pytest.mark.parametrize(
     "word, keeps, told",
-    [("fitting", [], "all"), ("fitting", [0, 3], "2 of 4"), ("fitting", [0, 1, 2, 3], "none")]
-    + [("except_last", [3], "3 of 4"), ("none", [0, 1, 2, 3], "none"), ("all", [], "all")],
+    [
+        ("fitting", [], "all"),
+        ("fitting", [0, 3], "2 of 4"),
+        ("fitting", [0, 1, 2, 3], "none"),
+        ("except_last", [3], "3 of 4"),
+        ("none", [0, 1, 2, 3], "none"),
+        ("all", [], "all"),
+    ],
 )
 def test_recomputation_is_told_in_stages(word, keeps, told):
     """Of four stages each is kept or runs again."""

@@ -200,7 +200,7 @@ def _timed(row: dict[str, Any], fields: dict[str, Any], model: Architecture, mac
 # Assumed: one standard deviation as of a pipeline's unmodelled terms (conf/cost/analytic.yaml), nine of ten errors.
 REACH = exp(0.2 * NORMAL)
 SHARED = Shared({name: log(REACH) for name in ("hops", "data", "tied")}, log(REACH))
-NUM_SIMULATED = 12
+NUM_SIMULATED = 36
 
 
 def advise_nodes(

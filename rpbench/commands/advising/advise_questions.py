@@ -21,6 +21,7 @@ from rpbench.places import file_of
 from rpbench.plan.contest.contender import contenders, why_not_charged
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
+from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture, model_keys
 
 
@@ -135,6 +136,8 @@ def compared(own: Mapping[str, str]) -> tuple[str, str]:
         raise ConfigError(f"compare={own['compare']}: two schedules with a comma between, as in compare=fsdp,roundpipe")
     if "schedules" in own:
         raise ConfigError(f"schedules={own['schedules']}: compare= names the schedules; leave it out")
+    for name in names:
+        entry(name)  # or it is refused, with the names that there are
     return names[0], names[1]
 
 
