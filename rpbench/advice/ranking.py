@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from rpbench.advice.causes import causes_of
-from rpbench.advice.interval import half_width
+from rpbench.advice.interval import half_width, ratio_reach, shared_errors
 from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.rows import Misfit, Ranked, parameters, plain_misfit, plain_row, runs_in
 from rpbench.advice.side_searches import CHANGING, Side, bare, compile_kernels, dealt
@@ -135,7 +135,18 @@ def advise(
         first = [(number, row) for number, row in ranked if late or not row.staleness_steps]
         levers, turns = _what_would_change([(number, row.plan) for number, row in first[:2]], sides, seconds)
     others = tuple(row for _, row in ranked if not late and row.staleness_steps)
-    return Advice(terms, tuple(row for _, row in first), tuple(misfits), levers, turns, left_out, others)
+    apart = _beside_the_first([row for _, row in first], terms, basis)
+    return Advice(terms, apart, tuple(misfits), levers, turns, left_out, others)
+
+
+def _beside_the_first(rows: Sequence[Ranked], terms: Terms, basis: Basis) -> tuple[Ranked, ...]:
+    """The rows, each with how far the ratio of its pace to that of the first may be off."""
+    if not rows:
+        return ()
+    first = rows[0]
+    shared = shared_errors(terms, terms.tokens(first.plan.setting.microbatch_sequences), basis)
+    others = [replace(row, ratio_reach=ratio_reach(first.why, row.why, shared)) for row in rows[1:]]
+    return (first, *others)
 
 
 # --- searches side by side -----------------------------------------------------------------------------------

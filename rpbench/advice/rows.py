@@ -1,13 +1,14 @@
 """Rows: the plans of an advice as JSON holds them, each with all that it takes to start it."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import rpbench
+from rpbench.advice.interval import Shared, ratio_reach
 from rpbench.cost.footprint.replicas import ssd_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
@@ -63,6 +64,8 @@ SHARES: Mapping[str, tuple[Sharded, ...]] = {
     "FSDP2": ("gradients", "parameters"),
 }
 CUTS_LAYERS = ("torchtitan", "Megatron")
+# Plans without a pipeline by what their replicas share, as one host names them.
+ALONE = {"none": "data_parallel", "optimizer": "zero_1", "gradients": "zero_2", "parameters": "zero_3"}
 RECOMPUTE_WORD = {"full": "all", "none": "none"}  # of meshes, in the words of a run
 # A contender -> the method of our convergence study that updates as it does.
 _STUDIED = {
@@ -88,6 +91,7 @@ class Ranked:
         why: seconds of a step by cause.
         memory: bytes of the fullest device by class.
         filled: the best of the cuts beside it in which every stage holds something; None where it is one itself.
+        ratio_reach: of its pace to that of the first row (`rpbench.advice.interval.ratio_reach`).
     """
 
     plan: Tuned
@@ -97,6 +101,7 @@ class Ranked:
     why: Mapping[str, float]
     memory: Mapping[str, int]
     filled: Tuned | None = None
+    ratio_reach: float = 1.0
 
     @property
     def bubble(self) -> float:
@@ -146,6 +151,7 @@ def plain_row(row: Ranked, terms: Terms) -> dict[str, Any]:
         "staleness_steps": row.staleness_steps,
         "convergence": _convergence(plan.contender.name) if row.staleness_steps else None,
         "why": dict(row.why),
+        "ratio_reach": row.ratio_reach,
         "runs_in": list(runs_in(name)),
         "command": command,
         **_exported(row, command, terms),
@@ -189,13 +195,15 @@ def _worth(model: Architecture, cluster: Machine, num_devices: int, pace: float)
 # --- meshes --------------------------------------------------------------------------------------------------
 
 
-def mesh_row(found: Prediction, reach: float) -> dict[str, Any]:
+def mesh_row(found: Prediction, reach: float, first: Prediction, shared: Shared) -> dict[str, Any]:
     """A mesh that fits, as `plain_row` tells a plan of one host.
 
     A search over meshes times every plan, most by closed forms: how far the best is ahead has no bound (`gap`).
 
     Args:
         reach: the factor above and below its pace that nine of ten errors stay within.
+        first: the fastest.
+        shared: what both may be off alike.
     """
     job, memory = found.job, {name: round(size) for name, size in found.memory.items()}
     pace = found.tokens_per_s_per_device * job.machine.size
@@ -209,7 +217,7 @@ def mesh_row(found: Prediction, reach: float) -> dict[str, Any]:
     if names != (HERE,):
         export = command.replace("rpbench ", "rpbench show ", 1) + f" format={EXPORTS[names[0]]}"
     return {
-        "schedule": job.schedule,
+        "schedule": mesh_name(job),
         "options": mesh_options(job),
         "tokens_per_s": pace,
         "tokens_per_s_low": pace / reach,
@@ -224,6 +232,7 @@ def mesh_row(found: Prediction, reach: float) -> dict[str, Any]:
         "staleness_steps": 0,
         "convergence": None,
         "why": why,
+        "ratio_reach": ratio_reach(first.terms, found.terms, shared),
         "runs_in": list(names),
         "command": command,
         "export": export,
@@ -231,12 +240,22 @@ def mesh_row(found: Prediction, reach: float) -> dict[str, Any]:
     }
 
 
+def leads_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """By how much the first row leads each other one, as a share of that one's pace, and where nine of ten lie."""
+    found = []
+    for row in rows[1:]:
+        ratio, reach = rows[0]["tokens_per_s"] / row["tokens_per_s"], row["ratio_reach"]
+        ends = {"low": ratio / reach - 1, "high": ratio * reach - 1}
+        found.append({"schedule": row["schedule"], "by": ratio - 1, **ends})
+    return found
+
+
 def mesh_misfit(job: Job) -> dict[str, Any]:
     """A mesh that does not fit, as `plain_misfit` tells a contender of one host."""
     _, classes = fullest(job)
     needs = needed_bytes(job, classes)
     return {
-        "schedule": job.schedule,
+        "schedule": mesh_name(job),
         "options": mesh_options(job),
         "least_memory_bytes": 0,
         "peak_memory_bytes": round(sum(classes.values())),
@@ -244,6 +263,14 @@ def mesh_misfit(job: Job) -> dict[str, Any]:
         "host_lacks_bytes": 0,
         "searched_to_the_end": False,
     }
+
+
+def mesh_name(job: Job) -> str:
+    """The schedule of a mesh, or without a pipeline the method, as one host names it."""
+    mesh = job.mesh
+    if mesh.pipeline > 1:
+        return job.schedule
+    return "megatron_tp" if mesh.data == 1 and mesh.tensor > 1 else ALONE[mesh.sharing.what]
 
 
 def mesh_options(job: Job) -> dict[str, Any]:
@@ -261,9 +288,10 @@ def mesh_options(job: Job) -> dict[str, Any]:
 
 def mesh_runs_in(job: Job) -> tuple[str, ...]:
     """Who runs a mesh today, this project aside: its order, what its replicas share, and its shards of a layer."""
-    mesh, alone = job.mesh, {"gradients": "zero_2", "parameters": "zero_3"}
-    name = job.schedule if mesh.pipeline > 1 else alone.get(mesh.sharing.what, "data_parallel")
-    names = [*RUNS_IN.get(name, ()), *(["Megatron"] if name in alone.values() else [])]
+    mesh = job.mesh
+    name = job.schedule if mesh.pipeline > 1 else ALONE[mesh.sharing.what]
+    name = "data_parallel" if name == "zero_1" else name
+    names = [*RUNS_IN.get(name, ()), *(["Megatron"] if name in ("zero_2", "zero_3") else [])]
     inside = mesh.tensor * mesh.context * mesh.expert
     found = [each for each in names if mesh.sharing.what in SHARES[each] and (inside == 1 or each in CUTS_LAYERS)]
     return tuple(found) or (HERE,)
@@ -291,7 +319,7 @@ def command_of_mesh(job: Job) -> str:
         f"schedule={job.schedule}",
         f"model={job.architecture.name}",
         f"cluster={job.machine.name}",
-        f"++model.seq_len={job.seq_len}",
+        *([f"++model.seq_len={job.seq_len}"] if job.seq_len != job.architecture.seq_len else []),
         f"num_devices={mesh.num_devices}",
         f"num_microbatches={job.num_microbatches}",
         *(f"mesh.{name}={getattr(mesh, name)}" for name in (*AXES, "expert") if getattr(mesh, name) > 1),

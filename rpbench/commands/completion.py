@@ -10,7 +10,7 @@ from pathlib import Path
 from rpbench import registry
 from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import SIZES
-from rpbench.commands.advising.advise import OWN
+from rpbench.commands.advising.advise_words import OWN
 from rpbench.config.charging import WORDS
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import GROUPS, RunConfig, options_of

@@ -1,15 +1,20 @@
 """Advice: seconds that add up to the step, the order of the ranking, what turns it, what does not fit."""
 
+import csv
 import json
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
+from math import log, sqrt
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from contest_terms import read, small, terms
 
 from rpbench.advice.causes import CAUSES, causes_at, causes_of
-from rpbench.advice.interval import compute_reach
+from rpbench.advice.interval import OWN, Shared, compute_reach, ratio_reach
 from rpbench.advice.levers import _turning, changes, levers_of, pace_with_twice_the_memory, timed, turns_of
 from rpbench.advice.ranking import QUICK, advise
 from rpbench.advice.rows import command_of
@@ -22,6 +27,7 @@ from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.space import space_of
+from rpbench.predict.prediction import NORMAL
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
@@ -197,3 +203,30 @@ def test_the_command_has_the_plan():
     words = command_of(plan, case)
     assert f'partition="{plan.partition}"' in words
     assert f"schedule.num_segments={dict(plan.setting.options)['num_segments']}" in words
+
+
+def test_what_two_rows_have_in_common_cancels_in_their_ratio():
+    """Rows that spend alike differ by what is their own; on a link of ln 2 that has half of one step alone, by more."""
+    shared = Shared({"transfers": log(2)}, 0.0)
+    alike = {"computation": 3.0, "transfers": 1.0}
+    assert log(ratio_reach(alike, {"computation": 6.0, "transfers": 2.0}, shared)) == pytest.approx(NORMAL * OWN)
+    none = {"computation": 1.0}
+    half = {"computation": 1.0, "transfers": 1.0}
+    apart = log(2) / 2
+    assert log(ratio_reach(none, half, shared)) == pytest.approx(sqrt((NORMAL * OWN) ** 2 + apart**2))
+    assert ratio_reach(none, half, shared) == pytest.approx(ratio_reach(half, none, shared))
+
+
+def test_what_schedules_have_of_their_own_is_measured():
+    """Errors of rows that decided nothing, by pairs of schedules with one model and as many microbatches."""
+    folder = Path(__file__).parents[2] / "analysis"
+    with (folder / "published/measured/zero_bubble_table4.csv").open(newline="") as file:
+        measured = {row["id"]: (row["model"], row["num_microbatches"]) for row in csv.DictReader(file)}
+    errors = defaultdict(list)
+    with (folder / "predictions/clusters_holdout.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["id"] in measured:
+                errors[measured[row["id"]]].append(log(float(row["predicted_s"]) / float(row["step_time_s"])))
+    apart = [one - other for group in errors.values() for one, other in combinations(group, 2)]
+    assert len(apart) == 36
+    assert pytest.approx(sqrt(sum(each * each for each in apart) / len(apart)), abs=5e-4) == OWN

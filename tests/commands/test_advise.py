@@ -13,6 +13,7 @@ from rpbench.advice.model_source import architecture_of, config_path, context_in
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on, plan_meshes
 from rpbench.commands.advising.advise_questions import spelled_model
+from rpbench.commands.advising.advise_table import label
 from rpbench.config.request import load
 from rpbench.places import CONF
 from rpbench.workload.architecture import Architecture, architecture
@@ -104,7 +105,7 @@ def test_who_trains_on_older_weights_has_a_list_of_its_own_or_joins(capsys):
     assert {row["schedule"] for row in joined["ranking"]} == {"1f1b", "pipedream_2bw"}
     assert joined["ranking_late"] == []
     assert all(row["command"].startswith("python -m rpbench") for row in apart["ranking_late"])
-    with pytest.raises(ValueError, match="late=maybe: yes or no"):
+    with pytest.raises(ValueError, match="late=maybe: one of yes, no"):
         advise_on([*words, "gpu=l40s", "num_devices=2", "late=maybe"], io.StringIO())
 
 
@@ -133,6 +134,27 @@ def test_a_command_names_a_model_that_is_shipped_and_what_is_other_about_it():
     sizes = ["++model.training_mode=lora", "++model.lora_rank=8", "++model.lora_targets=[q_proj,v_proj]"]
     assert given[0] == "model=qwen25_7b"
     assert sorted(word for word in given if "model." in word) == sorted([*sizes, "++model.seq_len=2048"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model=llama32_1b", "gpu=l40s", "num_devices=2", "schedules=1f1b", "batch=4", "seq_len=512"),
+        ("model=llama32_1b", "cluster=4x_h100", "schedules=1f1b", "batch=4", "seq_len=512"),
+        ("model=llama32_1b", "gpu=l40s", "num_devices=4", "devices_per_node=2", "batch=8", "seq_len=512"),
+    ],
+)
+def test_a_command_sets_every_key_once_and_none_that_is_as_usual(words, rpbench):
+    answer = advise_on([*words, *(["seconds=1"] if "schedules=1f1b" in words else [])], io.StringIO())
+    row = answer["ranking"][0]
+    given = shlex.split(row["command"])[3:]
+    keys = [word.lstrip("+").partition("=")[0] for word in given]
+    assert len(keys) == len(set(keys))
+    changed = ["++model.seq_len=512", *(["++cluster.devices_per_node=2"] if "devices_per_node=2" in words else [])]
+    assert [word for word in given if word.startswith("++")] == changed
+    status, (record,), _ = rpbench(*given)
+    assert (status, record["status"]) == (0, "ok")
+    assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)  # of all steps
 
 
 @pytest.mark.parametrize("name", ["gpt_oss_20b", "deepseek_v3", "mpt_7b"])
@@ -228,6 +250,17 @@ def test_over_nodes_meshes_are_ranked():
         assert sum(row["why"].values()) == pytest.approx(answer["tokens_per_step"] / row["tokens_per_s"])
 
 
+def test_methods_without_a_pipeline_are_named_alike_on_one_host_and_over_nodes():
+    nodes = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())["ranking"]
+    assert len({label(row) for row in nodes}) == len(nodes)  # each once
+    alone = {row["options"]["shares"]: row["schedule"] for row in nodes if row["options"]["pipeline"] == 1}
+    names = {"none": "data_parallel", "optimizer": "zero_1", "gradients": "zero_2", "parameters": "zero_3"}
+    assert alone
+    assert alone.items() <= names.items()
+    host = advise_on([*SMALL[:-1], "schedules=fsdp,ddp", "gpu=h100", "num_devices=2"], io.StringIO())["ranking"]
+    assert {row["schedule"] for row in host} == {"zero_3", "data_parallel"}
+
+
 def test_rows_of_nodes_and_of_one_host_have_the_same_fields():
     nodes = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
     host = advise_on([*SMALL, "gpu=h100", "num_devices=2"], io.StringIO())
@@ -304,7 +337,7 @@ def test_two_contenders_lie_beside_each_other_by_causes(capsys):
     answer = advise_on([*TWO_CARDS, "compare=fsdp,1f1b"], people)
     rows = {row["schedule"]: row["tokens_per_s"] for row in answer["ranking"]}
     found = answer["comparison"]
-    assert (found["a"]["label"], found["b"]["label"]) == ("zero_3", "1f1b")
+    assert (found["a"]["label"], found["b"]["label"]) == ("zero_3 (FSDP)", "1f1b")
     assert found["ratio"] == pytest.approx(rows["1f1b"] / rows["zero_3"], rel=1e-3)
     parts = sum(each["log"] for each in found["causes"]) + found["unexplained"]["log"]
     assert parts == pytest.approx(found["log_ratio"])
@@ -393,6 +426,11 @@ WRONG = [
     (("model=llama31_9b", *FOUR_L40S), "did you mean llama31_8b?"),
     (("model=" + 300 * "a", *FOUR_L40S), "unknown model 'aaa"),
     (("model=llama31_8b", "gpu=l4s", "num_devices=4"), "did you mean l40s?"),
+    ((*TWO_CARDS, "finetune=some"), "finetune=some: one of full, lora, qlora"),
+    ((*TWO_CARDS, "late=maybe"), "late=maybe: one of yes, no"),
+    ((*TWO_CARDS, "family=lama"), "family=lama: one of gpt, llama, qwen3, gpt_oss"),
+    ((*TWO_CARDS, "runs_in=titan"), "unknown runs_in 'titan'"),
+    ((*TWO_CARDS, "schedules=1f1"), "did you mean 1f1b?"),
     (("model=llama31_8b", "gpu=l40s"), "num_devices= is missing"),
     (
         ("model=llama31_8b", *FOUR_L40S[:2], "host_link_bytes_per_s=0"),
@@ -421,6 +459,7 @@ def test_a_wrong_request_is_answered(words, expected, capsys):
     out, err = capsys.readouterr()
     assert expected in err
     assert out == ""
+    assert len(err.splitlines()) == 1  # before anything is searched
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpbench.commands.advising.advise_table import gigabytes, label, lacks, table
+from rpbench.commands.advising.advise_table import gigabytes, label, lacks, recomputed, table
 
 ROW = {
     "schedule": "1f1b",
@@ -14,6 +14,7 @@ ROW = {
     "bubble": -1e-17,
     "staleness_steps": 0,
     "why": {"computation": 1.0, "bubble": 0.1},
+    "searched_to_the_end": True,
     "command": "python -m rpbench schedule=1f1b",
 }
 MISFIT = {"schedule": "zb_v", "options": {}, "device_lacks_bytes": 0, "host_lacks_bytes": 24_049_464_832}
@@ -40,7 +41,7 @@ ANSWER = {
 @pytest.mark.parametrize("width", [36, 40, 66, 120])
 def test_no_line_leaves_the_terminal_and_every_row_names_its_schedule(width):
     lines = table(ANSWER, width)
-    assert all(len(line) < width for line in lines[:-1])  # the last is a command, whole
+    assert all(len(line) < width or line == ROW["command"] for line in lines)  # a command is whole, to be copied
     rows = [line for line in lines if line.lstrip().startswith(("54,518", "50,000"))]
     assert [line.split()[-1] for line in rows] == ["1f1b", "zb_h1"]
 
@@ -70,7 +71,7 @@ def test_the_first_row_is_told_as_a_plan_and_gaps_are_told_of_all():
     whole |= {"usd_per_1e9_tokens": 41.6, "searched_to_the_end": True}
     text = "\n".join(table(ANSWER | {"ranking": [whole, ROW | {"gap": 1.36}]}, 200))
     for words in (
-        "plan: 1f1b, 2 sequences a microbatch, layers by stage 4-4-4-4, recomputed: all but 1 stages",
+        "plan: 1f1b, 2 sequences a microbatch, layers by stage 4-4-4-4, recomputed: 3 of 4 stages",
         "memory of the fullest device, GB: activations 21.0, weights 4.0",
         "host memory: none; a day: 4.70 billion tokens",
         "10^9 tokens: 42 US dollars",
@@ -96,9 +97,56 @@ def test_a_misfit_names_both_memories():
 def test_meshes_of_one_schedule_have_labels_of_their_own():
     mesh = {"data": 8, "pipeline": 2, "tensor": 1, "context": 1, "expert": 1, "shares": "optimizer"}
     options = {**mesh, "microbatch_sequences": 1, "num_microbatches": 8, "chunks_per_device": 1, "recompute": "none"}
-    assert label(ROW | {"options": options}) == "1f1b data=8 pipeline=2 shard=optimizer"
+    assert label(ROW | {"options": options}) == "1f1b data=8 pipeline=2 zero_1"
     for key, value in (("data", 4), ("shares", "none"), ("chunks_per_device", 2)):
         assert label(ROW | {"options": {**options, key: value}}) != label(ROW | {"options": options})
+
+
+@pytest.mark.parametrize(
+    "word, keeps, told",
+    [
+        ("fitting", [], "all"),
+        ("fitting", [0, 3], "2 of 4"),
+        ("fitting", [0, 1, 2, 3], "none"),
+        ("except_last", [3], "3 of 4"),
+        ("none", [0, 1, 2, 3], "none"),
+        ("all", [], "all"),
+    ],
+)
+def test_recomputation_is_told_in_stages(word, keeps, told):
+    """Of four stages each is kept or runs again."""
+    assert recomputed({"options": {"recompute": word, "keeps": keeps, "partition": "2-2-2-2"}}) == told
+    assert recomputed({"options": {"recompute": "selective", "partition": "8"}}) == "selective"  # of a mesh
+
+
+def test_what_starts_the_first_row_stands_right_under_the_table():
+    """Before reasons and misfits; where no framework runs the first row, of the first that one runs."""
+    far = ROW | {"schedule": "zb_v", "export": "python -m rpbench show schedule=zb_v format=torchtitan"}
+    lines = table(ANSWER | {"ranking": [ROW | {"export": None}, far]}, 120)
+    here, there = lines.index(ROW["command"]), lines.index(far["export"])
+    assert lines[here - 1 : there] == [
+        "to run it here:",
+        ROW["command"],
+        "to start zb_v, the first row that a framework runs, written for torchtitan:",
+    ]
+    assert there < next(place for place, line in enumerate(lines) if line.startswith("1f1b: ms of a step"))
+
+
+def test_the_lead_is_told_with_the_interval_of_the_ratio():
+    leads = [{"schedule": "zb_h1", "by": 0.09, "low": -0.006, "high": 0.195}]
+    text = "\n".join(table(ANSWER | {"leads": leads}, 200))
+    assert "1f1b leads zb_h1 by 9.0 %, nine of ten: -0.6 to +19.5 %" in text
+    assert "no row of this list is surely slower" in text
+    far = [*leads, {"schedule": "gpipe", "by": 0.3, "low": 0.18, "high": 0.42}]
+    rows = [*ANSWER["ranking"], ROW | {"schedule": "gpipe", "tokens_per_s": 42_000.0}]
+    text = "\n".join(table(ANSWER | {"ranking": rows, "leads": far}, 200))
+    assert "the first that is surely slower, nine of ten: gpipe" in text
+
+
+def test_all_that_does_not_fit_is_named():
+    names = ["gpipe", "zero_2", "chimera", "zero_3", "data_parallel"]
+    text = "\n".join(table(ANSWER | {"does_not_fit": [MISFIT | {"schedule": name} for name in names]}, 200))
+    assert "does not fit either: zero_3 (FSDP), data_parallel (DDP)" in text
 
 
 def test_causes_whose_names_explain_nothing_are_explained():

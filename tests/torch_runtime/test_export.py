@@ -31,7 +31,8 @@ from rpbench.torch_runtime.formats.frameworks import (
     table_lines,
 )
 from rpbench.torch_runtime.formats.tables import from_csv
-from rpbench.workload.architecture import Architecture
+from rpbench.torch_runtime.formats.torchtitan_models import FLAVORS, model_notes
+from rpbench.workload.architecture import Architecture, architecture
 
 
 def times_of(schedule):
@@ -377,6 +378,37 @@ def test_torchtitan_takes_the_words_on_its_own_command_line():
             size = found.parallelism.pipeline_parallel_microbatch_size
             assert found.training.local_batch_size // size == plan.num_microbatches
         assert "FullAC" in type(found.activation_checkpoint).__qualname__
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("qwen3_1p7b", ["--module qwen3 --config qwen3_1_7b, with norms of queries and keys", "refuses a head tied"]),
+        ("llama31_8b", ["--module llama3 --config llama3_8b, without norms"]),
+        ("llama3_70b", ["--module llama3 --config llama3_70b"]),
+        ("llama32_3b", ["--module llama3, without norms", "add a function for the flavour 3B", "refuses a head tied"]),
+        ("llama2_7b", ["--module llama3, without norms", "add a function for 32 layers of 4096"]),
+        ("qwen25_7b", ["lack parts of qwen25_7b"]),  # biases of queries, keys and values
+        ("mixtral_8x7b", ["lack parts of mixtral_8x7b"]),
+    ],
+)
+def test_torchtitan_is_told_which_of_its_models_a_plan_is_for(name, expected):
+    told = "\n".join(model_notes(architecture(name), pipeline=True))
+    assert all(words in told for words in expected)
+    assert ("tied" in told) is architecture(name).tied
+    assert "tied" not in "\n".join(model_notes(architecture(name), pipeline=False))
+
+
+def test_the_flavors_are_torchtitans():
+    for module, flavors in FLAVORS.items():
+        theirs = pytest.importorskip(f"torchtitan.models.{module}")
+        starts = pytest.importorskip(f"torchtitan.models.{module}.config_registry")
+        for each in flavors:
+            found = theirs.model_registry(each.name).model
+            attention = found.layers[0].attention
+            assert (len(found.layers), found.dim, found.vocab_size) == (each.num_layers, each.hidden, each.vocab)
+            assert (attention.n_heads, attention.n_kv_heads) == (each.heads, each.key_value_heads)
+            assert not each.config or callable(getattr(starts, each.config))
 
 
 def test_megatron_core_counts_the_microbatches_of_a_plan():

@@ -4,16 +4,13 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from rpbench.advice.machine_figures import FIGURES, Described, described
+from rpbench.advice.machine_figures import Described, described
 from rpbench.advice.model_source import (
-    SIZES,
     TRAINING,
-    USUAL_RANK,
     architecture_of,
     assumed_in,
     config_path,
@@ -22,12 +19,10 @@ from rpbench.advice.model_source import (
     trained,
 )
 from rpbench.advice.ranking import advise
-from rpbench.advice.rows import FRAMEWORKS, space_of_framework
+from rpbench.advice.rows import leads_of, space_of_framework
 from rpbench.advice.unequal import with_lengths
 from rpbench.commands.advising.advise_around import NOTE, advise_nodes, around, lengths_asked, timed_again
 from rpbench.commands.advising.advise_questions import (
-    BESIDES,
-    QUESTIONS,
     compared,
     comparison,
     fewest_devices,
@@ -45,77 +40,35 @@ from rpbench.commands.advising.advise_questions import (
     spelled_model,
 )
 from rpbench.commands.advising.advise_table import table
+from rpbench.commands.advising.advise_words import (
+    Asked,
+    count_in,
+    framework_in,
+    read_asked,
+    says_yes,
+    schedules_in,
+    seq_len_in,
+)
 from rpbench.commands.recorded.explain import print_explanation
-from rpbench.commands.usages import ADVISE
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.keys import LAYERS, MOVES, check_figures
 from rpbench.config.mesh import refuse_lora
-from rpbench.config.request import Request, cluster_file, load
+from rpbench.config.request import cluster_file
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.device import ssds_named
 from rpbench.cost.hardware.machine import Machine, devices_named, machine_of
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
 from rpbench.mesh.plan_search.terms import terms_of
-from rpbench.places import file_of
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.terms import Terms, default_microbatches
 from rpbench.registry import unknown_name
-from rpbench.workload.architecture import Architecture, model_keys, unknown_key
+from rpbench.workload.architecture import Architecture
 
 SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing else is asked for
-SEQ_LEN = 2048
 NUM_STEPS = 6  # of which three in the middle count where steps overlap
 BUDGET = Budget(work=1_000_000, climb_work=200_000, restarts=8)  # time ends a search, never work
 SECONDS = 8.0  # of each of two processors, for the searches; to start, and what they lead to, takes the rest of ten
-
-# More are slips: counts of them leave 64 bits.
-LARGE = {"num_devices": 10**6, "devices_per_node": 10**6, "seq_len": 10**8, "batch": 10**7, "sequences_per_step": 10**7}
-OWN = (
-    *("model", "seq_len", "gpu", "cluster", "sequences_per_step", "schedules", "late", "runs_in", "lengths"),
-    "seconds",
-    "ssd",
-    *QUESTIONS,
-    *BESIDES,
-)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The words of the command line: the verb's own, figures of a machine, and sizes of a model."""
-
-    own: Mapping[str, str]
-    figures: Mapping[str, str] = field(default_factory=dict)
-    sizes: Mapping[str, str] = field(default_factory=dict)
-    lengths: tuple[int, ...] = ()  # tokens of every sequence of a step, where they differ
-
-    def words(self) -> dict[str, str]:
-        """The words again by key, without questions and what a search over meshes does not read."""
-        left_out = (*QUESTIONS, *BESIDES, "seconds")
-        found = {**self.own, **self.figures, **self.sizes}
-        return {name: value for name, value in found.items() if name not in left_out}
-
-    @cached_property
-    def request(self) -> Request:
-        """What is shipped of it, composed at once: every configuration takes Hydra half a second."""
-        cluster = [f"cluster={self.own['cluster']}"] if self.own.get("cluster") in options_of("cluster") else []
-        return load(["cost=analytic", *cluster, *self.model_words])
-
-    @property
-    def model_words(self) -> list[str]:
-        """Words for a model that is shipped, with the sizes asked for; none for one that is not."""
-        if (name := self.own.get("model")) not in options_of("model"):
-            return []
-        file = file_of("model", str(name))
-        seq_len = self.own.get("seq_len")
-        if seq_len is None and file is not None and model_keys(file).get("seq_len", 0) > SEQ_LEN:
-            seq_len = str(SEQ_LEN)
-        sizes = {**self.sizes, **({"seq_len": seq_len} if seq_len else {})}
-        if sizes.get("training_mode") in ("lora", "qlora"):
-            sizes.setdefault("lora_rank", str(USUAL_RANK))
-        if targets := sizes.get("lora_targets", "").strip("[]"):
-            sizes["lora_targets"] = f"[{targets}]"
-        return [f"model={name}", *(f"++model.{key}={value}" for key, value in sizes.items())]
 
 
 def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = False) -> dict[str, Any]:
@@ -124,15 +77,15 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
     Args:
         with_around: also the rows at other settings, `around`, for a page.
     """
-    asked = _asked(arguments)
+    asked = read_asked(arguments)
     question = question_of(asked.own)
-    found = _machine(asked)
+    found, _, _ = _machine(asked), schedules_in(asked), framework_in(asked)
     model, machine = _model(asked), _with_ssd(found.machine, asked)
     if machine.num_nodes == 1 and question in (None, "compare"):
         told = f"{_seconds(asked):g} s of each of {_processes()} processors, longer on the clock while others are busy"
         print(f"searching: {told}", file=people, flush=True)
     asked = replace(asked, lengths=lengths_asked(asked.own, model, machine, question))
-    sequences = _count(asked, "sequences_per_step", len(asked.lengths) or SEQUENCES_PER_DEVICE * machine.size)
+    sequences = count_in(asked, "sequences_per_step", len(asked.lengths) or SEQUENCES_PER_DEVICE * machine.size)
     if question in ("max_seq_len", "batch"):
         answer = _limits(model, machine, asked, question, sequences)
     elif question == "fewest_devices":
@@ -142,6 +95,8 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
     else:
         answer = _on(model, machine, asked, sequences)
     plans = _plans(answer)
+    if answer.get("ranking"):
+        answer["leads"] = leads_of(answer["ranking"])
     if with_around and plans and not asked.lengths:
         part = machine.with_devices(answer["num_devices"])
         sizes = default_microbatches(sequences, part.size)
@@ -151,7 +106,7 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
     if "limits" in answer:
         lines = limit_lines(answer["limits"], str(question), machine.size)
     else:
-        lines = [*question_lines(answer), *table(answer, width, _schedules(asked) or ())]
+        lines = [*question_lines(answer), *table(answer, width, schedules_in(asked) or ())]
     for line in lines:
         print(line, file=people)
     if answer.get("comparison"):
@@ -193,7 +148,7 @@ def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, 
         limits = node_limits(model, cluster, question, _space(asked, cluster, model), sequences, longest)
     else:
         _check_host(cluster)
-        limits = host_limits(terms_at, question, _schedules(asked), longest)
+        limits = host_limits(terms_at, question, schedules_in(asked), longest)
     rows = [limit_row(limit, question, terms_at) for limit in limits]
     key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
     rows.sort(key=lambda row: (-row[key], -(row["tokens_per_s"] or 0.0)))
@@ -207,11 +162,11 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: as of `advise_on`, and for a machine whose links nobody knows.
     """
-    asked = _asked(arguments)
+    asked = read_asked(arguments)
     if question := question_of(asked.own):
         raise ConfigError(f"{question}={asked.own[question]}: plan has no questions; ask advise with the same words")
     found = _machine(asked).machine
-    sequences = _count(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size)
+    sequences = count_in(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size)
     answer = _on_nodes(_model(asked), found, asked, sequences)
     _plans(answer)
     return answer
@@ -248,114 +203,21 @@ def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
             f"mesh=search: nobody knows the collectives of cluster={found.name}: take a machine whose devices are "
             "known, such as cluster=dgx_h100 or gpu=l40s, or measure them: rpbench calibrate ranks=2"
         )
-    chosen = _schedules(asked) or SCHEDULES
+    chosen = schedules_in(asked) or SCHEDULES
     for name in chosen:
         if name not in SCHEDULES:
             raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(SCHEDULES)}; name some of these")
     refuse_lora(model)
-    return space_of_framework(_framework(asked), chosen)
-
-
-def _asked(arguments: Sequence[str]) -> Asked:
-    own, figures, sizes = {}, {}, {}
-    for item in _as_keys(arguments):
-        key, equals, value = item.partition("=")
-        key = key.removeprefix("model.")
-        key = "training_mode" if key == "finetune" else key
-        if not equals or not value:
-            raise ConfigError(f"cannot read {item!r}: write key=value, as in {ADVISE}")
-        if key == "max_batch":
-            raise ConfigError(f"max_batch={value} is now batch=max: write batch=max")
-        if key == "batch" and value != "max":
-            _whole(key, value, ", or max: the largest")
-            key = "sequences_per_step"
-        if key in LARGE and value.replace("_", "").isdecimal() and int(value) > LARGE[key]:
-            raise ConfigError(f"{key}={value}: at most {LARGE[key]:,}")
-        if key in own or key in figures or key in sizes:
-            raise ConfigError(f"{key}={value}: {key}= is given twice; leave one out")
-        if key in OWN:
-            own[key] = value
-        elif key in FIGURES:
-            figures[key] = value
-        elif key in SIZES:
-            sizes[key] = value
-        else:
-            raise ConfigError(unknown_key(key, [*OWN, *FIGURES, *SIZES], "key"))
-    if "model" not in own and not sizes:
-        raise ConfigError(f"model= is missing: {ADVISE}")
-    if ("gpu" in own) == ("cluster" in own):
-        both = "gpu= and cluster= are two ways to say it; give one" if "gpu" in own else "gpu= or cluster= is missing"
-        raise ConfigError(f"{both}: {ADVISE}")
-    return Asked(own, figures, sizes)
-
-
-def _as_keys(arguments: Sequence[str]) -> list[str]:
-    """The words with `--runs-in NAME` as the key that it stands for."""
-    words = list(arguments)
-    while "--runs-in" in words:
-        place = words.index("--runs-in")
-        if place + 1 == len(words):
-            raise ConfigError(f"--runs-in: name one of {', '.join(FRAMEWORKS)}")
-        words[place : place + 2] = [f"runs_in={words[place + 1]}"]
-    return words
-
-
-def _framework(asked: Asked) -> str | None:
-    """The framework that rows are restricted to, however it is written; None for any."""
-    text = asked.own.get("runs_in")
-    if text is None:
-        return None
-    known = {name.casefold(): name for name in FRAMEWORKS}
-    if text.casefold() not in known:
-        raise ConfigError(unknown_name("runs_in", text, list(FRAMEWORKS)))
-    return known[text.casefold()]
-
-
-def _count(asked: Asked, name: str, usual: int) -> int:
-    text = asked.own.get(name)
-    return usual if text is None else _whole(name, text)
-
-
-def _whole(name: str, text: str, other: str = "") -> int:
-    if not text.replace("_", "").isdecimal() or int(text) < 1:
-        raise ConfigError(f"{name}={text}: a whole number of at least 1{other}")
-    return int(text)
+    return space_of_framework(framework_in(asked), chosen)
 
 
 def _seconds(asked: Asked) -> float:
     """Of each processor, for the searches on one host."""
-    return float(_count(asked, "seconds", 0)) or SECONDS
+    return float(count_in(asked, "seconds", 0)) or SECONDS
 
 
 def _processes() -> int:
     return os.cpu_count() or 1
-
-
-def _yes(asked: Asked, name: str) -> bool:
-    text = asked.own.get(name, "no")
-    if text not in ("yes", "no"):
-        raise ConfigError(f"{name}={text}: yes or no")
-    return text == "yes"
-
-
-def _schedules(asked: Asked) -> tuple[str, ...] | None:
-    """Schedules that the request names; None for all."""
-    text = asked.own.get("schedules")
-    if text is None:
-        return None
-    if "" in text.split(","):
-        raise ConfigError(f"schedules={text}: names with a comma between two, such as schedules=1f1b,zb_v")
-    return tuple(text.split(","))
-
-
-def _seq_len(asked: Asked) -> int:
-    """Tokens of a sequence: as asked, or the usual ones, or fewer where a config.json has positions for fewer."""
-    path = config_path(asked.own["model"]) if "model" in asked.own else None
-    longest = context_in(path) if path else None
-    found = _count(asked, "seq_len", min(SEQ_LEN, longest or SEQ_LEN))
-    if longest is not None and found > longest:
-        raise ConfigError(f"seq_len={found}: {path} has positions for {longest} tokens; take seq_len={longest} or less")
-    return found
 
 
 # --- the machine ---------------------------------------------------------------------------------------------
@@ -404,11 +266,11 @@ def _shipped(asked: Asked) -> Machine:
 def _model(asked: Asked) -> Architecture:
     name = asked.own.get("model")
     if name is None:
-        return model_of_sizes({"seq_len": str(_seq_len(asked)), **asked.sizes})
+        return model_of_sizes({"seq_len": str(seq_len_in(asked)), **asked.sizes})
     path = config_path(name)
     if path is not None:
         _refuse_sizes(asked)
-        return trained(replace(architecture_of(path), seq_len=_seq_len(asked)), asked.sizes)
+        return trained(replace(architecture_of(path), seq_len=seq_len_in(asked)), asked.sizes)
     if name not in options_of("model"):
         raise ConfigError(_no_model(name))
     found = asked.request.model
@@ -474,12 +336,12 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     found = advise(
         terms,
         basis,
-        names=compared(asked.own) if "compare" in asked.own else _schedules(asked),
+        names=compared(asked.own) if "compare" in asked.own else schedules_in(asked),
         budget=BUDGET,
         processes=_processes(),
         seconds=seconds,
-        late=_yes(asked, "late") or "compare" in asked.own,
-        framework=_framework(asked),
+        late=says_yes(asked, "late") or "compare" in asked.own,
+        framework=framework_in(asked),
     )
     answer = found.plain() | {"seq_len": model.seq_len}
     for name, rows in (("ranking", found.ranking), ("ranking_late", found.ranking_late)):

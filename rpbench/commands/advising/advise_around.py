@@ -6,9 +6,10 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import exp
+from math import exp, log
 from typing import Any
 
+from rpbench.advice.interval import Shared
 from rpbench.advice.rows import mesh_misfit, mesh_row, mfu, parameters
 from rpbench.advice.unequal import weighted
 from rpbench.advice.what_if import Point, around_all
@@ -19,8 +20,10 @@ from rpbench.config.request import load
 from rpbench.config.sizes import read_lengths
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.job import Job
+from rpbench.mesh.layout import AXES
 from rpbench.mesh.plan_search.plans import Space
 from rpbench.mesh.plan_search.search import NothingFits, search
+from rpbench.mesh.prediction import Prediction
 from rpbench.plan.contest.plans import Tuned
 from rpbench.predict.prediction import NORMAL
 from rpbench.run.modes.simulate import prepare
@@ -196,7 +199,8 @@ def _timed(row: dict[str, Any], fields: dict[str, Any], model: Architecture, mac
 
 # Assumed: one standard deviation as of a pipeline's unmodelled terms (conf/cost/analytic.yaml), nine of ten errors.
 REACH = exp(0.2 * NORMAL)
-NUM_SIMULATED = 12
+SHARED = Shared({name: log(REACH) for name in ("hops", "data", "tied")}, log(REACH))
+NUM_SIMULATED = 36
 
 
 def advise_nodes(
@@ -240,12 +244,25 @@ def advise_nodes(
         pace = faster[0].tokens_per_s_per_device if faster else best
         levers.append({"name": name, "tokens_per_s": pace * machine.size, "gain": max(0.0, pace / best - 1)})
     return about | {
-        "ranking": [mesh_row(each, REACH) | {"plan": each.job} for each in found.best],
+        "ranking": _one_each([_row(each, found.best[0]) for each in found.best]),
         "does_not_fit": [],
         "num_plans": found.num_plans,
         "num_plans_that_fit": found.num_fitting,
         "levers": sorted(levers, key=lambda lever: -lever["gain"]),
     }
+
+
+def _row(each: Prediction, first: Prediction) -> dict[str, Any]:
+    return mesh_row(each, REACH, first, SHARED) | {"plan": each.job}
+
+
+def _one_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The fastest row of every method and mesh: as on one host, other settings of it are no rows of their own."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        options = row["options"]
+        found.setdefault((row["schedule"], options["shares"], *(options[axis] for axis in (*AXES, "expert"))), row)
+    return list(found.values())
 
 
 def _nothing(found: NothingFits) -> dict[str, Any]:

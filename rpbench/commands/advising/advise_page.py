@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.commands.advising.advise_questions import limit_lines, question_lines
-from rpbench.commands.advising.advise_table import gap, label, lacks, meanings, notes
+from rpbench.commands.advising.advise_table import gap, label, lacks, meanings, notes, recomputed
 from rpbench.records.record import write_atomically
 
 PAGE = Path("advice.html")
@@ -127,7 +127,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     paces = [f"{row[key]:,.0f}" for key in ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")]
     mfu, bubble = ("-" if row.get(name) is None else f"{100 * max(0.0, row[name]):.1f}" for name in ("mfu", "bubble"))
     options = row["options"]
-    plan = [str(options["microbatch_sequences"]), str(options["recompute"]), ", ".join(row.get("runs_in", ()))]
+    plan = [str(options["microbatch_sequences"]), recomputed(row), ", ".join(row.get("runs_in", ()))]
     memory = f"{row['peak_memory_bytes'] / 1e9:.1f}"
     return [label(row), *paces, gap(row), memory, mfu, bubble, str(row["staleness_steps"]), *plan]
 

@@ -12,7 +12,7 @@ from rpbench.advice.limits import CHANGING, Limit, largest, least_more, limit_of
 from rpbench.advice.rows import RUNS_IN, Misfit, command_of, command_of_mesh
 from rpbench.commands.advising.advise_table import gigabytes, label
 from rpbench.config.choices import ConfigError
-from rpbench.cost.hardware.machine import Machine, machine
+from rpbench.cost.hardware.machine import Machine, devices_named, machine
 from rpbench.explain.side import Side, Work
 from rpbench.explain.split import explain
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
@@ -21,6 +21,7 @@ from rpbench.places import file_of
 from rpbench.plan.contest.contender import contenders, why_not_charged
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
+from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture, model_keys
 
 
@@ -40,9 +41,11 @@ def spelled_machine(given: Machine) -> str:
     """A machine's keys: what differs from so many devices of its kind where they usually stand."""
     if given.gpu is None:
         return spelled("cluster", "local", _values(given))
-    base = f"{given.size}x_{given.gpu.name}"
-    usual = _values(machine(base))
-    changed = {key: value for key, value in _values(given).items() if value != usual[key] and key != "gpu"}
+    base = given.name if devices_named(given.name) else f"{given.size}x_{given.gpu.name}"
+    usual = machine(base)
+    same = {"gpu", *(("devices_per_node", "domain") if given.num_nodes == usual.num_nodes == 1 else ())}
+    known = _values(usual)
+    changed = {key: value for key, value in _values(given).items() if value != known[key] and key not in same}
     return spelled("cluster", base, changed)
 
 
@@ -55,10 +58,20 @@ def spelled(group: str, base: str, values: Mapping[str, Any]) -> str:
 def respelled(answer: dict[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
     """The answer with commands in which each short word (`model=NAME`) is written out."""
     for row in (*answer.get("ranking", ()), *answer.get("ranking_late", ()), *answer.get("limits", ())):
-        for short, long in words.items():
-            for key in row.keys() & {"command", "export", "export_note"}:
+        for key in row.keys() & {"command", "export", "export_note"}:
+            for short, long in words.items():
                 row[key] = row[key] and row[key].replace(f" {short} ", f" {long} ")
+            row[key] = row[key] and _once(row[key])
     return answer
+
+
+def _once(command: str) -> str:
+    """A command without keys that it sets again (`++model.seq_len=`): of those the last counts."""
+    words = command.split(" ")
+    last = {word.partition("=")[0]: place for place, word in enumerate(words)}
+    return " ".join(
+        word for place, word in enumerate(words) if not word.startswith("++") or last[word.partition("=")[0]] == place
+    )
 
 
 def _words(key: str, value: Any) -> list[str]:
@@ -123,6 +136,8 @@ def compared(own: Mapping[str, str]) -> tuple[str, str]:
         raise ConfigError(f"compare={own['compare']}: two schedules with a comma between, as in compare=fsdp,roundpipe")
     if "schedules" in own:
         raise ConfigError(f"schedules={own['schedules']}: compare= names the schedules; leave it out")
+    for name in names:
+        entry(name)  # or it is refused, with the names that there are
     return names[0], names[1]
 
 

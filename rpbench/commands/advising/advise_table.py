@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rpbench.advice.ranking import UNSEARCHED
+from rpbench.advice.rows import EXPORTS
 
 ROWS, LATE_ROWS, MISFITS = 12, 4, 3
 WIDE = 100  # columns from which the interval, the bubble and the lateness have room
-COMMAND = 400  # characters; a longer one is left to the JSON
+KNOWN_AS = {"zero_3": "zero_3 (FSDP)", "data_parallel": "data_parallel (DDP)"}
+# What the replicas of a pipeline share, by the stage of ZeRO.
+STAGE = {"none": "", "optimizer": "zero_1", "gradients": "zero_2", "parameters": "zero_3"}
 AXES = ("data", "pipeline", "tensor", "context", "expert")
 # Causes of a step's seconds that their names do not explain; docs/howto/meshes.md has all.
 MEANT = {
@@ -30,18 +33,48 @@ def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> l
         asked: schedules that the request names; those that take no part are told with the reason.
     """
     found = [*_head(answer), _columns(width)]
-    found += [_row(row, width) for row in answer["ranking"][:ROWS]]
+    found += [_row(row, width) for row in answer["ranking"][:ROWS]] + _more(answer["ranking"], ROWS)
     if late := answer.get("ranking_late"):
         found += ["gradients of older weights, which may cost tokens (docs/convergence.md); late=yes ranks them above:"]
-        found += [_row(row, width) for row in late[:LATE_ROWS]]
-    found += [*_plan(answer), *_on_ssd(answer)]
-    found += _unsearched(answer)
-    found += [f"left out: {name}: {why}" for name, why in _refused(answer, asked).items()]
-    found += [_why(row) for row in answer["ranking"][:2]] + meanings(answer["ranking"][:2])
-    found += list(_misfits(answer))
-    found += notes(answer)
-    folded = [part for line in found for part in _folded(line, width)]
-    return [*folded, *_command(answer)]
+        found += [_row(row, width) for row in late[:LATE_ROWS]] + _more(late, LATE_ROWS)
+    found += [*_legend(answer, width), *_leads(answer), *_plan(answer)]
+    behind = [*_on_ssd(answer), *_unsearched(answer)]
+    behind += [f"left out: {name}: {why}" for name, why in _refused(answer, asked).items()]
+    behind += [_why(row) for row in answer["ranking"][:2]] + meanings(answer["ranking"][:2])
+    behind += [*_misfits(answer), *notes(answer)]
+    above, below = ([part for line in lines for part in _folded(line, width)] for lines in (found, behind))
+    return [*above, *_commands(answer), *below]
+
+
+def _more(rows: Sequence[Mapping[str, Any]], shown: int) -> list[str]:
+    hidden = len(rows) - shown
+    return [f"    and {hidden} more, in the JSON (--json)"] if hidden > 0 else []
+
+
+def _legend(answer: Mapping[str, Any], width: int) -> Iterator[str]:
+    """What the columns hold whose heads do not say it."""
+    if not answer["ranking"] or width < WIDE:
+        return
+    gaps = any(row.get("gap") is not None and not row["searched_to_the_end"] for row in answer["ranking"])
+    told = ["low, high: nine of ten outcomes"]
+    told += ["gap: how much faster another plan of the same schedule may be at most, by a bound"] if gaps else []
+    told += ["micro: sequences of a microbatch", "recompute: stages whose backward runs their forward again"]
+    yield "; ".join(told)
+
+
+def _leads(answer: Mapping[str, Any]) -> Iterator[str]:
+    """By how much the first row leads, and who may be as fast, with what both rows may be off alike left out."""
+    rows, leads = answer["ranking"], answer.get("leads") or []
+    if not leads:
+        return
+    ends = f"{100 * leads[0]['low']:+.1f} to {100 * leads[0]['high']:+.1f} %"
+    told = f"{100 * leads[0]['by']:.1f} %, nine of ten: {ends} (errors that both share left out)"
+    yield f"{label(rows[0])} leads {label(rows[1])} by {told}"
+    behind = [place for place, lead in enumerate(leads, 1) if lead["low"] > 0]
+    if not behind:
+        yield "no row of this list is surely slower than the first"
+    elif behind[0] > 1:
+        yield f"the first that is surely slower, nine of ten: {label(rows[behind[0]])}"
 
 
 def _misfits(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -50,8 +83,13 @@ def _misfits(answer: Mapping[str, Any]) -> Iterator[str]:
         bound = row.get("least_memory_bytes")
         told = f"needs at least {gigabytes(bound)} a device" if bound else f"lacks {lacks(row)}"
         yield f"does not fit: {label(row)} {told}"
-    for row in answer.get("none_found", [])[:MISFITS]:
+    if others := answer["does_not_fit"][MISFITS:]:
+        yield f"does not fit either: {', '.join(map(label, others))}"
+    unknown = answer.get("none_found", [])
+    for row in unknown[:MISFITS]:
         yield f"no plan found that fits, and no proof that there is none: {label(row)} lacks {lacks(row)}"
+    if others := unknown[MISFITS:]:
+        yield f"nor of {', '.join(map(label, others))}"
 
 
 def notes(answer: Mapping[str, Any]) -> list[str]:
@@ -64,12 +102,23 @@ def notes(answer: Mapping[str, Any]) -> list[str]:
 
 def label(row: Mapping[str, Any]) -> str:
     """What tells a row from the others: its schedule, and the mesh where there is one."""
-    options = row["options"]
+    options, name = row["options"], KNOWN_AS.get(row["schedule"], str(row["schedule"]))
     if "data" not in options:
-        return str(row["schedule"])
-    sizes = [f"{name}={options[name]}" for name in AXES if options[name] > 1]
+        return name
+    sizes = [f"{axis}={options[axis]}" for axis in AXES if options[axis] > 1]
     chunks = [f"chunks={options['chunks_per_device']}"] if options["chunks_per_device"] > 1 else []
-    return " ".join([row["schedule"], *sizes, f"shard={options['shares']}", *chunks])
+    shares = [STAGE[options["shares"]]] if options["pipeline"] > 1 and options["data"] > 1 else []
+    return " ".join([name, *sizes, *filter(None, shares), *chunks])
+
+
+def recomputed(row: Mapping[str, Any]) -> str:
+    """What a row's backwards run again: all, none, a part of a layer, or so many of its stages."""
+    options = row["options"]
+    word, kept = str(options["recompute"]), len(options.get("keeps", ()))
+    if word not in ("fitting", "except_last"):
+        return word
+    stages = len(options["partition"].split("-"))
+    return {0: "all", stages: "none"}.get(kept, f"{stages - kept} of {stages}")
 
 
 def lacks(row: Mapping[str, Any]) -> str:
@@ -92,10 +141,11 @@ def _head(answer: Mapping[str, Any]) -> list[str]:
     tokens = f"{answer['seq_len']:,} tokens a sequence, {answer['tokens_per_step']:,} a step"
     if lengths := answer.get("lengths"):
         tokens = f"{len(lengths)} sequences of {min(lengths):,} to {max(lengths):,} tokens, {sum(lengths):,} a step"
-    found = [f"{answer['model']} on {devices}, {tokens} (predicted)"]
+    model = answer["model"].removesuffix(f"-seq_len-{answer['seq_len']}")
+    found = [f"{model} on {devices}, {tokens} (predicted)"]
     if sizes := answer.get("parameters"):
         limit = answer["device_memory_bytes"]
-        room = "" if limit is None else f"; {limit / 1e9:.1f} GB of each device for it"
+        room = "" if limit is None else f"; each device has room for {limit / 1e9:.1f} GB"
         counted = ", ".join(f"{_large(count)} {name}" for name, count in sizes.items())
         found.append(f"parameters: {counted}{room}")
     return found
@@ -129,7 +179,7 @@ def _row(row: Mapping[str, Any], width: int) -> str:
     return (
         f"{pace:>10,.0f} {low:>8,.0f} {high:>8,.0f} {gap(row):>6} {memory:>5.1f} "
         f"{share('mfu', 4)} {share('bubble', 6)} {row['staleness_steps']:>4} {options['microbatch_sequences']:>5} "
-        f"{options['recompute']:>11}  {label(row)}{where}"
+        f"{recomputed(row):>11}  {label(row)}{where}"
     )
 
 
@@ -147,13 +197,10 @@ def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
         if "memory" not in row:
             continue
         options, classes = row["options"], sorted(row["memory"].items(), key=lambda pair: -pair[1])
-        again = "nothing" if options["recompute"] == "none" else f"as of recompute={options['recompute']}"
-        if options["recompute"] == "fitting":
-            kept = len(options["keeps"])
-            again = f"all but {kept} stages" if kept else "everything"
+        size, again = options["microbatch_sequences"], recomputed(row)
         yield (
-            f"plan: {row['schedule']}, {options['microbatch_sequences']:g} sequences a microbatch, layers by stage "
-            f"{options['partition']}, recomputed: {again}"
+            f"plan: {label(row)}, {size:g} sequence{'' if size == 1 else 's'} a microbatch, layers by stage "
+            f"{options['partition']}, recomputed: {f'{again} stages' if ' of ' in again else again}"
         )
         yield "memory of the fullest device, GB: " + ", ".join(
             f"{name} {size / 1e9:.1f}" for name, size in classes if size >= 5e7
@@ -162,10 +209,6 @@ def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"host memory: {host}; a day: {row['tokens_per_day'] / 1e9:,.2f} billion tokens"
         if row["usd_per_1e9_tokens"] is not None:
             yield f"10^9 tokens: {row['usd_per_1e9_tokens']:,.0f} US dollars"
-        if row.get("export_note"):
-            yield f"export: {row['export_note']}"
-        if row.get("gap") is not None and not row["searched_to_the_end"]:
-            yield "gap: how much faster another plan of the same schedule may be at most, by a bound"
 
 
 def _on_ssd(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -229,11 +272,25 @@ def _turns(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"{second} stays behind with up to {WITHIN} times faster or slower {', '.join(never)}, both plans kept"
 
 
-def _command(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The command of the first, on a line of its own, to be copied."""
+def _commands(answer: Mapping[str, Any]) -> Iterator[str]:
+    """What runs the first row here and what starts it elsewhere, each on a line of its own, to be copied."""
     for row in answer["ranking"][:1]:
-        short = len(row["command"]) <= COMMAND
-        yield row["command"] if short else "each row's command is in the JSON (--json), as `command`"
+        yield "to run it here:"
+        yield row["command"]
+    able = next((row for row in answer["ranking"] if row.get("export")), None)
+    if able is None:
+        return
+    whose = "it" if able is answer["ranking"][0] else f"{label(able)}, the first row that a framework runs"
+    yield f"to start {whose}, written for {framework_of(able)}:"
+    if able.get("export_note"):
+        yield f"({able['export_note']})"
+    yield able["export"]
+
+
+def framework_of(row: Mapping[str, Any]) -> str:
+    """The framework that a row's export is for."""
+    form = row["export"].rpartition("format=")[2]
+    return next(name for name, each in EXPORTS.items() if each == form)
 
 
 def _folded(line: str, width: int) -> list[str]:

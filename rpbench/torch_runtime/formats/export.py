@@ -22,6 +22,7 @@ from rpbench.torch_runtime.formats.frameworks import (
     table_lines,
 )
 from rpbench.torch_runtime.formats.tables import make_table, placement_of, to_csv
+from rpbench.torch_runtime.formats.torchtitan_models import model_notes
 from rpbench.workload.architecture import Architecture
 
 Times = Callable[[], Timeline]  # simulated when asked for: only one form needs it
@@ -67,7 +68,9 @@ def _framework_lines(schedule: Schedule, given: Given) -> str:
     """Options of torchtitan and, as comments, of AutoModel for a pipeline."""
     plan = given.plan or numbers_of(schedule)
     first, *others = FRAMEWORKS
-    text = table_lines(schedule, given.csv_path, first, plan=plan).to_toml() + "\n"
+    told = () if given.model is None else model_notes(given.model, pipeline=plan.pipeline > 1)
+    text = "".join(f"# {note}\n" for note in told)
+    text += table_lines(schedule, given.csv_path, first, plan=plan).to_toml() + "\n"
     for other in others if plan.pipeline > 1 else ():
         lines = table_lines(schedule, given.csv_path, other, plan=plan).to_toml().splitlines()
         text += "\n".join([f"# --- {other}", *(f"# {line}" for line in lines)]) + "\n"
