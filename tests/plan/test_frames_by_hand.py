@@ -156,6 +156,9 @@ def test_a_sketch_has_the_best_cut_and_its_pace():
     assert found.cuts[0] == EVEN
     assert found.tokens_per_s == pytest.approx(M * 1024 / ((M + 1) * 3 * (F + B)))
     assert (found.is_level, found.overlaps, found.moves) == (False, False, False)
+    ticks = replace(case, timed=lambda size: replace(case.timed(size), units_per_second=1000))
+    quicker = Sketcher(contender("1f1b"), ticks, 1_000).of(setting_of(ticks, recompute="none"))
+    assert quicker.tokens_per_s == pytest.approx(1000 * found.tokens_per_s)
     uneven = terms(head=2.0)  # the head is worth more than a layer: the last stage has one less
     best = Sketcher(contender("1f1b"), uneven, 5_000).of(setting_of(uneven, recompute="none"))
     assert best.cuts[0] == symmetric((4, 2))
