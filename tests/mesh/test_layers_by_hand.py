@@ -1,7 +1,7 @@
 """Seconds of a layer on a device without quirks, by hand: FLOPs over the rate, bytes over the bandwidth, rings."""
 
 from dataclasses import replace
-from math import log2
+from math import comb, log2
 
 import pytest
 
@@ -75,6 +75,23 @@ def test_experts_that_wait_for_memory_read_the_weights_they_have_once(expert):
     assert more.forward - some.forward == pytest.approx(2 * (weights + router) / BANDWIDTH, rel=1e-6)
     added = 2 * 4 * weights + 2 * 4 * 1024 * 1024 + 2 * 1024 * TOKENS
     assert more.weight_grad - some.weight_grad == pytest.approx(added / BANDWIDTH, rel=1e-6)
+
+
+def test_gradients_of_experts_read_what_their_tokens_brought_and_what_comes_back():
+    few, many = (
+        layer_seconds(setting(replace(MOE, experts=Experts(16, active, 64)), MOVES), ROUTED) for active in (4, 8)
+    )
+    sides = (1024 + 2 * 64) + (64 + 1024)
+    assert many.weight_grad - few.weight_grad == pytest.approx(2 * 4 * TOKENS * sides / BANDWIDTH)
+
+
+def test_biases_of_experts_are_read_and_written_apart_from_their_products():
+    plain, biased = (layer_seconds(setting(replace(MOE, biases=each), MOVES), ROUTED) for each in (False, True))
+    assert biased.forward - plain.forward == pytest.approx(2 * 2 * TOKENS * 4 * (2 * 512 + 1024) / BANDWIDTH)
+
+
+def test_a_dense_layer_beside_others_with_experts_is_that_of_a_dense_model():
+    assert layer_seconds(setting(MOE, MOVES), DENSE) == layer_seconds(setting(OWN, MOVES), DENSE)
 
 
 def test_two_products_of_attention_forward_and_five_back_over_half_of_the_keys():
@@ -232,6 +249,18 @@ def test_tokens_go_to_their_experts_and_come_back(bytes_each):
     assert found.forward_exposed == pytest.approx(0.5 * (bytes_each + 2) * values * 3 / 4 / RING)
     assert found.backward_exposed == found.forward_exposed
     assert layer_seconds(setting(MOE, LINKS, Mesh(data=4)), ROUTED).forward_exposed == 0
+
+
+def test_a_dispatcher_that_deduplicates_sends_a_token_once_to_a_node():
+    """Four of sixteen experts on two nodes: both of them but in C(8, 4) / C(16, 4) of the choices on either one."""
+    once, each = (
+        layer_seconds(
+            setting(MOE, LINKS, Mesh(16, expert=16), replace(PLAIN, deduplicates=how)), ROUTED
+        ).forward_exposed
+        for how in (True, False)
+    )
+    assert each == pytest.approx((2 + 2) * TOKENS * 4 * OWN.hidden / 2 / CARD)
+    assert once / each == pytest.approx(2 * (1 - comb(8, 4) / comb(16, 4)) / 4)
 
 
 def test_shards_of_an_expert_gather_its_tokens_and_sum_what_comes_out():

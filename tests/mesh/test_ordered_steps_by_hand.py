@@ -15,7 +15,7 @@ from rpbench.mesh.ordered_step import simulate_step
 from rpbench.mesh.parameters import held_by_stage
 from rpbench.mesh.placement import reached, with_collectives
 from rpbench.mesh.software import software_of
-from rpbench.workload.counts import Layer
+from rpbench.workload.counts import Experts, Layer
 from tests.mesh.without_quirks import COMPUTES, MOVES, NEVER, OWN, PLAIN, RING, TOKENS, plain_machine, setting
 
 ONE = ("microbatch_s", "step_s", "optimizer_bytes", "jitter", "beside", "broadcast_s", "hop_s")
@@ -102,6 +102,14 @@ def test_replicas_without_a_pipeline_have_the_terms_of_the_closed_form():
     found = job(Mesh(4, sharing=NONE), device=MOVES)
     count = held_by_stage(found, 0).dense
     assert stepped(found).terms["data"] == pytest.approx(2 * 4 * count * 3 / 4 / RING)
+
+
+def test_replicas_all_of_whose_experts_are_different_exchange_what_is_dense():
+    own = replace(EIGHT, experts=Experts(total=4, active=2, inner=512))
+    mesh = Mesh(4, expert=4, sharing=NONE)
+    found = Job(own, plain_machine(4, MOVES), mesh, FREE, TOKENS, num_microbatches=8)
+    dense = held_by_stage(found, 0).dense
+    assert stepped(found).terms["data"] == pytest.approx(2 * 4 * dense * 3 / 4 / RING)
 
 
 # --- links and software ----------------------------------------------------------------------------------------

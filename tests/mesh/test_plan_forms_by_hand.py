@@ -59,6 +59,8 @@ def test_zb_h2_has_hardly_a_bubble_and_never_a_negative_one():
     work = LAYERS / 4 * MICROBATCHES * 3.5
     h2, h1 = (timed(name, pipeline=4)[0] - work for name in ("zb_h2", "zb_h1"))
     assert 0 <= h2 < h1 / 5
+    two = [timed(name, pipeline=2)[0] - LAYERS / 2 * MICROBATCHES * 3.5 for name in ("zb_h2", "zb_h1")]
+    assert two[0] / two[1] == pytest.approx(h2 / h1, rel=1e-3)  # both grow with the devices that fill
     for name in ("zb_h1", "zb_h2"):  # the gradients of weights fill it
         assert timed(name, pipeline=4, weight_grad=9.0)[0] == pytest.approx(work)
 

@@ -5,9 +5,11 @@ from math import inf
 
 import pytest
 from contest_terms import small
+from contest_terms import terms as terms_of_figure_10
 
-from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, model_bytes
 from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.published import published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import symmetric
@@ -24,7 +26,7 @@ NOTHING = LayerSize(0, 0, 0)
 EVEN = symmetric((3, 3))
 
 
-def terms(limit=None, *, each=lambda size: size, sizes=None, head=0.0, **changes):
+def terms(limit=None, *, each=lambda size: size, sizes=None, head=0.0, units=1, **changes):
     """Six equal layers on two devices that share nothing, eight sequences a step; a layer takes 1, 1 and 2.5 s of each.
 
     Args:
@@ -32,7 +34,12 @@ def terms(limit=None, *, each=lambda size: size, sizes=None, head=0.0, **changes
     """
 
     def timed(size):
-        return LayerTimes(*([part * each(size)] * LAYERS for part in (F, R, B)), head * each(size), head * each(size))
+        return LayerTimes(
+            *([part * each(size)] * LAYERS for part in (F, R, B)),
+            head * each(size),
+            head * each(size),
+            units_per_second=units,
+        )
 
     def sized(size):
         layer = LayerSize(10, 10, 60, activations=round(100 * size))
@@ -156,6 +163,9 @@ def test_a_sketch_has_the_best_cut_and_its_pace():
     assert found.cuts[0] == EVEN
     assert found.tokens_per_s == pytest.approx(M * 1024 / ((M + 1) * 3 * (F + B)))
     assert (found.is_level, found.overlaps, found.moves) == (False, False, False)
+    ticks = terms(units=1000)
+    quicker = Sketcher(contender("1f1b"), ticks, 1_000).of(setting_of(ticks, recompute="none"))
+    assert quicker.tokens_per_s == pytest.approx(1000 * found.tokens_per_s)
     uneven = terms(head=2.0)  # the head is worth more than a layer: the last stage has one less
     best = Sketcher(contender("1f1b"), uneven, 5_000).of(setting_of(uneven, recompute="none"))
     assert best.cuts[0] == symmetric((4, 2))
@@ -214,6 +224,14 @@ def test_a_boundary_tensor_goes_over_the_host_where_devices_have_no_link():
     joined = replace(plain, cluster=replace(plain.cluster, intra_bytes_per_s=10.0))
     for case, streamed, seconds in ((plain, False, 16), (joined, False, 4.5), (joined, True, 16)):
         assert Sketcher(contender("1f1b"), case, 1)._hop(setting_of(case), streamed=streamed) == pytest.approx(seconds)
+
+
+def test_published_times_come_with_the_sizes_that_figure_2_counts_and_counted_ones_with_those_of_the_software():
+    published, counted = terms_of_figure_10(), small()
+    assert published.sizes(4) == model_bytes(published.model, 4 * published.model.seq_len)
+    assert published.times(4).forward == published_times("qwen3-1.7b").forward
+    assert counted.sizes(1) != model_bytes(counted.model, counted.model.seq_len)
+    assert counted.sizes(1).summed_bytes == 4  # Megatron's gradients add up in 32 bits
 
 
 # --- single changes --------------------------------------------------------------------------------------------

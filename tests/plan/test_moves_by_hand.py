@@ -331,6 +331,10 @@ def test_a_climb_ends_when_no_shifted_cut_is_better_and_takes_each_that_is():
     begun = Tried(SETTING, symmetric((2, 2, 2)), outcome(6.0))
     assert climbed(begun, recut, lambda: False).partition.forward == (1, 4, 1)
     assert len(looked) >= len(list(shifted(symmetric((1, 4, 1)))))  # all were looked at before it ended
+    looked.clear()
+    best = Tried(SETTING, symmetric((1, 4, 1)), outcome(10.0))
+    assert climbed(best, recut, lambda: False) is best
+    assert sorted(looked) == sorted(cut.forward for cut in shifted(symmetric((1, 4, 1))))
     assert climbed(begun, recut, lambda: True) is begun
     assert climbed(begun, lambda *_: None, lambda: False) is begun
     far = climbed(Tried(SETTING, symmetric((3, 2, 1)), outcome(4.0)), recut, lambda: False, far=True)
@@ -381,6 +385,11 @@ def test_every_change_of_a_space_differs_in_one_dimension():
     begun = space.beginning_at(first.changed("microbatch_sequences", 4))
     assert begun.dimensions["microbatch_sequences"] == (4, 1, 2)
     assert space.restricted(recompute=("none",)).first.recompute == "none"
+
+
+def test_the_usual_microbatch_is_that_of_which_two_come_to_a_device():
+    case = small_terms(sequences_per_step=16, microbatches=(1, 2, 4, 8))
+    assert space_of(contender("1f1b"), case).dimensions["microbatch_sequences"][0] == 4
 
 
 @pytest.mark.parametrize(
