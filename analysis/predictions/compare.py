@@ -12,7 +12,7 @@ from rpbench.cost.hardware.machine import NUMBERS, Machine
 from rpbench.cost.published import published_rows
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
-from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
+from rpbench.predict.prediction import STEP_TOKENS, longest_sequence
 from rpbench.predict.settings import published_settings
 from rpbench.run.modes.predict import basis_of
 from rpbench.workload.architecture import Architecture

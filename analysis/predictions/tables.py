@@ -14,10 +14,9 @@ from rpbench.cost.published import published_rows
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
-from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
-from rpbench.predict.prediction import NORMAL
-from rpbench.predict.sensitivities import STEP
+from rpbench.predict.prediction import NORMAL, STEP_TOKENS, longest_sequence
 from rpbench.predict.settings import Settings
+from rpbench.predict.systems import STEP
 from rpbench.records.record import write_atomically
 
 FOLDER = Path(__file__).parent

@@ -51,9 +51,8 @@ from baselines.bidirectional.dualpipe import bidirectional_placement
 from rpbench.ir.action import Action, Kind, overlap
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import Pass, Rows, Timed, shortest, time_rows
+from rpbench.ordering.list_order import Pass, Pull, Rows, Timed, pull_rows, shortest, time_rows
 from rpbench.ordering.periodic import grids, make_period
-from rpbench.ordering.pull import Pull, pull_rows
 from rpbench.registry import schedule
 
 PULLS = (Pull(16, 0.0), Pull(48, 1.0))

@@ -29,9 +29,8 @@ from math import ceil
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import ROUNDING, Pass, Rows, Timed, shortest, time_rows
+from rpbench.ordering.list_order import ROUNDING, Pass, Pull, Rows, Timed, pull_rows, shortest, time_rows
 from rpbench.ordering.periodic import grids, make_period
-from rpbench.ordering.pull import Pull, pull_rows
 from rpbench.registry import schedule
 
 PULLS = (Pull(16, 0.0), Pull(48, 0.5))

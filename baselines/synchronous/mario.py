@@ -1,6 +1,6 @@
 """Mario: activations are recomputed while a rank would wait for a gradient, on any schedule that flushes.
 
-Passes over the rows of another schedule (`rpbench.passes.checkpointing`): every backward gets its recomputation R right
+Passes over the rows of another schedule (`rpbench.passes.recomputation`): every backward gets its recomputation R right
 before it, and R does not wait for the gradient; where a backward directly follows its forward, nothing is recomputed;
 forwards behind a rank's first backward may go before it, since they keep only their inputs. 1F1B with 3 ranks and 4
 microbatches:
@@ -26,7 +26,7 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape
-from rpbench.passes.checkpointing import checkpoint, prepose
+from rpbench.passes.recomputation import checkpoint, prepose
 from rpbench.registry import entry, schedule
 
 

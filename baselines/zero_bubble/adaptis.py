@@ -25,8 +25,7 @@ from functools import lru_cache
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import ROUNDING, Fill, Lanes, Pass, Rows, Timed, time_rows
-from rpbench.ordering.pull import PULLS, pull_rows
+from rpbench.ordering.list_order import PULLS, ROUNDING, Fill, Lanes, Pass, Rows, Timed, pull_rows, time_rows
 from rpbench.registry import entry, schedule
 
 TRIED_PULLS = 2  # of the settings worth trying, best first

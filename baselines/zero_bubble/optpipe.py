@@ -16,7 +16,7 @@ activations move (`num_offloaded`). How long a transfer takes is known where byt
 says what the plan takes it for, and without it nothing moves.
 
 Source: "OptPipe" (arXiv 2510.05186), its abstract: an integer program over order and offloading. The constraints on
-transfers are derived (`rpbench.ordering.exact_model`); its cache of solutions and its solving beside a running job are
+transfers are derived (`rpbench.ordering.exact`); its cache of solutions and its solving beside a running job are
 left out. The search begins with the order of `zb_auto`.
 """
 

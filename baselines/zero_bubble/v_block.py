@@ -45,8 +45,18 @@ from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.ordering import list_order
 from rpbench.ordering.by_priority import order_by_priority
-from rpbench.ordering.list_order import PASSES_TO_TRY, ROUNDING, Fill, Lanes, Rows, Timed, as_many_as_fit, time_rows
-from rpbench.ordering.pull import PULLS, pull_rows
+from rpbench.ordering.list_order import (
+    PASSES_TO_TRY,
+    PULLS,
+    ROUNDING,
+    Fill,
+    Lanes,
+    Rows,
+    Timed,
+    as_many_as_fit,
+    pull_rows,
+    time_rows,
+)
 from rpbench.registry import schedule
 
 SLOTS = 6  # of a microbatch on a rank: F, I and W of two chunks

@@ -21,9 +21,9 @@ from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.plans import Outcome
 from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Limits, Terms
+from rpbench.predict import roundpipe
 from rpbench.predict.case import Case
-from rpbench.predict.cuts import bound_cut
-from rpbench.predict.streamed import roundpipe
+from rpbench.predict.megatron import bound_cut
 
 # Optimizer steps in a row, and micro-steps of replicas that are simulated of a step.
 STEPS, FEW_CALLS = 6, (1, 3)  # of overlapping steps three in the middle count

@@ -10,8 +10,7 @@ from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.registry import unknown_name
 from rpbench.run.assemble import Assembled, assemble
-from rpbench.torch_runtime.communication.channels import Queues
-from rpbench.torch_runtime.communication.execution import Durations, find_levels
+from rpbench.torch_runtime.communication.execution import Durations, Queues, find_levels
 from rpbench.torch_runtime.communication.settings import Settings, lower_as_torch
 from rpbench.torch_runtime.communication.tokens import Table, Token, read_table
 from rpbench.torch_runtime.communication.verdict import Verdict, judge

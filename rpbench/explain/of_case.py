@@ -18,10 +18,9 @@ from rpbench.ir.schedule import Shape
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.mesh.layout import Mesh
-from rpbench.predict import megatron
+from rpbench.predict import megatron, mobius, roundpipe
 from rpbench.predict.case import FUSED, Case, Terms
-from rpbench.predict.cuts import bound_cut
-from rpbench.predict.streamed import mobius, roundpipe
+from rpbench.predict.megatron import bound_cut
 from rpbench.predict.systems import system
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph

@@ -228,7 +228,7 @@ def pull(
     first_pending: Array,
     last_pending: Array,
 ) -> None:
-    """Take passes in the order of ranks that would rather not wait (`rpbench.ordering.pull`).
+    """Take passes in the order of ranks that would rather not wait (`rpbench.ordering.list_order`).
 
     Args:
         sizes: the first four of `run_rows`.

@@ -1,4 +1,9 @@
-"""Case: one system training one model on some devices of one machine, and the numbers all of it rests on."""
+"""Case: one system training one model on some devices of one machine, and the numbers all of it rests on.
+
+RoundPipe's models ask the device once a layer for the tokens of all experts; its kernels then run as the loop launches
+them, and one interpreter loops for all devices: that is simulated (`rpbench.predict.streaming`). Where a process runs
+the interpreter's loop for one device alone, its seconds are here.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -7,6 +12,7 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import NUMBERS
 from rpbench.cost.published import published_tokens_per_microbatch
 from rpbench.mesh.layers.eager_kernels import PARTS, correction_name
+from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.mesh.placement import Group
 from rpbench.predict.settings import Settings
@@ -118,3 +124,27 @@ def _counted(model: Architecture, basis: Basis) -> dict[str, float]:
     times = times_of(setting_of(timed, published_tokens_per_microbatch(model.published_name or ""), basis))
     parts = (times.forward[0], times.backward[0], times.head_forward, times.head_backward)
     return dict(zip(PARTS, parts, strict=True))
+
+
+def expert_s(model: Architecture, num_tokens: float, basis: Basis) -> float:
+    """Seconds of a device for the experts of one layer's forward.
+
+    What a timed layer takes beyond its count is the experts': attention of the same width is counted right elsewhere.
+    """
+    kernels = eager_kernels(setting_of(model, num_tokens, basis))
+    surplus = kernels.correction("forward") - 1
+    return kernels.seconds(kernels.experts()) + surplus * kernels.seconds(kernels.forward())
+
+
+def loop_s(model: Architecture, basis: Basis) -> float:
+    """Seconds of the interpreter for one layer's forward; 0 without experts."""
+    return basis["expert_pass_s"] * model.experts.total if model.experts else 0.0
+
+
+def waiting_s(model: Architecture, basis: Basis) -> float:
+    """Seconds that a device waits for the loop in forward and recomputation of all layers.
+
+    Hugging Face's loop asks the device for the tokens of every expert, and waits for the answer: launches and kernels
+    of an expert follow each other.
+    """
+    return 2 * model.num_layers * loop_s(model, basis)

@@ -19,7 +19,7 @@ from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import boundary_bytes, setting_of
 from rpbench.mesh.layout import Mesh
 from rpbench.predict.case import FUSED, Bytes, Case
-from rpbench.predict.streamed.roundpipe import first_plan, planned
+from rpbench.predict.roundpipe import first_plan, planned
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
 

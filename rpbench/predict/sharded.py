@@ -21,8 +21,7 @@ Source: Rajbhandari et al., "ZeRO", SC'20, section 7; "ZeRO-Infinity", SC'21, se
 from rpbench.cost.hardware.basis import Basis
 from rpbench.mesh.layers.collectives import gather_s, reduce_s
 from rpbench.mesh.layers.layer_times import setting_of, times_of
-from rpbench.predict.case import Case, Terms, ring
-from rpbench.predict.experts import waiting_s
+from rpbench.predict.case import Case, Terms, ring, waiting_s
 from rpbench.workload.counts import BYTES_PER_VALUE
 
 

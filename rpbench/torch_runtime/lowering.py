@@ -1,9 +1,9 @@
 """Lowering: the rows of a table with every message in its place, as torch's runtime runs them.
 
-torch's own lowering takes one rank for each stage; ours also takes two copies that go opposite ways
-(`rpbench.torch_runtime.chains`). Messages carry no name there: between two ranks only their order says which is which,
-and on one communicator both directions stand in one queue. So after lowering each pair of ranks must see all of its
-messages, of both directions, in one order.
+torch's own lowering takes one rank for each stage; ours also takes two copies that go opposite ways (`Chains`).
+Messages carry no name there: between two ranks only their order says which is which, and on one communicator both
+directions stand in one queue. So after lowering each pair of ranks must see all of its messages, of both directions, in
+one order.
 """
 
 import hashlib
@@ -14,10 +14,9 @@ from rpbench.ir.action import RECV, SEND, Action, Kind, parts_of, receive_of
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, to_text
 from rpbench.passes.lower import lower_communication
-from rpbench.torch_runtime.chains import Chains, find_chains
 from rpbench.torch_runtime.communication.settings import with_reduction_waits, with_send_waits
 from rpbench.torch_runtime.communication.tokens import read_token
-from rpbench.torch_runtime.formats.tables import make_table, splits_backward
+from rpbench.torch_runtime.formats.tables import Chains, find_chains, make_table, splits_backward
 
 
 @dataclass(frozen=True)

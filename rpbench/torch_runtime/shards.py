@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rpbench.cost.hardware.collective_rates import COLLECTIVES
 from rpbench.models.layers import DecoderLayer, Mlp
 from rpbench.models.linear import Linear
-from rpbench.torch_runtime.processes.board import Phase, Place
+from rpbench.torch_runtime.processes.diagnosis import Phase, Place
 from rpbench.torch_runtime.processes.groups import Groups
 from rpbench.torch_runtime.request import TorchRequest
 from rpbench.torch_runtime.stages import StageModule

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 from rpbench.engine.compute.randomness import seeded
 from rpbench.engine.layout import Layout
 from rpbench.engine.workload import Workload
-from rpbench.torch_runtime.chains import Chains
+from rpbench.torch_runtime.formats.tables import Chains
 
 
 class StageModule(nn.Module):

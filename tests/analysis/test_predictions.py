@@ -9,7 +9,7 @@ from spared import slow
 from analysis.predictions import compare, holdout, score, tables
 from analysis.predictions.compare import Cell, case_of, cells, cross_cells, declared, declared_basis, published_value
 from rpbench.predict import predict
-from rpbench.predict.lengths import longest_sequence
+from rpbench.predict.prediction import longest_sequence
 
 
 @pytest.mark.parametrize("every", [4, slow(1)])

@@ -13,9 +13,9 @@ from rpbench.ir.action import Action, Kind
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights, to_text
 from rpbench.passes.boundary_lanes import send_over_links
-from rpbench.passes.checkpointing import checkpoint
 from rpbench.passes.lower import add_steps, lower_communication, split_backward
 from rpbench.passes.offload import offload, shard, stream
+from rpbench.passes.recomputation import checkpoint
 from rpbench.registry import Entry, entries
 from rpbench.torch_runtime.formats.tables import to_csv
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from rpbench.ir.partition import Partition
-from rpbench.predict import experts, megatron, sharded
-from rpbench.predict.streamed import roundpipe
-from rpbench.predict.streamed.jobs import Jobs
-from rpbench.predict.streamed.streaming import lanes_of
-from rpbench.predict.streamed.traffic import timed
+from rpbench.predict import megatron, roundpipe, sharded
+from rpbench.predict.case import expert_s, loop_s
+from rpbench.predict.streaming import Jobs, lanes_of
+from rpbench.predict.traffic import timed
 
 
 def lanes(*, routed):
@@ -57,9 +56,9 @@ def test_one_device_waits_for_the_weights_of_its_experts_and_not_for_dense_ones(
 def test_what_a_timed_layer_takes_beyond_its_count_is_its_experts(case):
     run = case("roundpipe", "8x_rtx4090", "gpt_oss_20b")
     plain = replace(run.basis, values={**run.basis.values, "gpt_oss_20b_forward_correction": 1.0})
-    more = experts.expert_s(run.model, 8192, run.basis) - experts.expert_s(run.model, 8192, plain)
+    more = expert_s(run.model, 8192, run.basis) - expert_s(run.model, 8192, plain)
     assert more > 0
-    assert experts.expert_s(run.model, 16384, run.basis) > 1.9 * experts.expert_s(run.model, 8192, run.basis)
+    assert expert_s(run.model, 16384, run.basis) > 1.9 * expert_s(run.model, 8192, run.basis)
 
 
 def test_every_system_of_hugging_face_waits_for_the_whole_loop(case):
@@ -75,4 +74,4 @@ def test_megatron_loops_over_experts_with_adapters_alone(case):
     for run, loops in ((adapted, True), (grouped, False)):
         without = replace(run.basis, values={**run.basis.values, "expert_pass_s": 0.0})
         gap = megatron.pipeline_times(run, run.basis).forward[0] - megatron.pipeline_times(run, without).forward[0]
-        assert gap == pytest.approx(experts.loop_s(run.model, run.basis) if loops else 0.0)
+        assert gap == pytest.approx(loop_s(run.model, run.basis) if loops else 0.0)

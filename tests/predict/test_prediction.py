@@ -6,9 +6,8 @@ from math import hypot, log
 import pytest
 
 from rpbench.predict import SYSTEMS, predict
-from rpbench.predict.cuts import bound_cut
-from rpbench.predict.lengths import STEP_TOKENS, longest_sequence
-from rpbench.predict.megatron import pipeline_times, tensor_step
+from rpbench.predict.megatron import bound_cut, pipeline_times, tensor_step
+from rpbench.predict.prediction import STEP_TOKENS, longest_sequence
 from rpbench.predict.systems import system
 
 

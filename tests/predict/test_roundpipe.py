@@ -8,10 +8,9 @@ import pytest
 from rpbench import registry
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.plan.problem import Problem
-from rpbench.predict.sensitivities import STEP
+from rpbench.predict import roundpipe, traffic
 from rpbench.predict.settings import Settings
-from rpbench.predict.streamed import roundpipe, traffic
-from rpbench.predict.systems import system
+from rpbench.predict.systems import STEP, system
 from rpbench.sim.longest_path import simulate
 
 

@@ -14,11 +14,10 @@ from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Shape
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.passes.offload import stream
+from rpbench.predict import roundpipe
 from rpbench.predict.settings import Settings
-from rpbench.predict.streamed import roundpipe
-from rpbench.predict.streamed.jobs import Jobs, Slot
-from rpbench.predict.streamed.streaming import lanes_of
-from rpbench.predict.streamed.traffic import timed
+from rpbench.predict.streaming import Jobs, Slot, lanes_of
+from rpbench.predict.traffic import timed
 from rpbench.sim.graph import build_graph
 from rpbench.sim.shared_links.links import simulate_links
 

@@ -11,7 +11,7 @@ from rpbench.ir.action import Action, Kind
 from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.passes.checkpointing import checkpoint, prepose
+from rpbench.passes.recomputation import checkpoint, prepose
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate

@@ -8,8 +8,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Shape
 from rpbench.ordering import loops
-from rpbench.ordering.list_order import Fill, Pass, time_rows
-from rpbench.ordering.pull import PULLS, pull_rows
+from rpbench.ordering.list_order import PULLS, Fill, Pass, pull_rows, time_rows
 from rpbench.registry import entry
 from rpbench.sim.kernels import compile_orders
 

@@ -27,7 +27,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch_cases import FAITHFUL, schedule_near
 
 from rpbench.ir.schedule import ScheduleError
-from rpbench.torch_runtime.communication.channels import Queues
+from rpbench.torch_runtime.communication.execution import Queues
 from rpbench.torch_runtime.communication.tokens import COMPUTE, Table, Token, check_table, read_table
 from rpbench.torch_runtime.communication.verdict import judge
 from rpbench.torch_runtime.lowering import lower

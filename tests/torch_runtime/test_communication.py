@@ -15,8 +15,7 @@ from rpbench.cost.constant import unit_times
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ScheduleError
 from rpbench.sim.longest_path import simulate
-from rpbench.torch_runtime.communication.channels import Queues
-from rpbench.torch_runtime.communication.execution import Durations, find_levels
+from rpbench.torch_runtime.communication.execution import Durations, Queues, find_levels
 from rpbench.torch_runtime.communication.settings import Settings, lower_as_torch
 from rpbench.torch_runtime.communication.tokens import read_table
 from rpbench.torch_runtime.communication.verdict import judge

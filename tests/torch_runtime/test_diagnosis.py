@@ -4,8 +4,18 @@ import pytest
 from torch_cases import schedule_near
 
 from rpbench.torch_runtime.lowering import lower
-from rpbench.torch_runtime.processes.board import Phase, Place, Standing, read_file, read_standing, unpack
-from rpbench.torch_runtime.processes.diagnosis import Evidence, RunFailed, diagnose, summary
+from rpbench.torch_runtime.processes.diagnosis import (
+    Evidence,
+    Phase,
+    Place,
+    RunFailed,
+    Standing,
+    diagnose,
+    read_file,
+    read_standing,
+    summary,
+    unpack,
+)
 
 LOWERED = lower(schedule_near("1f1b", 2, 4))
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:52461"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpbench.torch_runtime.processes.hosts import torchrun_of_task
+from rpbench.sweep.slurm import torchrun_of_task
 
 
 def test_tasks_of_a_job_meet_at_its_first_host():

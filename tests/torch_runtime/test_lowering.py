@@ -10,7 +10,7 @@ from rpbench.ir.action import RECV, SEND, Kind, text
 from rpbench.ir.checks.check import check
 from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.registry import entries
-from rpbench.torch_runtime.chains import find_chains
+from rpbench.torch_runtime.formats.tables import find_chains
 from rpbench.torch_runtime.lowering import check_message_order, lower
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from rpbench.side_processes import GRACE_S
 from rpbench.torch_runtime import shards
-from rpbench.torch_runtime.processes.board import Phase
-from rpbench.torch_runtime.processes.diagnosis import RunFailed
+from rpbench.torch_runtime.processes.diagnosis import Phase, RunFailed
 from rpbench.torch_runtime.processes.ranks import LAST_WORDS_S, Ranks
 from rpbench.torch_runtime.shards import COLLECTIVES, STALL_S, CollectiveRequest, run_collectives
 from tests.torch_runtime.faulty_collectives import MARKED

@@ -12,7 +12,7 @@ from torch_cases import FAITHFUL, LATER, TWO_WAY, schedule_near
 from rpbench.sim.graph import build_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.torch_runtime import versions
-from rpbench.torch_runtime.communication.channels import Queues
+from rpbench.torch_runtime.communication.execution import Queues
 from rpbench.torch_runtime.communication.settings import with_reduction_waits, with_send_waits
 from rpbench.torch_runtime.communication.tokens import read_table, read_token
 from rpbench.torch_runtime.communication.verdict import judge

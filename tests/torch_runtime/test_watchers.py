@@ -9,8 +9,7 @@ import pytest
 from torch_cases import TINY
 
 from rpbench.engine.workload import Workload
-from rpbench.torch_runtime.processes.board import Phase, Standing
-from rpbench.torch_runtime.processes.diagnosis import RunFailed
+from rpbench.torch_runtime.processes.diagnosis import Phase, RunFailed, Standing
 from rpbench.torch_runtime.processes.launch import Sentinel
 from rpbench.torch_runtime.processes.member import Member
 from rpbench.torch_runtime.processes.ranks import START_S, _Watch

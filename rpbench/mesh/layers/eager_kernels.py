@@ -151,7 +151,7 @@ class EagerKernels:
 
         1 for models that were not measured, and for the backward of layers with experts: what that takes beyond the
         count is counted as bytes of their weights. Their forward was timed on one device alone; the turns of one
-        interpreter among several are counted elsewhere (`rpbench.predict.experts`).
+        interpreter among several are counted elsewhere (`rpbench.predict.case`).
         """
         name = correction_name(self.own.published_name or "", part)
         return 1.0 if self.fused or name not in self.numbers.values else self.numbers[name]

@@ -14,8 +14,18 @@ from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rpbench.torch_runtime.communication.channels import End, Message, Queues, find_messages, meant, token_at
-from rpbench.torch_runtime.communication.execution import NEVER, Durations, Execution, execute
+from rpbench.torch_runtime.communication.execution import (
+    NEVER,
+    Durations,
+    End,
+    Execution,
+    Message,
+    Queues,
+    execute,
+    find_messages,
+    meant,
+    token_at,
+)
 from rpbench.torch_runtime.communication.tokens import Table
 
 AROUND = 3  # actions shown on each side of a marked one

@@ -19,8 +19,15 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from rpbench.torch_runtime.processes.board import Phase, Place, Standing, read_standing
-from rpbench.torch_runtime.processes.diagnosis import Evidence, RunFailed, diagnose
+from rpbench.torch_runtime.processes.diagnosis import (
+    Evidence,
+    Phase,
+    Place,
+    RunFailed,
+    Standing,
+    diagnose,
+    read_standing,
+)
 from rpbench.torch_runtime.processes.ranks import STALL_S, Ranks
 from rpbench.torch_runtime.processes.worker import Refused, run_request, shared_store, start_group
 from rpbench.torch_runtime.recorded.outcome import Outcome

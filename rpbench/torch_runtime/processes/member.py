@@ -21,7 +21,7 @@ from rpbench.engine.state import checkpoint
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.updates.optimizer import laid_out_as
 from rpbench.engine.workload import Workload
-from rpbench.torch_runtime.processes.board import Phase, Place
+from rpbench.torch_runtime.processes.diagnosis import Phase, Place
 from rpbench.torch_runtime.processes.groups import Groups
 from rpbench.torch_runtime.recorded.recording import Recorder, recording_runtime
 from rpbench.torch_runtime.request import TorchRequest

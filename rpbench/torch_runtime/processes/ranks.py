@@ -18,10 +18,8 @@ import torch.distributed as dist
 
 from baselines.systems.case import Case
 from rpbench.side_processes import Started, end_all, start
-from rpbench.torch_runtime.processes.board import Phase, Standing, read_file
-from rpbench.torch_runtime.processes.diagnosis import Evidence, RunFailed, diagnose
-from rpbench.torch_runtime.processes.resident import StepRequest
-from rpbench.torch_runtime.processes.worker import FAREWELL, START_S, AnyRequest
+from rpbench.torch_runtime.processes.diagnosis import Evidence, Phase, RunFailed, Standing, diagnose, read_file
+from rpbench.torch_runtime.processes.worker import FAREWELL, START_S, AnyRequest, StepRequest
 from rpbench.torch_runtime.recorded.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
 from rpbench.torch_runtime.shards import CollectiveRequest

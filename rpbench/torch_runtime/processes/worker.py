@@ -3,8 +3,13 @@
 Fed by a parent, requests come a line at a time on stdin; rank 0 answers each on stdout, the others with a word that
 they are through. A thread watches stdin: a parent that ends without a farewell was killed, and no rank outlives it even
 while it waits for a message, nor does the folder they share.
+
+Contenders may stay on the ranks side by side and run a step each when they are asked. Their weights, receive buffers
+and torch's own schedule objects are made once, so that two orders of the same work can alternate a step at a time, in
+processes that hold both.
 """
 
+import gc
 import json
 import os
 import shutil
@@ -13,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,15 +30,90 @@ import torch.distributed as dist
 from baselines.systems.case import Case
 from baselines.systems.worker import Cases
 from rpbench.side_processes import answers_only
-from rpbench.torch_runtime.processes.board import Phase, Place
-from rpbench.torch_runtime.processes.diagnosis import RunFailed
+from rpbench.torch_runtime.processes.diagnosis import Phase, Place, RunFailed
 from rpbench.torch_runtime.processes.member import Member
-from rpbench.torch_runtime.processes.resident import MARK, Residents, StepRequest
 from rpbench.torch_runtime.recorded.gathering import Answer, gather
 from rpbench.torch_runtime.request import TorchRequest
 from rpbench.torch_runtime.shards import MARK as COLLECTIVES_MARK
 from rpbench.torch_runtime.shards import CollectiveRequest, run_collectives
 from rpbench.torch_runtime.versions import load_runtime, newer_note
+
+MARK = '{"resident"'  # how its line begins
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """One step of a resident.
+
+    Args:
+        name: of the resident; it is made of its request when its name is first heard.
+        request: what it is; one step runs on the first step's microbatches, and weights stay.
+    """
+
+    name: str
+    request: TorchRequest
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes in all."""
+        return self.request.num_ranks
+
+    @property
+    def device(self) -> str:
+        return self.request.device
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps({"resident": self.name, "request": asdict(self.request)})
+
+    @classmethod
+    def from_json(cls, text: str) -> "StepRequest":
+        """The request `to_json` wrote."""
+        found = json.loads(text)
+        return cls(found["resident"], TorchRequest(**found["request"]))
+
+
+class Residents:
+    """What stays on this rank.
+
+    Args:
+        place: this rank's line on the board.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._members: dict[str, Member] = {}
+
+    def step(self, asked: StepRequest) -> Answer | None:
+        """One step; the answer on rank 0, with the processor seconds of every rank, and None on the others.
+
+        Raises:
+            ValueError: if the ranks were asked for different things.
+        """
+        torch.set_num_threads(1)
+        member = self._members.get(asked.name) or self._made(asked)
+        gc.collect()
+        gc.disable()
+        try:
+            used = time.process_time()
+            member.run_once()
+            used = time.process_time() - used
+        finally:
+            gc.enable()
+        return gather(member, {"cpu_s": used})
+
+    def _made(self, asked: StepRequest) -> Member:
+        member = self._members[asked.name] = Member(asked.request, self._place)
+        member.run_once()  # torch looks at shapes in the first step
+        gc.collect()
+        gc.freeze()  # so that collecting before a step takes milliseconds
+        return member
+
+
+def cpu_s(answer: Any) -> float:
+    """Processor seconds of all ranks in the step of an answer."""
+    return float(sum(rank["cpu_s"] for rank in answer["ranks"]))
+
 
 COLLECTIVE_TIMEOUT_S = 1800  # a run's own end comes sooner, by whoever watches it
 JOIN_S = 55.0  # for every rank that a launcher starts to come, so that all has ended within a minute

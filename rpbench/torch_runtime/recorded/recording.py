@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rpbench.torch_runtime.processes.board import Phase, Place
+from rpbench.torch_runtime.processes.diagnosis import Phase, Place
 from rpbench.torch_runtime.request import ONE_STAGE, SAME_NAME
 from rpbench.torch_runtime.versions import load_runtime
 

@@ -23,7 +23,7 @@ from rpbench.ir.timeline import Timeline
 from rpbench.models.data import SyntheticTokens
 from rpbench.plan.whole import WholePlan
 from rpbench.torch_runtime.processes.ranks import Ranks
-from rpbench.torch_runtime.processes.resident import StepRequest, cpu_s
+from rpbench.torch_runtime.processes.worker import StepRequest, cpu_s
 from rpbench.torch_runtime.recorded.outcome import (
     TimeParts,
     predicted_makespan,

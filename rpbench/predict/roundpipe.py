@@ -1,7 +1,7 @@
 """RoundPipe: the released planner's stages dealt in rotation, call after call, with everything that moves for them.
 
 A step is `num_calls` calls of `num_microbatches` each, simulated with its transfers
-(`rpbench.predict.streamed.streaming`): weights come ahead of their visit and gradients go home after it, activations
+(`rpbench.predict.streaming`): weights come ahead of their visit and gradients go home after it, activations
 cross the host, all of them share the links and the host's memory with one another and with the optimizer. Asynchronous
 steps follow each other without a barrier; a synchronous one fills and drains, and the optimizer stands behind it.
 
@@ -21,8 +21,8 @@ from rpbench.ir.partition import Partition
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.plan.even_and_greedy import MEMORY_SHARE, plan_released
 from rpbench.predict.case import Case, Terms
-from rpbench.predict.streamed.jobs import Jobs
-from rpbench.predict.streamed.traffic import Run, devices_per_complex, timed
+from rpbench.predict.streaming import Jobs
+from rpbench.predict.traffic import Run, devices_per_complex, timed
 
 # Visits of stages to devices over which the interval between asynchronous steps is taken, and the most steps.
 TIMED_VISITS, MOST_STEPS = 300, 4

@@ -2,7 +2,7 @@
 
 Neither its source nor its settings are public. What is timed here is the order of a looped breadth-first pipeline
 with the cut that the artifact of RoundPipe gives its simulator for that order, weights streamed and activations
-crossing the host as for RoundPipe (`rpbench.predict.streamed.streaming`), and an optimizer on the host behind it. A
+crossing the host as for RoundPipe (`rpbench.predict.streaming`), and an optimizer on the host behind it. A
 process a device, so that loops over experts run side by side. A stand-in, to be read as such.
 
 Source: Feng et al., "Mobius: Fine Tuning Large-Scale Models on Commodity GPU Servers", ASPLOS'23; settings assumed.
@@ -11,10 +11,9 @@ Source: Feng et al., "Mobius: Fine Tuning Large-Scale Models on Commodity GPU Se
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.published import published_partition
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.predict.case import Case, Terms
-from rpbench.predict.experts import waiting_s
-from rpbench.predict.streamed.jobs import Jobs
-from rpbench.predict.streamed.traffic import devices_per_complex, timed
+from rpbench.predict.case import Case, Terms, waiting_s
+from rpbench.predict.streaming import Jobs
+from rpbench.predict.traffic import devices_per_complex, timed
 
 
 def step(case: Case, basis: Basis) -> Terms:

@@ -9,10 +9,8 @@ from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.mesh.layers.layer_times import boundary_bytes, setting_of, times_of
-from rpbench.predict.case import Case
-from rpbench.predict.experts import expert_s, loop_s
-from rpbench.predict.streamed.jobs import Jobs, Lanes, Slot
-from rpbench.predict.streamed.streaming import lanes_of
+from rpbench.predict.case import Case, expert_s, loop_s
+from rpbench.predict.streaming import Jobs, Lanes, Slot, lanes_of
 from rpbench.sim.shared_links.tasks import COPY, HOST, LOOP, NOTHING, Capacity, run
 from rpbench.workload.counts import BYTES_PER_VALUE
 

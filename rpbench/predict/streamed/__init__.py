@@ -1,1 +1,0 @@
-"""Systems whose weights stream through the devices: jobs, what moves for them, and their lanes."""
