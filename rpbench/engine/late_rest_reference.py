@@ -12,7 +12,7 @@ import torch
 from rpbench.engine.state.gradient_sums.gradients import Place, Tensors
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
-from rpbench.ir.waits.rest_rule import LateRest
+from rpbench.ir.policy import LateRest
 
 StateOf = dict[Place, dict[str, torch.Tensor]]
 

@@ -36,9 +36,9 @@ from rpbench.engine.state.updates.loss_scale import Scale
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import masters_of
 from rpbench.engine.workload import Workload
-from rpbench.ir.checks.versions_by_lane import lane_reads
+from rpbench.ir.checks.versions import lane_reads
+from rpbench.ir.policy import LateRest
 from rpbench.ir.schedule import Schedule
-from rpbench.ir.waits.rest_rule import LateRest
 from rpbench.models.attention import KeysValues
 from rpbench.models.sharded.sharded_loss import loss_over_shares
 from rpbench.models.sharded.vocab_shards import HeadShare
@@ -56,7 +56,7 @@ class Reads(NamedTuple):
 
 
 def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
-    """What the lanes of a schedule say, each by itself (`rpbench.ir.checks.versions_by_lane`).
+    """What the lanes of a schedule say, each by itself (`rpbench.ir.checks.versions`).
 
     Raises:
         ScheduleError: if that depends on when other lanes get where.

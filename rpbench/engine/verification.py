@@ -23,7 +23,7 @@ from rpbench.engine.state.weights import master_dtype
 from rpbench.engine.training import Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, parts_of
-from rpbench.ir.checks.versions_by_lane import lane_reads
+from rpbench.ir.checks.versions import lane_reads
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import ScheduleError
 

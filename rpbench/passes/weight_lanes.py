@@ -6,7 +6,7 @@ from functools import cached_property
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
-from rpbench.ir.waits.dependencies import version_read
+from rpbench.ir.waits.edges import version_read
 from rpbench.ir.waits.visits import Visit
 
 ACTIVATION_BUFFERS = 2  # for what is loaded for recomputation, on every device

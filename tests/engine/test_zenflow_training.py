@@ -18,8 +18,8 @@ from rpbench.engine.state.updates.important_columns import important, num_import
 from rpbench.engine.state.updates.loss_scale import LossScaling
 from rpbench.engine.state.weights import Weights
 from rpbench.ir.partition import symmetric
+from rpbench.ir.policy import boundaries
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ir.waits.rest_rule import boundaries
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
 from rpbench.run.assemble import assemble

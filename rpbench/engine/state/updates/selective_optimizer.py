@@ -21,7 +21,7 @@ from rpbench.engine.state.ownership import take
 from rpbench.engine.state.updates.important_columns import important, none_of, of_pieces
 from rpbench.engine.state.updates.optimizer import HostOptimizer
 from rpbench.engine.state.updates.owned_masters import Part
-from rpbench.ir.waits.rest_rule import LateRest, boundaries
+from rpbench.ir.policy import LateRest, boundaries
 
 State = dict[Place, dict[str, torch.Tensor]]
 WindowOf = Callable[[int, int], SplitWindow]  # (stage, version) -> its gradient
