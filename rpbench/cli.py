@@ -236,7 +236,7 @@ def run(arguments: Sequence[str]) -> int:
     """One run, or with -m a sweep; `--json` prints records on a terminal too."""
     if "-m" in arguments or "--multirun" in arguments:
         print("rpbench: planning a sweep", file=sys.stderr, flush=True)  # before imports, which take a second
-    from rpbench.run.request_to_records import json_if
+    from rpbench.run.recording import json_if
     from rpbench.sweep.multirun import sweep
 
     with json_if("--json" in arguments):

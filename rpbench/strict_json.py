@@ -1,9 +1,12 @@
-"""Strict JSON: what a text stands for that somebody else may have written or changed, or a refusal in words."""
+"""Strict JSON, for texts that somebody else may have written or changed: only finite numbers, and every key once."""
 
 import json
 import math
-from typing import Any
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeGuard
 
+_LARGEST = sys.float_info.max
 MOST_DIGITS = 300  # of a whole number; more would not fit a float
 
 
@@ -45,3 +48,20 @@ def _short(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"{digits[:40]}... has {len(digits)} digits; at most {MOST_DIGITS} are read")
     return int(digits)
+
+
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number that a float holds: no bool, no text, neither infinite nor too large a whole one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def not_finite(tree: object, name: str = "") -> Iterator[str]:
+    """The numbers in nested values that are infinite or not a number, as `key.key=value`."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from not_finite(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from not_finite(value, name)
+    elif isinstance(tree, float) and not is_finite(tree):
+        yield f"{name}={tree}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rpbench.ir.action import STEPPING, Action, Kind
 from rpbench.ir.index import Index
-from rpbench.ir.waits.dependencies import names_versions, needs, stages_updated, version_read
+from rpbench.ir.waits.edges import names_versions, needs, stages_updated, version_read
 
 
 def waits_for(index: Index, action: Action) -> list[tuple[int, str]]:

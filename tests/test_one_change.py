@@ -146,8 +146,8 @@ from rpbench.config.request import load
 from rpbench.ir.partition import symmetric
 from rpbench.plan.contest.contender import contender
 from rpbench.plan.contest.frame import Frame
-from rpbench.plan.contest.space import space_of
-from rpbench.run.request_to_records import run
+from rpbench.plan.contest.contender import space_of
+from rpbench.run.recording import run
 
 WORDS = ("schedule=gpipe", "num_devices=2", "num_microbatches=4", "num_steps=2", "model=llama32_1b", "cost=analytic")
 ENDS = 2 * 4  # forwards and backwards of a device in a step

@@ -34,7 +34,6 @@ _PACKAGES = (
     "rpbench/workload",
     "rpbench/plan",
     "rpbench/sim",
-    "rpbench/sim/shared_links",
     "rpbench/config",
     "rpbench/drawing",
     "baselines",

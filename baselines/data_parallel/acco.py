@@ -29,7 +29,7 @@ from baselines.data_parallel.data_parallel import whole_microbatches
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ir.waits.dependencies import version_read
+from rpbench.ir.waits.edges import version_read
 from rpbench.registry import schedule
 
 ROUNDS = 2  # of an update

@@ -38,7 +38,7 @@ from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ir.waits.dependencies import version_read
+from rpbench.ir.waits.edges import version_read
 from rpbench.ir.waits.visits import Visit, visits_of
 from rpbench.passes.peer_lanes import check_slices, microbatch_of, step_at_home, sums
 from rpbench.registry import schedule

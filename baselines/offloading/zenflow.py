@@ -25,7 +25,7 @@ topk=1 is plain training, in shards (ZeRO-2); topk=0 leaves also to the host wha
 `zero_offload`, delayed if it overlaps.
 
 Source: ZenFlow in DeepSpeed (runtime/zenflow), after a description of that code; the boundaries that are waited for
-before a choice and at the end of a run are ours (`rpbench.ir.waits.rest_rule`).
+before a choice and at the end of a run are ours (`rpbench.ir.policy`).
 """
 
 from collections.abc import Iterator
@@ -33,9 +33,8 @@ from dataclasses import replace
 
 from baselines.data_parallel.data_parallel import whole_microbatches
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.policy import Policy
+from rpbench.ir.policy import LateRest, Policy, boundaries, versions_stored
 from rpbench.ir.schedule import Row, Schedule, Shape
-from rpbench.ir.waits.rest_rule import LateRest, boundaries, versions_stored
 from rpbench.passes.offload import shard
 from rpbench.registry import schedule
 

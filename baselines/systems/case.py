@@ -1,16 +1,28 @@
-"""Case: what a system is asked to train, as data that goes to another process."""
+"""Case: what a system is asked to train, as data for another process; packages it needs; our own losses on it."""
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
+from rpbench.cost.table import LayerTimes
+from rpbench.engine.backends.virtual import VirtualBackend
+from rpbench.engine.executor import execute
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
+from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
+from rpbench.ir.partition import Partition, symmetric
+from rpbench.ir.schedule import Schedule, Shape
 from rpbench.models.build import build_model
 from rpbench.models.data import SyntheticTokens
+from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture
+
+LEAST = {"deepspeed": "0.19", "roundpipe": "0.1.1"}  # versions that the adapters were written for
 
 
 @dataclass(frozen=True)
@@ -74,3 +86,52 @@ class Case:
             return cls(**{**fields, "partition": tuple(fields.get("partition", ()))})
         except TypeError as error:
             raise ValueError(f"not a case ({error}): fields are {', '.join(cls.__dataclass_fields__)}") from None
+
+
+def why_missing(package: str, *, needs_cuda: bool = False) -> str | None:
+    """Why a package cannot be used on this machine; None if it can."""
+    if find_spec(package) is None:
+        return f"{package} is not installed: pip install '{package}>={LEAST[package]}'"
+    if needs_cuda and not torch.cuda.is_available():
+        return f"{package} needs a CUDA device, and torch sees none"
+    return None
+
+
+def require(package: str, *, needs_cuda: bool = False) -> ModuleType:
+    """The package.
+
+    Raises:
+        ValueError: if it cannot be used here.
+    """
+    reason = why_missing(package, needs_cuda=needs_cuda)
+    if reason is not None:
+        raise ValueError(f"system={package}: {reason}")
+    return import_module(package)
+
+
+class Method(NamedTuple):
+    """A schedule of ours and its options."""
+
+    name: str
+    options: dict[str, Any]
+
+
+def our_losses(method: Method, case: Case, num_devices: int) -> list[float]:
+    """The mean loss of every step of one of our methods on a case, on a virtual clock; the same weights and data."""
+    workload = case.workload()
+    layers = [1.0] * (len(workload.modules) - 2)
+    partition = symmetric((1,) * len(layers))
+    schedule = _schedule(method, case, num_devices, partition)
+    costs = LayerTimes(layers, layers, layers, 1.0, 1.0).table(partition, recompute_ahead=False)
+    training = Training(workload, schedule, Settings(case.settings()))
+    execute(training.program(costs), training.handlers, VirtualBackend(costs))
+    return [training.mean_loss(step) for step in range(case.num_steps)]
+
+
+def _schedule(method: Method, case: Case, num_devices: int, partition: Partition) -> Schedule:
+    """The method's schedule with all its transfers."""
+    found = entry(method.name)
+    shape = Shape(num_devices, len(partition.forward), case.num_microbatches, num_steps=case.num_steps)
+    order = found.build(shape, **method.options).with_partition(partition)
+    assert found.lower is not None  # methods of replicas say what they move
+    return found.lower(order, prefetch=1, **(found.options | method.options))

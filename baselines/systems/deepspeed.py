@@ -20,9 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from baselines.systems.case import Case
-from baselines.systems.ours import Method
-from baselines.systems.requirement import require
+from baselines.systems.case import Case, Method, require
 from rpbench.engine.state.gradients import Tensors
 
 # What a case may name as its schedule, and which of our methods moves the same.

@@ -19,8 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from baselines.systems.case import Case
-from baselines.systems.ours import Method
+from baselines.systems.case import Case, Method
 from rpbench.engine.state.gradients import Tensors
 
 # What a case may name as its schedule, and which of our methods moves the same.

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from baselines.systems.case import Case
-from baselines.systems.ours import Method
-from baselines.systems.requirement import require
+from baselines.systems.case import Case, Method, require
 from rpbench.engine.state.gradients import Tensors
 
 

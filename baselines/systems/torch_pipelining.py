@@ -18,8 +18,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils.checkpoint import checkpoint
 
-from baselines.systems.case import Case
-from baselines.systems.ours import Method
+from baselines.systems.case import Case, Method
 from rpbench.engine.layout import layout_of
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.workload import Workload

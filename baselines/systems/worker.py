@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from baselines.systems.case import Case
-from baselines.systems.ours import Method, our_losses
+from baselines.systems.case import Case, Method, our_losses
 from rpbench.engine.backends import accelerator
 from rpbench.engine.backends.device import brought_here
 from rpbench.engine.layout import layout_of

@@ -14,10 +14,10 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.action import Kind
+from rpbench.plan.contest.contender import space_of
 from rpbench.plan.contest.frame import Frame, Frames
 from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import tune
-from rpbench.plan.contest.space import space_of
 from rpbench.plan.contest.terms import Limits, Terms
 
 LINKS = (

@@ -16,10 +16,9 @@ from rpbench.cost.published import published_partition
 from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.mesh.layers.layer_times import setting_of, times_of
-from rpbench.plan.contest.contender import Contender, contender
+from rpbench.plan.contest.contender import Contender, Setting, contender
 from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.plans import Outcome
-from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Limits, Terms
 from rpbench.predict import roundpipe
 from rpbench.predict.case import Case

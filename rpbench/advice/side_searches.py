@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 from rpbench.advice.whole_layers import lightest
 from rpbench.cost.hardware.basis import Basis
 from rpbench.mesh.plan_search.terms import terms_of
-from rpbench.plan.contest.contender import Contender, contenders
+from rpbench.plan.contest.contender import OPTION, Contender, contenders
 from rpbench.plan.contest.frame import Frames, posed
 from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import GIVEN_UP, OUT_OF_TIME, Search
-from rpbench.plan.contest.space import OPTION
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.side_processes import side_processes

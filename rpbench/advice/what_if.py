@@ -23,11 +23,11 @@ from rpbench.mesh.layers.layer_seconds import Recompute as MeshRecompute
 from rpbench.mesh.memory import fullest, needed_bytes
 from rpbench.mesh.plan_search.plans import Space
 from rpbench.passes.recomputation import RECOMPUTES, Recompute
+from rpbench.plan.contest.contender import Setting
 from rpbench.plan.contest.frame import Frame, Frames
 from rpbench.plan.contest.plans import Outcome, Tuned, rank
 from rpbench.plan.contest.search import ATTEMPTS
 from rpbench.plan.contest.sketch import Sketcher
-from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms
 from rpbench.side_processes import side_processes
 from rpbench.sim.kernels import compile_orders

@@ -20,9 +20,9 @@ from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Weights
+from rpbench.plan.contest.contender import Setting
 from rpbench.plan.contest.frame import Frame, posed
 from rpbench.plan.contest.search import Search
-from rpbench.plan.contest.space import Setting
 from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.sim.memory import peak_in_flight
 

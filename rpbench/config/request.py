@@ -41,9 +41,9 @@ from rpbench.config.schedule_options import check_options
 from rpbench.config.sizes import check_lengths, check_pieces, check_sizes, cut_sequences, num_layers, read_lengths
 from rpbench.cost.hardware.machine import Machine, machine_of
 from rpbench.cost.hardware.measured import has_engine
-from rpbench.finite import not_finite
 from rpbench.places import CHECKPOINT, file_of
 from rpbench.registry import Entry, sources, unknown_name
+from rpbench.strict_json import not_finite
 from rpbench.workload.architecture import Architecture
 from rpbench.yaml_file import keys_of
 

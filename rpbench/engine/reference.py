@@ -42,9 +42,9 @@ from rpbench.engine.state.updates.optimizer import OptimizerSettings, direction
 from rpbench.engine.state.weights import masters_of
 from rpbench.engine.state.whole_gradient import Scale
 from rpbench.engine.workload import Workload
-from rpbench.ir.checks.versions_by_lane import lane_reads
+from rpbench.ir.checks.versions import lane_reads
+from rpbench.ir.policy import LateRest
 from rpbench.ir.schedule import Schedule
-from rpbench.ir.waits.rest_rule import LateRest
 from rpbench.models.attention import KeysValues
 from rpbench.models.vocab_shards import HeadShare, loss_over_shares
 
@@ -61,7 +61,7 @@ class Reads(NamedTuple):
 
 
 def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
-    """What the lanes of a schedule say, each by itself (`rpbench.ir.checks.versions_by_lane`).
+    """What the lanes of a schedule say, each by itself (`rpbench.ir.checks.versions`).
 
     Raises:
         ScheduleError: if that depends on when other lanes get where.

@@ -30,7 +30,7 @@ from rpbench.engine.state.accumulation import Groups
 from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
-from rpbench.ir.waits.rest_rule import LateRest
+from rpbench.ir.policy import LateRest
 
 
 class Lateness:

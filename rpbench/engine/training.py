@@ -43,11 +43,10 @@ from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Action, Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.checks.residency import inputs_stay, moves_activations
-from rpbench.ir.policy import STEPS_BEHIND, Policy, is_trial
+from rpbench.ir.policy import STEPS_BEHIND, Policy, is_trial, share_moved
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.schedule import Weights as WeightsAre
 from rpbench.ir.waits.moves import has_transfers
-from rpbench.ir.waits.rest_rule import share_moved
 from rpbench.passes.recomputation import EXECUTED, Recompute
 
 Reductions = Mapping[tuple[int, int], Sequence[Reduction]]

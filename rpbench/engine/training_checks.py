@@ -9,8 +9,8 @@ from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.checks.residency import moves_activations
+from rpbench.ir.policy import boundaries
 from rpbench.ir.schedule import Schedule
-from rpbench.ir.waits.rest_rule import boundaries
 from rpbench.ir.waits.saved_inputs import keeping_stage
 from rpbench.passes.recomputation import Recompute, check_nothing_leaves, check_recompute
 

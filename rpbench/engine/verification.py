@@ -26,7 +26,7 @@ from rpbench.engine.training import Settings, Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, parts_of
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.checks.versions_by_lane import lane_reads
+from rpbench.ir.checks.versions import lane_reads
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError
 

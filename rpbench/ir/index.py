@@ -11,8 +11,7 @@ from typing import NamedTuple
 from rpbench.ir.action import HEAD, STEPPING, SUMS, Action, Kind
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ir.waits.dependencies import names_versions, stages_updated, window
-from rpbench.ir.waits.edges import COUNTED, edges_of
+from rpbench.ir.waits.edges import COUNTED, edges_of, names_versions, stages_updated, window
 from rpbench.ir.waits.edges import GRADIENT as GRADIENT
 
 # Kinds that may stand without a microbatch, as often as it pleases.

@@ -5,10 +5,10 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from rpbench.ir.action import RECV, SEND, SUMS, Action, Kind
+from rpbench.ir.policy import share_moved
 from rpbench.ir.schedule import LANES as LANE_NAMES
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.waits.moves import LANES, Moves
-from rpbench.ir.waits.rest_rule import share_moved
 from rpbench.ir.waits.saved_inputs import What
 
 LINKS = ("h2d", "d2h", "net")  # lanes on which things travel

@@ -1,10 +1,32 @@
-"""Weight policies: which version of the weights forward and backward read.
+"""Weight policies: which version of the weights forward and backward read, and the late rest of policy selective.
 
 A version is the number of optimizer steps a stage's weights have seen. Versions are not stored by generators;
 `rpbench.ir.checks.versions` finds them by replaying an order.
+
+Policy selective steps important columns at once and the rest late (`LateRest`). A step to version v is one of these,
+w being the number of warm-up steps and S an interval:
+
+    v <= w     nothing is chosen yet: the host steps all of a stage, and the device waits for it
+    v > w      the device steps its chosen columns; the gradients of the others add up on the host
+
+The windows of the host are the versions w + 1 to w + S, w + S + 1 to w + 2 S, ...; the last of a run may be shorter.
+STEP_REST@v steps what the window that ends with v has added up. At that boundary the device takes in the host's result:
+
+    settled        that of this window, which the device waits for
+    not settled    that of the window before, which was made beside this one: none at the first
+
+So without settled boundaries the gradient of a step enters S to 2 S - 1 steps late. A boundary is settled where steps
+do not overlap, before columns are chosen anew, and at the end of the run. LOAD:P@v brings what version v takes in.
+
+Source: ZenFlow in DeepSpeed (runtime/zenflow), after a description of that code. Settled boundaries before a choice and
+at the end are ours: no update that is under way is lost.
 """
 
+from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
 
 
 class Policy(Enum):
@@ -23,7 +45,7 @@ class Policy(Enum):
     | cyclic     | t if s + i >= S - 1, | the same          | cyclic data parallelism (CDP-v2),  |
     |            | t - 1 elsewhere     |                    | stage s of S on worker i           |
     | trial      | t - 1               | the same           | ACCO: every other step is a trial  |
-    | selective  | t, the rest older   | the same           | ZenFlow (`rpbench.ir.waits.late_rest`)   |
+    | selective  | t, the rest older   | the same           | ZenFlow (`LateRest`)               |
 
     A forecast is made by the first microbatch of a step, and the others of that step share it.
     """
@@ -75,3 +97,127 @@ def versions_averaged(policy: Policy, version: int) -> tuple[int, ...]:
 def update_of(policy: Policy, version: int) -> int:
     """The update, counted from 1, that the STEP to a version makes or tries: what a learning rate goes by."""
     return (version + 1) // 2 if policy is Policy.TRIAL else version
+
+
+# --- policy selective ---
+
+
+@dataclass(frozen=True)
+class LateRest:
+    """Which columns devices step at once, and when the host steps the others.
+
+    Args:
+        topk: the fraction of the columns that devices step, from 0 to 1.
+        update_interval: steps whose gradients of the others are added up on the host before it steps them.
+        select_interval: steps after which columns are chosen anew, a multiple of it; 0: they are chosen once.
+        overlap: the host steps beside the next interval, and its result comes behind that.
+        num_warmup_steps: first steps that the host makes, of everything, and that are waited for.
+
+    Raises:
+        ValueError: for any other value.
+    """
+
+    topk: float
+    update_interval: int = 1
+    select_interval: int = 0
+    overlap: bool = True
+    num_warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.topk, bool) or not isinstance(self.topk, int | float) or not 0 <= self.topk <= 1:
+            raise ValueError(f"schedule.topk={self.topk}: the fraction of columns devices step, from 0 to 1; take 0.1")
+        object.__setattr__(self, "topk", float(self.topk))
+        _check_whole("update_interval", self.update_interval, 1, "steps that the host adds up before its own; take 4")
+        _check_whole("select_interval", self.select_interval, 0, "steps between choices of columns; 0 for one choice")
+        _check_whole("num_warmup_steps", self.num_warmup_steps, 0, "first steps that the host makes alone; take 0")
+        if not isinstance(self.overlap, bool):
+            raise ValueError(f"schedule.overlap={self.overlap}: whether the host steps beside devices; true or false")
+        if self.select_interval % self.update_interval:
+            raise ValueError(
+                f"schedule.select_interval={self.select_interval}: columns are chosen where the host has stepped, so "
+                f"it must be a multiple of schedule.update_interval={self.update_interval}; take "
+                f"{self.select_interval + -self.select_interval % self.update_interval}, or 0 to choose once"
+            )
+
+    @property
+    def all_at_once(self) -> bool:
+        """Whether devices step all columns after the warm-up."""
+        return self.topk == 1
+
+    @property
+    def rest(self) -> Fraction:
+        """The fraction that is the host's."""
+        return 1 - Fraction(str(self.topk))
+
+    def chooses(self, version: int) -> bool:
+        """Whether the gradient of the step to a version chooses columns anew; the first choice is one."""
+        behind = version - 1 - self.num_warmup_steps
+        if behind == 0:
+            return True
+        return behind > 0 and self.select_interval > 0 and not self.all_at_once and behind % self.select_interval == 0
+
+    @classmethod
+    def parse(cls, text_form: str) -> "LateRest":
+        """The rule that `str` wrote."""
+        topk, interval, select, overlap, warmup = text_form.split("/")
+        return cls(float(topk), int(interval), int(select), overlap == "1", int(warmup))
+
+    def __str__(self) -> str:
+        numbers = self.update_interval, self.select_interval, int(self.overlap), self.num_warmup_steps
+        return "/".join(map(str, (self.topk, *numbers)))
+
+
+def _check_whole(name: str, value: object, least: int, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"schedule.{name}={value}: a whole number from {least}, {what}")
+
+
+class Boundary(NamedTuple):
+    """The end of a window.
+
+    Args:
+        version: of the step that ends it.
+        window: the versions whose gradients the host has added up.
+        brings: the version of the boundary whose result comes to the device here; None: nothing does.
+    """
+
+    version: int
+    window: range
+    brings: int | None
+
+
+def boundaries(rule: LateRest, num_steps: int) -> list[Boundary]:
+    """All boundaries of a run, those of the warm-up steps first: windows of one step, settled."""
+    first = min(rule.num_warmup_steps, num_steps)
+    found = [Boundary(version, range(version, version + 1), version) for version in range(1, first + 1)]
+    if rule.all_at_once:
+        return found
+    begins = [*range(first, num_steps, rule.update_interval), num_steps]
+    before: int | None = None
+    for begin, end in pairwise(begins):
+        settled = not rule.overlap or end == num_steps or rule.chooses(end + 1)
+        found.append(Boundary(end, range(begin + 1, end + 1), end if settled else before))
+        before = None if settled else end
+    return found
+
+
+def steps_late(rule: LateRest, num_steps: int) -> list[int]:
+    """By step, from 0: the steps between what its gradient was made from and the one that adds the last of it."""
+    late = [0] * num_steps
+    ends = boundaries(rule, num_steps)
+    taken_in = [(end.brings, end.version) for end in ends if end.brings is not None]
+    for end in ends:
+        at = min(version for brings, version in taken_in if brings >= end.version)
+        for version in end.window:
+            late[version - 1] = at - version
+    return late
+
+
+def share_moved(rule: LateRest, version: int) -> Fraction:
+    """The part of a stage's gradient that goes to the host in the step to a version."""
+    return Fraction(1) if version <= rule.num_warmup_steps else rule.rest
+
+
+def versions_stored(rule: LateRest, num_steps: int) -> range:
+    """The versions of whose gradient a part goes to the host: all, or those of the warm-up."""
+    return range(1, 1 + (min(rule.num_warmup_steps, num_steps) if rule.all_at_once else num_steps))

@@ -12,8 +12,7 @@ from rpbench.ir import partition as partitions
 from rpbench.ir.action import Action, Kind, parse, parts_of, text
 from rpbench.ir.partition import Partition
 from rpbench.ir.plain_row import PlainRow
-from rpbench.ir.policy import Policy
-from rpbench.ir.waits.rest_rule import LateRest
+from rpbench.ir.policy import LateRest, Policy
 
 LANES = ("compute", "h2d", "d2h", "net", "host")
 ON_SSD = {"none": "", "optimizer": "O", "all": "OP"}  # what may live on SSDs, by its word

@@ -31,7 +31,7 @@ from rpbench.passes.offload import Per, shard
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
-from rpbench.sim.steady import step_time
+from rpbench.sim.metrics import step_time
 from rpbench.workload.counts import Layer
 
 # What is gathered and what is reduced, and how often, by what replicas share (`rpbench.passes.offload.shard`).

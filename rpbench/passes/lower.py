@@ -10,10 +10,10 @@ from itertools import groupby
 
 from rpbench.ir.action import RECV, SEND, Action, Kind
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.checks.versions_by_lane import lane_reads
+from rpbench.ir.checks.versions import lane_reads
 from rpbench.ir.communication import Hop, hops
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Weights
-from rpbench.ir.waits.dependencies import names_versions
+from rpbench.ir.waits.edges import names_versions
 
 # --- communication ------------------------------------------------------------------------------------------
 

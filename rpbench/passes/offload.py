@@ -29,7 +29,7 @@ from rpbench.ir.communication import hops, local_hops
 from rpbench.ir.index import Index
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import ON_SSD, Schedule, ScheduleError
-from rpbench.ir.waits.dependencies import version_read
+from rpbench.ir.waits.edges import version_read
 from rpbench.ir.waits.moves import TRANSFERS
 from rpbench.ir.waits.saved_inputs import keeping_stage
 from rpbench.ir.waits.visits import Visit, visits_of

@@ -2,7 +2,7 @@
 
     all          every stage runs its forward again, from the input it has kept
     except_last  the last stage does not, where its backward directly follows its forward
-    (`rpbench.ir.waits.turnaround`): it
+    (`rpbench.ir.checks.residency`): it
                  then holds no more than it would
     none         no stage does: a device holds whole activations of every microbatch in flight
     fitting      as few stages do as the memory allows (`rpbench.cost.footprint.fitting`); in simulation
@@ -27,9 +27,9 @@ from collections.abc import Sequence, Set
 from typing import Literal, get_args
 
 from rpbench.ir.action import BACKWARD, Action, Kind, parts_of
+from rpbench.ir.checks.residency import turns_at_once
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, Weights
-from rpbench.ir.waits.turnaround import turns_at_once
 
 # A search tries them in this order: other choices are to be made with as little recomputation as fits.
 Recompute = Literal["fitting", "all", "except_last", "none"]

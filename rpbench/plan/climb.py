@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import ModelBytes
+from rpbench.ir.checks.residency import turns_at_once
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.waits.turnaround import turns_at_once
 from rpbench.plan.counts import Counts
 from rpbench.plan.problem import Problem
 from rpbench.sim.batch import PlanBatch

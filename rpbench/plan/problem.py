@@ -42,7 +42,7 @@ class Problem:
         recompute_ahead, fused_ahead: as in `CostTable`.
         published: the partition somebody published for this schedule and model, if any.
         memory: of a device, and the model's sizes; None for no limit.
-        keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`ir.turnaround`).
+        keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`turns_at_once`).
         fitting: as few stages recompute as the memory allows: known once it is cut.
         keeps: nor are those of these backward stages; a problem does not know them before it is cut.
         activations: of one layer, for schedules that order by what stages hold.

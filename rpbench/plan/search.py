@@ -12,11 +12,10 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import Partition
 from rpbench.passes.recomputation import Recompute
-from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.contender import Contender, Space
 from rpbench.plan.contest.frame import FRAME, FRAME_OF_TIMES
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import RESERVED, Search
-from rpbench.plan.contest.space import Space
 from rpbench.plan.contest.terms import Limits, Terms
 from rpbench.plan.counts import promising_counts
 from rpbench.plan.problem import Problem

@@ -6,7 +6,7 @@ milliseconds a candidate instead of microseconds, which is little for models of 
 
 Either everybody recomputes every layer, and a fused stage holds the head alone, so that schedules are compared on
 the same work. Or (`Problem.keeps_last`) the last stage recomputes nothing where its backward directly follows its
-forward (`rpbench.ir.waits.turnaround`), and a fused stage, which never does, may hold layers as well.
+forward (`rpbench.ir.checks.residency`), and a fused stage, which never does, may hold layers as well.
 
 Best first: the best candidate whose neighbours are not known yet is changed by every move, until the budget is used.
 """
@@ -18,9 +18,9 @@ from itertools import product
 from typing import Any
 
 from rpbench.cost.table import CostTable
+from rpbench.ir.checks.residency import turns_at_once
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule
-from rpbench.ir.waits.turnaround import turns_at_once
 from rpbench.passes.lower import add_steps
 from rpbench.plan.problem import Problem
 from rpbench.sim.events import deal

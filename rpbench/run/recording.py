@@ -1,21 +1,28 @@
-"""Recording: one run from a request to its record on disk, found if it is there, or made by the request's mode."""
+"""Recording: a run from its request to the record on disk, found if it is there, or made by the request's mode."""
 
+import importlib
+import json
+import os
+import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from rpbench import tracking
 from rpbench.config.request import Request
-from rpbench.finite import not_finite
 from rpbench.ir.timeline import Timeline
 from rpbench.records import provenance, record
+from rpbench.records.describe import describe, table
 from rpbench.records.record import Events, Record
+from rpbench.strict_json import not_finite
 from rpbench.tracking.metrics import StepFeed
 
 Fields = dict[str, Any]
 
+JSON = "RPBENCH_JSON"  # in the environment: records are printed on a terminal too
 TIMELINE = "timeline.csv"  # in a run's folder: when each action ran
 
 
@@ -177,3 +184,41 @@ def origin() -> Fields:
         "hardware": provenance.hardware(),
         "started_at": provenance.now(),
     }
+
+
+def run(request: Request) -> list[Record]:
+    """The records of a request, which its mode makes or finds; all are on disk when this returns.
+
+    Raises:
+        ValueError: if the request is wrong; nothing is written then.
+    """
+    mode = importlib.import_module(f"rpbench.run.modes.{request.mode.name}")  # torch, where a mode needs it
+    found: list[Record] = mode.records(request)
+    return found
+
+
+@contextmanager
+def json_if(asked: bool) -> Iterator[None]:
+    """Inside, records are printed as JSON even on a terminal, in child processes too, if `asked`."""
+    before = os.environ.get(JSON)
+    if asked:
+        os.environ[JSON] = "1"
+    try:
+        yield
+    finally:
+        if asked and before is None:
+            del os.environ[JSON]
+
+
+def emit(row: Record, *, alone: bool = False) -> None:
+    """Print the record to stdout as one line of JSON, and a sentence of it to stderr.
+
+    A terminal gets no JSON unless it is asked for; of a single run (`alone`) it gets a short table.
+    """
+    print(describe(row), file=sys.stderr, flush=True)
+    for note in row.get("notes", ()):
+        print(f"rpbench: {note}", file=sys.stderr, flush=True)
+    if not sys.stdout.isatty() or os.environ.get(JSON):
+        print(json.dumps(row, allow_nan=False), flush=True)
+    elif alone:
+        print("\n".join(table(row)), flush=True)

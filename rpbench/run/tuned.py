@@ -19,11 +19,10 @@ from rpbench.config.request import Request
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan import Choice
-from rpbench.plan.contest.contender import Contender, why_not_charged
+from rpbench.plan.contest.contender import Contender, Setting, why_not_charged
 from rpbench.plan.contest.frame import Frame, Frames, order_key
 from rpbench.plan.contest.plans import Budget, Tried, Tuned
 from rpbench.plan.contest.search import tune
-from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Source, Terms
 from rpbench.run.assemble import Assembled, transfers_of
 from rpbench.run.layer_times import check_published, numbers_on

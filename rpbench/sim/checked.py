@@ -15,8 +15,7 @@ from rpbench.ir.checks.versions import Versions
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
 from rpbench.sim.columns import ArrayRows, Columns, Ints, among, read_columns
-from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.kept import kept_edges
+from rpbench.sim.graph import Graph, build_graph, kept_edges
 
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB)
 

@@ -20,7 +20,7 @@ from rpbench.cost.table import CostTable, Number
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Weights
-from rpbench.ir.waits.dependencies import Key, key, needs
+from rpbench.ir.waits.edges import Key, key, needs
 from rpbench.registry import unknown_name
 
 RULES = ("round_robin", "earliest_free", "dynamic")

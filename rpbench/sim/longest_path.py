@@ -10,9 +10,9 @@ import numpy.typing as npt
 from rpbench.cost.table import CostTable, Members, Number, Work
 from rpbench.ir.action import STEPPING, Action, Kind
 from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.policy import LateRest
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
-from rpbench.ir.waits.rest_rule import LateRest
 from rpbench.sim.columns import Bools, Ints, among
 from rpbench.sim.graph import COMPILE_FROM, Graph, build_graph
 from rpbench.sim.kernels import compiled, relax

@@ -1,5 +1,20 @@
-"""Timeline -> numbers, with units in their names."""
+"""Metrics: the numbers of a timeline, with units in their names; among them pace and bubble of the steady phase.
 
+The steady phase is that of a step among many that run back to back: the window lies in the middle of a run, away from
+its first and last sixth or more. Where stages rotate over the devices, a step in which a device has much to do comes
+before one in which it has little, and the window is cut to whole rotations, after which every stage is on the same
+devices again:
+
+    step       0   1   2   3   4   5   6   7   8   9  10  11        12 steps, a rotation every 4
+    window                   |---------------|                      from the end of step 4 to that of step 8
+
+A run too short for a whole rotation in its middle has the window uncut.
+
+Where the next step begins before one has ended, the last step has all devices to itself and ends sooner after the one
+before it than any other. The pace of such steps is that of a window from a sixth on which leaves the last end out.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,15 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost.table import CostTable
-from rpbench.ir.action import Kind
+from rpbench.ir.action import BACKWARD, COMPUTE, Kind
+from rpbench.ir.policy import Policy
+from rpbench.ir.schedule import Shape
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.columns import among
+from rpbench.sim.columns import Columns, among
 from rpbench.sim.graph import Graph
 from rpbench.sim.longest_path import hop_times, works_by_slot
 from rpbench.sim.memory import compute_lanes, peak_in_flight
-from rpbench.sim.steady import bubble_between_ends, steady_bubble, step_time
 
 Floats = npt.NDArray[np.float64]
+Steps = npt.NDArray[np.int64]
 
 _FORWARD = (Kind.F, Kind.FB, Kind.OVERLAP)
 _BACKWARD = (Kind.B, Kind.FB, Kind.I, Kind.OVERLAP)
@@ -158,3 +175,148 @@ def _switch(lane: _DeviceTimes, warmup: int | None) -> float:
     inside = (lane.end > since) & (lane.start < until)
     busy = (np.minimum(lane.end[inside], until) - np.maximum(lane.start[inside], since)).sum()
     return max(0.0, float(until - since - busy))
+
+
+# --- the steady phase ---
+
+
+def step_ends(graph: Graph, timeline: Timeline) -> Floats:
+    """End of the last backward of every step."""
+    columns, shape = graph.columns, graph.schedule.shape
+    backward = among(columns.kind, (*BACKWARD, Kind.W, Kind.OVERLAP))
+    ends = np.zeros(shape.num_steps)
+    step = columns.index[backward] // shape.num_microbatches
+    np.maximum.at(ends, step, np.asarray(timeline.end, float)[backward])
+    return ends
+
+
+def step_time(graph: Graph, timeline: Timeline) -> float:
+    """Time per step: the mean distance between step ends in the window, or each step's part of the run.
+
+    The latter of one or two steps, and where the window's two steps end together, on different devices. What devices
+    update behind the last backward is a part of the run.
+    """
+    ends = step_ends(graph, timeline)
+    if interval := _interval(ends, *_window(graph, *_paced(graph))) if len(ends) >= 3 else 0.0:
+        return interval
+    updates = [
+        float(timeline.end[number])
+        for _, first, stop in compute_lanes(graph)
+        for number in first + np.flatnonzero(graph.columns.kind[first:stop] == Kind.STEP)
+    ]
+    return max([float(ends.max(initial=0)), *updates]) / len(ends)
+
+
+def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
+    """Idle fraction of the devices in the middle of a run; None for fewer than three steps, or if they end together.
+
+    Every device is watched from the end of its own last work for the step before the window to the end of its last work
+    for the last step in it. Idle are the gaps between the actions of its lane, so that no order has a bubble below 0.
+    """
+    num_steps = graph.schedule.shape.num_steps
+    if num_steps < 3:
+        return None
+    first, last = _window(graph, *_middle(num_steps))
+    last = last if last < num_steps - 1 else max(first + 1, num_steps - 2)  # behind the last step a pipeline drains
+    watched = list(_watched(graph, timeline, first, last))
+    time, idle = (sum(column) for column in zip(*watched, strict=True))
+    if not time:
+        return None
+    without_work = (len(compute_lanes(graph)) - len(watched)) / len(watched)
+    return (idle + without_work * time) / (time + without_work * time)
+
+
+def bubble_between_ends(graph: Graph, timeline: Timeline) -> float | None:
+    """The same as a table of calls back to back is defined: the window uncut, between two ends on any devices.
+
+    Of 60 calls it takes the ends of calls 20 and 50 (`analysis/published/async_bubble.csv`). Where stages rotate, it is
+    up to 0.14 points off the bubble of whole rotations, and below 0 for some runs of few steps. None for fewer than
+    three steps, and where the two ends are one.
+    """
+    if graph.schedule.shape.num_steps < 3:
+        return None
+    ends = step_ends(graph, timeline)
+    interval = _interval(ends, *_middle(len(ends)))
+    if not interval:
+        return None
+    lanes = compute_lanes(graph)
+    start, end = (np.asarray(times, float) for times in (timeline.start, timeline.end))
+    work = sum(float((end[first:stop] - start[first:stop]).sum()) for _, first, stop in lanes)
+    return 1 - work / len(lanes) / len(ends) / interval
+
+
+def rotation_of(columns: Columns, shape: Shape) -> int:
+    """Steps after which every device has as much of every stage to do again; all of a run's where none are alike.
+
+    1 where stages stay. RoundPipe of S jobs a step on p devices: p / gcd(S, p).
+    """
+    counts = _work_by_step(columns, shape)
+    repeats = (steps for steps in range(1, len(counts)) if (counts[steps:] == counts[:-steps]).all())
+    return next(repeats, len(counts))
+
+
+def _middle(num_steps: int) -> tuple[int, int]:
+    return num_steps // 3, 5 * num_steps // 6
+
+
+def _paced(graph: Graph) -> tuple[int, int]:
+    """The steps between whose ends the pace is taken."""
+    num_steps = graph.schedule.shape.num_steps
+    first, last = _middle(num_steps)
+    return (first, last) if graph.schedule.policy is Policy.FLUSH else (num_steps // 6, min(last, num_steps - 2))
+
+
+def _window(graph: Graph, first: int, last: int) -> tuple[int, int]:
+    """The steps whose ends are the window's."""
+    if last - first <= 2:  # either no rotation fits in, or any that does leaves it as it is
+        return first, last
+    rotation = rotation_of(graph.columns, graph.schedule.shape)
+    whole = (last - first) // rotation * rotation
+    return first, first + whole if whole else last
+
+
+def _interval(ends: Floats, first: int, last: int) -> float:
+    return float(ends[last] - ends[first]) / (last - first)
+
+
+def _watched(graph: Graph, timeline: Timeline, first: int, last: int) -> Iterator[tuple[float, float]]:
+    """Time and idle time of every device that works, from its last action of a step or before to that of another."""
+    start, end = (np.asarray(times, float) for times in (timeline.start, timeline.end))
+    steps = _steps(graph.columns, graph.schedule.shape)
+    for _, begin, stop in compute_lanes(graph):
+        own = steps[begin:stop]
+        before, until = (begin + np.flatnonzero((own >= 0) & (own <= step)) for step in (first, last))
+        if not len(until):
+            continue
+        since, stop = int(before[-1]) + 1 if len(before) else begin, int(until[-1]) + 1
+        freed = np.concatenate(([end[since - 1] if len(before) else 0.0], end[since:stop]))
+        yield float(freed[-1] - freed[0]), float((start[since:stop] - freed[:-1]).sum())
+
+
+def _steps(columns: Columns, shape: Shape) -> Steps:
+    """The step that each action computes for, the earlier one of those in an OVERLAP; -1 for what computes nothing."""
+    computes = among(columns.kind, COMPUTE)
+    found = np.where(computes, columns.index // shape.num_microbatches, -1).astype(np.int64)
+    for number, parts in columns.sub.items():
+        found[number] = min((part.microbatch or 0) // shape.num_microbatches for part in parts)
+    return found
+
+
+def _work_by_step(columns: Columns, shape: Shape) -> npt.NDArray[np.int64]:
+    """How often each step has each pair of device and stage, forth and back: (steps, pairs)."""
+    plain = among(columns.kind, COMPUTE - {Kind.OVERLAP})
+    device, stage, kind, index = (
+        column[plain].astype(np.int64) for column in (columns.device, columns.stage, columns.kind, columns.index)
+    )
+    rows = np.stack((index // shape.num_microbatches, device, stage, kind != Kind.F), axis=1)
+    inside = [
+        (part.microbatch // shape.num_microbatches, columns.device[number], part.stage, part.kind is not Kind.F)
+        for number, parts in columns.sub.items()
+        for part in parts
+        if part.microbatch is not None
+    ]
+    rows = np.concatenate((rows, np.array(inside, np.int64).reshape(-1, 4)))
+    pairs, places = np.unique(rows[:, 1:], axis=0, return_inverse=True)
+    counts = np.zeros((shape.num_steps, len(pairs)), np.int64)
+    np.add.at(counts, (rows[:, 0], places.ravel()), 1)
+    return counts

@@ -41,7 +41,7 @@ from rpbench.config.request import load, request_of
 from rpbench.cost.hardware.machine import devices_named
 from rpbench.records.manifest import STATES, Journal, Plan
 from rpbench.registry import unknown_name
-from rpbench.run.request_to_records import emit, run
+from rpbench.run.recording import emit, run
 from rpbench.sweep.slurm import Slurm, asked_for, refuse_without_slurm
 from rpbench.sweep.sweeper import ManifestSweeper
 from rpbench.sweep.worker import RunFailed, Terms, Worker

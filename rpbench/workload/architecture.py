@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rpbench.finite import is_finite
 from rpbench.places import CONF
 from rpbench.registry import unknown_name
+from rpbench.strict_json import is_finite
 from rpbench.workload.counts import Counts, Experts, Latent
 
 Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]

@@ -22,11 +22,10 @@ from rpbench.cost.hardware.basis import make_basis
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
-from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import tune
-from rpbench.plan.contest.space import space_of
 from rpbench.predict.prediction import NORMAL
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph

@@ -9,12 +9,11 @@ from contest_terms import read, small
 from rpbench.advice.ranking import Misfit, advise
 from rpbench.advice.side_searches import Clock, Share
 from rpbench.cost.hardware.basis import make_basis
-from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.frame import Frames
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import OUT_OF_TIME, Search, tune
 from rpbench.plan.contest.sketch import Sketch, Sketcher
-from rpbench.plan.contest.space import space_of
 
 BUDGET = Budget(60, 100_000)
 

@@ -11,11 +11,10 @@ from rpbench.advice.ranking import Misfit
 from rpbench.advice.side_searches import Share
 from rpbench.advice.whole_layers import lightest
 from rpbench.ir.partition import symmetric
-from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.frame import Frames
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import Search
-from rpbench.plan.contest.space import space_of
 
 BUDGET = Budget(60, 100_000)
 NO_ROOM = 1  # byte: then nothing fits, and every setting is looked at

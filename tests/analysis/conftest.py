@@ -33,7 +33,7 @@ from rpbench.config.configuration import CONF, composed, swept
 from rpbench.config.request import Request, request_of
 from rpbench.records import record
 from rpbench.records.record import Record
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,7 +17,7 @@ from statistics import median
 import pytest
 
 from rpbench.config.request import load
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 
 SCHEDULES = ("gpipe", "1f1b", "zb_h1", "zb_auto", "adaptis", "zb_v", "interleaved_1f1b", "roundpipe")
 ROUNDS = 3

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # Compiled by numba, which may use no list of ours.
-COMPILED = ("rpbench/sim/shared_links/fair_shares.py", "rpbench/sim/kernels.py")
+COMPILED = ("rpbench/sim/fair_shares.py", "rpbench/sim/kernels.py")
 PACKAGES = ("ir", "sim", "cost", "plan", "mesh", "engine", "torch_runtime")
 
 _BEGIN = """

@@ -28,7 +28,7 @@ from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
 from rpbench.predict import SYSTEMS, predict
 from rpbench.records import record
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.workload.architecture import Architecture, architecture
 
 # --- the split -------------------------------------------------------------------------------------------------

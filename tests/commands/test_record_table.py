@@ -8,12 +8,11 @@ import shutil
 import pyarrow.parquet
 import pytest
 
-from rpbench.commands.recorded import record_table
-from rpbench.commands.recorded.record_table import pack, table
-from rpbench.commands.recorded.store import export
+from rpbench.commands.recorded import store
+from rpbench.commands.recorded.store import export, pack, table
 from rpbench.config.request import load
 from rpbench.records import record
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 
 KINDS = (None, 4, 2.5, "auto", "\ud800", True, 2**70, ["a"], {"b": 1})
 
@@ -35,7 +34,7 @@ def put(results, row, number, **values):
 
 
 def loose(results):
-    return record_table.table_of(record_table.canonical(results))
+    return store.table_of(store.canonical(results))
 
 
 def test_a_table_is_that_of_the_files_whatever_was_packed(row, tmp_path):

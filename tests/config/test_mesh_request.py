@@ -18,8 +18,7 @@ from rpbench.places import with_dirs
 from rpbench.records import provenance, record
 from rpbench.registry import entries
 from rpbench.run.mesh_run import job_of, prepare
-from rpbench.run.recording import identity
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import identity, run
 from rpbench.run.scheduled import assembled_of
 
 CONSTANT = ("model=llama31_8b", "cost=constant", "cost.hop_ms=0.3", "cost.head_share=0.1", "num_microbatches=12")

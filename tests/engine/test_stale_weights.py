@@ -19,7 +19,7 @@ from rpbench.engine.reference import reads_of
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import COMPUTE, Kind
 from rpbench.ir.analysis import replay
-from rpbench.ir.checks.versions_by_lane import lane_reads
+from rpbench.ir.checks.versions import lane_reads
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.policy import ASYNCHRONOUS, Policy
 from rpbench.ir.schedule import ScheduleError, Shape, from_text

@@ -18,8 +18,8 @@ from rpbench.engine.state.updates.selective_optimizer import important, num_impo
 from rpbench.engine.state.weights import Weights
 from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.ir.partition import symmetric
+from rpbench.ir.policy import boundaries
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ir.waits.rest_rule import boundaries
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entry
 from rpbench.run.assemble import assemble

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rpbench.cli import _dispatch
-from rpbench.commands.recorded.record_table import canonical, pack
-from rpbench.commands.recorded.store import export
+from rpbench.commands.recorded.store import canonical, export, pack
 from rpbench.cost.constant import constant_times
 from rpbench.cost.profiled import to_text
 from rpbench.records import record

@@ -16,7 +16,7 @@ from pathlib import Path
 from analysis.dashboard.server import Dashboard, Rows
 from rpbench.advice.model_source import architecture_of
 from rpbench.cli import _dispatch
-from rpbench.commands.recorded.record_table import canonical, pack, table, table_of
+from rpbench.commands.recorded.store import canonical, pack, table, table_of
 from rpbench.config.request import cluster_file
 from rpbench.places import places
 from rpbench.records import record

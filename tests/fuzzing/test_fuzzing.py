@@ -9,7 +9,7 @@ import pytest
 
 from rpbench.config.request import load
 from rpbench.records.manifest import Journal, write_plan
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.yaml_file import keys_of
 
 from .bending import bent

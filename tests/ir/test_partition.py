@@ -4,7 +4,7 @@ import pytest
 
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.partition import filled, split_evenly
-from rpbench.ir.waits.rest_rule import LateRest, boundaries
+from rpbench.ir.policy import LateRest, boundaries
 
 
 @pytest.mark.parametrize(
@@ -21,10 +21,11 @@ def test_a_stage_in_the_middle_keeps_its_only_layer_where_another_is_filled():
     assert list(filled((1, 2, 1))) == [(1, 2, 1)]
 
 
-def test_the_worst_staleness_is_the_largest_whatever_comes_last():
+def test_the_worst_staleness_of_a_stage_is_the_largest_whatever_comes_last():
     found = object.__new__(Versions)
     object.__setattr__(found, "live", (1, 3))
     object.__setattr__(found, "staleness_steps", {(0, 0): 2, (0, 1): 1, (1, 0): 0, (1, 1): 3})
+    assert found.staleness_of_stage == (2, 3)
     assert (found.max_staleness, found.max_live) == (3, 3)
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from rpbench.ir.checks.residency import turns_at_once
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Shape
-from rpbench.ir.waits.turnaround import turns_at_once
 from rpbench.passes.lower import add_steps, split_backward
 from rpbench.registry import entry
 

@@ -7,7 +7,7 @@ import pytest
 from rpbench.config.mesh import refuse_lora
 from rpbench.config.request import load
 from rpbench.cost.hardware.device import names
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.workload.architecture import OLD_SPELLINGS, Architecture, architecture
 from rpbench.workload.counts import mean_keys
 from rpbench.workload.huggingface import from_config

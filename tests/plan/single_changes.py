@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
+from rpbench.plan.contest.contender import Setting, Space, space_of
 from rpbench.plan.contest.frame import Frames
 from rpbench.plan.contest.plans import Outcome, Tuned
 from rpbench.plan.contest.restarts import shifted
 from rpbench.plan.contest.sketch import Sketcher
-from rpbench.plan.contest.space import Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
 
 # The cuts of a change are searched with this multiple of the work of the plan's own sketches.

@@ -13,12 +13,11 @@ from rpbench.cost.hardware.basis import make_basis
 from rpbench.ir.partition import symmetric
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.bounds import Bounds
-from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.frame import Frames, posed
 from rpbench.plan.contest.plans import rank
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.sketch import Sketcher
-from rpbench.plan.contest.space import space_of
 from rpbench.plan.counts import plain_partitions
 from rpbench.plan.linear import prices
 

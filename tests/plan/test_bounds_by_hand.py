@@ -12,8 +12,7 @@ from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.plan.contest.bounds import Bounds, _fullest
-from rpbench.plan.contest.contender import contender
-from rpbench.plan.contest.space import space_of
+from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.terms import Limits
 
 F, R, B, I, W = 1.0, 1.0, 2.5, 1.5, 1.25  # noqa: E741  as in the papers

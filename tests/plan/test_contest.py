@@ -14,12 +14,11 @@ from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.plan.climb import Climb, ClimbOrder, Tally
-from rpbench.plan.contest.contender import contender, contenders, why_not_charged
+from rpbench.plan.contest.contender import RECOMPUTES, Setting, Space, contender, contenders, space_of, why_not_charged
 from rpbench.plan.contest.frame import Frame, Frames, order_key, posed
 from rpbench.plan.contest.plans import Budget, Tried, rank
 from rpbench.plan.contest.restarts import restart
 from rpbench.plan.contest.search import Search, tune
-from rpbench.plan.contest.space import RECOMPUTES, Setting, Space, space_of
 from rpbench.plan.contest.terms import default_microbatches
 from rpbench.plan.counts import promising_counts
 from rpbench.plan.evaluate import evaluate

@@ -13,16 +13,14 @@ from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.plan.climb import _moves
 from rpbench.plan.contest.bounds import _fitting
-from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.contender import Setting, Space, contender, space_of
 from rpbench.plan.contest.frame import Outcome
 from rpbench.plan.contest.plans import Budget, Tried, Tuned, beats, leaders, rank
-from rpbench.plan.contest.restarts import restart
-from rpbench.plan.contest.shifted_cuts import climbed, shifted
+from rpbench.plan.contest.restarts import climbed, restart, shifted
 from rpbench.plan.contest.sketch import _turn
-from rpbench.plan.contest.space import Setting, Space, space_of
 from rpbench.plan.contest.terms import default_microbatches
 from rpbench.plan.counts import plain_partitions, promising_counts
-from rpbench.plan.greedy import fill_stages
+from rpbench.plan.even_and_greedy import fill_stages
 from rpbench.plan.whole import _neighbours, _starts
 
 FUSED = Partition((1, 2, 1), (1, 2, 1, 2), fused=True)  # six layers, two of them in the fused stage

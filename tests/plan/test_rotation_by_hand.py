@@ -8,9 +8,8 @@ import pytest
 
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.cost.hardware.machine import Machine
-from rpbench.plan.of_mobius.rotation import Links, Rotation
-from rpbench.plan.of_mobius.rotation_links import share_links
-from rpbench.plan.of_mobius.rotation_program import _descend, _moves, _plain, solve
+from rpbench.plan.rotation import Links, Rotation, share_links
+from rpbench.plan.rotation_program import _descend, _moves, _plain, solve
 
 LAYERS = 9
 

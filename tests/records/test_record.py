@@ -10,8 +10,7 @@ import pytest
 from rpbench.config.request import load
 from rpbench.records import provenance, record
 from rpbench.run.modes import simulate
-from rpbench.run.recording import Outcome, Work, identity, recorded
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import Outcome, Work, identity, recorded, run
 
 
 def name_of(*overrides):

@@ -26,7 +26,7 @@ from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.run import cluster_file
 from rpbench.run.cluster_file import cluster_of, layers_of, to_text
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.torch_runtime.processes import ranks
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 

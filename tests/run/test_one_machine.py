@@ -9,7 +9,7 @@ from rpbench.cost.footprint.memory import classes_of
 from rpbench.ir.action import Kind
 from rpbench.run.assemble import assemble
 from rpbench.run.mesh_run import prepare
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.sim.memory import peak_in_flight
 
 ASKED = ("schedule=1f1b", "model=llama31_8b", "num_microbatches=32", "recompute=all", "cost=analytic")

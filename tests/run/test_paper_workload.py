@@ -4,7 +4,7 @@ import pytest
 
 from rpbench.config.request import load
 from rpbench.records.describe import describe
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 
 PAPER = ["cost=analytic", "mode=predict"]
 

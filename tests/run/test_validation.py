@@ -5,7 +5,7 @@ import pytest
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
 from rpbench.run.modes.train import check_request
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.run.scheduled import assembled_of
 
 SMALL = ("experiment=convergence_study", "model.num_layers=2", "num_devices=2", "model.hidden=16", "model.seq_len=16")

@@ -14,7 +14,7 @@ from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight

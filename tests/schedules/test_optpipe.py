@@ -229,7 +229,7 @@ TRAINED = (
 @pytest.mark.parametrize("backend", ["virtual", "cpu"])
 def test_it_trains_bit_for_bit_and_moves_what_is_counted(backend, tmp_path):
     """Two steps; what stage 0 keeps are tokens, which are on the host anyway."""
-    from rpbench.run.request_to_records import run
+    from rpbench.run.recording import run
 
     (row,) = run(load([*TRAINED, f"backend={backend}", f"results_dir={tmp_path}"]))
     assert row["status"] == "ok"

@@ -21,7 +21,7 @@ from rpbench.plan import choose
 from rpbench.plan.evaluate import evaluate
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate
 from rpbench.sim.memory import peak_in_flight

@@ -15,7 +15,7 @@ from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.workload.architecture import Architecture
 
 MODEL = Architecture("even", num_layers=8, hidden=16, heads=2, vocab=32, seq_len=8)

@@ -14,9 +14,8 @@ from rpbench.ir.action import Action, Kind, parse
 from rpbench.ir.analysis import Analysis, replay
 from rpbench.ir.checks.check import check
 from rpbench.ir.partition import split_evenly, symmetric
-from rpbench.ir.policy import Policy
+from rpbench.ir.policy import LateRest, Policy, boundaries, steps_late
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_text
-from rpbench.ir.waits.rest_rule import LateRest, boundaries, steps_late
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate

@@ -16,10 +16,10 @@ from rpbench.cost.transfers import OptimizerTraffic, Traffic
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.registry import entry
+from rpbench.sim.fair_shares import PARTS, Queues, Servers, Shared, run_events, share
 from rpbench.sim.graph import build_graph
 from rpbench.sim.kernels import compiled
-from rpbench.sim.shared_links.fair_shares import PARTS, Queues, Servers, Shared, run_events, share
-from rpbench.sim.shared_links.links import MovingGraph, simulate_links
+from rpbench.sim.links import MovingGraph, simulate_links
 from rpbench.workload.architecture import Architecture
 
 SIZES = model_bytes(Architecture("tiny", num_layers=8, hidden=64, heads=2, vocab=16, seq_len=4), 8)

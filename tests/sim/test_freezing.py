@@ -13,7 +13,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import ScheduleError, Shape
 from rpbench.registry import entry
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.sim.freezing import freeze
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph

@@ -10,7 +10,7 @@ from rpbench.ir.plain_row import PlainRow
 from rpbench.ir.schedule import Schedule, Shape, from_text
 from rpbench.registry import entries
 from rpbench.sim.columns import read_columns
-from rpbench.sim.kept import kept_cargo, kept_edges
+from rpbench.sim.graph import kept_cargo, kept_edges
 
 
 def built(name, *sizes, **options):

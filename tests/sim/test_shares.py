@@ -6,8 +6,8 @@ from fairness import fair_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpbench.sim.shared_links.fair_shares import Queues, Shared, share
-from rpbench.sim.shared_links.tasks import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run
+from rpbench.sim.fair_shares import Queues, Shared, share
+from rpbench.sim.tasks import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run
 
 
 def timed(needs, capacity=None, edges=(), ports=(), urgent=()):

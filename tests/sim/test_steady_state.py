@@ -20,8 +20,7 @@ from rpbench.registry import entries, entry
 from rpbench.sim.columns import read_columns
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
-from rpbench.sim.metrics import measure
-from rpbench.sim.steady import _steps, bubble_between_ends, rotation_of, steady_bubble, step_ends, step_time
+from rpbench.sim.metrics import _steps, bubble_between_ends, measure, rotation_of, steady_bubble, step_ends, step_time
 
 ROWS = [
     row

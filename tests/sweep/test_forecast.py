@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rpbench.config.request import load
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.sweep.preview import Forecaster
 
 LLAMA = ("model=llama31_8b", "cluster=8x_rtx4090", "cost=analytic", "num_microbatches=8")

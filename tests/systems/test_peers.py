@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from baselines.systems import worker
-from baselines.systems.case import Case
-from baselines.systems.requirement import why_missing
+from baselines.systems.case import Case, why_missing
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import Ranks
 

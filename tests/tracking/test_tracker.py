@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rpbench.config.request import load
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 from rpbench.tracking import metrics, wandb_run
 from rpbench.tracking.wandb_run import name_of, summary_of
 

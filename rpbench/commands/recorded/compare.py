@@ -10,10 +10,10 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from rpbench.finite import is_finite
 from rpbench.records import record
 from rpbench.records.describe import IN_SLOTS, clock
 from rpbench.records.record import Record
+from rpbench.strict_json import is_finite
 
 Interval = tuple[float, float]
 Verdict = Literal["beyond", "within", "equal", "unknown"]

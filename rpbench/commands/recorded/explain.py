@@ -23,7 +23,6 @@ from rpbench.cost.table import CostTable
 from rpbench.explain.of_case import side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, UNITS, Number, Side, Work, number_of
 from rpbench.explain.split import Metric, explain
-from rpbench.finite import is_finite
 from rpbench.records import record
 from rpbench.records.describe import unit
 from rpbench.records.record import Record
@@ -31,9 +30,9 @@ from rpbench.registry import unknown_name
 from rpbench.run.assemble import Assembled
 from rpbench.run.modes.predict import basis_of, case_of
 from rpbench.run.scheduled import assembled_of
-from rpbench.sim.metrics import measure
-from rpbench.sim.shared_links.links import simulate_charged
-from rpbench.sim.steady import step_time
+from rpbench.sim.links import simulate_charged
+from rpbench.sim.metrics import measure, step_time
+from rpbench.strict_json import is_finite
 
 SHOWN = ("schedule", "model", "cluster", "cost", "mode", "backend", "partition_layers", "offload", "staleness_steps")
 MODES = ("simulate", "train", "predict")

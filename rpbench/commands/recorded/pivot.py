@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from rpbench.commands.recorded.record_table import table
-from rpbench.commands.recorded.store import latex_table, options_of
+from rpbench.commands.recorded.store import latex_table, options_of, table
 from rpbench.records import record
 from rpbench.records.describe import IN_SLOTS, clock
 from rpbench.records.record import Record

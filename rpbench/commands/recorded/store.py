@@ -1,18 +1,33 @@
-"""`export`, `query` and `compact`: the records of a folder as one table."""
+"""`export`, `query` and `compact`: the records of a folder as one Arrow table.
+
+The table comes from the record files or, where these are as they were, from a pack of them:
+
+    <results>/records-<digest>.parquet      every record, written by `rpbench compact`, named by a digest of its bytes
+
+A record is its file; a pack saves reading it. A row of a pack counts while its file has the size and the time of
+change that it had, so that a run that was removed, added or written again is never read from the pack; nor is any row
+of a pack that was changed.
+"""
 
 import csv
+import hashlib
 import io
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet
 
-from rpbench.commands.recorded.record_table import canonical, columns_of, pack, table
 from rpbench.records import record
 from rpbench.records.record import Record, check_target
 from rpbench.registry import unknown_name
+from rpbench.strict_json import is_finite
+from rpbench.whole_file import read_bytes
 
 FORMATS = ("csv", "jsonl", "latex", "parquet")
 _LATEX = str.maketrans(
@@ -26,6 +41,150 @@ _PRINTED = (
     *("schedule", "model", "num_devices", "num_microbatches"),
     *("step_time_s", "tokens_per_s", "bubble_makespan", "staleness_steps"),
 )
+PACKS = "records-*.parquet"
+MOST_BYTES = 2**31  # of a pack
+# Times of day, and the machine: what differs between two undisturbed runs of one sweep.
+_PASSING = ("started_at", "git_commit", "hardware", "versions", "surroundings", "digest")
+_STAMP = ("file_ns", "file_bytes")  # columns of a pack that no record has
+
+
+def canonical(results: Path) -> list[Record]:
+    """Every sound record of a folder by run_id, without times of day and machine; what is nested as JSON text.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    rows = [_flat(row) for row in record.read_all(results)]
+    _check_some(rows, results)
+    return rows
+
+
+def table(results: Path) -> pa.Table:
+    """The rows of `canonical` as a table, a column for every key; one of several kinds of values is a column of texts.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    return _table(results, _stamps(results))
+
+
+def pack(results: Path) -> tuple[Path, int]:
+    """Pack every sound record of a folder: the file, and how many they are. Earlier packs go.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    stamps = _stamps(results)  # before anything is read: what is written meanwhile is read again the next time
+    found = _table(results, stamps)
+    told = [stamps.get(run, (0, 0)) for run in found["run_id"].to_pylist()]
+    for name, column in zip(_STAMP, zip(*told, strict=True), strict=True):
+        found = found.append_column(name, pa.array(column, pa.int64()))
+    content = io.BytesIO()
+    pa.parquet.write_table(found, content, compression="zstd")
+    path = results / PACKS.replace("*", _digest(content.getvalue()))
+    record.write_atomically(path, content.getvalue())
+    for other in set(results.glob(PACKS)) - {path}:
+        other.unlink(missing_ok=True)
+    return path, int(found.num_rows)
+
+
+def _table(results: Path, stamps: Mapping[str, tuple[int, int]]) -> pa.Table:
+    packed = _packed(results, stamps)
+    if packed is None:
+        return table_of(canonical(results))
+    known = set(packed["run_id"].to_pylist())
+    loose = _read(results, sorted(set(stamps) - known))
+    if not loose:
+        _check_some(known, results)
+        return packed
+    try:
+        return _ordered(pa.concat_tables([packed, table_of(loose)], promote_options="permissive"))
+    except (pa.ArrowInvalid, pa.ArrowTypeError):  # a key whose values are of one kind here, and of another there
+        return table_of(canonical(results))
+
+
+def table_of(rows: Sequence[Record]) -> pa.Table:
+    """Flat rows as a table."""
+    return pa.table({name: _column([row.get(name) for row in rows]) for name in columns_of(rows)})
+
+
+def columns_of(rows: Sequence[Record]) -> list[str]:
+    """Every key of flat rows, the run's name first."""
+    return _sorted({key for row in rows for key in row})
+
+
+def _sorted(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (name != "run_id", name))
+
+
+def _check_some(rows: Collection[Any], results: Path) -> None:
+    if not rows:
+        raise ValueError(f"results_dir={results}: no record in it; run something, or name another folder")
+
+
+def _flat(row: Record) -> Record:
+    kept = {key: value for key, value in sorted(row.items()) if key not in _PASSING}
+    nested = {k: json.dumps(v, sort_keys=True) for k, v in kept.items() if isinstance(v, (dict, list))}
+    return {"run_id": kept.pop("run_id"), **kept, **nested}
+
+
+def _column(values: Sequence[Any]) -> pa.Array:
+    if len({(float if is_finite(value) else type(value)) for value in values if value is not None}) < 2:
+        with suppress(OverflowError, UnicodeEncodeError, pa.ArrowInvalid):  # no 64 bits hold it, or no UTF-8
+            return pa.array(values)
+    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str:
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def _read(results: Path, runs: Sequence[str]) -> list[Record]:
+    """The sound ones of some records, flat."""
+    found = (record.read(results / run) for run in runs)
+    return [_flat(row) for row in found if row is not None]
+
+
+def _stamps(results: Path) -> dict[str, tuple[int, int]]:
+    """Run -> time of change, in nanoseconds, and size of its record."""
+    found = {}
+    for folder in os.scandir(results) if results.is_dir() else ():
+        try:
+            stat = os.stat(f"{folder.path}/record.json")
+        except OSError:
+            continue
+        found[folder.name] = stat.st_mtime_ns, stat.st_size
+    return found
+
+
+def _packed(results: Path, stamps: Mapping[str, tuple[int, int]]) -> pa.Table | None:
+    """The rows of a pack whose files are as they were; None without a pack that can be read."""
+    for path in sorted(results.glob(PACKS)):
+        try:
+            content = read_bytes(path, MOST_BYTES)
+            if path.match(PACKS.replace("*", _digest(content))):
+                return _standing(pa.parquet.read_table(pa.BufferReader(content)), stamps)
+        except (OSError, ValueError, KeyError, pa.ArrowException):  # another program's
+            continue
+    return None
+
+
+def _standing(found: pa.Table, stamps: Mapping[str, tuple[int, int]]) -> pa.Table:
+    told = zip(*(found[name].to_pylist() for name in ("run_id", *_STAMP)), strict=True)
+    stands = [stamps.get(run) == tuple(stamp) for run, *stamp in told]
+    rows = found.drop_columns(_STAMP)
+    return rows if all(stands) else rows.filter(pa.array(stands))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _ordered(found: pa.Table) -> pa.Table:
+    return found.select(_sorted(found.column_names)).sort_by("run_id")
+
+
+# --- commands ---
 
 
 def export(arguments: Sequence[str], out: TextIO) -> None:

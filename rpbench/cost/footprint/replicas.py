@@ -36,9 +36,8 @@ from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import inputs_stay
-from rpbench.ir.policy import Policy
+from rpbench.ir.policy import LateRest, Policy
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.ir.waits.rest_rule import LateRest
 
 _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
 

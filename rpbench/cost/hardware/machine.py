@@ -12,9 +12,9 @@ from typing import Any
 from rpbench.cost.hardware.collective_rates import CollectiveRate, collective_rates, ring_hops
 from rpbench.cost.hardware.device import IN_MACHINE, Device, Ssd, device, names, read, ssds_named, unknown_option
 from rpbench.cost.hardware.measured import MEASURED
-from rpbench.finite import is_finite
 from rpbench.places import CONF
 from rpbench.registry import unknown_name
+from rpbench.strict_json import is_finite
 
 _COUNTS = (
     "num_devices",

@@ -8,18 +8,15 @@ from collections.abc import Iterator, Sequence
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
 from rpbench.ir.analysis import Analysis, analysed
+from rpbench.ir.checks.actions import check_fields, check_placement
 from rpbench.ir.checks.deadlock import execution_rounds
 from rpbench.ir.checks.excerpt import broken
-from rpbench.ir.checks.placement import check_placement
-from rpbench.ir.checks.versions import Versions
-from rpbench.ir.checks.versions_by_lane import check_settled
+from rpbench.ir.checks.versions import Versions, check_settled
 from rpbench.ir.communication import check_communication, check_pair_order
-from rpbench.ir.fields import check_fields
 from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
-from rpbench.ir.waits.dependencies import window
-from rpbench.ir.waits.edges import Rows, edges_of
+from rpbench.ir.waits.edges import Rows, edges_of, window
 from rpbench.ir.waits.late_rest import check_late_rest
 
 # Speculation: steps that are taken before overflow and norm are known, and what ends them.

@@ -1,10 +1,11 @@
 """Residency: how many stage activations each device holds while a schedule runs that moves some of them elsewhere.
 
-Found by a replay in which every computation takes one slot and transfers none: what is seen is the order's own doing.
-Where a transfer is still under way when the next forward begins, its device holds one more.
+The count comes from a replay in which every computation takes one slot and transfers take none, so that it depends on
+the order alone. Where a transfer is still under way when the next forward begins, its device holds one more.
 """
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from rpbench.ir.action import COMPUTE, Kind, parts_of
 from rpbench.ir.analysis import Analysis
@@ -133,3 +134,33 @@ def _slots(analysis: Analysis) -> tuple[list[int], list[int]]:
         starts[number] = max([free, *(ends[producer] for producer in before)])
         ends[number] = starts[number] + (index.actions[number].kind in COMPUTE)
     return starts, ends
+
+
+def turns_at_once(schedule: Schedule) -> bool:
+    """Whether, on its lane, its own backward directly follows every forward of the last stage, as in 1F1B.
+
+    The activations of the forward can then stay for the backward: that holds no more than recomputing them would.
+    Elsewhere one stage's activations of every microbatch in flight would stay.
+
+        device 0   0F0 0F1     0B0 0F2     0B1      0B2
+        device 1       1F0 1B0     1F1 1B1      ...
+
+    Only where both directions have the same last stage and sequences are whole.
+    """
+    shape, partition = schedule.shape, schedule.partition
+    if shape.fused or shape.num_parts > 1 or (partition and partition.forward[-1] != partition.backward[-1]):
+        return False
+    last, top = shape.num_stages - 1, shape.num_backward_stages - 1
+    for _, _, row in schedule.items():
+        for place in [place for place, pair in enumerate(map(itemgetter(0, 1), row)) if pair == (Kind.F, last)]:
+            following = row[place + 1] if place + 1 < len(row) else None
+            if following is None or following.kind not in (Kind.B, Kind.I):
+                return False
+            if (following.stage, following.microbatch) != (top, row[place].microbatch):
+                return False
+    return not any(
+        part.kind is Kind.F and part.stage == last
+        for _, _, row in (schedule.items() if Kind.OVERLAP in schedule.kinds else ())
+        for action in row
+        for part in action.sub
+    )

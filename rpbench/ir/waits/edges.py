@@ -1,23 +1,242 @@
-"""Edges: what every action of a schedule waits for, derived once, all microbatches of a stage at a time.
+"""Edges: what every action of a schedule waits for. A schedule stores none: they follow from its shape and policy.
 
-A row holds the numbers of the actions of one kind, stage and part by microbatch, or of a STEP and its like by version;
--1 stands where there is none. `Rows` keeps them as lists, which a browser can read as well, `rpbench.sim.columns` as
-arrays. The rules themselves: `rpbench.ir.waits.dependencies`; what transfers add: `rpbench.ir.waits.moves`.
+    F(s)  after F(s-1)                        W(s)  after I(s)
+    B(s)  after F(s) and B(s+1)               STEP(s)@v  after STEP(s)@v-1 and every gradient of its window
+    FB    after the last forward stage        F(s)  after the STEP that publishes the version it reads
+    WAIT(s)  after F(s)
+    VALIDATE, ROLLBACK and steps that they end: `rpbench.ir.checks.check`
+
+    With a head cut over the devices: HF after the last forward stage, HB after every HF of its microbatch, and the
+    last backward stage after every HB. These exchange sums and broadcasts of all devices, not boundary tensors: no SEND
+    stands for them. Share d is stepped with stage d: STEP(d) waits for the gradients of HB(d), too.
+
+    Where forwards keep the input of one stage in K (`Shape.keeps_every`), R(s) and B(s) after R(s-1), if K does not
+    divide s.
+
+Where a schedule has communication actions, RECV stands in for the neighbour's action and waits for its SEND.
+When forward and backward are cut apart, a backward stage waits for the last forward stage and for the
+backward stage above; the transfer from the last forward stage carries a tensor only into the topmost of them.
+
+`edges_of` derives the edges of all microbatches of a stage at a time. A row holds the numbers of the actions of one
+kind, stage and part by microbatch, or of a STEP and its like by version; -1 stands where there is none. `Rows` of the
+index are lists, which a browser can read as well, those of `rpbench.sim.columns` arrays. Transfers add edges of their
+own: `rpbench.ir.waits.moves`.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from rpbench.ir.action import HEAD, RECV, SEND, SUMS, Action, Kind, parts_of
-from rpbench.ir.policy import KNOWN, STEPS_BEHIND
-from rpbench.ir.schedule import Schedule
-from rpbench.ir.waits.dependencies import names_versions, needs, stages_updated, version_read
+from rpbench.ir.action import HEAD, RECV, SEND, STEPPING, SUMS, Action, Kind, parts_of
+from rpbench.ir.policy import ASYNCHRONOUS, KNOWN, STEPS_BEHIND, Policy
+from rpbench.ir.schedule import Schedule, Shape
 
 GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight gradient
 # Kinds that stand once for each stage, microbatch and part.
 COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.WAIT, *HEAD}) | SEND | RECV | SUMS
 
 Row = Any  # a list of numbers, or an array of them
+Key = tuple[Kind, int, int, int]  # kind, stage, microbatch (or version of a STEP and its like, or -1), part
+
+
+class Need(NamedTuple):
+    """One thing an action waits for: the first of `options` that the schedule holds for its microbatch."""
+
+    options: tuple[tuple[Kind, int], ...]  # (kind, stage), best first
+    input: str  # "activation", "gradient", or "order" when no tensor moves
+    part_offset: int = 0
+
+
+def key(action: Action) -> Key:
+    """What identifies an action in its schedule; two actions with one key are duplicates."""
+    index = action.version if action.kind in STEPPING else action.microbatch
+    return action.kind, action.stage, -1 if index is None else index, action.part
+
+
+@lru_cache(maxsize=1 << 14)  # of a few shapes: a sweep goes through many
+def needs(shape: Shape, kind: Kind, stage: int, part: int = 0) -> tuple[Need, ...]:
+    """What an action of this kind, stage and part waits for within its own microbatch."""
+    rule = (_TENSOR_RULES if shape.tensor_parallel else _RULES).get(kind)
+    return tuple(rule(shape, stage, part)) if rule else ()
+
+
+def _forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    if stage > 0:
+        yield Need(((Kind.RECV_F, stage), (Kind.F, stage - 1)), "activation")
+    if part > 0:  # causal attention reads the keys and values of the segments before it
+        yield Need(((Kind.F, stage),), "order", -1)
+
+
+def _fused(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    last = shape.num_stages - 1
+    yield Need(((Kind.RECV_F, last + 1), (Kind.F, last)), "activation")
+
+
+def _own_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    if not shape.separate_cuts:
+        yield Need(((Kind.F, stage),), "order", shape.num_parts - 1 - part)
+    else:
+        last = shape.num_stages - 1
+        if stage == shape.num_backward_stages - 1:
+            yield Need(((Kind.RECV_F, last + 1), (Kind.F, last)), "activation")
+        else:
+            yield Need(((Kind.F, last),), "order")
+
+
+def _backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    own = next(_own_forward(shape, stage, part))
+    if shape.num_parts == 1:
+        yield own._replace(options=((Kind.R, stage), *own.options))
+    else:  # every segment is recomputed by itself, behind the last one's forward
+        yield own
+        yield Need(((Kind.R, stage),), "order")
+    yield from _made_again(shape, stage)
+    if stage < shape.num_backward_stages - 1:
+        above = stage + 1
+        yield Need(((Kind.RECV_B, stage), (Kind.B, above), (Kind.I, above), (Kind.FB, above)), "gradient")
+    elif shape.num_head_shards:
+        yield from (Need(((Kind.HB, shard),), "order") for shard in range(shape.num_head_shards))
+    if part < shape.num_parts - 1:
+        yield Need(((Kind.B, stage), (Kind.I, stage)), "order", 1)
+
+
+def _recompute(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from _own_forward(shape, stage, part)
+    yield from _made_again(shape, stage)
+
+
+def _made_again(shape: Shape, stage: int) -> Iterator[Need]:
+    """An input that no forward has kept is made by the recomputation of the stage below."""
+    if stage % shape.keeps_every:
+        yield Need(((Kind.R, stage - 1),), "order")
+
+
+def _head_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.F, shape.num_stages - 1),), "order")
+
+
+def _head_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from (Need(((Kind.HF, shard),), "order") for shard in range(shape.num_head_shards))
+
+
+def _weight_gradient(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.I, stage),), "order")
+
+
+def _after_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.F, stage),), "order")
+
+
+def _receive_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.SEND_F, stage - 1),), "activation")
+
+
+def _send_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.B, stage), (Kind.I, stage), (Kind.FB, stage)), "order")
+
+
+def _receive_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield Need(((Kind.SEND_B, stage + 1),), "gradient")
+
+
+_RULES = {
+    Kind.F: _forward,
+    Kind.FB: _fused,
+    Kind.R: _recompute,
+    Kind.B: _backward,
+    Kind.I: _backward,
+    Kind.W: _weight_gradient,
+    Kind.HF: _head_forward,
+    Kind.HB: _head_backward,
+    Kind.SEND_F: _after_forward,
+    Kind.RECV_F: _receive_forward,
+    Kind.SEND_B: _send_backward,
+    Kind.RECV_B: _receive_backward,
+    Kind.WAIT: _after_forward,
+}
+
+
+# --- where every device has a share of every matrix ----------------------------------------------------------
+
+
+def _of_all(shape: Shape, part: int, *options: tuple[Kind, int]) -> Iterator[Need]:
+    """The shares of all devices; what they add up is on every device then, so that no tensor is sent."""
+    yield from (Need(options, "order", other - part) for other in range(shape.num_parts))
+
+
+def _shared_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    if stage > 0:
+        yield from _of_all(shape, part, (Kind.SUM_F, stage - 1), (Kind.F, stage - 1))
+
+
+def _shared_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from _of_all(shape, part, (Kind.SUM_F, stage), (Kind.F, stage))
+    if stage < shape.num_backward_stages - 1:
+        yield from _of_all(shape, part, (Kind.SUM_B, stage + 1), (Kind.B, stage + 1), (Kind.I, stage + 1))
+
+
+def _shared_weight_gradient(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from _of_all(shape, part, (Kind.I, stage))  # which none of them ends before the others
+
+
+def _sum_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from _of_all(shape, part, (Kind.F, stage))
+
+
+def _sum_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    yield from _of_all(shape, part, (Kind.B, stage), (Kind.I, stage))
+
+
+_TENSOR_RULES = {
+    Kind.F: _shared_forward,
+    Kind.B: _shared_backward,
+    Kind.I: _shared_backward,
+    Kind.W: _shared_weight_gradient,
+    Kind.SUM_F: _sum_forward,
+    Kind.SUM_B: _sum_backward,
+}
+
+
+# --- optimizer steps ----------------------------------------------------------------------------------------
+
+
+def window(shape: Shape, version: int) -> range:
+    """The microbatches whose gradients make the step that publishes `version` (1 is the first)."""
+    return range((version - 1) * shape.num_microbatches, version * shape.num_microbatches)
+
+
+def version_read(policy: Policy, shape: Shape, microbatch: int, stage: int = 0) -> int | None:
+    """The version a forward must read; None when the policy reads whatever is newest.
+
+    Args:
+        stage: of that forward; only workers that begin one after another (policy cyclic) tell stages apart.
+    """
+    step, place = divmod(microbatch, shape.num_microbatches)
+    behind = STEPS_BEHIND.get(policy)
+    if policy is Policy.CYCLIC:
+        behind = int(stage + place % shape.num_ranks < shape.num_stages - 1)
+    return None if behind is None else max(0, step - behind)
+
+
+def names_versions(schedule: Schedule) -> bool:
+    """Whether forwards name the version they read, and wait for the step that publishes it.
+
+    They do where a stage has replicas and steps while microbatches are under way: the step stands in one replica's
+    lane, so the order of the others does not say what is newest there.
+    """
+    return schedule.policy in ASYNCHRONOUS and any(len(holders) > 1 for holders in schedule.placement)
+
+
+def stages_updated(schedule: Schedule, forward_stage: int) -> tuple[int, ...]:
+    """The backward stages whose STEP changes the weights a forward stage reads."""
+    if schedule.partition is not None:
+        return schedule.partition.backward_stages_over(forward_stage)
+    if not schedule.shape.separate_cuts:
+        return (forward_stage,)
+    return tuple(range(schedule.shape.num_backward_stages))
+
+
+# --- edges of all microbatches ---
 
 
 class Rows(Protocol):

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
-from rpbench.ir.waits.dependencies import version_read
+from rpbench.ir.waits.edges import version_read
 from rpbench.ir.waits.visits import Transfer, actions_of
 
 

@@ -6,7 +6,7 @@
 
 A STEP waits for no STORE:G: what a device steps is there. The order at a boundary is that of the release: the device
 has stepped, takes in what the host has made, and hands it the next window. The rule itself:
-`rpbench.ir.waits.rest_rule`.
+`rpbench.ir.policy`.
 """
 
 from collections import defaultdict
@@ -16,9 +16,8 @@ from itertools import pairwise
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
-from rpbench.ir.policy import Policy
+from rpbench.ir.policy import Boundary, Policy, boundaries, versions_stored
 from rpbench.ir.schedule import ScheduleError
-from rpbench.ir.waits.rest_rule import Boundary, boundaries, versions_stored
 from rpbench.ir.waits.visits import Transfer, Visit
 
 What = tuple[Kind, str | None]

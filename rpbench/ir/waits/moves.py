@@ -29,12 +29,11 @@ from operator import itemgetter
 from rpbench.ir.action import MOVES, SUMS, Kind
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
-from rpbench.ir.policy import KNOWN, STEPS_BEHIND
+from rpbench.ir.policy import KNOWN, STEPS_BEHIND, versions_stored
 from rpbench.ir.schedule import Schedule, Weights
-from rpbench.ir.waits.dependencies import version_read
+from rpbench.ir.waits.edges import version_read
 from rpbench.ir.waits.handovers import Handovers
 from rpbench.ir.waits.late_rest import RestEdges
-from rpbench.ir.waits.rest_rule import versions_stored
 from rpbench.ir.waits.saved_inputs import What, activation_edges
 from rpbench.ir.waits.visits import Transfer as Transfer
 from rpbench.ir.waits.visits import Visit, actions_of, served

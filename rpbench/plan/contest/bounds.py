@@ -28,9 +28,8 @@ from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.passes.recomputation import check_recompute
-from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.contender import Contender, Setting, Space
 from rpbench.plan.contest.frame import posed
-from rpbench.plan.contest.space import Setting, Space
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.plan.linear import prices

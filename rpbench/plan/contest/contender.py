@@ -1,11 +1,26 @@
-"""Contender: a schedule that takes part, on time or with updates one step late."""
+"""Contenders, on time or with updates one step late, and the space of their choices, one dimension at a time.
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+    microbatch_sequences   size of a microbatch, at the same tokens a step
+    chunks_per_device      stages on a device, where the schedule takes several and both directions are cut alike
+    recompute              all | except_last | none | fitting: the stages recomputed (`rpbench.plan.contest.frame`)
+    prefetch               visits whose weights are loaded ahead, where weights are loaded for every visit
+    schedule.NAME          the schedule's own options, as it declares them (`registry.Entry.searched`)
+
+The cut into stages belongs to every point of the space and is searched for each.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rpbench import registry
+from rpbench.passes.recomputation import RECOMPUTES, Recompute
+from rpbench.plan.contest.terms import Terms
 from rpbench.registry import Entry
+
+PREFETCHES = (1, 2)
+MOST_CHUNKS = 4  # above, stages on a device are tried in steps of a half
+OPTION = "schedule."
 
 
 @dataclass(frozen=True)
@@ -21,7 +36,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """The schedule's name, with what is fixed: `roundpipe(asynchronous=True)`."""
+        """The schedule's name with its fixed options: `roundpipe(asynchronous=True)`."""
         inside = ", ".join(f"{key}={value}" for key, value in self.fixed)
         return f"{self.entry.name}({inside})" if inside else self.entry.name
 
@@ -50,7 +65,134 @@ def contenders(names: Iterable[str] | None = None) -> list[Contender]:
 
 
 def why_not_charged(found: Contender) -> str:
-    """Why what a schedule moves cannot be charged; empty where it can."""
+    """Why the transfers of a schedule cannot be charged; empty where they can."""
     if found.entry.shards_head:
         return f"the sums of {found.entry.name} over shares of the head have no bytes yet"
     return ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A point of a space.
+
+    Args:
+        chunks_per_device: None where the search of the cut finds the numbers of stages.
+        options: of the schedule, fixed ones included.
+    """
+
+    microbatch_sequences: float
+    chunks_per_device: int | None
+    recompute: Recompute
+    prefetch: int
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def value(self, dimension: str) -> Any:
+        """The value of a dimension by its name."""
+        name = dimension.removeprefix(OPTION)
+        return dict(self.options)[name] if dimension.startswith(OPTION) else getattr(self, name)
+
+    def changed(self, dimension: str, value: Any) -> "Setting":
+        """The same with one dimension changed."""
+        name = dimension.removeprefix(OPTION)
+        if dimension.startswith(OPTION):
+            return replace(self, options=tuple((dict(self.options) | {name: value}).items()))
+        return replace(self, **{name: value})
+
+    def overrides(self) -> list[str]:
+        """The setting as words of the command line, without what is not chosen."""
+        found = [f"{OPTION}{name}={'null' if value is None else value}" for name, value in self.options]
+        found += [f"recompute={self.recompute}", f"prefetch={self.prefetch}"]
+        if self.chunks_per_device is not None:
+            found.append(f"chunks_per_device={self.chunks_per_device}")
+        return [*found, f"workload.microbatch_sequences={self.microbatch_sequences}"]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The dimensions of a contender with the values to try, the usual one first.
+
+    Raises:
+        ValueError: for a dimension without values.
+    """
+
+    dimensions: Mapping[str, tuple[Any, ...]]
+    fixed: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, values in self.dimensions.items():
+            if not values:
+                raise ValueError(f"{name}: no values to search over; give at least 1")
+
+    @property
+    def first(self) -> Setting:
+        """The usual value of every dimension."""
+        options = tuple((name.removeprefix(OPTION), values[0]) for name, values in self._options())
+        plain = {name: values[0] for name, values in self.dimensions.items() if not name.startswith(OPTION)}
+        return Setting(**plain, options=options + self.fixed)
+
+    def changes(self, setting: Setting) -> Iterator[tuple[str, Setting]]:
+        """Every setting that differs in one dimension, with its name."""
+        for name, values in self.dimensions.items():
+            for value in values:
+                if value != setting.value(name):
+                    yield name, setting.changed(name, value)
+
+    def beginning_at(self, setting: Setting) -> "Space":
+        """The same values, those of a setting first."""
+        first = {name: (setting.value(name), *values) for name, values in self.dimensions.items()}
+        return replace(self, dimensions={name: tuple(dict.fromkeys(values)) for name, values in first.items()})
+
+    def restricted(self, **values: Sequence[Any]) -> "Space":
+        """The space with the values of some dimensions given.
+
+        Raises:
+            ValueError: for a dimension that there is none of, or without values.
+        """
+        for name in values:
+            if name not in self.dimensions:
+                raise ValueError(f"{name} is no dimension of this space: {', '.join(self.dimensions)}")
+        return Space({**self.dimensions, **{name: tuple(each) for name, each in values.items()}}, self.fixed)
+
+    def _options(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        return ((name, values) for name, values in self.dimensions.items() if name.startswith(OPTION))
+
+
+def space_of(contender: Contender, terms: Terms, recomputes: Sequence[Recompute] = RECOMPUTES) -> Space:
+    """All that may be chosen of a contender; what its order does not take is refused when it is tried."""
+    entry = contender.entry
+    sizes = sorted(terms.microbatches, key=lambda size: abs(terms.num_microbatches(size) - 2 * terms.num_devices))
+    most = terms.num_microbatches(min(sizes))
+    fixed = dict(contender.fixed)
+    streams = entry.separate_cuts or entry.lower is not None
+    searched = {name: entry.values(name, terms.num_devices, most) for name in entry.searched if name not in fixed}
+    if terms.cluster.ssd is None:
+        searched.pop("ssd", None)  # none there
+    others = {name: value for name, value in entry.options.items() if name not in searched and name not in fixed}
+    return Space(
+        {
+            "microbatch_sequences": tuple(sizes),
+            "chunks_per_device": _chunks(contender, terms),
+            "recompute": ("all",) if entry.separate_cuts else tuple(recomputes),
+            "prefetch": PREFETCHES if streams else (1,),
+            **{OPTION + name: values for name, values in searched.items()},
+        },
+        tuple({**others, **fixed}.items()),
+    )
+
+
+def _chunks(contender: Contender, terms: Terms) -> tuple[int | None, ...]:
+    """Up to one layer a stage, the head in a stage of its own."""
+    entry = contender.entry
+    if entry.separate_cuts:
+        return (None,)
+    if entry.chunks is not None and not entry.more_chunks:
+        return (entry.chunks,)
+    if not entry.looped:
+        return (1,)
+    most = -(-(terms.model.num_layers + 1) // terms.num_devices)
+    step = entry.chunks or 1
+    found, number = list[int](), step
+    while number <= most or not found:
+        found.append(number)
+        number += step if number < MOST_CHUNKS else -(-number // 2)
+    return tuple(sorted(found, key=lambda chunks: abs(chunks - 2)))

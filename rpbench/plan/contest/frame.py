@@ -24,16 +24,15 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
 from rpbench.passes.recomputation import Recompute, check_recompute
-from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.contender import Contender, Setting
 from rpbench.plan.contest.plans import Outcome, Tuned
-from rpbench.plan.contest.space import Setting
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.evaluate import makespan
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
+from rpbench.sim.links import MovingGraph, simulate_charged
 from rpbench.sim.memory import peak_in_flight
-from rpbench.sim.shared_links.links import MovingGraph, simulate_charged
-from rpbench.sim.steady import step_ends, step_time
+from rpbench.sim.metrics import step_ends, step_time
 
 Ints = npt.NDArray[np.int64]
 

@@ -6,8 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
-from rpbench.plan.contest.contender import Contender
-from rpbench.plan.contest.space import Setting
+from rpbench.plan.contest.contender import Contender, Setting
 
 # What is better by less is no improvement.
 TOLERANCE = 1e-4

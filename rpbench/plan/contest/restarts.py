@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from rpbench.ir.partition import Partition, symmetric
+from rpbench.plan.contest.contender import Setting, Space
 from rpbench.plan.contest.plans import Budget, Restarted, Tried, beats
-from rpbench.plan.contest.space import Setting, Space
 
 MOST_FAR = 250  # layers that go to stages far away, in a row without a better cut
 

@@ -17,12 +17,11 @@ from typing import Any
 from rpbench.ir.partition import Partition
 from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.bounds import Bounds
-from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.contender import OPTION, Contender, Setting, Space, space_of
 from rpbench.plan.contest.frame import FRAME, Frame, Frames
 from rpbench.plan.contest.plans import NONE, TOLERANCE, Budget, Outcome, Tried, Tuned, beats, leaders, rank
 from rpbench.plan.contest.restarts import climbed, restart
 from rpbench.plan.contest.sketch import Sketcher
-from rpbench.plan.contest.space import OPTION, Setting, Space, space_of
 from rpbench.plan.contest.terms import Terms
 from rpbench.sim.kernels import compile_orders
 

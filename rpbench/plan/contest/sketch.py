@@ -11,9 +11,8 @@ from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.waits.moves import has_transfers
 from rpbench.plan.climb import MISFIT, PATIENCE, Climb, ClimbOrder, Tally
-from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.contender import Contender, Setting, Space
 from rpbench.plan.contest.frame import posed
-from rpbench.plan.contest.space import Setting, Space
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import Counts, plain_partitions, promising_counts
 from rpbench.plan.even_and_greedy import plan_greedy

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from baselines.systems.case import Case
-from baselines.systems.requirement import why_missing
+from baselines.systems.case import Case, why_missing
 from rpbench.config.choices import ConfigError, GpuDuel
 from rpbench.config.request import Request
 from rpbench.engine.backends import accelerator

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 
 from rpbench.run.modes.duel.runs import Runs
-from rpbench.run.modes.duel.turns import turn_order
+from rpbench.run.modes.duel.starts import turn_order
 
 SLOT_S = 0.7  # a run and what is between two
 

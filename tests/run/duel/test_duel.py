@@ -25,9 +25,9 @@ from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS, co
 from rpbench.run.modes.duel.findings import findings
 from rpbench.run.modes.duel.plans import complete, make_plans
 from rpbench.run.modes.duel.run import CLUSTER, PLANS, SUMMARY, records
+from rpbench.run.modes.duel.starts import play, turn_order
 from rpbench.run.modes.duel.summary import lines, summary
 from rpbench.run.modes.duel.teams import Sample
-from rpbench.run.modes.duel.turns import play, turn_order
 from rpbench.run.modes.duel.verdict import Ratio, drift, over_predicted, predictions, ratio, times
 from rpbench.run.scheduled import PROFILE
 from rpbench.workload.architecture import Architecture

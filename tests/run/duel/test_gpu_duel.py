@@ -22,8 +22,8 @@ from rpbench.run.modes.duel import run as duel_run
 from rpbench.run.modes.duel import starts
 from rpbench.run.modes.duel.contenders import gpu_contenders
 from rpbench.run.modes.duel.findings import verdict_fields
+from rpbench.run.modes.duel.starts import play
 from rpbench.run.modes.duel.teams import Sample, SystemTeam
-from rpbench.run.modes.duel.turns import play
 from rpbench.run.modes.gpu_duel import records
 
 DRY = ("experiment=gpu_duel", "backend.dry_accelerators=2", "model=tiny_gpt", "model.num_layers=2", "model.hidden=16",

@@ -13,7 +13,7 @@ from rpbench.run.modes.duel import starts
 from rpbench.run.modes.duel.contenders import is_reference, torch_contenders
 from rpbench.run.modes.duel.findings import derived_fields, findings
 from rpbench.run.modes.torch_duel import records
-from rpbench.run.request_to_records import run
+from rpbench.run.recording import run
 
 
 def test_a_dearer_table_is_slower_and_the_same_schedule_twice_is_not():

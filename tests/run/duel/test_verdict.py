@@ -11,7 +11,7 @@ import pytest
 from machine_noise import Noise, made_up_start
 
 from rpbench.run.modes.duel.runs import Comparisons, Runs, compare, pairs
-from rpbench.run.modes.duel.turns import family_order, turn_order
+from rpbench.run.modes.duel.starts import family_order, turn_order
 from rpbench.run.modes.duel.verdict import (
     Rules,
     StartFinding,

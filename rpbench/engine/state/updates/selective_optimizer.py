@@ -27,7 +27,7 @@ from rpbench.engine.state.ownership import Piece, Pieces, take
 from rpbench.engine.state.updates.optimizer import HostOptimizer
 from rpbench.engine.state.updates.owned_masters import Part
 from rpbench.engine.state.whole_gradient import Outcome
-from rpbench.ir.waits.rest_rule import LateRest, boundaries
+from rpbench.ir.policy import LateRest, boundaries
 
 
 def num_important(num_columns: int, topk: Fraction) -> int:

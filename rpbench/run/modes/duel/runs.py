@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from rpbench.run.modes.duel.turns import Run  # which needs torch; whoever reads records does not
+    from rpbench.run.modes.duel.starts import Run  # which needs torch; whoever reads records does not
 
 Columns = Mapping[str, Sequence[Any]]
 Floats = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ CLOCKS = ("wall", "replay")
 DECIMALS = 6  # of a second
 # A comparison in which other programs had more than this of a core does not count.
 MOST_OTHERS = 0.05
-# Rank-seconds of a step that its replay does not explain (`rpbench.torch_runtime.recorded.replay.unexplained`).
+# Rank-seconds of a step that its replay does not explain (`rpbench.torch_runtime.recorded.outcome.unexplained`).
 MISSING = ("late", "messages", "after", "between", "outside")
 
 

@@ -1,24 +1,43 @@
 """Starts: the processes of a duel, each from resident contenders to their runs; and who may take part in them.
 
-Where a process puts its weights, and on which pages, stays for as long as it lives, and all runs of it share that.
-Two starts are therefore two processes. Plans are made once and come with the job.
+The place of a process's weights in memory stays for as long as it lives, and all its runs share that. Two starts are
+therefore two processes. Plans are made once and come with the job. Every contender gets the same help, which the record
+names: each worker and each rank computes on a core of its own, memory stays with the process
+(`rpbench.run.allocator`), one warm-up run each, no garbage collection in a run.
 
-What helps is done to everybody, and is in the record: each worker and each rank computes on a core of its own, memory
-stays with the process (`rpbench.run.allocator`), one warm-up run each, no garbage collection in a run.
+Turns: all contenders are resident side by side and run once each, in an order drawn anew, until enough is known. The
+references of a turn run the same plan, each resident for itself. They cut the other contenders into as many groups as
+there are references, as equal as possible:
+
+    turn 1   c a  R2  d  R1  e b  R3        turn 2   b  R1  d a  R3  c e  R2
+
+so that a run is never further from a reference on either side than a group is long: a drift over seconds is common to a
+run and its neighbours. In a run-off the plans of a contender are compared with each other alone, so they run one after
+the other, contenders and their plans in an order drawn anew:
+
+    turn 1   b1 b3 b2  c2 c1  a1 a2         turn 2   c1 c2  a2 a1  b2 b1 b3
+
+The draws follow from a seed, which the record keeps. The first turn warms everybody up and is not counted. Garbage is
+collected between runs, never in one; objects from before the first run are frozen, so that collecting takes
+milliseconds.
 """
 
+import gc
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from random import Random
+from typing import NamedTuple
 
 from baselines.systems.case import Case
 from rpbench.config.choices import Duel, Turns
 from rpbench.config.request import Request
 from rpbench.engine.backends.threads import CpuBackend, usable_cores
+from rpbench.engine.executor import ActionFailed
 from rpbench.engine.program import make_program
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings
@@ -27,13 +46,130 @@ from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel.contenders import Contender, is_reference
 from rpbench.run.modes.duel.findings import find_starts
 from rpbench.run.modes.duel.runs import columns_of
-from rpbench.run.modes.duel.teams import DIFFERENCES, ON_DEVICE, Absent, EngineTeam, LimitTeam, Parity, Team, TorchTeam
-from rpbench.run.modes.duel.turns import FAILURES, Run, family_order, play, turn_order, why_lost
+from rpbench.run.modes.duel.teams import (
+    DIFFERENCES,
+    ON_DEVICE,
+    Absent,
+    EngineTeam,
+    LimitTeam,
+    Parity,
+    Sample,
+    Team,
+    TorchTeam,
+)
 from rpbench.run.modes.duel.verdict import Rules, Started
 from rpbench.run.training.tensors import one_thread, workload_of
 from rpbench.side_processes import side_processes
+from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.workload.architecture import Architecture
+
+Told = Callable[[str], None]
+
+LOOK_EVERY = 5  # turns
+FAILURES = (RunFailed, ActionFailed, ValueError, RuntimeError)  # what a contender may end with; the others go on
+
+
+def why_lost(error: Exception) -> str:
+    """A failure in one line."""
+    words = str(error).partition("\n")[0]
+    return words if isinstance(error, RunFailed) else f"{type(error).__name__}: {words}"
+
+
+class Run(NamedTuple):
+    """One run of a contender; `at_s` is its middle, counted from the first run."""
+
+    name: str
+    at_s: float
+    sample: Sample
+
+
+def turn_order(others: Sequence[str], references: Sequence[str], draw: Random) -> list[str]:
+    """One turn.
+
+    Raises:
+        ValueError: if there is no reference.
+    """
+    if not references:
+        raise ValueError("no reference: a turn needs at least 1 run to compare the others with")
+    shuffled, last = draw.sample(others, len(others)), draw.sample(references, len(references))
+    size, left = divmod(len(shuffled), len(last))
+    longer = draw.sample(range(len(last)), left)
+    found: list[str] = []
+    for number, reference in enumerate(last):
+        found += [*(shuffled.pop() for _ in range(size + (number in longer))), reference]
+    return found
+
+
+def family_order(families: Sequence[Sequence[str]], draw: Random) -> list[str]:
+    """One turn of a run-off; a family is the plans of a contender."""
+    return [name for family in draw.sample(families, len(families)) for name in draw.sample(family, len(family))]
+
+
+def play(
+    teams: Mapping[str, Team],
+    make_turn: Callable[[], Sequence[str]],
+    budget_s: float,
+    is_enough: Callable[[Sequence[Run]], bool],
+    tell: Told = lambda line: None,
+    lost: dict[str, str] | None = None,
+) -> list[Run]:
+    """The runs, in the order they were made.
+
+    Args:
+        make_turn: the order of the next turn, of all teams; where there are references, the last is one.
+        budget_s: no turn begins after that.
+        is_enough: asked now and then.
+        lost: gets who has failed, and why; the others go on without it.
+    """
+    began, lost = time.perf_counter(), {} if lost is None else lost
+    runs: list[Run] = []
+    turn = 0
+    with _collection_between_runs():
+        while True:
+            made = list(_made(teams, make_turn(), began, lost))
+            if turn == 0:
+                made = made[-1:]  # the neighbour of whoever runs next
+            runs += made
+            spent = time.perf_counter() - began
+            if turn % LOOK_EVERY == 0:
+                tell(f"{turn} turns in {spent:.0f} s")
+            if turn and (spent >= budget_s or (turn % LOOK_EVERY == 0 and is_enough(runs))):
+                return [run for run in runs if run.name not in lost]
+            turn += 1
+
+
+def _made(teams: Mapping[str, Team], names: Sequence[str], began: float, lost: dict[str, str]) -> Iterator[Run]:
+    for name in names:
+        if name not in lost:
+            try:
+                yield _run(name, teams[name], began)
+            except FAILURES as error:
+                lost[name] = why_lost(error)
+
+
+def _run(name: str, team: Team, began: float) -> Run:
+    gc.collect()
+    before = time.perf_counter()
+    sample = team.run()
+    return Run(name, (before + time.perf_counter()) / 2 - began, sample)
+
+
+@contextmanager
+def _collection_between_runs() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+# --- starts ---
 
 MakeTeams = Callable[[Sequence[Contender], ExitStack], Iterator[tuple[str, Team]]]
 """(contenders, what closes their workers and ranks) -> each of them, ready to run; goes to another process."""

@@ -18,6 +18,7 @@ from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.moved_objects import Cargo
 from rpbench.ir.timeline import Timeline
+from rpbench.sim.fair_shares import Edges, Servers, Works, timed
 from rpbench.sim.graph import COMPILE_FROM, Graph
 from rpbench.sim.longest_path import (
     all_hops,
@@ -28,7 +29,6 @@ from rpbench.sim.longest_path import (
     simulate_graph,
     works_by_slot,
 )
-from rpbench.sim.shared_links.fair_shares import Edges, Servers, Works, timed
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -18,7 +18,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.sim.shared_links.fair_shares import Edges, Servers, Works, timed
+from rpbench.sim.fair_shares import Edges, Servers, Works, timed
 
 NOTHING, HOST, LOOP, COPY = 0, 1, 2, 3  # what serves the amount; COPY + g: over the links of group g
 

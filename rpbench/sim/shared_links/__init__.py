@@ -1,1 +1,0 @@
-"""Times where transfers share links and a host's memory: event simulations with fair shares."""
