@@ -22,7 +22,7 @@ from rpbench.mesh.layers.layer_seconds import (
     padded_vocab,
 )
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import group_of, neighbour_inside
+from rpbench.mesh.placement import ends_group, hop_bytes_per_s, pipeline_inside
 from rpbench.mesh.software import Software, software
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
@@ -90,8 +90,7 @@ def tied_s(setting: Setting) -> float:
     if not own.tied or setting.adapters or mesh.pipeline == 1:
         return 0.0
     size = setting.software.gradient_bytes * padded_vocab(setting) * own.hidden / mesh.tensor
-    stride = mesh.stride("pipeline") * (mesh.pipeline - 1)
-    return reduce_s(size, group_of(2, stride, setting.machine, setting.links))
+    return reduce_s(size, ends_group(mesh, setting.machine, setting.links))
 
 
 def lost_s(setting: Setting) -> float:
@@ -128,7 +127,8 @@ def as_times(
 def hop_s(setting: Setting) -> float:
     """Seconds of a boundary tensor from one stage to the next.
 
-    Eager software and this project's engine send it down to the host, then up; 0 without a link.
+    Eager software and this project's engine send it down to the host, then up, and so does everybody in a host whose
+    devices have no link to each other; 0 without a link.
     """
     own, mesh, machine = setting.architecture, setting.mesh, setting.machine
     if setting.software.kernels != "tiled":
@@ -136,8 +136,8 @@ def hop_s(setting: Setting) -> float:
         return 2 * size / numbers_of(setting).get("copy_bytes_per_s", float("inf"))
     if mesh.pipeline == 1:
         return 0.0
-    links, inside = setting.links, neighbour_inside(mesh, machine)
-    pace = links.intra_bytes_per_s if inside else links.inter_bytes_per_s
+    links, inside = setting.links, pipeline_inside(mesh, machine)
+    pace = hop_bytes_per_s(machine, links, inside=inside)
     sent = boundary_bytes(own, setting.tokens) / mesh.tensor
     gathered = 0.0 if mesh.sequence_parallel else sent * (mesh.tensor - 1) / links.intra_bytes_per_s
     return sent / pace + gathered + (5e-6 if inside else 15e-6)
