@@ -6,7 +6,7 @@ stage keeps for recomputation is one boundary tensor; a stage that recomputes no
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -242,39 +242,10 @@ class Traffic:
         work, carry = dict(costs.work), costs.carry
         if self.optimizer is not None:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
-            work |= self._slowed(schedule, work, times)
+            work |= slowed_by_exchanges(schedule, work, times, self.optimizer.beside)
             carry = computations_that_carry(schedule)
         hop = 0 if self._boundaries_of(schedule) else costs.hop
         return replace(costs, work=work, transfer_time=times, hop=hop, carry=carry)
-
-    def _slowed(
-        self, schedule: Schedule, work: Mapping[Kind, Sequence[Work]], times: TransferTimes
-    ) -> dict[Kind, tuple[Work, ...]]:
-        """What replicas compute beside their sums, and beside gathers of a step; nothing for other schedules.
-
-        Where weights are gathered for every visit, layers have the loss already (`LayerTimes.of_whole_microbatches`).
-        """
-        shape, net = schedule.shape, schedule.lanes[0].get("net", ())
-        n = shape.num_ranks
-        if not (self.optimizer and self.optimizer.beside and net and n > 1 and len(schedule.placement)):
-            return {}
-        if any(len(holders) < n for holders in schedule.placement) or schedule.weights is Weights.STREAMED:
-            return {}
-        kinds, found = Counter(action.kind for action in net), dict[Kind, tuple[Work, ...]]()
-        microbatches = shape.total_microbatches / n  # of a device
-        if kinds[Kind.UNSHARD] > shape.num_stages * microbatches:
-            return {}
-        for exchange, kind, name in ((Kind.REDUCE_GRAD, Kind.B, "G"), (Kind.UNSHARD, Kind.F, "P")):
-            each = kinds[exchange] / shape.num_stages / microbatches  # of a computation
-            if not each:
-                continue
-            share = Fraction(n - 1, n) * (2 if name == "G" and Kind.UNSHARD not in kinds else 1)
-            lost = self.optimizer.beside * each
-            found[kind] = tuple(
-                own._replace(main=own.main + lost * (times(Cargo(name, stage, kind is Kind.B, share, "net")) or 0.0))
-                for stage, own in enumerate(work[kind])
-            )
-        return found
 
     def _boundaries_of(self, schedule: Schedule) -> bool:
         if self.boundaries is not None:
@@ -304,6 +275,40 @@ class Traffic:
         if self.optimizer.tied_s and not schedule.ends_together:
             found[0] += self.optimizer.tied_s  # the last gradient of a step; the other end waits for it
         return tuple(Work((each + beside) * units_per_second) for each in found)
+
+
+def slowed_by_exchanges(
+    schedule: Schedule, work: Mapping[Kind, Sequence[Work]], times: Callable[[Cargo], Number | None], beside: float
+) -> dict[Kind, tuple[Work, ...]]:
+    """What replicas compute beside their sums, and beside gathers of a step; nothing for other schedules.
+
+    Where weights are gathered for every visit, layers have the loss already (`LayerTimes.of_whole_microbatches`).
+
+    Args:
+        beside: loss of computations that run beside a collective, as a share of its seconds.
+    """
+    shape, net = schedule.shape, schedule.lanes[0].get("net", ())
+    n = shape.num_ranks * shape.outer_replicas
+    if not (beside and net and n > 1 and len(schedule.placement)):
+        return {}
+    if any(len(holders) < shape.num_ranks for holders in schedule.placement) or schedule.weights is Weights.STREAMED:
+        return {}
+    kinds, found = Counter(action.kind for action in net), dict[Kind, tuple[Work, ...]]()
+    microbatches = shape.total_microbatches / shape.num_ranks  # of a device
+    if kinds[Kind.UNSHARD] > shape.num_stages * microbatches:
+        return {}
+    for exchange, kind, name in ((Kind.REDUCE_GRAD, Kind.B, "G"), (Kind.UNSHARD, Kind.F, "P")):
+        each = kinds[exchange] / shape.num_stages / microbatches  # of a computation
+        if not each:
+            continue
+        share = Fraction(n - 1, n) * (2 if name == "G" and Kind.UNSHARD not in kinds else 1)
+        found[kind] = tuple(
+            own._replace(
+                main=own.main + beside * each * (times(Cargo(name, stage, kind is Kind.B, share, "net")) or 0.0)
+            )
+            for stage, own in enumerate(work[kind])
+        )
+    return found
 
 
 def _whole_copies(schedule: Schedule) -> int:

@@ -130,11 +130,14 @@ def test_replicas_and_their_mesh_hold_the_same_bytes(cluster, within, model, rec
     assert one["step_time_s"] == pytest.approx(mesh["step_time_s"], rel=within)
 
 
+@pytest.mark.parametrize("cluster, within", [("8x_h100", 5e-3), ("8x_rtx4090", 5e-3)])
 @pytest.mark.parametrize("model", ["llama31_8b", "qwen3_1p7b"])
 @pytest.mark.parametrize("recompute", ["all", "none"])
 @pytest.mark.parametrize("words", SHARED)
-def test_shards_that_come_and_go_are_stages_on_one_host_and_layers_in_a_mesh(model, recompute, words, tmp_path):
-    """A schedule has two stages' gradients on their way, and gathers its ends like all others: it holds more."""
-    one, mesh = as_replicas(tmp_path, "8x_h100", model, recompute, words, SHARED[words])
-    assert 1 < max(one["peak_memory_bytes"]) / max(mesh["peak_memory_bytes"]) < 1.35
-    assert one["step_time_s"] == pytest.approx(mesh["step_time_s"], rel=0.01)
+def test_shards_that_come_and_go_are_layers_on_one_host_and_in_a_mesh(
+    cluster, within, model, recompute, words, tmp_path
+):
+    """Whatever stages a schedule has: of the pace there remain what its stages of several layers hide less."""
+    one, mesh = as_replicas(tmp_path, cluster, model, recompute, words, SHARED[words])
+    assert max(one["peak_memory_bytes"]) == pytest.approx(max(mesh["peak_memory_bytes"]), rel=1e-5)
+    assert one["step_time_s"] == pytest.approx(mesh["step_time_s"], rel=within)
