@@ -48,9 +48,14 @@ def exchange_alone(job: Job) -> bool:
 
 
 def scatter_layers(job: Job) -> bool:
-    """Whether all of them scatter gradients layer by layer, after every backward."""
-    by_visit = LOWERED[job.mesh.sharing.what][1] == "visit" and job.mesh.shard_group == job.mesh.replicas
-    return exchange_alone(job) and by_visit and not job.adapters
+    """Whether all of them scatter gradients layer by layer, after every backward.
+
+    Experts that are dealt to devices have groups of their own, which a step does not wait for with every layer.
+    """
+    mesh = job.mesh
+    by_visit = LOWERED[mesh.sharing.what][1] == "visit" and mesh.shard_group == mesh.replicas
+    together = mesh.expert == 1 or mesh.expert_shard_group == 1
+    return exchange_alone(job) and by_visit and together and not job.adapters
 
 
 def layered(job: Job) -> Layered:

@@ -197,7 +197,7 @@ def _data_s(
             (gather, forward, TAIL),
         )
     )
-    layer = columns["dense"] * part / bandwidth
+    layer = (columns["dense"] + columns["experts"] * (columns["expert"] == 1)) * part / bandwidth
     ahead = np.maximum(columns["forward"] * (1 + beside), 2.0 * layer) - columns["forward"]
     back = columns["backward"] + columns["recompute"]
     behind = np.maximum(back * (1 + beside), (2.0 + software.gradient_bytes) * layer) - back
