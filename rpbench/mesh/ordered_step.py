@@ -167,7 +167,7 @@ def _with_replicas(
     sharded = build_graph(shard(outside, parameters=parameters, gradients=gradients))
     if parameters != "visit" and counts_layers:
         up = _bucketed(job, partition.forward, up)
-    if gradients == "step" and counts_layers:
+    if gradients == "step" and counts_layers and copies == 1:  # copies of a stage sum it as a whole
         down = _bucketed(job, partition.backward, down)
     times = partial(transfer_time, up, down, costs.units_per_second)
     return sharded, replace(costs, transfer_time=times), late

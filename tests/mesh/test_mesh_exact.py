@@ -208,7 +208,7 @@ def test_nodes_with_the_links_of_a_host_are_a_host(shard, recompute):
 @pytest.mark.parametrize(("name", "shard"), [("zero_2", "gradients"), ("zero_3", "parameters")])
 @pytest.mark.parametrize("recompute", ["none", "all"])
 def test_replicas_as_a_schedule_and_as_a_mesh_take_the_same(name, shard, recompute):
-    """The same actions, of eight devices and of one that eight do: among eight, a stage is gathered while others are stepped."""
+    """The same actions, of eight devices and of one that eight do: among eight, stages are gathered beside steps."""
     words = (f"schedule={name}", "num_devices=8", "num_microbatches=32", "num_steps=3", "charge=bytes")
     found = assemble(load([*HOST, *words, f"recompute={recompute}", "chunks_per_device=4"]))
     timeline = simulate_charged(found.graph, found.costs)
