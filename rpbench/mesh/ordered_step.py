@@ -24,6 +24,7 @@ from rpbench.ir.timeline import Timeline
 from rpbench.mesh.data_parallel import Reduced, beside_computation
 from rpbench.mesh.exchanges import exchanged, gathers_late, late_s, lowered, transfer_time
 from rpbench.mesh.job import Job
+from rpbench.mesh.layout import Sharing
 from rpbench.mesh.replicas import exchange_alone, layered, scatter_layers
 from rpbench.mesh.step import Terms, step_terms
 from rpbench.passes.offload import shard
@@ -184,10 +185,11 @@ def _copies(order: Schedule) -> int:
 
 
 def _widened(job: Job, copies: int) -> Job:
-    """The job whose data groups count the copies that a schedule keeps of its stages."""
+    """The job whose data groups count the copies that a schedule keeps of its stages; alone, these share no states."""
     if copies == 1 or job.mesh.pipeline % copies:
         return job
-    mesh = replace(job.mesh, data=job.mesh.data * copies, pipeline=job.mesh.pipeline // copies)
+    sharing = job.mesh.sharing if job.mesh.replicas > 1 else Sharing("none")
+    mesh = replace(job.mesh, data=job.mesh.data * copies, pipeline=job.mesh.pipeline // copies, sharing=sharing)
     return replace(job, mesh=mesh, cut=())
 
 
