@@ -12,6 +12,7 @@ from rpbench.whole_file import read_text
 
 SCHEMA = "rpbench-profile 1"
 PER_LAYER = ("forward", "recompute", "backward", "input_grad", "weight_grad", "step")
+_LISTS = (*PER_LAYER, "speeds", "shards", "shards_along")
 
 
 def to_text(times: LayerTimes) -> str:
@@ -41,7 +42,10 @@ def from_text(source: str) -> LayerTimes:
 def _check(times: Mapping[str, Any]) -> None:
     """Refuse a list where a number stands, a number where a list does, and lists of different lengths."""
     for key, value in times.items():
-        is_list, cells = key in (*PER_LAYER, "speeds"), value if isinstance(value, tuple) else (value,)
+        is_list, cells = (
+            key in (*PER_LAYER, "speeds", "shards", "shards_along"),
+            value if isinstance(value, tuple) else (value,),
+        )
         if isinstance(value, tuple) != is_list or not all(type(cell) in (int, float) for cell in cells):
             raise ValueError(f"{key}={value!r:.80}: {'a list of numbers' if is_list else 'a number'}")
     lengths = {key: len(times[key]) for key in PER_LAYER if times.get(key)}

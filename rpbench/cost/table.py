@@ -162,6 +162,9 @@ class LayerTimes:
         step, head_step: the optimizer's step for the weights of each layer and of the head; none where not known.
         rank_loss: of every forward and backward of a layer, its part of what a rank loses with a microbatch.
         beside: loss of layers that run while weights come over a link, as a share.
+        shards, shards_along: kernels of layers' forwards, of their backwards and of the head where every device has a
+            shard of every matrix, times the devices, over those of whole ones; along: sequences are cut between
+            matrices too. Empty: the same.
         hop: one boundary tensor between two devices.
         overlap_gain, speeds: as in `CostTable`.
 
@@ -186,6 +189,8 @@ class LayerTimes:
     head_step: Number = 0
     rank_loss: Number = 0
     beside: Number = 0
+    shards: tuple[Number, ...] = ()
+    shards_along: tuple[Number, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap_gain <= 1:
@@ -226,6 +231,27 @@ class LayerTimes:
             rank_loss=0,
             beside=0,
         )
+
+    def of_shards(self, *, along_sequence: bool) -> "LayerTimes":
+        """The same where every device has a shard of every matrix: of all of them together."""
+        factors = self.shards_along if along_sequence else self.shards
+        if not factors:
+            return self
+        forward, backward, head = factors
+
+        def changed(times: Sequence[Number], factor: Number, lost: Number = 0) -> list[Number]:
+            return [factor * (time - lost) + lost for time in times]
+
+        found: dict[str, Any] = {
+            "forward": changed(self.forward, forward, self.rank_loss),
+            "recompute": changed(self.recompute, forward),
+            "backward": changed(self.backward, backward, self.rank_loss),
+            "input_grad": changed(self.input_grad, backward, self.rank_loss),
+            "weight_grad": changed(self.weight_grad, backward),
+        }
+        for name in ("head_forward", "head_backward", "head_input_grad", "head_weight_grad"):
+            found[name] = head * getattr(self, name)
+        return replace(self, **found, shards=(), shards_along=())
 
     def frozen(self, num_layers: int) -> "LayerTimes":
         """The same where the first layers are not trained: nothing of them runs again, and no backward goes there."""

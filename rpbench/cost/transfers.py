@@ -6,13 +6,14 @@ stage keeps for recomputation is one boundary tensor; a stage that recomputes no
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from rpbench.cost.charges import cause_of, charge_of, computations_that_carry, is_collective
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
+from rpbench.cost.hardware.collective_rates import ring_hops
 from rpbench.cost.table import CostTable, Number, Work, members_of
 from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.analysis import Analysis, analysed
@@ -109,6 +110,8 @@ class TransferTimes:
             a step takes what the costs say.
         free: causes of a step whose transfers carry nothing.
         on_ssd: as of a `Schedule`.
+        num_parts: devices that share every matrix.
+        hop_latency_s, hidden_sums: as of `OptimizerTraffic`.
     """
 
     stages: StageBytes
@@ -117,6 +120,9 @@ class TransferTimes:
     optimizer_bytes: float | None = None
     free: frozenset[str] = frozenset()
     on_ssd: str = ""
+    num_parts: int = 1
+    hop_latency_s: float = 0.0
+    hidden_sums: float = 0.0
 
     def __call__(self, cargo: Cargo) -> float | None:
         """Time of one action on its link, 0 if it carries nothing; None if its bytes do not decide."""
@@ -142,14 +148,27 @@ class TransferTimes:
         return ssd.seconds(float(self.stages.of(cargo)), 0.0) if reads else 0.0
 
     def bytes_of(self, cargo: Cargo) -> float:
-        """Bytes that an action moves over its link, or through the host's memory."""
+        """Bytes that an action moves over its link, or through the host's memory.
+
+        Collectives move what would pass during their hops' latency too, and of sums only what nothing hides.
+        """
         if self.free and cause_of(cargo) in self.free:
             return 0.0
         found = float(self.stages.of(cargo))
         if cargo.lane != "host":
-            return found
+            if found and self.hop_latency_s and is_collective(cargo):
+                found += self._hops(cargo) * self.hop_latency_s * (self.bytes_per_s(cargo) or 0.0)
+            return found * (1 - self.hidden_sums) if cargo.object == "sum" else found
         saved = float(_part(saved_state(self.stages.stage(cargo.stage, backward=cargo.backward)), cargo.share))
         return (found + saved) / OPTIMIZER_BYTES * (self.optimizer_bytes or 0.0) - 2 * saved
+
+    def _hops(self, cargo: Cargo) -> float:
+        """Hops whose latency is seen, of all the rings of a collective: of n devices each sends (n - 1) / n in one."""
+        if cargo.object == "sum":
+            return float(cargo.share) * self.num_parts / (self.num_parts - 1) * ring_hops(self.num_parts)
+        rings = 1 if cargo.share < 1 else 2  # a gather or a scatter, or both
+        size = round(1 / (1 - cargo.share / rings)) if cargo.share < rings else 1
+        return rings * ring_hops(size)
 
     def bytes_per_s(self, cargo: Cargo) -> float | None:
         """The pace of a link alone; None without limit. What all devices exchange goes at that of collectives."""
@@ -181,6 +200,8 @@ class OptimizerTraffic:
         beside_s: seconds of a device's steps that do not follow from its parameters: norm, logging, data.
         beside: loss of computations that run beside a collective, as a share of its seconds.
         tied_s: seconds of a sum of a tied matrix's gradients over the devices of its two ends.
+        hop_latency_s: of one hop of a collective's ring.
+        hidden_sums: the part of sums over shares of matrices that computation hides.
     """
 
     on_host: float
@@ -189,6 +210,8 @@ class OptimizerTraffic:
     beside_s: float = 0.0
     beside: float = 0.0
     tied_s: float = 0.0
+    hop_latency_s: float = 0.0
+    hidden_sums: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -210,8 +233,17 @@ class Traffic:
         """Times of the transfers of a schedule whose partition is known; `keeps` as of `StageBytes`."""
         assert schedule.partition is not None
         stages = StageBytes(schedule.partition, self.sizes.under(schedule), keeps)
-        on_host = None if self.optimizer is None else self.optimizer.on_host
-        return TransferTimes(stages, self.cluster, units_per_second, on_host, on_ssd=schedule.on_ssd)
+        found = TransferTimes(stages, self.cluster, units_per_second, on_ssd=schedule.on_ssd)
+        own = self.optimizer
+        if own is None:
+            return found
+        return replace(
+            found,
+            optimizer_bytes=own.on_host,
+            num_parts=schedule.shape.num_parts,
+            hop_latency_s=own.hop_latency_s,
+            hidden_sums=own.hidden_sums,
+        )
 
     def activation_times(self, partition: Partition, units_per_second: int) -> tuple[tuple[float, ...], ...]:
         """Times of the activations that a backward stage of each number keeps of a microbatch: to the host, and back.
@@ -242,39 +274,10 @@ class Traffic:
         work, carry = dict(costs.work), costs.carry
         if self.optimizer is not None:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
-            work |= self._slowed(schedule, work, times)
+            work |= slowed_by_exchanges(schedule, work, times, self.optimizer.beside)
             carry = computations_that_carry(schedule)
         hop = 0 if self._boundaries_of(schedule) else costs.hop
         return replace(costs, work=work, transfer_time=times, hop=hop, carry=carry)
-
-    def _slowed(
-        self, schedule: Schedule, work: Mapping[Kind, Sequence[Work]], times: TransferTimes
-    ) -> dict[Kind, tuple[Work, ...]]:
-        """What replicas compute beside their sums, and beside gathers of a step; nothing for other schedules.
-
-        Where weights are gathered for every visit, layers have the loss already (`LayerTimes.of_whole_microbatches`).
-        """
-        shape, net = schedule.shape, schedule.lanes[0].get("net", ())
-        n = shape.num_ranks
-        if not (self.optimizer and self.optimizer.beside and net and n > 1 and len(schedule.placement)):
-            return {}
-        if any(len(holders) < n for holders in schedule.placement) or schedule.weights is Weights.STREAMED:
-            return {}
-        kinds, found = Counter(action.kind for action in net), dict[Kind, tuple[Work, ...]]()
-        microbatches = shape.total_microbatches / n  # of a device
-        if kinds[Kind.UNSHARD] > shape.num_stages * microbatches:
-            return {}
-        for exchange, kind, name in ((Kind.REDUCE_GRAD, Kind.B, "G"), (Kind.UNSHARD, Kind.F, "P")):
-            each = kinds[exchange] / shape.num_stages / microbatches  # of a computation
-            if not each:
-                continue
-            share = Fraction(n - 1, n) * (2 if name == "G" and Kind.UNSHARD not in kinds else 1)
-            lost = self.optimizer.beside * each
-            found[kind] = tuple(
-                own._replace(main=own.main + lost * (times(Cargo(name, stage, kind is Kind.B, share, "net")) or 0.0))
-                for stage, own in enumerate(work[kind])
-            )
-        return found
 
     def _boundaries_of(self, schedule: Schedule) -> bool:
         if self.boundaries is not None:
@@ -291,28 +294,73 @@ class Traffic:
         rate = self.optimizer.device_bytes_per_s
         pace = rate * OPTIMIZER_BYTES / self.optimizer.on_device
         num_stages = schedule.shape.num_backward_stages
-        copies = _whole_copies(schedule)
-        beside = self.optimizer.beside_s * schedule.shape.num_ranks / num_stages  # a device steps several, or its part
+        beside = self.optimizer.beside_s
 
         def seconds(stage: LayerSize) -> float:
             saved = saved_state(stage)
             return (stage.optimizer + saved) / pace - 2 * saved / rate
 
-        found = [seconds(stages.stage(number, backward=True)) for number in range(num_stages)]
-        if copies > 1:
-            found = [sum(found) / len(range(stage % copies, num_stages, copies)) for stage in range(num_stages)]
+        own = [seconds(stages.stage(number, backward=True)) for number in range(num_stages)]
+        found = [each + beside * schedule.shape.num_ranks / num_stages for each in own]  # a device has several
+        for steps, held in _whole_copies(schedule):
+            for number in steps:
+                found[number] = (sum(own[other] for other in held) + beside) / len(steps)
         if self.optimizer.tied_s and not schedule.ends_together:
             found[0] += self.optimizer.tied_s  # the last gradient of a step; the other end waits for it
-        return tuple(Work((each + beside) * units_per_second) for each in found)
+        whole = units_per_second * schedule.shape.num_parts  # actions are timed as parts, and a step has none
+        return tuple(Work(each * whole) for each in found)
 
 
-def _whole_copies(schedule: Schedule) -> int:
-    """Devices that each update all stages themselves; 1 where they share them, or where stages are apart."""
+def slowed_by_exchanges(
+    schedule: Schedule, work: Mapping[Kind, Sequence[Work]], times: Callable[[Cargo], Number | None], beside: float
+) -> dict[Kind, tuple[Work, ...]]:
+    """What replicas compute beside their sums, and beside gathers of a step; nothing for other schedules.
+
+    Where weights are gathered for every visit, layers have the loss already (`LayerTimes.of_whole_microbatches`).
+
+    Args:
+        beside: loss of computations that run beside a collective, as a share of its seconds.
+    """
+    shape, net = schedule.shape, schedule.lanes[0].get("net", ())
+    n = shape.num_ranks * shape.outer_replicas
+    if not (beside and net and n > 1 and len(schedule.placement)):
+        return {}
+    if any(len(holders) < shape.num_ranks for holders in schedule.placement) or schedule.weights is Weights.STREAMED:
+        return {}
+    kinds, found = Counter(action.kind for action in net), dict[Kind, tuple[Work, ...]]()
+    microbatches = shape.total_microbatches / shape.num_ranks  # of a device
+    if kinds[Kind.UNSHARD] > shape.num_stages * microbatches:
+        return {}
+    for exchange, kind, name in ((Kind.REDUCE_GRAD, Kind.B, "G"), (Kind.UNSHARD, Kind.F, "P")):
+        each = kinds[exchange] / shape.num_stages / microbatches  # of a computation
+        if not each:
+            continue
+        share = Fraction(n - 1, n) * (2 if name == "G" and Kind.UNSHARD not in kinds else 1)
+        found[kind] = tuple(
+            own._replace(
+                main=own.main + beside * each * (times(Cargo(name, stage, kind is Kind.B, share, "net")) or 0.0)
+            )
+            for stage, own in enumerate(work[kind])
+        )
+    return found
+
+
+def _whole_copies(schedule: Schedule) -> list[tuple[list[int], list[int]]]:
+    """Of devices that each update all of the stages they have copies of: whose STEPs stand there, and which they have.
+
+    Empty where devices share the states of a stage, or each stage is on one of them.
+    """
     shares = (
         schedule.shape.tensor_parallel
         or Kind.UNSHARD in schedule.kinds
         or any(action.object == "P" for _, lane, row in schedule.items() if lane != "compute" for action in row)
     )
-    devices = schedule.shape.num_ranks
-    everywhere = bool(schedule.placement) and all(len(holders) == devices for holders in schedule.placement)
-    return devices if everywhere and not shares else 1
+    if shares or not schedule.placement or any(len(holders) == 1 for holders in schedule.placement):
+        return []
+    found = []
+    for device in range(schedule.shape.num_ranks):
+        row = schedule.compute(device)
+        steps = list(dict.fromkeys(action.stage for action in row if action.kind is Kind.STEP))
+        held = [stage for stage, holders in enumerate(schedule.placement) if device in holders]
+        found += [(steps, held)] if steps else []
+    return found

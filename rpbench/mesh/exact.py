@@ -13,7 +13,8 @@ from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_times import as_times, lost_s
-from rpbench.mesh.ordered_step import simulate_step
+from rpbench.mesh.ordered_step import simulate_step, with_rest
+from rpbench.mesh.replicas import layered, scatter_layers
 from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
@@ -38,6 +39,8 @@ def _blocked_s(job: Job) -> float:
 
 def exact_terms(job: Job) -> Terms:
     """Seconds of a step by cause, the pipeline and what its replicas exchange simulated."""
+    if scatter_layers(job):
+        return with_rest(job, layered(job).terms, ends_together=True)
     terms = step_terms(job)
     if job.mesh.pipeline == 1:
         return terms

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rpbench.cost.footprint.memory import Footprint
-from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
+from rpbench.cost.footprint.sizes import LAYERS_GATHERED, LayerSize, ModelBytes
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
@@ -69,7 +69,7 @@ def _with_mesh(job: Job, order: Schedule, footprint: Footprint, cut: Partition) 
     for rank in range(order.shape.num_ranks):
         each: Bytes = {name: float(table[0, rank]) for name, table in tables.items()}
         if not streamed:
-            each |= _gathered(job)
+            each |= _on_their_way(job)
         found.append(each)
     return found
 
@@ -188,10 +188,13 @@ def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> Layer
     return LayerSize(weights, gradients, optimizer)
 
 
-def _gathered(job: Job) -> Bytes:
-    """Two layers' gathered weights, and the gradients of one, where parameters are shared."""
-    if job.mesh.sharing.what != "parameters" or job.mesh.shard_group == 1:
+def _on_their_way(job: Job) -> Bytes:
+    """Two layers' gathered weights where parameters are shared, and the gradient of one that is scattered."""
+    what = job.mesh.sharing.what
+    if what not in ("gradients", "parameters") or job.mesh.shard_group == 1:
         return {}
     held = [(held_layers(job, ((kind, 1),), first=False, last=False), ((kind, 1),)) for kind in job.kinds]
     learns = max(learning(job, own, layers).largest for own, layers in held)
-    return {"gathered": 4.0 * max(own.largest for own, _ in held) + job.software.accumulate_bytes * learns}
+    found = {"gradients on their way": job.software.accumulate_bytes * learns}
+    gathered = 2.0 * LAYERS_GATHERED * max(own.largest for own, _ in held)
+    return found | ({"gathered weights": gathered} if what == "parameters" else {})

@@ -19,28 +19,20 @@ import numpy as np
 from rpbench.cost.table import CostTable
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.checks.versions import Versions
-from rpbench.ir.moved_objects import Cargo
-from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.mesh.data_parallel import Reduced, beside_computation, reduced
+from rpbench.mesh.data_parallel import Reduced, beside_computation
+from rpbench.mesh.exchanges import exchanged, gathers_late, late_s, lowered, transfer_time
 from rpbench.mesh.job import Job
-from rpbench.mesh.parameters import held_layers
+from rpbench.mesh.layout import Sharing
+from rpbench.mesh.replicas import exchange_alone, layered, scatter_layers
 from rpbench.mesh.step import Terms, step_terms
-from rpbench.passes.offload import Per, shard
+from rpbench.passes.offload import shard
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import step_time
-from rpbench.workload.counts import Layer
 
-# What is gathered and what is reduced, and how often, by what replicas share (`rpbench.passes.offload.shard`).
-LOWERED: dict[str, tuple[Per | None, Per]] = {
-    "none": (None, "step"),
-    "optimizer": ("step", "step"),
-    "gradients": ("step", "visit"),
-    "parameters": ("visit", "visit"),
-}
 OUTSIDE = ("tied", "optimizer", "fixed")  # of a step, beside its schedule
 
 
@@ -79,6 +71,10 @@ def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers:
         ScheduleError: if the order cannot run, or replicas cannot share what the mesh says.
     """
     graph, versions = checked_graph(order)
+    if counts_layers and scatter_layers(job):
+        found = layered(job)
+        terms = with_rest(job, _of_replicas(job, order, found.terms), ends_together=True)
+        return Step(order, graph, versions, found.graph, found.costs, found.timeline, sum(terms.values()), terms)
     plain = simulate_graph(graph, costs)
     at_once = _step_s(graph, simulate_graph(graph, replace(costs, hop=0)))
     busiest = _busiest_s(graph, plain) / order.shape.num_steps
@@ -90,7 +86,10 @@ def simulate_step(job: Job, order: Schedule, costs: CostTable, *, counts_layers:
     step_s = _step_s(sharded, timeline) + late_s
     terms["data"] = step_s - pipeline
     if counts_layers:
-        terms = _of_replicas(job, order) if _has_replicas_alone(job) else _with_rest(job, order, terms)
+        if exchange_alone(job):  # bucket by bucket, beside computation, which no action of a stage says
+            terms = _of_replicas(job, order, step_terms(job))
+        else:
+            terms = with_rest(job, terms, ends_together=order.ends_together)
         step_s = sum(terms.values())
     return Step(order, graph, versions, sharded, charged, timeline, step_s, terms)
 
@@ -102,18 +101,10 @@ def _step_s(graph: Graph, timeline: Timeline) -> float:
     return float(np.max(np.asarray(timeline.end, float))) / timeline.units_per_second
 
 
-def _has_replicas_alone(job: Job) -> bool:
-    """Whether nothing but replicas exchange: layer by layer, beside computation, which no action of a stage says."""
-    return job.mesh.pipeline == 1 and (job.mesh.replicas > 1 or job.mesh.expert_replicas > 1)
-
-
-def _of_replicas(job: Job, order: Schedule) -> Terms:
-    """Terms by the closed forms, as a search over meshes has them; their work by what it is made of."""
-    closed = step_terms(job)
-    if job.mesh.sharing.what == "parameters" and job.mesh.shard_group > 1:
-        return closed  # gathers are a part of it
-    work = closed.pop("work")
-    return _work(job, order, work) | {"bubble": 0.0, "hops": 0.0} | closed
+def _of_replicas(job: Job, order: Schedule, terms: Terms) -> Terms:
+    """Terms of replicas alone, their work by what it is made of."""
+    more = {name: value for name, value in terms.items() if name != "work"}
+    return _work(job, order, terms["work"]) | {"bubble": 0.0, "hops": 0.0} | more
 
 
 def _busiest_s(graph: Graph, timeline: Timeline) -> float:
@@ -139,11 +130,15 @@ def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
     return {name: busiest_s * value / whole for name, value in found.items()}
 
 
-def _with_rest(job: Job, order: Schedule, terms: Terms) -> Terms:
-    """Terms with what a step takes beside its schedule, and the loss of many nodes on all of it."""
+def with_rest(job: Job, terms: Terms, *, ends_together: bool) -> Terms:
+    """Terms with what a step takes beside its schedule, and the loss of many nodes on all of it.
+
+    Args:
+        ends_together: whether nobody sums the gradients of a tied matrix.
+    """
     closed = step_terms(job)
     before = sum(closed.values()) - closed.get("jitter", 0.0)
-    closed["tied"] *= not order.ends_together
+    closed["tied"] *= not ends_together
     found = terms | {name: closed[name] for name in OUTSIDE}
     return found | ({"jitter": sum(found.values()) * closed["jitter"] / before} if "jitter" in closed else {})
 
@@ -164,18 +159,18 @@ def _with_replicas(
         return graph, costs, 0.0
     partition = order.partition
     assert partition is not None
-    up, down = _exchanged(job, partition.forward), _exchanged(job, partition.backward)
-    parameters, gradients = _lowered(job, order)
-    late = _late_s(order, up, down, gathers=_gathers_late(job, parameters), sums=gradients is None)
+    up, down = exchanged(job, partition.forward), exchanged(job, partition.backward)
+    parameters, gradients = lowered(job, order)
+    late = late_s(order, up, down, gathers=gathers_late(job, parameters), sums=gradients is None)
     if parameters is None and gradients is None:
         return graph, costs, late
     outside = replace(order, shape=replace(order.shape, outer_replicas=max(2, job.mesh.replicas // copies)))
     sharded = build_graph(shard(outside, parameters=parameters, gradients=gradients))
     if parameters != "visit" and counts_layers:
         up = _bucketed(job, partition.forward, up)
-    if gradients == "step" and counts_layers:
+    if gradients == "step" and counts_layers and copies == 1:  # copies of a stage sum it as a whole
         down = _bucketed(job, partition.backward, down)
-    times = partial(_transfer_time, up, down, costs.units_per_second)
+    times = partial(transfer_time, up, down, costs.units_per_second)
     return sharded, replace(costs, transfer_time=times), late
 
 
@@ -190,49 +185,12 @@ def _copies(order: Schedule) -> int:
 
 
 def _widened(job: Job, copies: int) -> Job:
-    """The job whose data groups count the copies that a schedule keeps of its stages."""
+    """The job whose data groups count the copies that a schedule keeps of its stages; alone, these share no states."""
     if copies == 1 or job.mesh.pipeline % copies:
         return job
-    mesh = replace(job.mesh, data=job.mesh.data * copies, pipeline=job.mesh.pipeline // copies)
+    sharing = job.mesh.sharing if job.mesh.replicas > 1 else Sharing("none")
+    mesh = replace(job.mesh, data=job.mesh.data * copies, pipeline=job.mesh.pipeline // copies, sharing=sharing)
     return replace(job, mesh=mesh, cut=())
-
-
-def _lowered(job: Job, order: Schedule) -> tuple[Per | None, Per | None]:
-    """When weights are gathered and gradients summed on lane net; None where that follows the step.
-
-    An order whose weights change with every microbatch has no place for either.
-    """
-    parameters, gradients = LOWERED[job.mesh.sharing.what]
-    if parameters == "visit" and not job.mesh.sharing.reshard:
-        parameters = "step"
-    changes = order.policy not in STEPS_BEHIND
-    no_gather = changes or order.shape.separate_cuts or order.shape.num_head_shards
-    if parameters == "step" and (no_gather or not job.software.parameters_beside):
-        parameters = None
-    return parameters, None if changes or not job.software.gradients_beside else gradients
-
-
-def _gathers_late(job: Job, parameters: Per | None) -> bool:
-    return parameters is None and LOWERED[job.mesh.sharing.what][0] is not None
-
-
-def _late_s(order: Schedule, up: tuple[Reduced, ...], down: tuple[Reduced, ...], *, gathers: bool, sums: bool) -> float:
-    """Seconds of the rank that waits longest for exchanges which nothing hides."""
-    found = 0.0
-    for rank in range(order.shape.num_ranks):
-        parts = [part for action in order.compute(rank) for part in parts_of(action)]
-        gathered = {part.stage for part in parts if gathers and part.kind is Kind.F}
-        summed = {part.stage for part in parts if sums and part.kind in (Kind.B, Kind.W, Kind.FB)}
-        seconds = sum(up[stage].parameters for stage in gathered) + sum(down[stage].gradients for stage in summed)
-        found = max(found, seconds)
-    return found
-
-
-def _transfer_time(up: tuple[Reduced, ...], down: tuple[Reduced, ...], units: int, cargo: Cargo) -> float | None:
-    """Time of a gather or a sum of a stage."""
-    found = (down if cargo.backward else up)[cargo.stage]
-    seconds = {"P": found.parameters, "G": found.gradients}.get(cargo.object)
-    return None if seconds is None else seconds * units
 
 
 def _bucketed(job: Job, counts: tuple[int, ...], whole: tuple[Reduced, ...]) -> tuple[Reduced, ...]:
@@ -244,17 +202,5 @@ def _bucketed(job: Job, counts: tuple[int, ...], whole: tuple[Reduced, ...]) -> 
         forward = sum(each.forward_all for each in layers)
         backward = sum(each.backward_all + each.recompute for each in layers)
         found.append(beside_computation(job, all_of_it, forward, backward))
-        begin += count
-    return tuple(found)
-
-
-def _exchanged(job: Job, counts: tuple[int, ...]) -> tuple[Reduced, ...]:
-    """Seconds of what data parallelism moves of each stage of a cut."""
-    last = len(counts) - 1
-    found, begin = [], 0
-    for stage, count in enumerate(counts):
-        layers = job.architecture.layers[begin : begin + count]
-        kinds: list[tuple[Layer, int]] = [(kind, layers.count(kind)) for kind in dict.fromkeys(layers)]
-        found.append(reduced(job, held_layers(job, kinds, first=stage == 0, last=stage == last)))
         begin += count
     return tuple(found)

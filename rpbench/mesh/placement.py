@@ -108,6 +108,25 @@ def expert_replica_group(mesh: Mesh, machine: Machine, links: Links) -> Group:
     return group_of(mesh.expert_replicas, mesh.expert * mesh.expert_tensor, machine, links)
 
 
-def neighbour_inside(mesh: Mesh, machine: Machine) -> bool:
-    """Whether the next stage is in the same domain."""
+def ends_group(mesh: Mesh, machine: Machine, links: Links) -> Group:
+    """The two devices with the same part of a pipeline's first and last stage."""
+    distance = 1 if pipeline_inside(mesh, machine) else mesh.stride("pipeline") * (mesh.pipeline - 1)
+    return group_of(2, distance, machine, links)
+
+
+def hop_bytes_per_s(machine: Machine, links: Links, *, inside: bool) -> float:
+    """What a tensor gets on its way to the next stage, alone on its links.
+
+    Args:
+        inside: the domain. Devices without a link to each other send it down to their host, then up.
+    """
+    if not inside:
+        return links.inter_bytes_per_s
+    if machine.intra_bytes_per_s is None and machine.copy_bytes_per_s is not None:
+        return machine.copy_bytes_per_s / 2
+    return links.intra_bytes_per_s
+
+
+def pipeline_inside(mesh: Mesh, machine: Machine) -> bool:
+    """Whether all stages of a pipeline are in one domain."""
     return mesh.pipeline * mesh.stride("pipeline") <= machine.domain_devices

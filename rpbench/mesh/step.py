@@ -87,6 +87,8 @@ def _gathered_stages(job: Job) -> StageSeconds:
     for layers in job.stage_layers:
         for kind, count in layers:
             parameters = own.dense_parameters(kind) / mesh.tensor
+            if mesh.expert == 1:  # otherwise experts stay on the devices that they are dealt to
+                parameters += own.expert_parameters(kind) / mesh.expert_tensor
             found = gathered_layer(job, job.kinds[kind], parameters)
             forward, backward = forward + count * found.forward, backward + count * found.backward
     return StageSeconds((forward + job.head.forward_all,), (backward + job.head.backward_all,), (0.0,))

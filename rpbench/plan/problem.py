@@ -18,10 +18,12 @@ from rpbench.registry import Entry
 
 
 def times_of_method(times: LayerTimes, entry: Entry, num_ranks: int, options: Mapping[str, Any]) -> LayerTimes:
-    """Times of layers where a method runs them: ranks of a pipeline have some, replicas all of them."""
+    """Times of layers where a method runs them: ranks of a pipeline have some, replicas all, tensor shards a part."""
+    given, wanted = entry.options | dict(options), entry.gathers
+    if entry.tensor_parallel:
+        return times.of_shards(along_sequence=bool(given.get("sequence_parallel")))
     if not entry.whole_microbatches:
         return times
-    given, wanted = entry.options | dict(options), entry.gathers
     gathers = num_ranks > 1 and wanted is not None and all(given[name] == value for name, value in wanted.items())
     return times.of_whole_microbatches(num_ranks, gathers=gathers)
 

@@ -106,6 +106,38 @@ def test_time_is_latency_and_bytes_at_the_pace_of_the_direction():
         assert TransferTimes(stages, free)(cargo) == 0.25
 
 
+def net_times(schedule, **traits):
+    """Seconds of what goes over lane net of a schedule, on links of 1,000 bytes a second."""
+    cluster = Machine("x", copy_bytes_per_s=1e3, collective_bytes_per_s=1e3)
+    times = TransferTimes(StageBytes(schedule.partition, SIZES), cluster, num_parts=schedule.shape.num_parts, **traits)
+    return {cargo: times(cargo) for cargo in Analysis(schedule).cargo.values() if cargo.lane == "net"}
+
+
+@pytest.mark.parametrize("gradients, rings", [("visit", 1), ("step", 2)])
+@pytest.mark.parametrize("devices, hops", [(2, 1), (4, 3), (8, 7), (16, 9)])
+def test_a_collective_waits_for_its_hops(gradients, rings, devices, hops):
+    """A ring of n has n - 1, a tree of many 2 log2 n + 1; a gather or a scatter is one ring, an all-reduce two."""
+    schedule = shard(data_parallel(devices, 2), parameters="visit" if rings == 1 else None, gradients=gradients)
+    plain, waiting = net_times(schedule), net_times(schedule, hop_latency_s=0.5)
+    assert {cargo.object for cargo in plain} == ({"P", "G"} if rings == 1 else {"G"})
+    for cargo, seconds in plain.items():
+        assert waiting[cargo] - seconds == pytest.approx(0.5 * rings * hops)
+
+
+def test_of_sums_over_shards_computation_hides_a_part():
+    """Of four devices: three layers forth, two sums each; four back, for they run again; and one at either end."""
+    found = entry("megatron_tp")
+    order = found.build(Shape(4, 2, 2)).with_partition(symmetric(split_evenly(MODEL.num_layers, 2)))
+    schedule = found.lower(order, prefetch=1, **found.options)
+    plain, shown = net_times(schedule), net_times(schedule, hidden_sums=0.25)
+    waiting = net_times(schedule, hop_latency_s=0.5)
+    assert {cargo.object for cargo in plain} == {"sum"}
+    for cargo, seconds in plain.items():
+        assert shown[cargo] == pytest.approx(0.75 * seconds)
+    sums = sorted((waiting[cargo] - seconds) / (0.5 * 2 * 3) for cargo, seconds in plain.items())
+    assert sums == pytest.approx([6, 7, 13, 13])
+
+
 def test_whole_activations_that_move_have_the_logits_in_the_last_stage_alone():
     """What a graph saves of a stage is what its layers save; behind the last layer come a logit a token and word."""
     whole = replace(SIZES, keeps_activations=True)

@@ -1,12 +1,17 @@
 """A backward timed as one piece, cut in the ratio of its FLOPs."""
 
+from dataclasses import replace
+
 import pytest
 
 from rpbench.config.request import load
 from rpbench.cost.published import published_times
 from rpbench.mesh.layers.eager_kernels import input_share
-from rpbench.mesh.layers.layer_times import with_halves
+from rpbench.mesh.layers.layer_seconds import head_seconds, layer_seconds
+from rpbench.mesh.layers.layer_times import times_of, with_halves
+from rpbench.mesh.layout import Mesh
 from rpbench.run.assemble import assemble
+from rpbench.run.layer_times import setting_of
 from rpbench.sim.longest_path import simulate_graph
 
 SETTING = ["cost=published", "cost.split_backward=true"]
@@ -48,3 +53,27 @@ def test_schedules_that_split_backward_run_on_published_times_if_asked():
     whole = assemble(load([*SETTING[:1], "schedule=zb_h1", "model=qwen3_32b"]))
     with pytest.raises(ValueError, match=r"cost\.split_backward=true"):
         simulate_graph(whole.graph, whole.costs)
+
+
+def test_shards_of_matrices_take_what_their_kernels_take():
+    """What every rank loses with a microbatch stays; kernels take longer than their part of a whole layer's."""
+    request = ["model=qwen3_1p7b", "cluster=8x_h100", "num_devices=8", "cost=analytic", "num_microbatches=8"]
+    setting = setting_of(load(request))
+    whole, kinds = times_of(setting), set(setting.architecture.layers)
+    cut = replace(setting, mesh=Mesh(tensor=8))
+    own, head = layer_seconds(cut, *kinds), head_seconds(cut)
+    found = whole.of_shards(along_sequence=False)
+    assert found.forward[0] == pytest.approx(8 * own.forward + whole.rank_loss)
+    assert found.recompute[0] == pytest.approx(8 * (own.recompute - own.forward_exposed))
+    assert found.backward[0] == pytest.approx(8 * (own.input_grad + own.weight_grad) + whole.rank_loss)
+    assert found.head_forward + found.head_backward == pytest.approx(
+        8 * (head.forward + head.input_grad + head.weight_grad)
+    )
+    assert found.forward[0] > whole.of_shards(along_sequence=True).forward[0] > whole.forward[0]
+    assert found.of_shards(along_sequence=False) is found
+
+
+def test_heads_that_shards_cannot_cut_leave_layers_as_they_are():
+    request = ["model=qwen3_1p7b", "model.heads=12", "model.key_value_heads=4", "cluster=8x_h100", "num_devices=8"]
+    whole = times_of(setting_of(load([*request, "cost=analytic", "num_microbatches=8"])))
+    assert whole.of_shards(along_sequence=False) is whole

@@ -8,7 +8,7 @@ from rpbench.cost.hardware.device import device as gpu
 from rpbench.cost.hardware.device import names
 from rpbench.cost.hardware.machine import Machine, machine
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.placement import Links, axis_group, group_of, replica_group
+from rpbench.mesh.placement import Links, axis_group, ends_group, group_of, hop_bytes_per_s, replica_group
 from rpbench.workload.counts import Experts
 
 NODES_OF_EIGHT = Machine(
@@ -82,6 +82,31 @@ def test_more_tensor_shards_than_heads_are_refused_with_the_divisors():
 def test_expert_groups_must_divide_the_experts():
     with pytest.raises(ValueError, match=r"mesh.expert=8 does not divide 12 experts; take one of 1, 2, 3, 4, 6, 12"):
         Mesh(data=8, expert=8).check_model(8, 8, 12, 32)
+
+
+@pytest.mark.parametrize(
+    "sizes, inside",
+    [
+        ({"pipeline": 8}, True),
+        ({"pipeline": 4, "tensor": 2}, True),
+        ({"pipeline": 2, "data": 4}, True),
+        ({"pipeline": 16}, False),
+        ({"pipeline": 8, "tensor": 2}, False),
+    ],
+)
+def test_the_ends_of_a_pipeline_in_one_node_are_joined_by_its_links(sizes, inside):
+    """Eight devices a node: a sum over both ends goes at the pace of the links inside, or at a card's."""
+    mesh = Mesh(**sizes)
+    found = ends_group(mesh, machine("dgx_h100").with_devices(mesh.num_devices), Links(300e9, 40e9))
+    assert (found.size, found.bytes_per_s) == (2, 300e9 if inside else 40e9)
+
+
+def test_a_tensor_goes_to_the_next_stage_over_the_host_where_devices_have_no_link():
+    """RTX 4090: down and up at 20.97 GB/s, not at the pace of a ring of eight that do so at once."""
+    alone, joined, links = machine("8x_rtx4090"), machine("8x_h100"), Links(2.6e9, 2.6e9)
+    assert hop_bytes_per_s(alone, links, inside=True) == pytest.approx(20.97e9 / 2)
+    assert hop_bytes_per_s(joined, Links(300e9, 40e9), inside=True) == 300e9
+    assert hop_bytes_per_s(joined, Links(300e9, 40e9), inside=False) == 40e9
 
 
 def test_a_link_of_bandwidth_0_is_refused():

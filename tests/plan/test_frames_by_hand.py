@@ -149,8 +149,6 @@ def test_frames_are_made_once_for_all_cuts_into_as_many_stages():
     frames.keep_only(at, cuts[0], 3)
     assert frames.of(at, cuts[0], 3) is made
     assert not frames.has(at.changed("chunks_per_device", 1), EVEN, 3)
-    frames.keep_only_of(at.changed("chunks_per_device", 1))
-    assert not frames.has(at, cuts[0], 3)
 
 
 # --- sketches --------------------------------------------------------------------------------------------------

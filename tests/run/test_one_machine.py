@@ -77,7 +77,8 @@ def test_a_pipeline_takes_as_long_as_a_mesh_whose_other_axes_are_1(tmp_path):
 # --- one host asked both ways: as a schedule of its devices, and as a mesh ---------------------------------------
 
 ROOM = "cluster.device_memory_bytes=1000000000000000"  # for all, so that every pair has a pace
-PIPELINES = {"1f1b": 1e-3, "gpipe": 1e-3, "interleaved_1f1b": 2e-3, "zb_v": 7e-3, "zb_h1": 0.02, "chimera": 0.03}
+PIPELINES = {"1f1b": 1e-3, "gpipe": 1e-3, "interleaved_1f1b": 2e-3, "zb_v": 7e-3, "zb_h1": 4e-3, "chimera": 8e-3}
+SLOW_LINKS = {"zb_h1": 0.03, "chimera": 0.04}  # of an RTX 4090, where they differ
 REPLICAS = {"data_parallel": "none", "zero_2 schedule.reduce_each_microbatch=false": "optimizer"}
 SHARED = {"zero_2": "gradients", "zero_3": "parameters"}
 
@@ -102,9 +103,9 @@ def as_replicas(tmp_path, cluster, model, recompute, words, shard):
 def test_a_pipeline_and_its_mesh_hold_the_same_bytes_and_keep_the_same_pace(
     cluster, model, recompute, schedule, tmp_path
 ):
-    """Every device, to 1 part in 100,000: a mesh leaves the last norm out. Of the pace there remain what steps in the
-    lanes hide of the tied matrix's sum (zb_h1, zb_v) and the sums of Chimera's copies; an RTX 4090 sends boundary
-    tensors through the host here, and at the pace of its collectives in a mesh.
+    """Every device, to 1 part in 100,000: a mesh leaves the last norm out. Of the pace there remain what the first
+    device's step hides of the tied matrix's sum (zb_h1, zb_v), and what boundary tensors and the sums of Chimera's
+    copies wait for each other, on links that a mesh has for each alone.
     """
     asked = (f"schedule={schedule}", "num_microbatches=32")
     one, mesh = both(
@@ -116,7 +117,7 @@ def test_a_pipeline_and_its_mesh_hold_the_same_bytes_and_keep_the_same_pace(
         (*asked, "mesh.pipeline=8", "mesh.shard=optimizer"),
     )
     assert one["peak_memory_bytes"] == pytest.approx(mesh["peak_memory_bytes"], rel=1e-5)
-    within = PIPELINES[schedule] if cluster == "8x_h100" else 0.1
+    within = (SLOW_LINKS if cluster == "8x_rtx4090" else {}).get(schedule, PIPELINES[schedule])
     assert one["step_time_s"] == pytest.approx(mesh["step_time_s"], rel=within)
 
 
@@ -130,11 +131,28 @@ def test_replicas_and_their_mesh_hold_the_same_bytes(cluster, within, model, rec
     assert one["step_time_s"] == pytest.approx(mesh["step_time_s"], rel=within)
 
 
+@pytest.mark.parametrize("cluster, within", [("8x_h100", 5e-3), ("8x_rtx4090", 5e-3)])
 @pytest.mark.parametrize("model", ["llama31_8b", "qwen3_1p7b"])
 @pytest.mark.parametrize("recompute", ["all", "none"])
 @pytest.mark.parametrize("words", SHARED)
-def test_shards_that_come_and_go_are_stages_on_one_host_and_layers_in_a_mesh(model, recompute, words, tmp_path):
-    """A schedule has two stages' gradients on their way, and gathers its ends like all others: it holds more."""
-    one, mesh = as_replicas(tmp_path, "8x_h100", model, recompute, words, SHARED[words])
-    assert 1 < max(one["peak_memory_bytes"]) / max(mesh["peak_memory_bytes"]) < 1.35
-    assert one["step_time_s"] == pytest.approx(mesh["step_time_s"], rel=0.01)
+def test_shards_that_come_and_go_are_layers_on_one_host_and_in_a_mesh(
+    cluster, within, model, recompute, words, tmp_path
+):
+    """Whatever stages a schedule has: of the pace there remain what its stages of several layers hide less."""
+    one, mesh = as_replicas(tmp_path, cluster, model, recompute, words, SHARED[words])
+    assert max(one["peak_memory_bytes"]) == pytest.approx(max(mesh["peak_memory_bytes"]), rel=1e-5)
+    assert one["step_time_s"] == pytest.approx(mesh["step_time_s"], rel=within)
+
+
+@pytest.mark.parametrize("cluster", ["8x_h100", "8x_rtx4090"])
+@pytest.mark.parametrize("model", ["llama31_8b", "qwen3_1p7b"])
+@pytest.mark.parametrize("recompute", ["all"])
+def test_tensor_shards_and_their_mesh_keep_the_same_pace(cluster, model, recompute, tmp_path):
+    """Kernels of shards, sums of which computation hides a part, and steps of all shards; a schedule makes the
+    embedding's sum again with its stage, and its norms count as shared.
+    """
+    one = ("schedule=megatron_tp", "num_devices=8", "num_microbatches=4", "num_steps=3")
+    mesh = ("schedule=1f1b", "mesh.tensor=8", "mesh.shard=none", "num_microbatches=4")
+    one, mesh = both(tmp_path, cluster, model, recompute, one, mesh)
+    assert max(one["peak_memory_bytes"]) == pytest.approx(max(mesh["peak_memory_bytes"]), rel=0.025)
+    assert one["step_time_s"] == pytest.approx(mesh["step_time_s"], rel=7e-3)

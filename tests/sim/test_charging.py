@@ -121,6 +121,33 @@ def test_a_link_that_gathers_weights_as_well_is_refused():
         send_over_links(order, direct=True)
 
 
+def step_s(schedule, **more):
+    """Seconds of the steps of a schedule, by stage."""
+    optimizer = OptimizerTraffic(on_host=40, on_device=28, device_bytes_per_s=1e6, **more)
+    costs = Traffic(SIZES, cluster_of(1e12), optimizer=optimizer).charged(schedule, LAYERS.table(schedule.partition))
+    return [float(work.main) / schedule.shape.num_parts / costs.units_per_second for work in costs.work[Kind.STEP]]
+
+
+def test_copies_of_a_stage_are_each_updated_where_they_are():
+    """Chimera: device d has stages d and 3 - d, and updates both, whichever of their STEPs stand there."""
+    schedule, alone = add_steps(built("chimera", 4, 4)), step_s(add_steps(built("gpipe", 4, 4)))
+    found, devices = step_s(schedule, beside_s=1.0), 0
+    for device in range(4):
+        stages = [action.stage for action in schedule.compute(device) if action.kind is Kind.STEP]
+        devices += bool(stages)
+        if stages:
+            assert sum(found[stage] for stage in stages) == pytest.approx(1.0 + alone[device] + alone[3 - device])
+    assert devices >= 2
+
+
+def test_a_step_of_tensor_shards_belongs_to_no_part():
+    """Two devices with half of every matrix: together their steps take what the whole model's takes on one."""
+    found = entry("megatron_tp")
+    order = found.build(Shape(2, 2, 2)).with_partition(symmetric(split_evenly(8, 2)))
+    works = step_s(found.lower(order, prefetch=1, **found.options))
+    assert sum(works) == pytest.approx(28 * PARAMETERS / 1e6)
+
+
 def test_the_optimizer_takes_the_time_of_its_traffic():
     optimizer = OptimizerTraffic(on_host=40, on_device=28, device_bytes_per_s=1e6)
     # On the devices: the fullest one's share, behind its last backward.

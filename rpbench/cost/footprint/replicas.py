@@ -3,7 +3,9 @@
     weights             whole; a shard where they are gathered (UNSHARD); none where they come from the host for a visit
     gathered weights    what UNSHARD and LOAD:P bring before RESHARD and FREE:P take it: the peak of those lanes
     gradients           whole; a shard where they are scattered after every visit; none where they are stored (STORE:G)
-    gradients on their way   of two backward visits in a row: one is made while the other is scattered or stored
+    gradients on their way   of two backward visits in a row: one is made while the other is scattered or stored; where
+                        layers are made again one by one, they are gathered and scattered one by one too, whatever
+                        stages hold of them: two are gathered, and of one the gradient is on its way
     optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane;
                         twice where a ROLLBACK may take steps back, from a copy; of important columns alone where the
                         host steps the rest, which has that of all and the sums of one window, or of two that overlap
@@ -31,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, StageSizes
+from rpbench.cost.footprint.sizes import LAYERS_GATHERED, LayerSize, ModelBytes, StageSizes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
@@ -131,6 +133,7 @@ class _Device(NamedTuple):
     gathered: tuple[Floats, ...]  # by lane
     gradients: Floats
     passing: Floats
+    by_visit: bool
     optimizer: Floats
     held: tuple[int, ...]
 
@@ -181,6 +184,19 @@ class ReplicaFootprint:
                     for device in self._devices
                 ]
             )
+        return found | (self._layer_by_layer(stages, sizes) if sizes.by_layer else {})
+
+    def _layer_by_layer(self, stages: StageSizes, sizes: ModelBytes) -> dict[str, Ints]:
+        """What is on its way on devices whose layers come and go one by one."""
+        layer = LayerSize(*(max(each) for each in zip(*sizes.layers, strict=True)))
+        plans, found = len(stages.weights), dict[str, Ints]()
+        if any(device.by_visit for device in self._devices):
+            of_layers = np.minimum(stages.weights, layer.weights)
+            both = [LAYERS_GATHERED * layer.weights + _peak(of_layers, device.gathered[1]) for device in self._devices]
+            found["gathered weights"] = np.rint(np.stack(both, axis=1)).astype(np.int64)
+        if not self._tries:
+            scatters = np.array([device.passing.any() for device in self._devices])
+            found["gradients on their way"] = np.tile(layer.gradients * scatters, (plans, 1))
         return found
 
     def least_bytes(self, sizes: ModelBytes) -> int:
@@ -191,8 +207,9 @@ class ReplicaFootprint:
             everywhere = np.sum([getattr(device, name) for device in self._devices], axis=0)
             found += everywhere.min() * sum(getattr(layer, name) for layer in layers)
         for device in self._devices:
-            found += sum(map(_least_at_peak, device.gathered)) * sum(layer.weights for layer in layers)
-            found += _least_at_peak(device.passing) * sum(layer.gradients for layer in layers)
+            if not sizes.by_layer:
+                found += sum(map(_least_at_peak, device.gathered)) * sum(layer.weights for layer in layers)
+                found += _least_at_peak(device.passing) * sum(layer.gradients for layer in layers)
             found += sizes.logits * (self._num_stages - 1 in device.held)
         return int(found / len(self._devices))
 
@@ -203,6 +220,7 @@ class ReplicaFootprint:
             tuple(self._rows(shares.arrivals(device, lane)) for lane in ("net", "h2d")),
             self._row({stage: shares.of_gradients(device, stage) for stage in held}),
             self._rows(shares.passing(device)),
+            any(each == device for each, _ in shares.gathered_by_visit),
             self._row({stage: shares.of_state(device, stage) for stage in held}),
             tuple(held),
         )
@@ -243,6 +261,7 @@ class _Shares:
         }
         self._loaded = {stage for _, stage in self._served_by_visit((Kind.LOAD, "P"))} | self.homes.keys()
         self.rule = analysis.schedule.late_rest
+        self.gathered_by_visit = self._served_by_visit((Kind.UNSHARD, None))
         self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"))
         self._stored_by_visit = self._served_by_visit((Kind.STORE, "G"))
         if self.rule is not None:  # a sum that is scattered by visits may be stored by steps

@@ -29,6 +29,8 @@ OPTIMIZER_BYTES_8 = 4 + 2 * (1 + 4 / 2048)  # the same with block-wise moments o
 LOGITS_BYTES = 6
 # The library computes head, loss and their gradients in chunks of so many tokens.
 HEAD_CHUNK_TOKENS = 4096
+# Of software that gathers layer by layer: the one that runs and the next. Their buffers hold a device's own shard too.
+LAYERS_GATHERED = 2
 
 
 class LayerSize(NamedTuple):

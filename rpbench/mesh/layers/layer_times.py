@@ -22,7 +22,7 @@ from rpbench.mesh.layers.layer_seconds import (
     padded_vocab,
 )
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import group_of, neighbour_inside
+from rpbench.mesh.placement import ends_group, hop_bytes_per_s, pipeline_inside
 from rpbench.mesh.software import Software, software
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
@@ -69,8 +69,35 @@ def times_of(setting: Setting) -> LayerTimes:
         share = 1 + more / sum(layer.forward for layer in layers)
         layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
     times = as_times(layers, head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
-    beside = setting.software.constants["beside"] if setting.software.kernels == "tiled" else 0.0
-    return replace(times, rank_loss=lost_s(setting), beside=beside)
+    if setting.software.kernels != "tiled":
+        return times
+    plain, along = (_shards(setting, along_sequence=each) for each in (False, True))
+    beside = setting.software.constants["beside"]
+    return replace(times, rank_loss=lost_s(setting), beside=beside, shards=plain, shards_along=along)
+
+
+def _shards(setting: Setting, *, along_sequence: bool) -> tuple[float, ...]:
+    """Kernels of a device's shards, times the devices, over those of whole layers: forwards, backwards, head.
+
+    Empty where the heads of attention cannot be cut, or one device has all.
+    """
+    own, devices = setting.architecture, setting.mesh.num_devices
+    if devices == 1 or own.heads % devices or max(own.key_value_heads, devices) % min(own.key_value_heads, devices):
+        return ()
+    whole = replace(setting, mesh=Mesh())
+    cut = replace(setting, mesh=Mesh(tensor=devices, sequence_parallel=along_sequence))
+    kernels = [_kernels_s(each) for each in (cut, whole)]
+    return tuple(devices * one / other for one, other in zip(*kernels, strict=True))
+
+
+def _kernels_s(setting: Setting) -> tuple[float, float, float]:
+    """Seconds of the kernels of all layers' forwards, of their backwards and of the head, one microbatch."""
+    layers = setting.architecture.layers
+    counted = [(layers.count(kind), layer_seconds(setting, kind)) for kind in dict.fromkeys(layers)]
+    forward = sum(count * layer.forward for count, layer in counted)
+    backward = sum(count * (layer.input_grad + layer.weight_grad) for count, layer in counted)
+    head = head_seconds(setting)
+    return forward, backward, head.forward + head.input_grad + head.weight_grad
 
 
 def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
@@ -78,8 +105,16 @@ def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
     numbers, constants = numbers_of(setting), setting.software.constants
     on_host = numbers["optimizer_bytes"]
     if setting.software.kernels == "tiled":
-        own, beside = constants["optimizer_bytes"], constants["beside"]
-        return OptimizerTraffic(on_host, own, setting.memory_rate, constants["step_s"], beside, tied_s(setting))
+        return OptimizerTraffic(
+            on_host,
+            constants["optimizer_bytes"],
+            setting.memory_rate,
+            constants["step_s"],
+            constants["beside"],
+            tied_s(setting),
+            setting.machine.hop_latency_s,
+            setting.software.hidden_tensor,
+        )
     pace = numbers["memory_bytes_per_s"] * numbers["memory_efficiency"]
     return OptimizerTraffic(on_host, numbers["adam_bytes"], pace)
 
@@ -90,8 +125,7 @@ def tied_s(setting: Setting) -> float:
     if not own.tied or setting.adapters or mesh.pipeline == 1:
         return 0.0
     size = setting.software.gradient_bytes * padded_vocab(setting) * own.hidden / mesh.tensor
-    stride = mesh.stride("pipeline") * (mesh.pipeline - 1)
-    return reduce_s(size, group_of(2, stride, setting.machine, setting.links))
+    return reduce_s(size, ends_group(mesh, setting.machine, setting.links))
 
 
 def lost_s(setting: Setting) -> float:
@@ -128,7 +162,8 @@ def as_times(
 def hop_s(setting: Setting) -> float:
     """Seconds of a boundary tensor from one stage to the next.
 
-    Eager software and this project's engine send it down to the host, then up; 0 without a link.
+    Eager software and this project's engine send it down to the host, then up, and so does everybody in a host whose
+    devices have no link to each other; 0 without a link.
     """
     own, mesh, machine = setting.architecture, setting.mesh, setting.machine
     if setting.software.kernels != "tiled":
@@ -136,8 +171,8 @@ def hop_s(setting: Setting) -> float:
         return 2 * size / numbers_of(setting).get("copy_bytes_per_s", float("inf"))
     if mesh.pipeline == 1:
         return 0.0
-    links, inside = setting.links, neighbour_inside(mesh, machine)
-    pace = links.intra_bytes_per_s if inside else links.inter_bytes_per_s
+    links, inside = setting.links, pipeline_inside(mesh, machine)
+    pace = hop_bytes_per_s(machine, links, inside=inside)
     sent = boundary_bytes(own, setting.tokens) / mesh.tensor
     gathered = 0.0 if mesh.sequence_parallel else sent * (mesh.tensor - 1) / links.intra_bytes_per_s
     return sent / pace + gathered + (5e-6 if inside else 15e-6)

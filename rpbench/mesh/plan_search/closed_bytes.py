@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rpbench.cost.footprint.sizes import LAYERS_GATHERED
 from rpbench.mesh.parameters import states_of
 from rpbench.mesh.plan_search.plans import SHARED, Floats, Plans
 from rpbench.mesh.software import Software
@@ -103,7 +104,8 @@ def _states_bytes(
     for size, shards in ((columns["dense"] * layers + matrix, n), (columns["experts"] * layers, others)):
         parts = [sum(states_of(software, what, size, size / shards)) for what in SHARED]
         found = found + np.select([plans.shared == number for number in range(len(SHARED))], parts)
-    fully = plans.shared == SHARED.index("parameters")
-    gathered = (4.0 + software.accumulate_bytes) * (columns["dense"] + columns["experts"])
-    whole: Floats = found + np.where(fully, gathered, 0.0)
+    layer = columns["dense"] + columns["experts"]
+    gathered = np.where(plans.shared == SHARED.index("parameters"), 2.0 * LAYERS_GATHERED * layer, 0.0)
+    scattered = np.where(plans.shared >= SHARED.index("gradients"), software.accumulate_bytes * layer, 0.0)
+    whole: Floats = found + gathered + scattered
     return whole

@@ -19,7 +19,7 @@ from rpbench.mesh.layer_bytes import logits_bytes
 from rpbench.mesh.layers.layer_seconds import Precision, padded_vocab
 from rpbench.mesh.layout import Mesh
 from rpbench.mesh.memory import kept_bytes, working_set_bytes
-from rpbench.mesh.placement import reached
+from rpbench.mesh.placement import hop_bytes_per_s, reached
 from rpbench.mesh.plan_search.closed_bytes import end_matrices, expert_shards, peak_bytes, rank_layers
 from rpbench.mesh.plan_search.plans import SHARED, Floats, Inner, Plans
 from rpbench.mesh.software import Software
@@ -150,7 +150,8 @@ def _pipeline_s(
     mean = (len(question.architecture.layers) * layer + columns["head"]) / p + constants["microbatch_s"]
     inside = p * plans.data * columns["tensor"] * columns["context"] <= machine.domain_devices
     links = reached(machine, question.software)
-    pace = np.where(inside, links.intra_bytes_per_s, links.inter_bytes_per_s)
+    near, far = (hop_bytes_per_s(machine, links, inside=each) for each in (True, False))
+    pace = np.where(inside, near, far)
     hop = np.where(p > 1, columns["hop"] / pace + np.where(inside, 5e-6, 15e-6), 0.0)
     fill = most * (columns["forward"] + columns["input_grad"] - columns["weight_grad"])
     bubble = (p - 1) * mean
@@ -196,7 +197,7 @@ def _data_s(
             (gather, forward, TAIL),
         )
     )
-    layer = columns["dense"] * part / bandwidth
+    layer = (columns["dense"] + columns["experts"] * (columns["expert"] == 1)) * part / bandwidth
     ahead = np.maximum(columns["forward"] * (1 + beside), 2.0 * layer) - columns["forward"]
     back = columns["backward"] + columns["recompute"]
     behind = np.maximum(back * (1 + beside), (2.0 + software.gradient_bytes) * layer) - back
