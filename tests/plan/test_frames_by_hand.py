@@ -227,6 +227,8 @@ def test_published_times_come_with_the_sizes_that_figure_2_counts_and_counted_on
     published, counted = terms_of_figure_10(), small()
     assert published.sizes(4) == model_bytes(published.model, 4 * published.model.seq_len)
     assert published.times(4).forward == published_times("qwen3-1.7b").forward
+    assert published.optimizer.beside_s == 0
+    assert counted.optimizer.beside_s > 0  # what Megatron's step takes beside its parameters
     assert counted.sizes(1) != model_bytes(counted.model, counted.model.seq_len)
     assert counted.sizes(1).summed_bytes == 4  # Megatron's gradients add up in 32 bits
 

@@ -134,8 +134,15 @@ def test_a_step_is_that_of_its_microbatches_one_by_one(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("repeats", [False, True])
-def test_a_cut_fits_if_its_fullest_visit_does(seed, repeats):
+@pytest.mark.parametrize("weights_alone", [False, True])
+def test_a_cut_fits_if_its_fullest_visit_does(seed, repeats, weights_alone):
+    """Where backward makes nothing, the fullest may be the last visit forth, with its own weights for the way back."""
     rotation = drawn(seed, repeats=repeats)
+    if weights_alone:
+        layers = tuple(layer._replace(gradients=0, activations=0) for layer in rotation.sizes.layers)
+        ends = (each._replace(gradients=0) for each in (rotation.sizes.embedding, rotation.sizes.head))
+        embedding, head = ends
+        rotation = replace(rotation, sizes=replace(rotation.sizes, layers=layers, embedding=embedding, head=head))
     for number in range(rotation.num_ranks, 9):
         cut = cuts_of(seed, number)
         most = peak(rotation, cut)
