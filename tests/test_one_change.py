@@ -84,7 +84,7 @@ hydra:
 """,
     "analysis/exhibits/tables/short_study.py": '''"""Two orders on one size."""
 
-from analysis.exhibits.cells import label, ours, table
+from analysis.exhibits.exhibit import label, ours, table
 from analysis.exhibits.exhibit import Shown, exhibited
 from analysis.records.experiments import Experiments
 
@@ -109,7 +109,7 @@ from collections.abc import Iterator
 
 from analysis.claims.claim import Claim, section
 from analysis.claims.claim import Need
-from analysis.claims.printed import Printed
+from analysis.records.published import Printed
 
 
 @section(place=175)

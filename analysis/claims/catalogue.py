@@ -1,13 +1,26 @@
-"""Every claim, in the order of the report: those of all modules beside this one."""
+"""Every claim, in the order of the report: those of all modules beside this one; and how many came out how."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
 from pkgutil import walk_packages
 
-from analysis.claims.claim import SECTIONS, Claim, Need, Verdict, judge
+from analysis.claims.claim import (
+    EVALUATED,
+    KINDS,
+    NOT_IN_QUICK,
+    REPRODUCED,
+    SECTIONS,
+    WHOSE,
+    Claim,
+    Need,
+    Verdict,
+    judge,
+)
 from analysis.records.experiments import Experiments
 
 
@@ -38,3 +51,86 @@ def evaluate(
         planned: which runs were to be made; see `judge`.
     """
     return [judge(claim, experiments, planned) for claim in claims]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Verdicts of one section by kind."""
+
+    section: str
+    kinds: Counter[str]
+    num_red: int
+
+    @property
+    def planned(self) -> int:
+        """Evaluated, not testable and missing together."""
+        return self.kinds.total()
+
+    @property
+    def evaluated(self) -> int:
+        return sum(self.kinds[kind] for kind in EVALUATED)
+
+
+def tally(verdicts: Iterable[Verdict]) -> list[Tally]:
+    """One tally a section, in their order, and one over all, called `all`."""
+    by_section: dict[str, list[Verdict]] = {}
+    everything = list(verdicts)
+    for verdict in everything:
+        by_section.setdefault(verdict.claim.section, []).append(verdict)
+    return [_tally(name, chosen) for name, chosen in (*by_section.items(), ("all", everything))]
+
+
+def _tally(section: str, verdicts: list[Verdict]) -> Tally:
+    return Tally(section, Counter(verdict.kind for verdict in verdicts), sum(verdict.red for verdict in verdicts))
+
+
+def summary_text(verdicts: list[Verdict]) -> str:
+    """Two tables: statements and cells by whose they are, then cells by section; kinds that nothing is are left out.
+
+    A statement may have many cells: the fifteen printed numbers of one bar, or all runs of one experiment.
+    """
+    kinds = [kind for kind in KINDS if any(verdict.kind == kind for verdict in verdicts) or kind == REPRODUCED]
+    by_owner = [
+        [whose, str(len({_statement(verdict) for verdict in own})), *_counts(own, kinds)]
+        for whose in WHOSE
+        if (own := [verdict for verdict in verdicts if verdict.claim.whose == whose])
+    ]
+    whole = ["all", str(len({_statement(verdict) for verdict in verdicts})), *_counts(verdicts, kinds)]
+    owners = _aligned([["whose", "statements", *kinds, "cells"], *by_owner, whole])
+    sections = [[each.section, *_kinds(each, kinds), str(each.planned)] for each in tally(verdicts)]
+    return f"{owners}\n\n{_aligned([['cells by section', *kinds, 'planned'], *sections])}"
+
+
+def _statement(verdict: Verdict) -> str:
+    return verdict.claim.statement_id or verdict.claim.id
+
+
+def _counts(verdicts: list[Verdict], kinds: list[str]) -> list[str]:
+    return [*_kinds(_tally("", verdicts), kinds), str(len(verdicts))]
+
+
+def _kinds(each: Tally, kinds: list[str]) -> list[str]:
+    return [str(each.kinds[kind] or "-") for kind in kinds]
+
+
+def _aligned(lines: list[list[str]]) -> str:
+    """Columns of equal width, the first to the left; a rule below the head and above the last line."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    written = [
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    ]
+    rule = "-" * len(written[0])
+    return "\n".join([written[0], rule, *written[1:-1], rule, written[-1]])
+
+
+def red_text(verdicts: Iterable[Verdict], limit: int = 20) -> str:
+    """The verdicts that nobody planned for, one a line; empty if there are none."""
+    red = [verdict for verdict in verdicts if verdict.red]
+    lines = [f"  {verdict.claim.id}: {verdict.kind}, {verdict.explanation}" for verdict in red[:limit]]
+    if len(red) > limit:
+        lines.append(f"  ... and {len(red) - limit} more")
+    return "\n".join(lines)
+
+
+__all__ = ["NOT_IN_QUICK", "Tally", "red_text", "summary_text", "tally"]

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from analysis.claims.expected import FOLDER, STATEMENTS, expected, statement
-from analysis.claims.printed import Printed
 from analysis.records.experiments import Experiments, MissingRuns
+from analysis.records.published import Printed
 
 Record = dict[str, Any]
 

@@ -16,11 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 
-from analysis.claims.catalogue import all_claims, evaluate
+from analysis.claims.catalogue import all_claims, evaluate, red_text
 from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Need, Verdict
 from analysis.claims.expected import BECAUSE, CONTRADICTIONS, FOLDER, STATEMENTS, read_table
 from analysis.claims.own.regression import CONTENDER, row_of
-from analysis.claims.summary import red_text
 from analysis.driver.sweeps import ROOT, experiments
 from analysis.records.experiments import ENDED, Experiments, MissingRuns
 from rpbench.records import provenance

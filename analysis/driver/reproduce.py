@@ -23,9 +23,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.claims.catalogue import all_claims
+from analysis.claims.catalogue import all_claims, red_text, summary_text
 from analysis.claims.expected import held_experiments
-from analysis.claims.summary import red_text, summary_text
 from analysis.driver.accelerators import NONE_HERE, has_accelerators, run_on_accelerators
 from analysis.driver.notebooks import Kernel, execute, notebooks
 from analysis.driver.sweeps import ALL, DUELS, PAPER, QUICK, ROOT, Scope, can_fork, run_sweeps

@@ -15,8 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, ranged, table
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import NOTHING, Cell, Exhibit, Table, label, ours, ranged, table
 from rpbench.records import manifest as manifests
 from rpbench.records.describe import Clock, clock
 from rpbench.records.manifest import Manifest

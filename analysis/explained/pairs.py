@@ -5,6 +5,7 @@ what came out, misses included; `all_pairs.csv` the same for every pair of a tab
 `APART` or more, so that nobody chose them.
 """
 
+import sys
 from collections.abc import Iterator
 from itertools import combinations
 from math import log
@@ -127,3 +128,7 @@ def write() -> dict[str, int]:
     """Write both files; returns their numbers of rows."""
     made = {"explained": rows(), "all_pairs": summary()}
     return {name: tables.write(FOLDER / f"{name}.csv", list(lines)) for name, lines in made.items()}
+
+
+if __name__ == "__main__":
+    print(write(), file=sys.stderr)

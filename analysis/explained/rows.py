@@ -13,7 +13,7 @@ from analysis.predictions.clusters.case import Case, Row, rows_of
 from analysis.predictions.clusters.fit import SETS
 from analysis.predictions.clusters.jobs import cases_of_row
 from analysis.predictions.compare import PLATFORMS, case_of
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED_MODELS
 from rpbench.config.choices import ConfigError
 from rpbench.cost.published import published_rows
 from rpbench.explain.of_case import side_of_case

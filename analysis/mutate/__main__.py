@@ -15,8 +15,7 @@ from pathlib import Path
 
 from analysis.claims import all_claims
 from analysis.driver.sweeps import ROOT, experiments
-from analysis.mutate.check import Outcome, check
-from analysis.mutate.mutants import KINDS, ORIGIN, Draw, mutants, of_statements, sampled
+from analysis.mutate.check import KINDS, ORIGIN, Draw, Outcome, check, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.records.manifest import manifest_names, no_sweep_in
 

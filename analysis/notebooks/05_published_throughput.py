@@ -26,7 +26,7 @@ systems_shown = None  # None for all, or such as ["megatron-pp", "mobius", "roun
 # %%
 from analysis.exhibits.figures.paper import predicted, systems
 from analysis.exhibits.notebook import among, chosen, crossed, fair_price, judge, picture, say
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, look_up
 
 among("platform", platform, [predicted.RTX4090, predicted.A800])
 names = [PUBLISHED_MODELS[model] for model in among("models", models, list(PUBLISHED_MODELS))]

@@ -31,7 +31,7 @@ value = "ratio"  # of the tables: predicted, low, high, known, ratio
 # %%
 from analysis.exhibits.figures.paper import predicted, predicted_curves
 from analysis.exhibits.notebook import among, chosen, crossed, judge, longest_sequence, picture, say
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED_MODELS
 
 names = [PUBLISHED_MODELS[model] for model in among("models", models, list(PUBLISHED_MODELS))]
 among("platform", platform, [predicted.RTX4090, predicted.A800])

@@ -5,7 +5,7 @@ from functools import cache
 from math import exp, log
 from typing import NamedTuple
 
-from analysis.records.paper import OUR_MODELS, PUBLISHED_MODELS
+from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS
 from rpbench.config.request import load
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import NUMBERS, Machine

@@ -32,7 +32,7 @@ from analysis.predictions.compare import (
     published_value,
     with_values,
 )
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED_MODELS
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.declared import Declared
 from rpbench.cost.hardware.machine import NUMBERS

@@ -9,7 +9,7 @@ from statistics import median
 from analysis.predictions import compare
 from analysis.predictions.compare import Cell
 from analysis.predictions.tables import read
-from analysis.records.paper import OUR_MODELS, PUBLISHED_MODELS
+from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS
 from rpbench.predict import SYSTEMS
 
 DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.predictions.compare import CROSS_PLATFORMS, PLATFORMS, case_of, cells, cluster_of, cross_cells
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED_MODELS
 from rpbench.cost.published import published_rows
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.predict import SYSTEMS, Prediction, predict

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.records.experiments import Experiments, index, succeeded
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED_MODELS
 from rpbench.config.configuration import swept
 
 MODELS = tuple(PUBLISHED_MODELS)

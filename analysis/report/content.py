@@ -1,12 +1,99 @@
-"""What a report shows: records, verdicts, exhibits and their figures."""
+"""Content of a report: records, verdicts, exhibits and their figures; and where on its pages each of them stands."""
 
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from analysis.claims.claim import Verdict
 from analysis.exhibits.exhibit import Exhibit
+from analysis.records.experiments import Record
 from analysis.report.images import Image
+
+ALONE = "single runs"  # records that no sweep names
+
+
+def slug(words: str) -> str:
+    """Words as a part of a file name: `Figure 17: the bubbles` becomes `figure-17-the-bubbles`."""
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The links of a report, as they are written on one of its pages.
+
+    Args:
+        front: name of the first page.
+        folder: name of the folder of the other pages, beside the first.
+        section_of: heading by the id of a claim.
+        sweep_of: name of the sweep by the id of a record.
+        on_front: whether the links are written on the first page.
+        figures: path of the folder of the figures, from where the first page is.
+    """
+
+    front: str
+    folder: str
+    section_of: Mapping[str, str] = field(default_factory=dict)
+    sweep_of: Mapping[str, str] = field(default_factory=dict)
+    on_front: bool = False
+    figures: str = "figures"
+
+    def page(self, name: str) -> str:
+        """A page of the folder, by its name without `.html`."""
+        return f"{self.folder}/{name}.html" if self.on_front else f"{name}.html"
+
+    def home(self) -> str:
+        """The first page."""
+        return self.front if self.on_front else f"../{self.front}"
+
+    def figure(self, name: str) -> str:
+        """A file of a figure."""
+        path = f"{self.figures}/{name}"
+        return quote(path if self.on_front else posixpath.relpath(path, self.folder))
+
+    def exhibit(self, name: str) -> str:
+        """The page of an exhibit."""
+        return self.page(f"exhibit-{slug(name)}")
+
+    def claims(self, section: str) -> str:
+        """The page with the claims of a section."""
+        return self.page(f"claims-{slug(section)}")
+
+    def claim(self, name: str) -> str:
+        """The line of a claim."""
+        return f"{self.claims(self.section_of[name])}#claim-{name}" if name in self.section_of else self.page("claims")
+
+    def statements(self, **chosen: str) -> str:
+        """The list of statements, narrowed down as its form does it."""
+        return f"{self.page('claims')}#{urlencode(chosen, quote_via=quote)}"
+
+    def records(self, sweep: str) -> str:
+        """The page with the records of a sweep."""
+        return self.page(f"records-{slug(sweep)}")
+
+    def run(self, run_id: str) -> str:
+        """The entry of a record."""
+        return f"{self.records(self.sweep_of.get(run_id, ALONE))}#run-{run_id}"
+
+    def source(self, anchor: str) -> str:
+        """The entry of a published table."""
+        return f"{self.page('sources')}#{anchor}"
+
+
+def sections_of(verdicts: Iterable[Verdict]) -> dict[str, str]:
+    """Heading by the id of a claim."""
+    return {verdict.claim.id: verdict.claim.section for verdict in verdicts}
+
+
+def by_sweep(rows: Iterable[Record], sweep_of: Mapping[str, str]) -> dict[str, list[Record]]:
+    """Records by the name of their sweep."""
+    found: dict[str, list[Record]] = {}
+    for row in rows:
+        found.setdefault(sweep_of.get(row["run_id"], ALONE), []).append(row)
+    return found
 
 
 @dataclass

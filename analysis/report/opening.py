@@ -16,7 +16,7 @@ from typing import Any
 from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, NOT_TESTABLE, REPRODUCED, Verdict
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.style import BUBBLES, method_name, model_name
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED_MODELS
 from analysis.records.runs import SCHEDULES
 from analysis.report.statements import Statement, judged, statements
 from rpbench.yaml_file import read_keys

@@ -1,26 +1,205 @@
-"""From records to pages: gather what there is, judge the claims, render, write."""
+"""From records to pages: gather what there is, judge the claims, render, write.
 
+The first page has the answers, and there is one for each exhibit, section of claims and sweep.
+"""
+
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from time import monotonic
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from analysis.claims import Need, all_claims, evaluate
 from analysis.exhibits.catalogue import exhibits as make_exhibits
-from analysis.exhibits.exhibit import DECLARED
+from analysis.exhibits.exhibit import DECLARED, Exhibit
 from analysis.exhibits.figures.calibrated import calibration
 from analysis.exhibits.figures.files import save_table
 from analysis.exhibits.own_sweep import exhibit as compare
+from analysis.exhibits.style import BUBBLES
 from analysis.records.experiments import Experiments, is_current
-from analysis.report import views
-from analysis.report.content import Content
+from analysis.report import opening, views
+from analysis.report.content import Content, Site, by_sweep, sections_of, slug
 from analysis.report.images import draw_all, drawings_of
-from analysis.report.pages import render_all
+from analysis.report.opening import FIRST, answer, judgement
+from analysis.report.statements import Statement, choices, counted, grouped_by, judged, statements
 from rpbench.config.configuration import options_of
 from rpbench.records.manifest import Manifest, no_sweep_in
+from rpbench.records.provenance import now
 from rpbench.records.record import write_atomically
+
+_HERE = Path(__file__).parent
+PAPER = "RoundPipe, reproduced"
+OWN = "Runs, compared"
+
+View = dict[str, Any]
+
+
+def render_all(content: Content, front: str, folder: str, figures: str = "figures") -> dict[str, str]:
+    """Pages, their style and script by file name; `front` stands beside `folder`, `figures` is a path from there."""
+    return dict(_Pages(content, front, folder, figures).each())
+
+
+class _Pages:
+    """Renders the pages of one report; the sources are gathered on the way, so their page comes last."""
+
+    def __init__(self, content: Content, front: str, folder: str, figures: str) -> None:
+        self._content, self._front = content, front
+        self._site = Site(front, folder, sections_of(content.verdicts), content.sweep_of, figures=figures)
+        self._sources = views.Sources()
+        self._statements = statements(content.verdicts)
+        self._rows = {row["run_id"]: row for row in content.rows}
+        self._templates = Environment(
+            loader=FileSystemLoader(_HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._common = {
+            "style": (_HERE / "page.css").read_text(encoding="utf-8"),
+            "script": (_HERE / "page.js").read_text(encoding="utf-8"),
+            "pages": self._contents(),
+            "contents": [(each.id, each.title) for each in content.shown],
+            "here": "",
+        }
+
+    def each(self) -> Iterator[tuple[str, str]]:
+        """File name and text of every page."""
+        yield self._front, self._first()
+        yield "page.css", str(self._common["style"])
+        listed = [(self._site.exhibit(each.id), each.title) for each in self._content.shown]
+        yield "page.js", f"const CONTENTS = {_script(listed)};\n{self._common['script']}"
+        yield from map(self._exhibit, self._content.shown)
+        yield from self._records()
+        if self._content.reproduces:
+            yield from self._claims()
+            yield self._page("findings", "findings.html", findings=opening.findings(self._content.verdicts))
+            found = views.discrepancies(self._content.verdicts, self._sources)
+            yield self._page("discrepancies", "discrepancies.html", discrepancies=found)
+        yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **self._machines())
+        yield self._page("sources", "sources.html", sources=self._sources)
+
+    def _contents(self) -> list[tuple[str, str]]:
+        paper = [("findings", "Findings"), ("claims", "Statements"), ("discrepancies", "Discrepancies")]
+        always = [("records", "Records"), ("method", "Method and machine"), ("sources", "Sources")]
+        return [*paper, *always] if self._content.reproduces else always
+
+    def _page(self, name: str, template: str, **values: Any) -> tuple[str, str]:
+        return f"{name}.html", self._render(template, self._site, **values)
+
+    def _render(self, template: str, site: Site, **values: Any) -> str:
+        return self._templates.get_template(template).render(**(self._common | {"site": site} | values))
+
+    # --- the first page ---
+
+    def _first(self) -> str:
+        content = self._content
+        front = [*FIRST, *(each.id for each in content.own)]
+        cards = sorted((each for each in content.shown if each.id in front), key=lambda each: front.index(each.id))
+        red = [verdict for verdict in content.verdicts if verdict.red]
+        return self._render(
+            "front.html",
+            replace(self._site, on_front=True),
+            title=PAPER if content.reproduces else OWN,
+            claims=content.reproduces,
+            cards=[self._card(each) for each in cards],
+            others=[self._card(each) for each in content.shown if each not in cards],
+            facts=views.facts(content.rows),
+            **self._verdicts(),
+            red=red,
+            red_sections=Counter(verdict.claim.section for verdict in red).most_common(),
+            missing=content.missing if content.reproduces else [],
+            made_at=now(),
+            scope=content.scope,
+        )
+
+    def _verdicts(self) -> View:
+        """The first screen and the counts; nothing where no claim has a word."""
+        verdicts, found = self._content.verdicts, self._statements
+        if not verdicts:
+            return {"opening": [], "own": [], "tiles": {}, "sections": {}, "num_judged": 0, "paper": ""}
+        return {
+            "paper": opening.PAPER,
+            "opening": opening.opening(verdicts, found),
+            "own": opening.own_findings(verdicts),
+            "num_judged": len(judged(found)),
+            "tiles": counted("verdict", found),
+            "sections": {name: counted("verdict", those) for name, those in grouped_by("section", found).items()},
+        }
+
+    def _card(self, each: Exhibit) -> View:
+        return {
+            "id": each.id,
+            "title": each.title,
+            "question": each.question or each.title,
+            "answer": answer(each),
+            "judgement": judgement(each, self._content.verdicts),
+            "evidence": each.evidence,
+            "image": self._content.images.get(each.id),
+            "has_table": each.table is not None,
+            "commands": views.commands(each),
+        }
+
+    # --- a page for each part ---
+
+    def _exhibit(self, each: Exhibit) -> tuple[str, str]:
+        shown = views.exhibit(each, self._content.images, self._rows, self._sources) | self._card(each)
+        return self._page(f"exhibit-{slug(each.id)}", "exhibit.html", e=shown, here=each.id)
+
+    def _claims(self) -> Iterator[tuple[str, str]]:
+        for section, found in grouped_by("section", self._statements).items():
+            cells = [cell for each in found for cell in each.cells]
+            values = {
+                "groups": [self._group(each) for each in found],
+                "num_cells": len(cells),
+                "runs": _numbered(cell.run_ids for cell in cells),
+                "verdicts": Counter(cell.kind for cell in cells),
+            }
+            yield self._page(f"claims-{slug(section)}", "claims.html", section=section, **values)
+        yield self._page("claims", "statements.html", choices=choices(self._statements), statements=self._statements)
+
+    def _group(self, each: Statement) -> View:
+        claims = [
+            views.claim(cell, self._sources) | {"statement": words}
+            for cell, words in zip(each.cells, each.own_words, strict=True)
+        ]
+        shared = views.shared([{key: claim[key] for key in ("origin", "metric")} for claim in claims])
+        return {"id": each.id, "statement": each.words, "claims": claims, "shared": shared}
+
+    def _records(self) -> Iterator[tuple[str, str]]:
+        shown = views.records(self._content.rows, self._content.shown, self._content.verdicts)
+        views_of = {view["run_id"]: view for view in shown}
+        entries = []
+        for sweep, rows in by_sweep(self._content.rows, self._content.sweep_of).items():
+            records = [views_of[row["run_id"]] for row in rows]
+            name = f"records-{slug(sweep)}"
+            yield self._page(name, "records.html", sweep=sweep, records=records, common=views.common(records))
+            counts = Counter(row["status"] for row in rows)
+            outcome = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+            entries.append({"href": self._site.records(sweep), "text": sweep, "outcome": outcome})
+        yield self._page("records", "index.html", title="Records, by sweep", noun="sweeps", entries=entries)
+
+    def _machines(self) -> View:
+        rows = self._content.rows
+        return {"machines": views.distinct(rows, "hardware"), "versions": views.distinct(rows, "versions")}
+
+
+def _script(value: Any) -> str:
+    """A value as a script holds it; no tag begins in it."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+def _numbered(behind: Iterable[Sequence[str]]) -> dict[Sequence[str], int]:
+    """Groups of several runs, each once, counted from 1."""
+    return {runs: number for number, runs in enumerate(dict.fromkeys(each for each in behind if len(each) > 1), 1)}
+
 
 _EVERY_S = 3.0
 

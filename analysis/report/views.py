@@ -10,8 +10,8 @@ from typing import Any
 
 from analysis.claims.claim import NOT_IN_QUICK, NOT_TESTABLE, Verdict
 from analysis.claims.paper.discrepancies import SECTION as DISCREPANCIES
-from analysis.claims.printed import table
 from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.records.published import table
 from analysis.records.runs import MODELS, SCHEDULES
 from analysis.report.images import Image
 from rpbench.records.describe import describe
@@ -47,7 +47,7 @@ class Sources:
         self._places: dict[str, dict[str, set[str]]] = {}
 
     def anchor(self, source: str) -> str:
-        """Where the list of sources describes the table that a source, as `claims.printed.where` words it, names."""
+        """Where the list of sources describes the table that a source, as `records.published.where` words it, names."""
         place, _, document = source.partition(": ")
         table_path, _, cell = place.partition(", ")
         if not table_path.startswith("analysis/published/"):

@@ -1,16 +1,126 @@
-"""What pages take from the program itself: verbs, settings and modules, in the place of a comment on the page."""
+"""What pages take from the program itself: verbs, settings, modules, and of each method its facts and its drawing.
+
+A method's facts are what the registry knows of it; they stand on the page that people wrote about it.
+"""
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stderr
+from importlib.util import find_spec
 from inspect import getmodule
+from io import StringIO
 from pathlib import Path
 
+from analysis.exhibits.figures.files import in_the_dark
 from analysis.verbs import VERBS
 from rpbench.cli import all_verbs
+from rpbench.commands.show import draw_schedule
 from rpbench.config.configuration import CONF
-from rpbench.registry import offered
+from rpbench.config.request import load
+from rpbench.drawing.timeline_figure import FONT_PT
+from rpbench.registry import Entry, entry, offered
+from rpbench.run.assemble import assemble
 
 ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "methods"
+SECTIONS = ("Idea", "What is faithful", "What differs", "The paper's number and ours")
+_SIZES = ("num_devices=4", "num_microbatches=8")
+# Where a method does not take the sizes of the others, or shows nothing of itself there.
+_OTHER_SIZES = {
+    "adaptis": ("num_devices=4", "num_microbatches=8", "chunks_per_device=2"),
+    "mario": (*_SIZES, "chunks_per_device=1"),
+    "megatron_tp": ("num_devices=4", "num_microbatches=4", "chunks_per_device=1"),
+    "optpipe": ("num_devices=3", "num_microbatches=4", "schedule.memory_limit=2", "schedule.transfer=0.5"),
+    "pipedream": ("num_devices=4", "num_microbatches=8"),
+    "stp": ("num_devices=4", "num_microbatches=12"),
+}
+# Modules that the schedules of an extra need.
+_MODULES = {"exact": "ortools"}
+# Words on a bar stay black, for a bar has its colour on any page. They are outlines of this size.
+_WORDS_ON_BARS = f'g[transform*="scale({FONT_PT / 100:g} "]{{fill:#000000}}'
+_PLACE = "<!-- facts of the registry -->"
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    """The overrides with which a schedule is drawn."""
+    return (f"schedule={name}", *_OTHER_SIZES.get(name, _SIZES))
+
+
+def draw(name: str, path: Path) -> None:
+    """Draw a schedule, in slots, as `python -m rpbench show ... draw=` does, as an SVG that is dark on a dark page."""
+    with redirect_stderr(StringIO()):  # its word on where it drew to
+        draw_schedule(assemble(load(list(words_of(name)))), path, "slots")
+    drawing = in_the_dark(path.read_text(encoding="utf-8"))
+    path.write_text(drawing.replace("</style>", f"{_WORDS_ON_BARS}</style>", 1), encoding="utf-8")
+
+
+def can_draw(name: str) -> bool:
+    """Whether what the schedule of that name needs is installed."""
+    extra = entry(name).extra
+    return extra is None or find_spec(_MODULES[extra]) is not None
+
+
+def with_facts(text: str, name: str) -> str:
+    """A page of a method with its drawing and the facts of the registry in their place.
+
+    Raises:
+        ValueError: if the page has no place for them.
+    """
+    if _PLACE not in text:
+        raise ValueError(f"docs/methods/{name}.md has no line {_PLACE!r}; the drawing goes there")
+    return text.replace(_PLACE, _facts(entry(name)))
+
+
+def _facts(found: Entry) -> str:
+    module = inspect.getmodule(found.generate)
+    assert module is not None  # a generator is a function of a file
+    rows = [
+        ("name", f"`schedule={found.name}`"),
+        ("source", found.source),
+        ("file", f"`{module.__name__.replace('.', '/')}.py`"),
+        ("options", _options_of(found)),
+        ("updates", _updates(found)),
+        *([("needs", f"the extra `{found.extra}`")] if found.extra else []),
+        ("stages a device", "one" if not found.looped else str(found.chunks or "several, `chunks_per_device=`")),
+        ("order", "depends on the stages' times" if found.needs_costs else "depends on sizes alone"),
+    ]
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows)
+    name = found.name
+    drawing = f"![The order of {name}, a row a device]({name}.svg)\n\n" if can_draw(name) else ""
+    mark = "" if found.extra is None else " no-run: needs a package that is not installed by default"
+    return (
+        f"{drawing}```bash{mark}\npython -m rpbench show {' '.join(words_of(name))} draw={name}.svg\n```\n\n"
+        f"| | |\n| --- | --- |\n{table}\n"
+    )
+
+
+def _options_of(found: Entry) -> str:
+    told = [f"`schedule.{key}={_as_typed(value)}`" for key, value in found.options.items()]
+    return ", ".join(told) or "none"
+
+
+def _as_typed(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _updates(found: Entry) -> str:
+    if found.steps_each_microbatch:
+        return "after every microbatch"
+    if found.rounds > 1:
+        return f"after all microbatches of an update, in {found.rounds} rounds"
+    if found.late:
+        return "after all microbatches; one step late with " + ", ".join(
+            f"`schedule.{key}={_as_typed(value)}`" for key, value in found.late.items()
+        )
+    return "after all microbatches of a step"
+
+
+def pages() -> dict[str, str]:
+    """The pages of all methods by name, as the site finds them."""
+    return {name: f"methods/{name}.md" for name in offered()}
+
+
 # Packages in the order of imports, from the bottom.
 PACKAGES = (
     "rpbench/ir",

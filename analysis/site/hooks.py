@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from analysis.site import fences, generated, methods
+from analysis.site import fences, generated
 
 ROOT = Path(__file__).parents[2]
 PYODIDE = Path(__file__).parent / "node_modules" / "pyodide"
@@ -88,7 +88,7 @@ def on_config(config: Any) -> Any:
     for section in config["nav"]:
         for title, below in section.items():
             if title == "Methods":
-                below.extend({name: page} for name, page in methods.pages().items())
+                below.extend({name: page} for name, page in generated.pages().items())
     return config
 
 
@@ -108,9 +108,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 def _drawings() -> Iterator[tuple[str, bytes]]:
     with TemporaryDirectory() as scratch:
-        for name in filter(methods.can_draw, methods.pages()):
+        for name in filter(generated.can_draw, generated.pages()):
             path = Path(scratch) / f"{name}.svg"
-            methods.draw(name, path)
+            generated.draw(name, path)
             yield name, path.read_bytes()
 
 
@@ -122,6 +122,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def as_shown(markdown: str, uri: str, missing: Callable[[str], None]) -> str:
     """The text of a page, by its place on the site; `missing` is told of a link that leads nowhere."""
     name = uri.removeprefix("methods/").removesuffix(".md")
-    if uri.startswith("methods/") and name in methods.pages():
-        markdown = methods.with_facts(markdown, name)
+    if uri.startswith("methods/") and name in generated.pages():
+        markdown = generated.with_facts(markdown, name)
     return fences.shown(generated.filled(fences.relinked(markdown, uri, missing)))

@@ -24,7 +24,7 @@ from analysis.exhibits.figures.own import convergence, thousand_devices, what_if
 from analysis.exhibits.figures.own.turning import LEVELS
 from analysis.records import identity
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, look_up
 from analysis.records.runs import MODELS, ONE_ROUND
 from analysis.report.content import Content
 from analysis.report.page import gather

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.claims import Claim, Need, Verdict, all_claims, evaluate, judge, summary_text, tally
+from analysis.claims.catalogue import red_text
 from analysis.claims.claim import EVALUATED, KINDS
 from analysis.claims.expected import Expected
-from analysis.claims.printed import Printed, printed, table
-from analysis.claims.summary import red_text
 from analysis.records.experiments import Experiments
+from analysis.records.published import Printed, printed, table
 
 CLAIMS = {claim.id: claim for claim in all_claims()}
 NOTHING = Experiments(Path("no such folder"))

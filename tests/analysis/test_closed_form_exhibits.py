@@ -4,7 +4,7 @@ import pytest
 
 from analysis.exhibits.figures.paper import figure2, figure3, figure5
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, look_up
 
 
 def test_figure2_meets_the_published_numbers(experiments: Experiments) -> None:

@@ -11,7 +11,7 @@ from spared import slow
 from analysis.claims import all_claims, evaluate
 from analysis.exhibits import catalogue
 from analysis.records.experiments import Experiments, MissingRuns, Sweep, WrongRecord, index, is_complete, succeeded
-from analysis.records.paper import published
+from analysis.records.published import published
 from rpbench.config.configuration import swept
 from rpbench.records import provenance, record
 from rpbench.records.manifest import FOLDER, PLAN, Journal, read_manifest, write_plan

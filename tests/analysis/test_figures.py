@@ -18,7 +18,7 @@ from analysis.exhibits.figures.own import dispatch
 from analysis.exhibits.figures.paper import figure17
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, published
+from analysis.records.published import PUBLISHED_MODELS, published
 from analysis.report.content import Content
 from analysis.report.images import WIDTH_INCHES, stacked
 from rpbench import registry

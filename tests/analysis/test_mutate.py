@@ -10,8 +10,7 @@ from analysis.claims.claim import Claim
 from analysis.claims.expected import read_table
 from analysis.claims.own import consistency, derived, regression, turning
 from analysis.mutate import Mutant, Outcome, check, mutants, of_statements, sampled
-from analysis.mutate.check import is_acceptance
-from analysis.mutate.mutants import ASKED, FOUND, GONE, KINDS, MANIFEST, ORIGIN, TABLE
+from analysis.mutate.check import ASKED, FOUND, GONE, KINDS, MANIFEST, ORIGIN, TABLE, is_acceptance
 from analysis.records.experiments import Experiments
 
 EXPERIMENT = "figure17"

@@ -18,8 +18,7 @@ from analysis.report import build
 from analysis.report.content import Content
 from analysis.report.images import LARGEST_SVG_BYTES, Image, Shown, draw_all
 from analysis.report.opening import PAPER, answer
-from analysis.report.page import gather, save_tables, write
-from analysis.report.pages import render_all
+from analysis.report.page import gather, render_all, save_tables, write
 from analysis.report.views import command_of
 from rpbench.config.request import load
 from rpbench.records.record import run_id

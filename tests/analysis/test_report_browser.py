@@ -9,8 +9,7 @@ import pytest
 from analysis.records.experiments import Experiments
 from analysis.report.content import Content
 from analysis.report.images import draw_all
-from analysis.report.page import gather
-from analysis.report.pages import render_all
+from analysis.report.page import gather, render_all
 from analysis.report.statements import statements
 from tests.chromium import Tab, needs_axe, needs_chromium
 

@@ -10,7 +10,7 @@ from report_page import Page
 
 from analysis.claims.claim import CONTRADICTED, KINDS, NOT_IN_QUICK, REPRODUCED, Verdict
 from analysis.report.content import Content
-from analysis.report.pages import render_all
+from analysis.report.page import render_all
 from analysis.report.statements import FILTERS, Statement, choices, counted, statements
 
 

@@ -6,7 +6,7 @@ from analysis.exhibits.figures.own import gains, thousand_devices, tuning
 from analysis.exhibits.figures.paper import prediction
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, look_up
 from rpbench.config.configuration import swept
 
 

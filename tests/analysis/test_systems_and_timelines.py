@@ -8,7 +8,7 @@ from analysis.exhibits.figures import timelines
 from analysis.exhibits.figures.paper import systems
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, look_up
 
 
 def test_speed_ups_are_those_of_the_paper() -> None:

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
+from analysis.exhibits.exhibit import NOTHING, label, ours, short_cut, table, theirs
 from analysis.exhibits.figures.files import frame, latex, save_table
 from analysis.exhibits.figures.own import tuning
 from analysis.exhibits.figures.paper import steady_state
 from analysis.exhibits.tables import comparison, published_cells
 from analysis.records.experiments import Experiments
-from analysis.records.paper import look_up, published
+from analysis.records.published import look_up, published
 
 
 def test_all_25_cells_agree_in_every_number(experiments: Experiments) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.exhibits.cells import ranged
+from analysis.exhibits.exhibit import ranged
 from analysis.exhibits.figures.own.convergence import SHARE, SMOOTH, goal_of, reached, smoothed, spread, token_multiples
 
 POINTS = 40

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import PIL.Image
 import pytest
 
-from analysis.site import fences, generated, methods
+from analysis.site import fences, generated
 from analysis.site.fences import shown
 from rpbench.registry import offered
 from tests.chromium import needs_axe, needs_chromium
@@ -21,25 +21,25 @@ _MADE = ("analysis/figures", "conf/cluster/this_machine.yaml", "analysis/publish
 
 
 def test_every_schedule_has_a_page_and_every_page_a_schedule():
-    assert {path.stem for path in methods.FOLDER.glob("*.md")} == set(offered())
+    assert {path.stem for path in generated.FOLDER.glob("*.md")} == set(offered())
 
 
 @pytest.mark.parametrize("name", sorted(offered()))
 def test_a_page_of_a_method_has_its_parts_in_order(name):
-    text = (methods.FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    text = (generated.FOLDER / f"{name}.md").read_text(encoding="utf-8")
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert text.startswith(f"# {name}\n")
-    assert headings[: len(methods.SECTIONS)] == list(methods.SECTIONS)
+    assert headings[: len(generated.SECTIONS)] == list(generated.SECTIONS)
     assert "**Paper.** " in text
     assert "**Ours.** " in text
-    facts = methods.with_facts(text, name)
-    assert f"python -m rpbench show {' '.join(methods.words_of(name))}" in facts
+    facts = generated.with_facts(text, name)
+    assert f"python -m rpbench show {' '.join(generated.words_of(name))}" in facts
     assert all(f"`schedule.{option}=" in facts for option in offered()[name].options)
 
 
 def test_a_page_without_a_place_for_the_drawing_is_refused():
     with pytest.raises(ValueError, match="facts"):
-        methods.with_facts("# gpipe\n", "gpipe")
+        generated.with_facts("# gpipe\n", "gpipe")
 
 
 def test_the_table_of_methods_has_all(monkeypatch):
@@ -99,7 +99,7 @@ def built(tmp_path_factory):
 @pytest.mark.slow
 def test_the_site_is_built_and_asks_nobody(built):
     assert all(
-        (built / "methods" / f"{name}.svg").stat().st_size > 1000 for name in offered() if methods.can_draw(name)
+        (built / "methods" / f"{name}.svg").stat().st_size > 1000 for name in offered() if generated.can_draw(name)
     )
     for page in built.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
@@ -136,7 +136,7 @@ def test_a_page_on_disk_is_there_for_everybody(built, tab, name, width, dark):
 @needs_chromium
 @pytest.mark.parametrize(("scheme", "machine"), [("default", True), ("slate", False)], ids=("light", "dark"))
 def test_a_drawing_follows_its_page_and_not_the_machine(tmp_path, tab, scheme, machine):
-    methods.draw("1f1b", tmp_path / "1f1b.svg")
+    generated.draw("1f1b", tmp_path / "1f1b.svg")
     theme = "[data-md-color-scheme=slate]{color-scheme:dark}"
     style = theme + (DOCS / "site.css").read_text(encoding="utf-8")
     (tmp_path / "page.html").write_text(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from analysis.records.published import AsText
+
 FOLDER = Path(__file__).parent
 CONTRADICTIONS = "contradictions"
 STATEMENTS = "statements"
@@ -17,19 +19,10 @@ BECAUSE = "because.jsonl"  # why values were accepted: date, commit, reason, and
 
 
 @dataclass(frozen=True)
-class Expected:
-    """A declared value, as text, and how far ours may be from it."""
+class Expected(AsText):
+    """A declared value, and how far ours may be from it."""
 
-    text: str
     tolerance: float
-
-    @property
-    def value(self) -> float | str:
-        """The number, or the text where it is none."""
-        try:
-            return float(self.text)
-        except ValueError:
-            return self.text
 
 
 def expected(claim_id: str) -> Expected | None:

@@ -12,7 +12,7 @@ from typing import Any
 from analysis.claims.claim import Claim, Record, section
 from analysis.claims.expected import held_experiments, read_table
 from analysis.claims.own.regression import need_of
-from analysis.claims.printed import Printed
+from analysis.records.published import Printed
 
 HOLDS = "holds"
 _PARTS = ("fill", "switch", "drain")

@@ -12,8 +12,7 @@ from functools import cache
 from analysis.claims.claim import Claim, Need, Record, figure17, partitions, roofline, section
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
-from analysis.claims.printed import Printed
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, Printed, look_up
 from analysis.records.runs import BASELINES, SCHEDULES
 
 _CUTS = ("even", "greedy")

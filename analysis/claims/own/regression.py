@@ -12,7 +12,7 @@ from typing import Any
 
 from analysis.claims.claim import Claim, Need, Record, section
 from analysis.claims.expected import held_experiments, read_table
-from analysis.claims.printed import Printed
+from analysis.records.published import Printed
 from rpbench.yaml_file import read_keys
 
 AS_ACCEPTED = "as accepted"

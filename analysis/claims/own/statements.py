@@ -19,9 +19,8 @@ from analysis.claims.claim import (
 )
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
-from analysis.claims.printed import printed
 from analysis.predictions.score import NUM_BARS, Bar, bars
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED_MODELS, printed
 from analysis.records.runs import BASELINES, ONE_ROUND, SCHEDULES
 
 

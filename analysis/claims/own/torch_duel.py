@@ -7,7 +7,7 @@ beside other programs refutes nothing that it cannot tell.
 from collections.abc import Callable, Iterator
 
 from analysis.claims.claim import Claim, Need, Record, Value, section
-from analysis.claims.printed import Printed
+from analysis.records.published import Printed
 from rpbench.run.modes.duel.contenders import ENGINES, TABLE, torch_contenders
 from rpbench.run.modes.duel.findings import derived_fields
 

@@ -11,8 +11,8 @@ from statistics import mean
 from typing import Any
 
 from analysis.claims.claim import Claim, Need, Record, section, stated
-from analysis.claims.printed import Printed
 from analysis.exhibits.figures.own.turning import LEVELS, Turn, counted, lead, step_time_s, turns
+from analysis.records.published import Printed
 from rpbench.config.configuration import swept
 
 _EXPERIMENT = "convergence"

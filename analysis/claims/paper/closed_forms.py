@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from analysis.claims.claim import Claim, Record, figure17, roofline, section
-from analysis.claims.printed import Printed, printed, throughput_run, where
 from analysis.exhibits.style import method_name, model_name
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED_MODELS, Printed, printed, throughput_run, where
 
 _FIELDS: dict[str, tuple[str, str, Callable[[Record], float]]] = {
     "recompute_ms": ("time to recompute a layer", "ms", lambda run: 1e3 * run["recompute_s"]),

@@ -9,8 +9,7 @@ from typing import Any
 
 from analysis.claims.claim import Claim, Need, Record, Value, figure17, hand_cuts, partitions, roofline, section
 from analysis.claims.paper.tuning import CAPPED_PLANNER, capped_plan
-from analysis.claims.printed import Row, cell, rows, table
-from analysis.records.paper import OUR_MODELS
+from analysis.records.published import OUR_MODELS, Row, cell, rows, table
 
 SECTION = "Discrepancies in the published data"
 

@@ -6,10 +6,9 @@ Below them calls back to back, and both with a fused stage whose forward waits f
 from collections.abc import Iterator
 
 from analysis.claims.claim import Claim, Need, causal, figure17, section, stated, steady_causal, steady_state
-from analysis.claims.printed import Printed, cell, printed, rows, throughput_run
 from analysis.exhibits.style import method_name, model_name
 from analysis.exhibits.tables.published_cells import cell_numbers
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED_MODELS, Printed, cell, printed, rows, throughput_run
 from analysis.records.runs import SCHEDULES
 
 SOURCE = "RoundPipe, figure 17 (section 5.8.1)"

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from analysis.claims.claim import Claim, Record, figure17, roofline, section
-from analysis.claims.printed import Printed, cell, printed, rows, table
 from analysis.exhibits.style import model_name
-from analysis.records.paper import PUBLISHED_MODELS
+from analysis.records.published import PUBLISHED_MODELS, Printed, cell, printed, rows, table
 
 PLATFORM = "8x-rtx4090-24gb"
 _ABSTRACT = "RoundPipe, abstract"

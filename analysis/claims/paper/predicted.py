@@ -15,10 +15,9 @@ from typing import Any
 
 from analysis.claims.claim import Claim, Need, Record, Value, section
 from analysis.claims.expected import expected
-from analysis.claims.printed import Printed, Row, cell, table, where
 from analysis.exhibits.style import method_name, model_name
 from analysis.predictions.tables import read
-from analysis.records.paper import OUR_MODELS
+from analysis.records.published import OUR_MODELS, Printed, Row, cell, table, where
 from rpbench.advice.published_runs import SYSTEMS
 
 _KEYS = ("system", "platform", "model")

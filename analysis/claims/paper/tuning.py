@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from analysis.claims.claim import Claim, Need, Record, figure17, partitions, recompute_ahead, section
-from analysis.claims.printed import Printed, Row, cell, printed, rows, table, where
 from analysis.exhibits.style import method_name, model_name
-from analysis.records.paper import OUR_MODELS, PUBLISHED_MODELS
+from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS, Printed, Row, cell, printed, rows, table, where
 from analysis.records.runs import BASELINES, SCHEDULES
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.published import published_times, published_tokens_per_microbatch

@@ -13,8 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
-from analysis.exhibits.exhibit import Cell, Exhibit, Shown, columns_of, exhibited
+from analysis.exhibits.exhibit import (
+    NOTHING,
+    Cell,
+    Exhibit,
+    Shown,
+    columns_of,
+    exhibited,
+    label,
+    ours,
+    short_cut,
+    table,
+    theirs,
+)
 from analysis.exhibits.figures.duel import MODELS, NAMES, Row, drawn, found_duels
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.cost.hardware.measured import PARTS

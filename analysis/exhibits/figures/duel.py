@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibited
+from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, columns_of, exhibited, label, ours, short_cut, table
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none

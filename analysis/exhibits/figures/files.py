@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageFilter
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING
-from analysis.exhibits.exhibit import Cell, Table
+from analysis.exhibits.exhibit import NOTHING, Cell, Table
 
 OUT = Path(__file__).parents[2] / "figures"
 

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Shown, Table, exhibited
+from analysis.exhibits.exhibit import Shown, Table, exhibited, label, ours, table
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.drawing.timeline_figure import Bars, bars_of, draw_timeline, handles, put_bars

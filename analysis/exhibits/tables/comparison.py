@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, ranged, short_cut, table
-from analysis.exhibits.exhibit import Cell, Shown, exhibited
+from analysis.exhibits.exhibit import NOTHING, Cell, Shown, exhibited, label, ours, ranged, short_cut, table
 from analysis.exhibits.figures.own import convergence
 from analysis.exhibits.figures.own.convergence import SHARE, Spread, token_multiples
 from analysis.records.experiments import NOT_APPLICABLE, Experiments, MissingRuns, index, succeeded

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from analysis.driver import duels
 from analysis.driver.duels import Kept
-from analysis.exhibits.cells import label, table
-from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited, label, table
 from analysis.exhibits.figures.duel import MODELS, NAMES
 from analysis.records.experiments import Experiments
 

@@ -3,15 +3,14 @@
 import pandas as pd
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited, label, ours, table, theirs
 from analysis.exhibits.style import method_name, model_name
 from analysis.predictions import score
 from analysis.predictions.outcomes import GROUPS, SEALED, SEALED_COMMIT, coverage, outcomes, verdicts
 from analysis.predictions.tables import FOLDER, read
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
+from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 
 # The blind round: figures 12, 13, 15 and 16 as predicted before they were seen, and as they came out.
 

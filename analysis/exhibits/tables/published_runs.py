@@ -10,11 +10,10 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited
+from analysis.exhibits.exhibit import NOTHING, Cell, Shown, columns_of, exhibited, label, ours, table, theirs
 from analysis.exhibits.tables import comparison
 from analysis.records.experiments import Experiments, MissingRuns, index
-from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
+from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 from analysis.records.runs import MODELS
 from rpbench.config.configuration import swept
 

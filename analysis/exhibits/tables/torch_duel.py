@@ -6,8 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table
-from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibited
+from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, columns_of, exhibited, label, ours, short_cut, table
 from analysis.exhibits.style import method_name
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.run.modes.duel.contenders import OWN, TABLE, THREADS, TWIN

@@ -7,8 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Shown, Table, exhibited
+from analysis.exhibits.exhibit import Shown, Table, exhibited, label, ours, table
 from analysis.exhibits.figures.timelines import draw_small, lacking_timelines, read_timeline
 from analysis.records import runs
 from analysis.records.experiments import Experiments

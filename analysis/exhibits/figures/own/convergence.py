@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, ranged, table
-from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of
+from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of, label, ours, ranged, table
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
 # Time to a loss: tokens and seconds a method needs for what plain training reaches with three quarters of them.

@@ -6,8 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Shown, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited, label, ours, table
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, table
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.exhibit import NOTHING, Cell, Table, exhibit_of, label, ours, table
 from analysis.exhibits.tables import comparison
 from analysis.records import runs
 from analysis.records.experiments import Experiments

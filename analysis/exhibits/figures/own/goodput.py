@@ -7,11 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of, label, ours, table, theirs
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.paper import published
+from analysis.records.published import published
 
 EXPERIMENT = "goodput"
 HOUR_S = 3600.0

@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import by_schedule
-from analysis.exhibits.exhibit import Table, exhibit_of
+from analysis.exhibits.exhibit import Table, by_schedule, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 

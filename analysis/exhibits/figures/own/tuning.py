@@ -8,11 +8,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, short_cut, table, theirs
-from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibit_of, exhibited
+from analysis.exhibits.exhibit import (
+    NOTHING,
+    Cell,
+    Shown,
+    Table,
+    columns_of,
+    exhibit_of,
+    exhibited,
+    label,
+    ours,
+    short_cut,
+    table,
+    theirs,
+)
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, look_up
 
 PLAN_CUTS = ("published", "even", "greedy", "search")
 
@@ -119,12 +131,6 @@ _LEADS = {
     ONE_ROUND: style.Look("the same, RoundPipe in one round", style.PURPLE, "p"),
     BACK_TO_BACK: style.Look("baselines searched, RoundPipe back to back", style.GREEN, "*"),
 }
-
-
-_COMMAND = "; ".join(
-    f"python -m rpbench -m experiment={name}"
-    for name in ("figure17", "partitions", "recompute_ahead", "one_round", "steady_state")
-)
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of, label, ours, table
 from analysis.records.experiments import Experiments, index
 from rpbench.config.configuration import swept
 

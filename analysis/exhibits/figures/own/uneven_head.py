@@ -5,8 +5,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import by_schedule
-from analysis.exhibits.exhibit import Table, exhibit_of
+from analysis.exhibits.exhibit import Table, by_schedule, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table
-from analysis.exhibits.exhibit import Cell, Shown, exhibited
+from analysis.exhibits.exhibit import Cell, Shown, exhibited, label, ours, table
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.workload.architecture import Architecture
 

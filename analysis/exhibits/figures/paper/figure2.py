@@ -7,11 +7,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of
+from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of, label, ours, table, theirs
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
+from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 
 CLUSTER = "8x_rtx4090"
 

@@ -6,12 +6,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Table, exhibit_of
+from analysis.exhibits.exhibit import Table, exhibit_of, label, ours, table, theirs
 from analysis.exhibits.figures.paper.figure2 import CLUSTER
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, Published, look_up
+from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 
 SCHEDULES = ("interleaved_1f1b", "looped_bfs")
 

@@ -5,11 +5,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of
+from analysis.exhibits.exhibit import NOTHING, Cell, Table, exhibit_of, label, ours, table, theirs
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, look_up
 
 # Clusters from the lowest threshold to the highest; what the published tables call them, and what people do.
 GPUS = {

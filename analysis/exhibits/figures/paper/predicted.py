@@ -12,11 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, table, theirs
-from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
+from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, exhibited, label, table, theirs
 from analysis.predictions.tables import read
 from analysis.records.experiments import Experiments
-from analysis.records.paper import OUR_MODELS, models_in, published
+from analysis.records.published import OUR_MODELS, models_in, published
 
 RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
 _NAMES = {RTX4090: "8 RTX 4090", A800: "8 A800"}

@@ -11,12 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, table, theirs
-from analysis.exhibits.exhibit import Shown, Table, exhibited
+from analysis.exhibits.exhibit import Shown, Table, exhibited, label, table, theirs
 from analysis.exhibits.figures.paper.predicted import A800, RTX4090
 from analysis.predictions.tables import read
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED, models_in, published
+from analysis.records.published import PUBLISHED, models_in, published
 
 _RATES = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 _PLATFORMS = {RTX4090: "8 RTX 4090", A800: "8 A800"}

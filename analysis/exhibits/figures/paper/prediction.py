@@ -5,11 +5,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import label, ours, table, theirs
-from analysis.exhibits.exhibit import Table, columns_of, exhibit_of
+from analysis.exhibits.exhibit import Table, columns_of, exhibit_of, label, ours, table, theirs
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, look_up
 
 # What is simulated, and the published system it stands for.
 ESTIMATES = {

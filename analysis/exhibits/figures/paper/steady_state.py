@@ -6,11 +6,22 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, ours, table, theirs
-from analysis.exhibits.exhibit import Cell, Shown, Table, columns_of, exhibit_of, exhibited
+from analysis.exhibits.exhibit import (
+    NOTHING,
+    Cell,
+    Shown,
+    Table,
+    columns_of,
+    exhibit_of,
+    exhibited,
+    label,
+    ours,
+    table,
+    theirs,
+)
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
-from analysis.records.paper import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, look_up
 
 COUNTS = (8, 9, 10, 16)  # microbatches a call
 

@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.cells import NOTHING, label, table, theirs
-from analysis.exhibits.exhibit import Cell, Shown, Table, exhibited
+from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, exhibited, label, table, theirs
 from analysis.records.experiments import Experiments
-from analysis.records.paper import PUBLISHED_MODELS, Published, look_up, models_in, published
+from analysis.records.published import PUBLISHED_MODELS, Published, look_up, models_in, published
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 
 PLATFORM = "8x-rtx4090-24gb"
