@@ -17,7 +17,7 @@ from rpbench.predict.case import Case
 from rpbench.predict.streamed.jobs import Jobs, Lanes
 from rpbench.predict.streamed.streaming import lanes_of
 from rpbench.predict.streamed.traffic import Need, Needs, Run, timed_with
-from rpbench.sim.tasks import HOST
+from rpbench.sim.shared_links import HOST
 
 # By how much a constant is varied to see what it does.
 STEP = 1.05

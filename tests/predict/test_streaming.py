@@ -20,7 +20,7 @@ from rpbench.predict.streamed.jobs import Jobs, Slot
 from rpbench.predict.streamed.streaming import lanes_of
 from rpbench.predict.streamed.traffic import timed
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_links
+from rpbench.sim.shared_links import simulate_links
 
 
 def as_data(case, num, **complexes):

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from rpbench.ir.partition import Partition
 from rpbench.predict.streamed.jobs import Jobs, Lanes, Slot, What
-from rpbench.sim.tasks import Tasks
+from rpbench.sim.shared_links import Tasks
 
 
 @lru_cache(maxsize=32)

@@ -13,7 +13,7 @@ from rpbench.predict.case import Case
 from rpbench.predict.experts import expert_s, loop_s
 from rpbench.predict.streamed.jobs import Jobs, Lanes, Slot
 from rpbench.predict.streamed.streaming import lanes_of
-from rpbench.sim.tasks import COPY, HOST, LOOP, NOTHING, Capacity, run
+from rpbench.sim.shared_links import COPY, HOST, LOOP, NOTHING, Capacity, run
 from rpbench.workload.counts import BYTES_PER_VALUE
 
 INF = float("inf")
