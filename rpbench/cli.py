@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rpbench.places import FLAG, with_dirs
-from rpbench.words import plain
+from rpbench.untrusted import plain
 
 if TYPE_CHECKING:
     from rpbench.config.request import Request

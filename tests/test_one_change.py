@@ -20,7 +20,7 @@ Source: made up for a test.
 """
 
 from baselines.synchronous.one_f_one_b import alternate
-from rpbench.ir.plain_row import joined
+from rpbench.ir.action import joined
 from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 

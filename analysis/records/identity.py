@@ -19,7 +19,7 @@ from rpbench.records.manifest import Cell
 from rpbench.records.record import Record
 from rpbench.run.modes.duel.contenders import contenders, gpu_contenders, torch_contenders
 from rpbench.run.recording import names
-from rpbench.strict_json import parsed
+from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text
 
 _OPTIONAL = ("mesh", "contender")  # names that most records do not have

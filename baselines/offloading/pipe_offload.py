@@ -21,8 +21,7 @@ from baselines.synchronous.bpipe import with_moved_activations
 from baselines.synchronous.gis import gis
 from baselines.synchronous.interleaved_1f1b import interleaved_1f1b
 from baselines.synchronous.one_f_one_b import one_f_one_b
-from rpbench.ir.action import Kind
-from rpbench.ir.plain_row import plain_of
+from rpbench.ir.action import Kind, plain_of
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import schedule
 

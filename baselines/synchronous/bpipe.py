@@ -21,8 +21,7 @@ the activations leave is not fixed there: the places above are ours.
 from collections.abc import Sequence
 
 from baselines.synchronous.one_f_one_b import one_f_one_b
-from rpbench.ir.action import Kind
-from rpbench.ir.plain_row import PlainRow, in_turn, joined, plain, plain_of
+from rpbench.ir.action import Kind, PlainRow, in_turn, joined, plain, plain_of
 from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage
 from rpbench.registry import schedule
 

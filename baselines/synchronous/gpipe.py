@@ -10,8 +10,7 @@ Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using 
 Backward runs in ascending order here, as in torch and in the RoundPipe artifact.
 """
 
-from rpbench.ir.action import Kind
-from rpbench.ir.plain_row import PlainRow, joined, plain
+from rpbench.ir.action import Kind, PlainRow, joined, plain
 from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 

@@ -10,8 +10,7 @@ Group size as in torch.distributed.pipelining: rounds = max(1, m div p), group =
 both agree.
 """
 
-from rpbench.ir.action import Kind
-from rpbench.ir.plain_row import PlainRow, in_turn, joined, plain
+from rpbench.ir.action import Kind, PlainRow, in_turn, joined, plain
 from rpbench.ir.schedule import Schedule, Shape, looped_placement
 from rpbench.registry import schedule
 

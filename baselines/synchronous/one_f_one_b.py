@@ -13,8 +13,7 @@ SC'21, section 2.2.1, figure 4.
 
 from collections.abc import Sequence
 
-from rpbench.ir.action import Kind
-from rpbench.ir.plain_row import PlainRow, in_turn, joined, plain
+from rpbench.ir.action import Kind, PlainRow, in_turn, joined, plain
 from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 

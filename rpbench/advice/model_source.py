@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from rpbench.strict_json import parsed
+from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text
 from rpbench.workload.architecture import LARGEST, Architecture, unknown_key
 from rpbench.workload.counts import Experts, Latent

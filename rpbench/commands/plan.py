@@ -29,8 +29,8 @@ from rpbench.records.describe import clock
 from rpbench.registry import unknown_name
 from rpbench.run.assemble import build_schedule, pose
 from rpbench.sim.checked import checked_graph
-from rpbench.sim.links import simulate_charged
 from rpbench.sim.metrics import measure
+from rpbench.sim.shared_links import simulate_charged
 from rpbench.whole_file import read_text
 
 

@@ -43,7 +43,7 @@ from rpbench.cost.hardware.machine import Machine, machine_of
 from rpbench.cost.hardware.measured import has_engine
 from rpbench.places import CHECKPOINT, file_of
 from rpbench.registry import Entry, sources, unknown_name
-from rpbench.strict_json import not_finite
+from rpbench.untrusted import not_finite
 from rpbench.workload.architecture import Architecture
 from rpbench.yaml_file import keys_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rpbench.cost.table import LayerTimes
-from rpbench.strict_json import parsed
+from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text
 
 SCHEMA = "rpbench-profile 1"

@@ -9,9 +9,8 @@ from operator import itemgetter
 from typing import Any
 
 from rpbench.ir import partition as partitions
-from rpbench.ir.action import Action, Kind, parse, parts_of, text
+from rpbench.ir.action import Action, Kind, PlainRow, parse, parts_of, text
 from rpbench.ir.partition import Partition
-from rpbench.ir.plain_row import PlainRow
 from rpbench.ir.policy import LateRest, Policy
 
 LANES = ("compute", "h2d", "d2h", "net", "host")

@@ -9,8 +9,8 @@ from rpbench.ir.partition import Partition
 from rpbench.ir.timeline import Timeline
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.links import simulate_charged
 from rpbench.sim.memory import peak_in_flight
+from rpbench.sim.shared_links import simulate_charged
 
 
 @dataclass(frozen=True)

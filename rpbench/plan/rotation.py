@@ -21,7 +21,7 @@ Links (`share_links`): devices of one root complex share its rate, and all devic
 of neighbours in the rotation begin one stage's microbatch apart and last M of them, so that their prefetches overlap by
 max(0, 1 - apart / M) where the devices wait for each other (M < N), and always where they do not (M >= N). A device has
 so many others beside it on average, and gets a fair share of the rate. Cross mapping puts devices of one complex
-further apart. At the start of a step all load at once. The simulator (`rpbench.sim.links`) shares links
+further apart. At the start of a step all load at once. The simulator (`rpbench.sim.shared_links`) shares links
 moment by moment instead.
 
 Source: the rotation, the prefetch of the next stage while one runs and its limit by memory are from descriptions of

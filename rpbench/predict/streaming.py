@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from rpbench.ir.partition import Partition
-from rpbench.sim.tasks import Tasks
+from rpbench.sim.shared_links import Tasks
 
 What = Literal["F", "R", "B", "FB", "boundary", "weights", "gradients", "refresh", "convert", "adam"]
 

@@ -22,7 +22,7 @@ from rpbench.predict.megatron import bound_cut
 from rpbench.predict.streaming import Jobs, Lanes, lanes_of
 from rpbench.predict.traffic import Need, Needs, Run, timed_with
 from rpbench.registry import unknown_name
-from rpbench.sim.tasks import HOST
+from rpbench.sim.shared_links import HOST
 
 # By how much a constant is varied to see what it does.
 STEP = 1.05

@@ -11,7 +11,7 @@ from rpbench.ir.action import Kind
 from rpbench.mesh.layers.layer_times import boundary_bytes, setting_of, times_of
 from rpbench.predict.case import Case, expert_s, loop_s
 from rpbench.predict.streaming import Jobs, Lanes, Slot, lanes_of
-from rpbench.sim.tasks import COPY, HOST, LOOP, NOTHING, Capacity, run
+from rpbench.sim.shared_links import COPY, HOST, LOOP, NOTHING, Capacity, run
 from rpbench.workload.counts import BYTES_PER_VALUE
 
 INF = float("inf")

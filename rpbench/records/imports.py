@@ -16,7 +16,7 @@ from rpbench import whole_file
 from rpbench.config.choices import ConfigError
 from rpbench.records import provenance, record
 from rpbench.records.record import Record
-from rpbench.strict_json import parsed
+from rpbench.untrusted import parsed
 
 MEASURED_ELSEWHERE = "measured elsewhere"
 MOST_BYTES = 256 * 2**20

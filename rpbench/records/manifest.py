@@ -21,7 +21,7 @@ from typing import Any
 from rpbench.places import file_of
 from rpbench.records import provenance, record
 from rpbench.records.record import Record, append_line, write_atomically
-from rpbench.strict_json import parsed
+from rpbench.untrusted import parsed
 from rpbench.whole_file import read_bytes, read_text
 
 FOLDER = "manifests"

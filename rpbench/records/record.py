@@ -18,9 +18,8 @@ from typing import Any, BinaryIO
 
 from rpbench.records import provenance
 from rpbench.records.provenance import began
-from rpbench.strict_json import parsed
+from rpbench.untrusted import parsed, plain
 from rpbench.whole_file import read_text
-from rpbench.words import plain
 
 Record = dict[str, Any]
 

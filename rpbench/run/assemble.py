@@ -41,9 +41,9 @@ from rpbench.run.layer_times import layer_times, microbatch_times, setting_of
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.events import deal
 from rpbench.sim.graph import Graph
-from rpbench.sim.links import simulate_charged
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
+from rpbench.sim.shared_links import simulate_charged
 from rpbench.workload.architecture import Architecture
 
 OFFLOADS = ("none", "weights", "all", "auto")

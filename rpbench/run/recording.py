@@ -17,8 +17,8 @@ from rpbench.ir.timeline import Timeline
 from rpbench.records import provenance, record
 from rpbench.records.describe import describe, table
 from rpbench.records.record import Events, Record
-from rpbench.strict_json import not_finite
 from rpbench.tracking.metrics import StepFeed
+from rpbench.untrusted import not_finite
 
 Fields = dict[str, Any]
 

@@ -1,36 +1,69 @@
-"""Runs of a schedule: what simulating and training have in common - the plan's facts, its memory, whether it fits.
+"""Runs of a schedule: the plan, its facts and memory, and whether it fits, alike for simulation and training.
 
-A large schedule is millions of small tuples in no circle. Each time enough of them are new, the collector walks all
-that are there: with 1,024 devices and as many microbatches this takes as long as the checks themselves. Afterwards
-the first walk would still go through every one of them, so that many are set aside until the next tables are made.
+The plan is the one a request states, or the best one of a search over every option (`tuning_budget`). Such a search
+takes its terms from the request: model, machine, tokens of a step and steps in a row. `rpbench.plan.contest` chooses
+everything else under the cluster's memory. Options of the schedule that differ from its defaults say which method it is
+and stay as they are, and so do those of a late update.
+
+Garbage collection is paused meanwhile. A large schedule is millions of small tuples in no cycle; the collector walks
+all of them each time enough are new: with 1,024 devices and as many microbatches this takes as long as the checks. The
+first walk afterwards would still visit every one, so they are set aside until the next tables are made.
 """
 
+import csv
 import gc
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from io import StringIO
 from typing import Any
 
+from rpbench.advice.causes import causes_of
+from rpbench.config.choices import ConfigError
+from rpbench.config.configuration import RunConfig
 from rpbench.config.request import Request
 from rpbench.cost.footprint.memory import device_bytes, why_infeasible
 from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import DeviceMemory
+from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.profiled import to_text
 from rpbench.ir.analysis import Analysis
+from rpbench.mesh.plan_search.terms import terms_of
+from rpbench.plan import Choice
+from rpbench.plan.contest.contender import Contender, Setting, why_not_charged
+from rpbench.plan.contest.frame import Frame, Frames, order_key
+from rpbench.plan.contest.plans import Budget, Tried, Tuned
+from rpbench.plan.contest.search import tune
+from rpbench.plan.contest.terms import Source, Terms
 from rpbench.records.describe import clock
-from rpbench.run.assemble import Assembled, assemble, transfer_bytes
+from rpbench.run.assemble import Assembled, assemble, transfer_bytes, transfers_of
+from rpbench.run.layer_times import check_published, numbers_on
 from rpbench.run.recording import Fields, Outcome, Work
-from rpbench.run.tuned import TRIED, plan_fields, tried_csv, tuned, why_not
+from rpbench.sim.checked import check_graph
 from rpbench.sim.memory import peak_in_flight
 
-# So many new objects are worth setting aside: a walk through them takes a tenth of a second.
+PROFILE = "profile.json"  # in a run's folder: the layer times its costs were made of
+TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
+# Actions timed in one sketch of a cut, for each timeline of the budget: 7 million for the budget of figure 10. With one
+# million a schedule in ten stayed 2 to 9 % below what it can do, for want of a cut that fits with little recomputation.
+SKETCHED = 3_600
+# Of a budget, for each random restart of a round.
+TIMELINES_A_RESTART = 200
+# What the search chooses; a request leaves it as it is by default.
+CHOSEN = {"partition": "even", "chunks_per_device": None, "recompute": "all", "prefetch": RunConfig.prefetch}
+CHARGED = {"offload": "none", "charge": "hops", "dispatch": "round_robin"}
+_SETTING = ("microbatch_sequences", "chunks_per_device", "recompute", "prefetch")
+_FOUND = ("partition", "tokens_per_s", "peak_bytes", "host_bytes", "fits", "chosen", "remark")
+# New objects that are worth setting aside: a walk through them takes a tenth of a second.
 MANY = 500_000
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Look for no circles of garbage inside, nor, where much was made inside, later in that.
+    """Garbage collection is paused inside; where many objects were made inside, it passes them over afterwards as well.
 
-    What nothing refers to is freed at once all the same. What was set aside before is looked through first.
+    An object without a reference is freed at once all the same. Objects set aside before are collected first.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -44,9 +77,6 @@ def collection_paused() -> Iterator[None]:
             gc.freeze()
         if was_on:
             gc.enable()
-
-
-PROFILE = "profile.json"  # in a run's folder: the layer times its costs were made of
 
 
 def assembled_of(request: Request) -> Assembled:
@@ -83,7 +113,7 @@ def _outcome(request: Request, assembled: Assembled, execute: Callable[[], Outco
 
 
 def _shape(request: Request, assembled: Assembled) -> Fields:
-    """What the request turned into: stages, cuts and updates, and the sizes of a schedule read from a file."""
+    """Record fields: stages, cuts and updates, and the sizes of a schedule read from a file."""
     shape = assembled.schedule.shape
     fields: dict[str, Any] = {
         "partition_layers": str(assembled.choice.partition),
@@ -120,7 +150,7 @@ def _facts(assembled: Assembled) -> Fields:
 
 
 def _analysis(assembled: Assembled) -> Analysis:
-    """What is known of the schedule that runs."""
+    """The analysis of the schedule that runs."""
     known = assembled.graph.analysis
     return known if known.schedule is assembled.schedule else Analysis(assembled.schedule)
 
@@ -143,3 +173,189 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
     if limit is None or max(needed) <= limit:
         return needed, ""
     return needed, why_infeasible(assembled.schedule, DeviceMemory(assembled.sizes, limit), in_flight, assembled.keeps)
+
+
+# --- the best plan of a search ---
+
+
+def tuned(request: Request) -> Assembled:
+    """The best plan that the search finds, ready to be simulated.
+
+    Raises:
+        ValueError: for a request that leaves nothing to choose, or a schedule that takes no setting.
+    """
+    terms, who = terms_of_request(request), contender_of(request)
+    frames = Frames(who, terms)
+    plan = tune(who, terms, budget_of(request), frames=frames)
+    return assembled_plan(plan, terms, frames.of_plan(plan))
+
+
+def budget_of(request: Request) -> Budget:
+    """The budget of a request's search."""
+    work = request.tuning_budget
+    assert work is not None
+    return Budget(work, SKETCHED * work, work // TIMELINES_A_RESTART)
+
+
+def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
+    """A plan with all its transfers, checked.
+
+    Args:
+        frame: of the plan and its cut, with all steps.
+    """
+    size = plan.setting.microbatch_sequences
+    graph, versions = frame.graph, check_graph(frame.graph)
+    costs = frame.costs(plan.partition, plan.outcome.keeps)
+    return Assembled(
+        plan.contender.entry,
+        graph.schedule,
+        graph,
+        versions,
+        costs,
+        Choice(plan.partition, "contest", plan.num_timed + plan.num_sketched),
+        terms.model,
+        terms.cluster,
+        terms.sizes(size),
+        terms.tokens(size),
+        transfers_of(costs),
+        evidence="simulated" if terms.source == "published" else "predicted",
+        plan=plan,
+        keeps=plan.outcome.keeps,
+        step_terms_s=causes_of(frame, plan.partition, plan.outcome.keeps),
+        order_sha256=hashlib.sha256(repr(order_key(plan, terms)).encode()).hexdigest(),
+    )
+
+
+def contender_of(request: Request) -> Contender:
+    """The contender that a request names.
+
+    Raises:
+        ConfigError: for a schedule whose sums have no bytes.
+    """
+    entry, given = request.entry, request.schedule.options
+    own = {name: value for name, value in given.items() if value != entry.options[name]}
+    found = Contender(entry, tuple(own.items()))
+    if reason := why_not_charged(found):
+        raise ConfigError(f"tuning_budget={request.tuning_budget}: {reason}; leave it out for {entry.name}")
+    return found
+
+
+def terms_of_request(request: Request) -> Terms:
+    """The terms that a request sets.
+
+    Raises:
+        ConfigError: for a cost or a choice that a search of all options has no use for.
+    """
+    _check(request)
+    assert request.model is not None  # or it had been refused
+    source: Source = "published" if request.cost.name == "published" else "analytic"
+    found = terms_of(
+        request.model,
+        request.cluster,
+        numbers_on(request.cluster, request.cost, request.software),
+        num_devices=request.num_devices,
+        sequences_per_step=request.num_microbatches * request.workload.microbatch_sequences,
+        source=source,
+        num_steps=request.num_steps,
+        known=request.software,
+    )
+    return replace(found, fused_ahead=request.cost.fused_ahead)
+
+
+def _check(request: Request) -> None:
+    name = f"tuning_budget={request.tuning_budget}"
+    if request.schedule.file is not None:
+        raise ConfigError(f"{name}: a schedule from a file has nothing to choose; leave one of both out")
+    if request.entry.extra is not None:
+        raise ConfigError(
+            f"{name}: {request.entry.name} solves a program for every plan, and a search tries many; leave one out"
+        )
+    check_published(request)
+    if request.model is None:
+        raise ConfigError(f"{name}: memory follows from the model; take one with a shape, such as model=qwen3_1p7b")
+    if request.cost.name not in ("published", "analytic"):
+        raise ConfigError(
+            f"{name} with cost={request.cost.name}: microbatches of several sizes need times and bytes; use "
+            "cost=published or cost=analytic"
+        )
+    if request.cost.split_penalty != 1:
+        raise ConfigError(
+            f"cost.split_penalty={request.cost.split_penalty} with {name}: the search takes halves of a backward as "
+            "they are counted; leave one of both out"
+        )
+    for key, usual in (CHOSEN | CHARGED).items():
+        if (value := getattr(request, key)) != usual:
+            why = "the search chooses it" if key in CHOSEN else "everything that moves is charged by its bytes"
+            raise ConfigError(f"{key}={value} with {name}: {why}; leave it out")
+
+
+# --- what a record says --------------------------------------------------------------------------------------
+
+
+def plan_fields(assembled: Assembled) -> Fields:
+    """What was chosen, what the search spent, and what identifies the order."""
+    plan = assembled.plan
+    assert plan is not None
+    setting = plan.setting
+    return {
+        "partition": "contest",
+        "num_microbatches": assembled.schedule.shape.num_microbatches,
+        "num_steps": plan.num_steps,
+        "microbatch_sequences": setting.microbatch_sequences,
+        "chunks_per_device": setting.chunks_per_device,
+        "recompute": setting.recompute,
+        "prefetch": setting.prefetch,
+        "schedule_options": dict(setting.options),
+        "fixed_options": dict(plan.contender.fixed),
+        "step_terms_s": dict(assembled.step_terms_s or {}),
+        "order_sha256": assembled.order_sha256,
+        "budget_timelines": plan.budget.work,
+        "budget_sketched_actions": plan.budget.climb_work,
+        "spent_timelines": plan.work,
+        "num_plans_timed": plan.num_timed,
+        "num_plans_sketched": plan.num_sketched,
+        "num_settings_tried": len(plan.tried),
+        "num_restarts": plan.restarted.number,
+        "restart_gain": plan.restarted.gain,
+        "least_memory_bytes": plan.least_bytes or None,
+    }
+
+
+def why_not(plan: Tuned, cluster: Machine) -> str:
+    """Why the plan that lacks least does not fit; empty where it does."""
+    found, parts = plan.outcome, []
+    if found.fits:
+        return ""
+    for where, needed, limit in (
+        ("a device", found.peak_bytes, cluster.usable_memory_bytes),
+        ("the host", found.host_bytes, cluster.host_memory_bytes),
+    ):
+        if limit is not None and needed > limit:
+            parts.append(f"{where} needs {needed / 1e9:.1f} GB and has {max(0, limit) / 1e9:.1f} GB")
+    if not parts:
+        parts.append("the host's SSDs need more than they have")
+    return f"{' and '.join(parts)} with the plan that lacks least of {len(plan.tried)} settings"
+
+
+def tried_csv(plan: Tuned) -> str:
+    """Every setting that was looked at, a line each; paces are those of few steps, the plan's own of all."""
+    out = StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    options = [name for name, _ in plan.setting.options]
+    rows.writerow((*_SETTING, *options, *_FOUND))
+    rows.writerows([*_setting(each.setting, options), *_found(each, plan)] for each in plan.tried)
+    return out.getvalue()
+
+
+def _setting(setting: Setting, options: Sequence[str]) -> list[Any]:
+    given = dict(setting.options)
+    return [*(getattr(setting, name) for name in _SETTING), *(given[name] for name in options)]
+
+
+def _found(each: Tried, plan: Tuned) -> list[Any]:
+    chosen = each.setting == plan.setting
+    outcome, cut = (plan.outcome, plan.partition) if chosen else (each.outcome, each.partition)
+    if outcome is None:
+        return ["", "", "", "", "", chosen, each.remark]
+    paces = [outcome.tokens_per_s, outcome.peak_bytes, outcome.host_bytes, outcome.fits]
+    return [str(cut), *paces, chosen, each.remark]

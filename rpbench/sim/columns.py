@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.ir.action import COMPUTE, STEPPING, Action, Kind
-from rpbench.ir.plain_row import PlainRow
+from rpbench.ir.action import COMPUTE, STEPPING, Action, Kind, PlainRow
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.ir.waits.moves import TRANSFERS
 

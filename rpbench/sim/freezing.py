@@ -26,9 +26,9 @@ from rpbench.ir.action import Kind
 from rpbench.ir.schedule import ScheduleError
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.graph import Graph
-from rpbench.sim.links import shares_links, simulate_charged
 from rpbench.sim.longest_path import late_edges, simulate_graph, works_by_slot
 from rpbench.sim.memory import compute_lanes
+from rpbench.sim.shared_links import shares_links, simulate_charged
 
 LARGEST = 20_000  # actions: one variable each, and one for each edge
 _ROUNDING = 1e-9

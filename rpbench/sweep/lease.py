@@ -18,7 +18,7 @@ from pathlib import Path
 from rpbench.records import provenance
 from rpbench.records.provenance import began, boot
 from rpbench.records.record import create
-from rpbench.strict_json import parsed
+from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text
 
 FOLDER = ".leases"

@@ -22,8 +22,8 @@ from rpbench.records.manifest import ENDED, FAILED, NOT_APPLICABLE, PLANNED, Man
 from rpbench.records.record import Record
 from rpbench.run.recording import identity
 from rpbench.run.scheduled import assembled_of, memory_of
-from rpbench.strict_json import parsed
 from rpbench.sweep.lease import Leases
+from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text
 
 FITS, DOES_NOT_FIT, NOT_KNOWN = "fits", "does not fit", "not known"

@@ -25,8 +25,8 @@ from rpbench.ir.schedule import to_text
 from rpbench.ir.timeline import Timeline
 from rpbench.records.describe import clock, under_unit
 from rpbench.records.record import Record, dump, write_atomically
-from rpbench.strict_json import parsed
 from rpbench.tracking.metrics import HISTORY, MEMORY, STEP, SUMMARY, TIMELINE, Listener, Row, in_slots, units
+from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text
 
 _NOT_METRICS = ("seed", "num_devices", "num_microbatches", "num_steps", "num_stages", "num_backward_stages")

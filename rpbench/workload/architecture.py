@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from rpbench.places import CONF
 from rpbench.registry import unknown_name
-from rpbench.strict_json import is_finite
+from rpbench.untrusted import is_finite
 from rpbench.workload.counts import Counts, Experts, Latent
 
 Family = Literal["gpt", "llama", "qwen3", "gpt_oss"]

@@ -23,8 +23,8 @@ from rpbench.registry import entry
 from rpbench.run.assemble import assemble
 from rpbench.run.scheduled import memory_of
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_charged
 from rpbench.sim.metrics import step_time
+from rpbench.sim.shared_links import simulate_charged
 
 LAYERS, PARAMETERS = 4, 1000  # of each layer; embedding and head have none
 LAYER = LayerSize(2 * PARAMETERS, 2 * PARAMETERS, 12 * PARAMETERS, 10)

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpbench.ir import plain_row
-from rpbench.ir.action import Action, Kind
-from rpbench.ir.plain_row import PlainRow, in_turn, joined, plain
+from rpbench.ir import action
+from rpbench.ir.action import Action, Kind, PlainRow, in_turn, joined, plain
 from rpbench.ir.schedule import Shape, from_text
 from rpbench.registry import entries
 from rpbench.sim.columns import read_columns
@@ -77,7 +76,7 @@ def test_a_simulation_makes_no_action(name, rpbench, monkeypatch):
     def made(*_):
         raise AssertionError("somebody asked for the actions one by one")
 
-    monkeypatch.setattr(plain_row, "listed", made)
+    monkeypatch.setattr(action, "listed", made)
     chunks = ("chunks_per_device=2",) if name == "interleaved_1f1b" else ()
     status, (found,), err = rpbench(f"schedule={name}", "num_devices=4", "num_microbatches=8", "cost=constant", *chunks)
     assert (status, found["num_actions"]) == (0, 128 if chunks else 64), err

@@ -24,8 +24,8 @@ from rpbench.registry import entries
 from rpbench.run.assemble import assemble
 from rpbench.run.mesh_run import job_of, prepare
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_charged
 from rpbench.sim.metrics import step_time
+from rpbench.sim.shared_links import simulate_charged
 from rpbench.workload.architecture import architecture
 from tests.mesh.jobs import job
 

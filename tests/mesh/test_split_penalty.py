@@ -7,7 +7,7 @@ from rpbench.config.request import load
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layers.layer_times import penalised
 from rpbench.run.layer_times import layer_times
-from rpbench.run.tuned import terms_of_request
+from rpbench.run.scheduled import terms_of_request
 
 TIMES = LayerTimes(
     [1.0], [1.0], [4.0], 0.5, 2.0, input_grad=[2.5], weight_grad=[1.5], head_input_grad=1.0, head_weight_grad=1.0

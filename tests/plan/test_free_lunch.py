@@ -7,7 +7,7 @@ from spared import slow
 from rpbench.config.configuration import swept
 from rpbench.config.request import load
 from rpbench.plan.contest.search import tune
-from rpbench.run.tuned import budget_of, contender_of, terms_of_request
+from rpbench.run.scheduled import budget_of, contender_of, terms_of_request
 
 # A quick one by default, every seventh cell with slow tests; all of them take the better part of an hour.
 QUICK = [("pipedream_2bw", "qwen3_1p7b")]

@@ -19,7 +19,7 @@ from rpbench.predict.settings import Settings
 from rpbench.predict.streaming import Jobs, Slot, lanes_of
 from rpbench.predict.traffic import timed
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_links
+from rpbench.sim.shared_links import simulate_links
 
 
 def as_data(case, num, **complexes):

@@ -12,7 +12,7 @@ from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import tune
 from rpbench.records.record import read
 from rpbench.run.recording import run
-from rpbench.run.tuned import TRIED, contender_of, terms_of_request
+from rpbench.run.scheduled import TRIED, contender_of, terms_of_request
 
 # Six layers on two devices: everything about it is fast.
 SMALL = (

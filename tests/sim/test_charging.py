@@ -21,7 +21,7 @@ from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_charged
+from rpbench.sim.shared_links import simulate_charged
 from rpbench.workload.architecture import Architecture
 
 SIZES = model_bytes(Architecture("tiny", num_layers=8, hidden=32, heads=2, vocab=64, seq_len=16), 32)

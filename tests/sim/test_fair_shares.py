@@ -19,7 +19,7 @@ from rpbench.registry import entry
 from rpbench.sim.fair_shares import PARTS, Queues, Servers, Shared, run_events, share
 from rpbench.sim.graph import build_graph
 from rpbench.sim.kernels import compiled
-from rpbench.sim.links import MovingGraph, simulate_links
+from rpbench.sim.shared_links import MovingGraph, simulate_links
 from rpbench.workload.architecture import Architecture
 
 SIZES = model_bytes(Architecture("tiny", num_layers=8, hidden=64, heads=2, vocab=16, seq_len=4), 8)

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rpbench.ir.action import Action, Kind, parse
+from rpbench.ir.action import Action, Kind, PlainRow, parse
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.plain_row import PlainRow
 from rpbench.ir.schedule import Schedule, Shape, from_text
 from rpbench.registry import entries
 from rpbench.sim.columns import read_columns

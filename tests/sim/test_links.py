@@ -19,8 +19,8 @@ from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import offload, stream
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_links
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.shared_links import simulate_links
 from rpbench.workload.architecture import Architecture
 
 SIZES = model_bytes(Architecture("tiny", num_layers=6, hidden=32, heads=2, vocab=64, seq_len=16), 32)

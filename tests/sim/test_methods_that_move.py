@@ -15,8 +15,8 @@ from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ir.timeline import Timeline
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
-from rpbench.sim.links import simulate_links
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.sim.shared_links import simulate_links
 from rpbench.workload.architecture import Architecture
 
 MODEL = Architecture("tiny", num_layers=16, hidden=32, heads=2, vocab=64, seq_len=16)

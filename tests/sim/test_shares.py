@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.sim.fair_shares import Queues, Shared, share
-from rpbench.sim.tasks import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run
+from rpbench.sim.shared_links import COPY, HOST, LOOP, NOTHING, Capacity, Tasks, run
 
 
 def timed(needs, capacity=None, edges=(), ports=(), urgent=()):

@@ -13,7 +13,7 @@ from typing import Any, Literal, TextIO
 from rpbench.records import record
 from rpbench.records.describe import IN_SLOTS, clock
 from rpbench.records.record import Record
-from rpbench.strict_json import is_finite
+from rpbench.untrusted import is_finite
 
 Interval = tuple[float, float]
 Verdict = Literal["beyond", "within", "equal", "unknown"]

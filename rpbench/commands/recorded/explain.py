@@ -30,9 +30,9 @@ from rpbench.registry import unknown_name
 from rpbench.run.assemble import Assembled
 from rpbench.run.modes.predict import basis_of, case_of
 from rpbench.run.scheduled import assembled_of
-from rpbench.sim.links import simulate_charged
 from rpbench.sim.metrics import measure, step_time
-from rpbench.strict_json import is_finite
+from rpbench.sim.shared_links import simulate_charged
+from rpbench.untrusted import is_finite
 
 SHOWN = ("schedule", "model", "cluster", "cost", "mode", "backend", "partition_layers", "offload", "staleness_steps")
 MODES = ("simulate", "train", "predict")

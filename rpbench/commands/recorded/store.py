@@ -26,7 +26,7 @@ import pyarrow.parquet
 from rpbench.records import record
 from rpbench.records.record import Record, check_target
 from rpbench.registry import unknown_name
-from rpbench.strict_json import is_finite
+from rpbench.untrusted import is_finite
 from rpbench.whole_file import read_bytes
 
 FORMATS = ("csv", "jsonl", "latex", "parquet")

@@ -9,7 +9,7 @@ from rpbench.cost.hardware.declared import Declared, declarations
 from rpbench.cost.hardware.device import CONF, read
 from rpbench.cost.hardware.machine import COLLECTIVE_SHARE, NUMBERS, Machine
 from rpbench.cost.hardware.measured import MEASURED
-from rpbench.strict_json import is_finite
+from rpbench.untrusted import is_finite
 
 COUNTED = ("roundpipe", "deepspeed", "fsdp", "megatron_counted", "mobius")  # of conf/software/, with numbers
 

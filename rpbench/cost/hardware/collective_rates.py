@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.registry import unknown_name
-from rpbench.strict_json import is_finite
+from rpbench.untrusted import is_finite
 
 Floats = npt.NDArray[np.float64]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -15,7 +15,7 @@ import yaml
 from rpbench.cost.hardware.declared import declarations
 from rpbench.places import CONF, file_of, files_of
 from rpbench.registry import unknown_name
-from rpbench.strict_json import is_finite
+from rpbench.untrusted import is_finite
 from rpbench.yaml_file import read_keys
 
 KERNELS = ("flash1", "flash2", "flash3")  # generations of fused attention; flash3: the device's best in 2025

@@ -14,7 +14,7 @@ from rpbench.cost.hardware.device import IN_MACHINE, Device, Ssd, device, names,
 from rpbench.cost.hardware.measured import MEASURED
 from rpbench.places import CONF
 from rpbench.registry import unknown_name
-from rpbench.strict_json import is_finite
+from rpbench.untrusted import is_finite
 
 _COUNTS = (
     "num_devices",

@@ -33,7 +33,7 @@ import torch
 from rpbench.engine.state.gradients import Place, Tensors
 from rpbench.engine.state.whole_gradient import Scale
 from rpbench.places import CHECKPOINT
-from rpbench.strict_json import parsed
+from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text, sha256
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from rpbench.plan.contest.terms import Terms
 from rpbench.plan.evaluate import makespan
 from rpbench.plan.problem import Problem
 from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.links import MovingGraph, simulate_charged
 from rpbench.sim.memory import peak_in_flight
 from rpbench.sim.metrics import step_ends, step_time
+from rpbench.sim.shared_links import MovingGraph, simulate_charged
 
 Ints = npt.NDArray[np.int64]
 

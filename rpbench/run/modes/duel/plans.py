@@ -38,7 +38,7 @@ from rpbench.run.modes.duel.runs import Floats, pairs, runs_by
 from rpbench.run.modes.duel.starts import Job, check_parity, planned_job, without
 from rpbench.run.modes.duel.verdict import Started
 from rpbench.sim.longest_path import simulate
-from rpbench.strict_json import parsed
+from rpbench.untrusted import parsed
 
 # Clean comparisons of a plan; with fewer it is not chosen.
 LEAST_COMPARISONS = 5

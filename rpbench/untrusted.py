@@ -1,4 +1,7 @@
-"""Strict JSON, for texts that somebody else may have written or changed: only finite numbers, and every key once."""
+"""Texts and numbers of others: strict JSON, finite numbers, and words to print without control characters.
+
+Somebody else may have written or changed a file that we read. Its JSON holds only finite numbers and every key once.
+"""
 
 import json
 import math
@@ -7,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 _LARGEST = sys.float_info.max
+MOST = 2000  # characters of a message
 MOST_DIGITS = 300  # of a whole number; more would not fit a float
 
 
@@ -65,3 +69,12 @@ def not_finite(tree: object, name: str = "") -> Iterator[str]:
             yield from not_finite(value, name)
     elif isinstance(tree, float) and not is_finite(tree):
         yield f"{name}={tree}"
+
+
+def plain(text: str, most: int = MOST) -> str:
+    """The text with whatever does not print escaped, but for ends of lines; its middle is left out if it is long."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} [...] {text[-most // 2 :]}"
+    return "".join(
+        mark if mark.isprintable() or mark == "\n" else mark.encode("unicode_escape").decode() for mark in text
+    )
