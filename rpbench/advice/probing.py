@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.plans import cut_of
 from rpbench.plan.contest.search import Search
-from rpbench.plan.contest.space import Setting
+from rpbench.plan.contest.space import OPTION, Setting
 
 LENT = ("microbatch_sequences", "chunks_per_device", "recompute")  # dimensions of a setting that go with a plan
 MOST_LENDERS = 2  # of each number of stages
@@ -51,27 +51,29 @@ def leading(loans: Iterable[Loan | None]) -> list[Loan]:
 
 
 def borrow(search: Search, loan: Loan, work: int) -> None:
-    """Try a plan for a contender, and search on from it where it is close to its own best.
+    """Try a plan for a contender, with its own options as they are and each of them changed, and search on from there.
 
     Args:
-        work: that the way from there may take at most.
+        work: that the way from each may take at most.
     """
-    setting = _setting_with(search, loan)
-    if setting is None or search.bounds.pace(setting) <= search.best_pace() * (1 + WORTH):
-        return
-    known = search.tried.get(setting)
-    own = cut_of(search.best())
-    if len(loan.cut.backward) == len(own.backward) and (known is None or known.partition != loan.cut):
-        search.climb_from(setting, loan.cut, work)
-    elif known is None or known.outcome is None:
-        search.begin_at(setting, work)
+    for setting in _settings_with(search, loan):
+        if search.time_is_over():
+            return
+        if search.bounds.pace(setting) <= search.best_pace() * (1 + WORTH):
+            continue
+        known = search.tried.get(setting)
+        if len(loan.cut.backward) == len(cut_of(search.best()).backward):
+            if known is None or known.partition != loan.cut:
+                search.climb_from(setting, loan.cut, work)
+        elif known is None or known.outcome is None:
+            search.begin_at(setting, work)
 
 
-def _setting_with(search: Search, loan: Loan) -> Setting | None:
-    """A contender's best setting with what is lent; None where it is the same, or none of it can be had."""
-    best = search.best().setting
-    setting = best
+def _settings_with(search: Search, loan: Loan) -> list[Setting]:
+    """A contender's best setting with what it accepts of a plan, and with one option changed beside it."""
+    setting = search.best().setting
     for name, value in zip(LENT, loan.values, strict=True):
         if value in search.space.dimensions[name]:
             setting = setting.changed(name, value)
-    return None if setting == best and loan.cut == cut_of(search.best()) else setting
+    options = [changed for name, changed in search.space.changes(setting) if name.startswith(OPTION)]
+    return [setting, *options]
