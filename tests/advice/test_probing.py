@@ -69,9 +69,9 @@ def test_what_a_share_has_found_is_tried_for_all_of_it_and_what_comes_from_elsew
 
 
 def test_a_schedule_that_is_another_with_one_option_is_as_fast_with_its_plan():
-    """kFkB in groups of one microbatch is 1F1B (Ada-Grouper, arXiv 2303.01675)."""
+    """DAPPLE's policy A, without early warmup, has one forward ahead for each rank downstream: 1F1B."""
     case = small(sequences_per_step=8, microbatches=(1,))
-    lender, borrower = looked("1f1b", case), looked("kfkb", case)
+    lender, borrower = looked("1f1b", case), looked("dapple", case)
     lender.finish()
     loan = loan_of(lender)
     borrow(borrower, loan, BUDGET.work)
