@@ -125,10 +125,10 @@ class More(NamedTuple):
 
 
 def least_more(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> list[More]:
-    """The least more of a device's memory, and of the host's, with which something fits; a search has found that plan.
+    """The least more of a device's memory, and of the host's, with which something fits, the smaller first.
 
-    Schedules are asked in the order of what a bound says that they need; those that need more than is known to be
-    enough are not.
+    What the plans that were found need is enough. Less may be: schedules are asked in the order of what a bound says
+    that they need; those that need more than is known to be enough are not.
 
     Args:
         misfits: of all that take part, none of which fits.
@@ -139,27 +139,41 @@ def least_more(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> list[
     for place, kind in enumerate(kinds, 1):
         clock.allow(seconds * place / len(kinds))
         found.append(_least_of(kind, misfits, terms, clock))
-    return [each for each in found if each is not None]
+    return sorted((each for each in found if each is not None), key=lambda more: more.lacks_bytes)
 
 
 def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms, clock: Clock) -> More | None:
     limit: int | None = getattr(terms.limits, kind)
     if limit is None:
         return None
-    best, name = 0, ""
     of_device = kind == "device_memory_bytes"
+    # As much as a plan needs that lacks nothing else is enough.
+    known = [(_needs(kind, row), row) for row in misfits if not _other_lack(of_device, row)]
+    best, first = min(known, key=lambda pair: pair[0], default=(0, None))
+    name = first.plan.contender.name if first else ""
     floors = [max(limit, row.plan.least_bytes if of_device else 0) for row in misfits]
-    for floor, row in sorted(
-        zip(floors, misfits, strict=True), key=lambda pair: (pair[0], pair[1].plan.outcome.misfit)
-    ):
-        if clock.is_over() or (best and floor >= best):
+    asked = zip(floors, misfits, strict=True)
+    for floor, row in sorted(asked, key=lambda pair: (_needs(kind, pair[1]), pair[0])):
+        if clock.is_over():
             break
-        if (row.host_lacks_bytes if of_device else row.device_lacks_bytes) and not row.is_proven:
+        if best and floor >= best:
+            continue
+        if _other_lack(of_device, row) and not row.is_proven:
             continue  # it lacks both
         enough = _enough(kind, row, terms, floor, best, clock)
         if enough:
             best, name = enough, row.plan.contender.name
     return More(kind, best - limit, name) if best else None
+
+
+def _needs(kind: Memory, row: Misfit) -> int:
+    """Bytes of one memory that a misfit's plan takes."""
+    outcome = row.plan.outcome
+    return outcome.peak_bytes if kind == "device_memory_bytes" else outcome.host_bytes
+
+
+def _other_lack(of_device: bool, row: Misfit) -> int:
+    return row.host_lacks_bytes if of_device else row.device_lacks_bytes
 
 
 def _enough(kind: Memory, row: Misfit, terms: Terms, floor: int, best: int, clock: Clock) -> int:
@@ -172,8 +186,7 @@ def _enough(kind: Memory, row: Misfit, terms: Terms, floor: int, best: int, cloc
             return 0
         return plan.outcome.peak_bytes if kind == "device_memory_bytes" else plan.outcome.host_bytes
 
-    wanted = row.plan.outcome.peak_bytes if kind == "device_memory_bytes" else row.plan.outcome.host_bytes
-    top = needed(best - 1 if best else max(wanted, floor + 1))
+    top = needed(best - 1 if best else max(_needs(kind, row), floor + 1))
     while top and top - floor > NEAR and not clock.is_over():
         middle = (floor + top) // 2
         less = needed(middle)

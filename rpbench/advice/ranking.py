@@ -11,6 +11,7 @@ from typing import Any
 from rpbench.advice.causes import causes_of
 from rpbench.advice.interval import half_width, ratio_reach, shared_errors
 from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
+from rpbench.advice.probing import leading
 from rpbench.advice.rows import Misfit, Ranked, parameters, plain_misfit, plain_row, runs_in
 from rpbench.advice.side_searches import CHANGING, Side, bare, compile_kernels, dealt
 from rpbench.cost.hardware.basis import Basis
@@ -165,15 +166,16 @@ def _searched(
     pace = max(glance.pace for glance in glances.values())
     order = sorted((number for number in glances if not glances[number].remark), key=lambda n: -glances[n].hope)
     left = limit - max(spent for _, spent in looked)
-    waiting = [
-        side.call(
-            "finish", [each for each in order if each in side.share.numbers], None if thorough else pace or None, left
-        )
+    loans, to_beat = leading(glance.loan for glance in glances.values()), None if thorough else pace or None
+    going = [
+        side.call("go_by_turns", [each for each in order if each in side.share.numbers], to_beat, left, loans)
         for side in sides
     ]
+    loans = leading(loan for wait in going for loan in wait())
+    finishing = [side.call("finish", to_beat, loans) for side in sides]
     rows: dict[int, _Row] = {number: glance.remark for number, glance in glances.items()}
-    for wait in waiting:
-        rows |= wait()
+    for found in finishing:
+        rows |= found()
     return {number: _whole(row, asked[number]) for number, row in rows.items()}
 
 

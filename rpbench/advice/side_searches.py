@@ -1,8 +1,10 @@
 """Side searches: the contenders of an advice, dealt out to processes that look at all of theirs and finish the best.
 
     look      the first setting of every contender, with a cut and everything that moves
-    finish    whether anything fits, of those without a plan by then (`rpbench.advice.whole_layers`); the search of
-              each to its end, the most promising first, while there is time
+    turns     whether anything fits, of those without a plan by then (`rpbench.advice.whole_layers`); the search of
+              each goes on, the most promising first
+    finish    plans that lead by then, wherever, are tried for all (`rpbench.advice.probing`); the search of each to
+              its end, while there is time
     change    what would change for the leaders, where their frames are
 
 Time is that of a processor, in each process. A contender whose search was cut short is ranked with what it has, and
@@ -19,6 +21,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
+from rpbench.advice.probing import Loan, borrow, leading, loan_of
 from rpbench.advice.whole_layers import lightest
 from rpbench.cost.hardware.basis import Basis
 from rpbench.mesh.plan_search.terms import terms_of
@@ -32,8 +35,9 @@ from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, each of them, and each turn of a search behind them; what would change.
 LOOKING, ONE_LOOK, ONE_TURN, CHANGING = 0.75, 0.03, 0.03, 0.12
-# Of what is left behind the looks, for turns; and of what is left of the rest, for one search of the fastest.
-TURNS, ONE_SEARCH = 0.7, 0.4
+# Of what is left behind the looks, for turns; of what is left behind these, for plans of others; and of what is left
+# of the rest, for one search of the fastest.
+TURNS, PROBING, ONE_SEARCH = 0.5, 0.6, 0.4
 FAIR = 1.5  # of an equal part of what is left, for each search
 # What a turn may gain, as a share of a pace: too little, at most, where no plan is known, and for who is given up soon;
 # whoever gained nothing in a turn is worth so much less.
@@ -51,11 +55,13 @@ class Glance(NamedTuple):
         hope: for its place in the order: its pace, or below 0 by how much it does not fit.
         pace: tokens per second that it has already; 0 where it does not fit.
         remark: why there is nothing; empty where there is.
+        loan: its plan, for others to try.
     """
 
     hope: float = -inf
     pace: float = 0.0
     remark: str = ""
+    loan: Loan | None = None
 
 
 class Clock:
@@ -104,6 +110,8 @@ class Share:
         self.contenders, self.numbers, self.terms, self.budget, self._row = contenders, numbers, terms, budget, row
         self.clock, self._seconds = Clock(), inf
         self.searches: dict[int, Search] = {}
+        self._able, self._found, self._end = list[int](), dict[int, Any](), inf
+        self._loans, self._borrowed = tuple[Loan, ...](), set[tuple[int, Loan]]()
         self._least = dict[int, int]()  # bytes of the lightest plan, where that is known and too much
 
     def look(self, seconds: float) -> tuple[dict[int, Glance], float]:
@@ -125,21 +133,40 @@ class Share:
             return Glance(remark=str(error))
         self.searches[number] = search
         search.keep_one_frame()
-        return Glance(rank(outcome), outcome.tokens_per_s if outcome.fits else 0.0)
+        return Glance(rank(outcome), outcome.tokens_per_s if outcome.fits else 0.0, loan=loan_of(search))
 
-    def finish(self, numbers: Sequence[int], to_beat: float | None, seconds: float) -> dict[int, Any]:
-        """The rows of all that this process has, those of some numbers searched further, in their order.
+    def go_by_turns(
+        self, numbers: Sequence[int], to_beat: float | None, seconds: float, loans: Sequence[Loan]
+    ) -> list[Loan]:
+        """Search some contenders further, whoever may gain most first; the plans that lead then.
 
         Args:
+            numbers: in their order.
             to_beat: as of `rpbench.plan.contest.search.tune`.
+            seconds: for all that is left to do, this part of it included.
+            loans: plans of contenders in all processes, to try.
         """
-        end, found = self.clock.spent + seconds, dict[int, Any]()
+        self._loans, self._end = tuple(loans), self.clock.spent + seconds
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
-        able = [number for number in able if not self._is_too_much(number, end)]
-        self._take_turns(able, found, to_beat, TURNS * seconds)
+        self._able = [number for number in able if not self._is_too_much(number, self._end)]
+        self._take_turns(self._able, self._found, to_beat, TURNS * seconds)
+        return leading(map(loan_of, self.searches.values()))
+
+    def finish(self, to_beat: float | None, loans: Sequence[Loan]) -> dict[int, Any]:
+        """The rows of all that this process has: what leads by now is tried for all, then some are searched to the end.
+
+        Args:
+            to_beat, loans: as of `go_by_turns`.
+        """
+        self._loans, found, end = tuple(loans), self._found, self._end
+        waiting = sorted(self._able, key=lambda each: self.searches[each].best_pace())  # of whom nothing fits, first
+        until = self.clock.spent + PROBING * (end - self.clock.spent)
+        for place, number in enumerate(waiting):
+            self.clock.allow(self.clock.spent + FAIR * (until - self.clock.spent) / (len(waiting) - place))
+            self._borrow(number)
         # Then who is not done, the fastest first; then everybody from elsewhere.
         for part, everywhere in ((ONE_SEARCH, False), (0.0, True)):
-            waiting = [each for each in able if each not in found]
+            waiting = [each for each in self._able if each not in found]
             waiting = [each for each in waiting if everywhere or not self.searches[each].has_ended]
             waiting.sort(key=lambda each: -self.searches[each].best_pace())
             for place, number in enumerate(waiting):
@@ -223,10 +250,18 @@ class Share:
         if seconds <= 0:
             return
         self.clock.allow(self.clock.spent + seconds)
+        self._borrow(number)
         try:
             self.searches[number].finish(to_beat, everywhere=everywhere)
         except ValueError as error:
             found[number] = str(error)
+
+    def _borrow(self, number: int) -> None:
+        """Try the plans that lead by now, each once."""
+        for loan in leading([*map(loan_of, self.searches.values()), *self._loans]):
+            if (number, loan) not in self._borrowed and not self.clock.is_over():
+                self._borrowed.add((number, loan))
+                borrow(self.searches[number], loan, self.budget.work)
 
     def _finished(self, number: int) -> Any:
         search = self.searches[number]

@@ -1,10 +1,14 @@
 """Limits: the largest value with a plan is found by halving, and what a bound excludes is said to be proven."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpbench.advice.limits import FINENESS, largest
+from rpbench.advice.limits import FINENESS, More, largest, least_more
+from rpbench.advice.rows import Misfit
+from rpbench.plan.contest.terms import Limits
 
 
 @given(st.integers(0, 5000), st.sampled_from([1, 64]), st.integers(64, 5000))
@@ -36,6 +40,22 @@ def test_a_bound_spares_the_search_and_proves_what_is_beyond(limit, slack):
     if found.is_proven:
         assert found.beyond > limit + slack
         assert asked == [found.value]
+
+
+def misfit(name, device, host, limits):
+    outcome = SimpleNamespace(peak_bytes=device, host_bytes=host, misfit=2.0)
+    plan = SimpleNamespace(outcome=outcome, least_bytes=0, contender=SimpleNamespace(name=name))
+    lacks = max(0, device - limits.device_memory_bytes), max(0, host - limits.host_memory_bytes)
+    return Misfit(plan, *lacks, False)
+
+
+def test_what_a_plan_is_known_to_need_is_enough_though_there_is_no_time_to_look_for_less():
+    """Of plans that lack one memory alone, each memory's least; the smaller change first."""
+    limits = Limits(24, 800)
+    needs = {"whole": (1300, 0), "pipeline": (143, 100), "streamed": (20, 1140), "both": (30, 900)}
+    rows = [misfit(name, *each, limits) for name, each in needs.items()]
+    found = least_more(rows, SimpleNamespace(limits=limits), -1.0)
+    assert found == [More("device_memory_bytes", 119, "pipeline"), More("host_memory_bytes", 340, "streamed")]
 
 
 @pytest.mark.parametrize("limit, expected", [(0, 0), (9_999, 512)])

@@ -175,6 +175,7 @@ def test_whoever_may_gain_most_has_the_next_turn(monkeypatch):
     share = Share([], range(6), None, None, None)
     share.searches, share._seconds = dict(enumerate(told)), 100.0
     monkeypatch.setattr(share, "_look_for_a_light_one", lambda search: None)
+    monkeypatch.setattr(share, "_borrow", lambda number: None)
     monkeypatch.setattr(Clock, "spent", property(lambda clock: float(len(turns))))
     share._take_turns(range(6), {}, 90.0, 5.0)
     assert turns == ["no plan", "gains", "no plan", "far behind", "gains"]
@@ -217,6 +218,12 @@ def test_what_is_proven_not_to_fit_is_looked_at_once():
     assert heavy.num_timed < light.num_timed
 
 
+def finished(share, seconds):
+    """The rows of a share that has so long."""
+    loans = share.go_by_turns(share.numbers, None, seconds, [])
+    return share.finish(None, loans).values()
+
+
 def test_a_share_without_time_looks_at_nobody_and_with_little_finishes_nobody():
     case = small()
     share = Share(
@@ -226,8 +233,8 @@ def test_a_share_without_time_looks_at_nobody_and_with_little_finishes_nobody():
     assert {glance.remark for glance in found.values()} == {OUT_OF_TIME}
     found, _ = share.look(1e9)
     assert all(glance.pace > 0 and glance.hope >= glance.pace for glance in found.values())
-    assert not any(row.plan.is_whole for row in share.finish([0, 1], None, 0.0).values())
-    assert all(row.plan.is_whole for row in share.finish([0, 1], None, 1e9).values())
+    assert not any(row.plan.is_whole for row in finished(share, 0.0))
+    assert all(row.plan.is_whole for row in finished(share, 1e9))
 
 
 def test_no_time_at_all_names_whom_nobody_looked_at():

@@ -381,7 +381,7 @@ def test_no_fewer_devices_hold_it_than_the_fewest():
     fewest = answer["fewest_devices"]
     assert fewest == answer["num_devices"] > 1
     assert [row["num_devices"] for row in answer["fewer"]] == list(range(1, fewest))
-    assert all("more memory of each device let 1f1b fit" in row["why"] for row in answer["fewer"])
+    assert all("more memory of each device 1f1b fits" in row["why"] for row in answer["fewer"])
     own = [*words, "sequences_per_step=32"]
     assert advise_on([*own, f"num_devices={fewest}"], io.StringIO())["ranking"]
     assert not advise_on([*own, f"num_devices={fewest - 1}"], io.StringIO())["ranking"]

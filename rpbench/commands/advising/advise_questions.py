@@ -363,8 +363,8 @@ def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> 
     """
     found = least_more(misfits, terms, CHANGING * seconds)
     where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
-    told = "; ".join(
-        f"{gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} let {more.schedule} fit" for more in found
+    told = "; or ".join(
+        f"with {gigabytes(more.lacks_bytes)} more memory of {where[more.kind]} {more.schedule} fits" for more in found
     )
-    told = f"no schedule fits with any of the options tried; {told or 'none is known to with more of one memory'}"
+    told = f"nothing fits with any of the options tried; {told or 'nothing is known to with more of one memory alone'}"
     return {"smallest_change": told, "change": [more._asdict() for more in found]}

@@ -32,7 +32,9 @@ def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> l
         width: of the terminal, in characters.
         asked: schedules that the request names; those that take no part are told with the reason.
     """
-    found = [*_head(answer), _columns(width)]
+    found = _head(answer)
+    nothing = not answer["ranking"] and not answer.get("ranking_late")
+    found += [answer["smallest_change"]] if nothing and "smallest_change" in answer else [_columns(width)]
     found += [_row(row, width) for row in answer["ranking"][:ROWS]] + _more(answer["ranking"], ROWS)
     if late := answer.get("ranking_late"):
         found += ["gradients of older weights, which may cost tokens (docs/convergence.md); late=yes ranks them above:"]
@@ -41,7 +43,7 @@ def table(answer: Mapping[str, Any], width: int, asked: Sequence[str] = ()) -> l
     behind = [*_on_ssd(answer), *_unsearched(answer)]
     behind += [f"left out: {name}: {why}" for name, why in _refused(answer, asked).items()]
     behind += [_why(row) for row in answer["ranking"][:2]] + meanings(answer["ranking"][:2])
-    behind += [*_misfits(answer), *notes(answer)]
+    behind += [*_misfits(answer), *(line for line in notes(answer) if line not in found)]
     above, below = ([part for line in lines for part in _folded(line, width)] for lines in (found, behind))
     return [*above, *_commands(answer), *below]
 
