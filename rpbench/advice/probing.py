@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
-from rpbench.plan.contest.plans import cut_of
+from rpbench.plan.contest.contender import OPTION, Setting
 from rpbench.plan.contest.search import Search
-from rpbench.plan.contest.space import OPTION, Setting
 
 LENT = ("microbatch_sequences", "chunks_per_device", "recompute")  # dimensions of a setting that go with a plan
 MOST_LENDERS = 2  # of each number of stages
@@ -37,7 +36,7 @@ def loan_of(search: Search) -> Loan | None:
     if not pace:
         return None
     best = search.best()
-    return Loan(pace, tuple(best.setting.value(name) for name in LENT), cut_of(best))
+    return Loan(pace, tuple(best.setting.value(name) for name in LENT), best.cut)
 
 
 def leading(loans: Iterable[Loan | None]) -> list[Loan]:
@@ -62,7 +61,7 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
         if search.bounds.pace(setting) <= search.best_pace() * (1 + WORTH):
             continue
         known = search.tried.get(setting)
-        if len(loan.cut.backward) == len(cut_of(search.best()).backward):
+        if len(loan.cut.backward) == len(search.best().cut.backward):
             if known is None or known.partition != loan.cut:
                 search.climb_from(setting, loan.cut, work)
         elif known is None or known.outcome is None:

@@ -6,10 +6,9 @@ from rpbench.advice.probing import Loan, borrow, leading, loan_of
 from rpbench.advice.ranking import Misfit
 from rpbench.advice.side_searches import Share
 from rpbench.ir.partition import symmetric
-from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import Search
-from rpbench.plan.contest.space import space_of
 
 BUDGET = Budget(60, 100_000)
 
