@@ -19,7 +19,7 @@ With tensors (virtual, cpu) the devices meet at every sum, which is inside F and
 SUM_F and SUM_B then close the account, and fail unless their F or B has made exactly the sums they stand for. So an
 action's time holds the waiting for others and the adding (`sums_wait_s`), and the lane `net` takes next to none; bytes
 are counted as they are sent (`sums_sent_bytes`). Norms run whole on every device, where times and bytes of the
-simulator divide them too. Of the logits a device has those of its own rows (`rpbench.models.cut_ends`). A
+simulator divide them too. Of the logits a device has those of its own rows (`rpbench.models.shards`). A
 stage's STEP updates the shares of all devices on the device that it stands on, every device having as many stages as
 any other.
 

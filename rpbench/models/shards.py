@@ -1,4 +1,4 @@
-"""Shares: a decoder layer whose matrices are cut over devices, as Megatron-LM cuts them.
+"""Shares: decoder layers, embedding and head whose matrices are cut over devices, as Megatron-LM cuts them.
 
 Attention's queries, keys and values are cut by columns, whole heads at a time, and so is what leads into the MLP; the
 matrices that lead out of either are cut by rows. A share is then an attention, or an MLP, of fewer heads or a narrower
@@ -9,8 +9,7 @@ inside, and what the shares come to are partial sums:
              +------> share 1 ---+
 
 `spread` gives every share the same tensor and adds up what comes back of its gradient; `sum` adds up and hands every
-share the same gradient: the operators f and g of the paper. Norms and residuals are outside, and whole. Embedding
-and head have their own cut (`rpbench.models.cut_ends`), along the vocabulary.
+share the same gradient: the operators f and g of the paper. Norms and residuals are outside, and whole.
 
     q, k, v, gate, up, sinks    a share's own columns, biases with them
     o, down                     a share's own rows; the bias belongs to the first share, so that it is added once
@@ -18,10 +17,22 @@ and head have their own cut (`rpbench.models.cut_ends`), along the vocabulary.
     adapters                    cut along the side that their matrix is cut along; their other matrix is whole
     norms                       outside, and whole; along the sequence: whole in every share, for its tokens
 
+Both ends are cut by rows of the vocabulary, V/p for each of p devices:
+
+    embedding   tokens -> share 0: its rows, 0 for others' tokens ---+
+                       -> share 1 ---------------------------------- sum ---> x
+    head        x -> norm -> spread -> share 0: logits, maximum, sum of exponentials, the label's logit ---+
+                                    -> share 1 ------------------------------ largest, sum, sum ---> loss
+
+The logits of a share stay where they are; what is brought together are three numbers a token. In backward, a share's
+probabilities less its labels are its own as well, and `spread` adds up the parts of the gradient of x: one sum of the
+size of x, as the embedding's forward. Ends that are tied have tied shares.
+
 A sum has another rounding than the one product it takes the place of, so a layer in shares equals the whole one only
 up to the last digits.
 
-Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3, figure 3.
+Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3, figure 3: the embedding's all-reduce, and the head
+with the loss in one ("fusing the output with the cross entropy loss").
 """
 
 import copy
@@ -32,10 +43,11 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from rpbench.models.attention import Attention, KeysValues
-from rpbench.models.layers import DecoderLayer
-from rpbench.models.vocab_shards import share_rows
+from rpbench.models.layers import DecoderLayer, Embedding, Head
+from rpbench.models.vocab_shards import Half, Share, Sums, share_rows, summed_loss
 
 Named = Mapping[str, torch.Tensor]
 M = TypeVar("M", bound=nn.Module)
@@ -44,7 +56,7 @@ _BY_COLUMNS = ("q", "k", "v", "gate", "up")
 _BY_ROWS = ("o", "down")
 _BLOCKS = ("attention", "mlp")  # of a decoder layer: what is cut
 _NORMS = ("attention_norm", "mlp_norm", "norm")  # of a decoder layer and of the head
-_ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix are (`rpbench.models.cut_ends`)
+_ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix are
 
 
 class Adding(Protocol):
@@ -307,3 +319,115 @@ def _same_weights(layer: M) -> M:
     """A copy that has the very parameters and buffers of the layer."""
     tensors = [*layer.parameters(), *layer.buffers()]
     return copy.deepcopy(layer, {id(tensor): tensor for tensor in tensors})
+
+
+class Rows(nn.Module):
+    """Some rows of a vocabulary's matrix."""
+
+    def __init__(self, weight: nn.Parameter, first_row: int) -> None:
+        super().__init__()
+        self.weight = weight
+        self.first_row = first_row
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings (B, S, H) of tokens (B, S); 0 for those of other rows."""
+        own = tokens - self.first_row
+        inside = (own >= 0) & (own < len(self.weight))
+        return functional.embedding(own.clamp(0, len(self.weight) - 1), self.weight) * inside.unsqueeze(-1)
+
+    def share(self, chunk_tokens: int) -> Share:
+        """The same rows as a share of the loss."""
+        return Share(self.weight, self.first_row, chunk_tokens)
+
+
+class CutEmbedding(nn.Module):
+    """An embedding in shares: tokens (B, S) -> x (B, S, H)."""
+
+    def __init__(self, vocabulary: Shares, dropout: float) -> None:
+        super().__init__()
+        self.vocabulary, self.dropout = vocabulary, dropout
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = self.vocabulary.adding.sum([rows(tokens) for rows in self.vocabulary.shares.values()])
+        return functional.dropout(found, self.dropout, self.training)
+
+
+class CutHead(nn.Module):
+    """Final norm, output matrix in shares, and the loss: x (B, S, H), labels (B, S) -> their mean cross-entropy."""
+
+    def __init__(self, norm: nn.Module, vocabulary: Shares, chunk_tokens: int) -> None:
+        super().__init__()
+        self.norm, self.vocabulary, self.chunk_tokens = norm, vocabulary, chunk_tokens
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        adding, rows = self.vocabulary.adding, self.vocabulary.shares.values()
+        shares = [each.share(self.chunk_tokens) for each in rows if isinstance(each, Rows)]
+        hidden = [own.flatten(0, 1) for own in adding.spread(self.norm(x), len(shares))]
+        weights = [share.rows for share in shares]
+        total: torch.Tensor = _LossOfShares.apply(adding, shares, labels.flatten(), *hidden, *weights)
+        return total / labels.numel()
+
+
+class _LossOfShares(torch.autograd.Function):
+    """The sum of the tokens' losses from the shares that are here; forward is their first halves."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, adding: Adding, shares: Sequence[Share], labels: torch.Tensor, *tensors: torch.Tensor
+    ) -> torch.Tensor:
+        hidden = tensors[: len(shares)]
+        halves = [share.forward(own, labels) for share, own in zip(shares, hidden, strict=True)]
+        ctx.shares, ctx.halves, ctx.whole = shares, halves, _together(adding, halves)
+        ctx.save_for_backward(labels, *hidden)
+        return summed_loss(ctx.whole)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        labels, *hidden = ctx.saved_tensors
+        halves = ctx.halves
+        del ctx.halves  # used up: there is no second backward
+        found = [
+            share.backward(own, labels, half, ctx.whole, grad_outputs[0])
+            for share, own, half in zip(ctx.shares, hidden, halves, strict=True)
+        ]
+        return None, None, None, *(part for part, _ in found), *(rows for _, rows in found)
+
+
+def _together(adding: Adding, halves: Sequence[Half]) -> Sums:
+    """Statistics of every token's logits over all shares, from those that are here."""
+    maximum = adding.largest([half.sums.maximum for half in halves])
+    mass = adding.total([half.sums.mass * (half.sums.maximum - maximum).exp() for half in halves])
+    return Sums(maximum, mass, adding.total([half.sums.of_label for half in halves]))
+
+
+def cut_ends(
+    embedding: nn.Module, head: nn.Module, num_shares: int, *, along_sequence: bool = False
+) -> tuple[nn.Module, nn.Module]:
+    """Embedding and head with all their shares, in one place.
+
+    Args:
+        along_sequence: the head's norm is cut as well, along the sequence.
+
+    Raises:
+        ValueError: if these modules are no embedding and no head, or the vocabulary has fewer rows than shares.
+    """
+    if not isinstance(embedding, Embedding) or not isinstance(head, Head):
+        names = f"{type(embedding).__name__} and {type(head).__name__}"
+        raise ValueError(f"{names} have no shares: tensor parallelism cuts an Embedding and a Head over the vocabulary")
+    rows: dict[int, list[nn.Parameter]] = {}
+    for weight in (embedding.weight, head.weight):
+        if id(weight) not in rows:  # tied ones are cut once
+            parts = cut_rows(weight.detach(), num_shares)
+            rows[id(weight)] = [nn.Parameter(part, weight.requires_grad) for part in parts]
+    first, last = (_shares(rows[id(end.weight)]) for end in (embedding, head))
+    norm = norm_shares(head.norm, num_shares) if along_sequence else head.norm
+    return CutEmbedding(first, embedding.dropout), CutHead(norm, last, head.chunk_tokens)
+
+
+def _shares(rows: Sequence[nn.Parameter]) -> Shares:
+    found: dict[int, nn.Module] = {}
+    first = 0
+    for number, weight in enumerate(rows):
+        found[number] = Rows(weight, first)
+        first += len(weight)
+    return Shares(found, InOnePlace())

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from rpbench.models.build import build_model
-from rpbench.models.cut_ends import CutEmbedding, CutHead, cut_ends
-from rpbench.models.shards import cut_tensors, joined_tensors
+from rpbench.models.shards import CutEmbedding, CutHead, cut_ends, cut_tensors, joined_tensors
 from rpbench.workload.architecture import Architecture
 
 TINY = Architecture("tiny", num_layers=1, hidden=8, heads=2, vocab=37, seq_len=5)

@@ -15,9 +15,8 @@ from rpbench.engine.workload import Workload
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule
-from rpbench.models.cut_ends import cut_ends
 from rpbench.models.layers import DecoderLayer
-from rpbench.models.shards import cut_layer, cut_tensors, joined_tensors
+from rpbench.models.shards import cut_ends, cut_layer, cut_tensors, joined_tensors
 from rpbench.models.vocab_shards import EmbeddingInShares, cut_vocabulary, share_rows
 
 

@@ -1,11 +1,11 @@
 """Tensor parallelism: every device runs every action, each with its own share of the layers' matrices.
 
-At home on the host are the shares of all devices (`rpbench.models.shards`, `rpbench.models.cut_ends`),
-each with its own weights, gradients and optimizer state, and one set of what is whole everywhere: norms. A device runs
-modules that have its own share alone, and meets the others wherever the shares' outputs are added up: inside F and B,
-twice a layer going forth, twice recomputing, twice going back, and at both ends of the model. It makes the gradients of
-all it runs. Those of what is whole come out alike on every device, so the first one's count; they would be two
-gradients in a sum only if they were parts of one.
+At home on the host are the shares of all devices (`rpbench.models.shards`), each with its own weights, gradients and
+optimizer state, and one set of what is whole everywhere: norms. A device runs modules that have its own share alone,
+and meets the others wherever the shares' outputs are added up: inside F and B, twice a layer going forth, twice
+recomputing, twice going back, and at both ends of the model. It makes the gradients of all it runs. Those of what is
+whole come out alike on every device, so the first one's count; they would be two gradients in a sum only if they were
+parts of one.
 
 What every share has whole but sees a part of the work through - norms of queries and keys, an expert router - is a
 parameter tied over the shares, and the optimizer adds up what they have, as it does wherever weights are shared.
