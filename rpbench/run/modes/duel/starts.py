@@ -177,7 +177,7 @@ MakeTeams = Callable[[Sequence[Contender], ExitStack], Iterator[tuple[str, Team]
 
 @dataclass(frozen=True)
 class Job:
-    """What a start is asked for; every start of a duel is asked for the same but the seed.
+    """The job of a start; those of a duel differ in nothing but the seed.
 
     Args:
         label: what is told begins with it.
@@ -258,7 +258,7 @@ class PlannedTeams:
 
 
 def planned_job(request: Request, entrants: Sequence[Contender], plans: Mapping[str, WholePlan]) -> Job:
-    """What a request asks of every start of contenders with plans."""
+    """The job of every start of a request whose contenders have plans."""
     mode, model, asked = request.mode, request.model, request.optimizer
     assert isinstance(mode, Duel)
     assert model is not None
@@ -278,7 +278,7 @@ def planned_job(request: Request, entrants: Sequence[Contender], plans: Mapping[
 
 
 def job_of(request: Request, label: str, entrants: Sequence[Contender], make_teams: MakeTeams) -> Job:
-    """What the mode of a request asks of every start."""
+    """The job of every start of a request."""
     mode = request.mode
     assert isinstance(mode, Duel | Turns)
     rules = Rules(half_width=mode.half_width, least_starts=max(Rules.least_starts, mode.num_starts))
