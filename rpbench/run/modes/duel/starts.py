@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from baselines.systems.case import Case
 from rpbench.config.choices import Duel, Turns
@@ -45,7 +45,7 @@ from rpbench.plan.whole import WholePlan
 from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel.contenders import Contender, is_reference
 from rpbench.run.modes.duel.findings import find_starts
-from rpbench.run.modes.duel.runs import columns_of
+from rpbench.run.modes.duel.runs import DECIMALS, MISSING
 from rpbench.run.modes.duel.teams import (
     DIFFERENCES,
     ON_DEVICE,
@@ -167,6 +167,23 @@ def _collection_between_runs() -> Iterator[None]:
         gc.unfreeze()
         if was_enabled:
             gc.enable()
+
+
+def columns_of(names: Sequence[str], runs: Sequence[Run]) -> dict[str, dict[str, list[Any]]]:
+    """Contender -> its runs, column by column; None where the system does not say what other programs did.
+
+    Steps of a torch duel have a prediction, and what their replay leaves unexplained.
+    """
+    found: dict[str, dict[str, list[Any]]] = {name: {} for name in names}
+    for name, at_s, sample in runs:
+        values: dict[str, float | None] = {"at_s": at_s}
+        values |= {key: getattr(sample, key) for key in ("wall_s", "replay_s", "cpu_s", "elapsed_s", "others_s")}
+        if sample.missing is not None:
+            values["predicted_s"] = sample.predicted_s
+            values |= {f"missing_{part}_s": sample.missing.get(part, 0.0) for part in MISSING}
+        for key, value in values.items():
+            found[name].setdefault(key, []).append(None if value is None else round(value, DECIMALS))
+    return found
 
 
 # --- starts ---
