@@ -202,7 +202,7 @@ def advise(arguments: Sequence[str]) -> int:
 
 
 def list_options(arguments: Sequence[str]) -> int:
-    """What can be chosen: a table on a terminal, JSON lines in a pipe or with --json."""
+    """The choices: a table on a terminal, JSON lines in a pipe or with --json."""
     from rpbench.commands.completion import listed
 
     parser = _Parser(prog="rpbench list", add_help=False)
@@ -316,7 +316,7 @@ def calibrate(arguments: Sequence[str]) -> int:
 
 
 def check_order(arguments: Sequence[str]) -> int:
-    """What may go wrong in the order of a schedule's streams, as one JSON object; exit status 1 if anything may."""
+    """Faults that the order of a schedule's streams allows, as one JSON object; exit status 1 if there are any."""
     from rpbench.commands.check_order import check_order as check
 
     found, is_clean = check(arguments)
@@ -371,7 +371,7 @@ def compact(arguments: Sequence[str]) -> int:
 
 
 def import_(arguments: Sequence[str]) -> int:
-    """What was measured elsewhere, as records or a timeline; one JSON object for each."""
+    """Measurements from elsewhere, as records or a timeline; one JSON object for each."""
     from rpbench.records.imports import import_file
 
     for row in import_file(arguments):

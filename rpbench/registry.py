@@ -173,7 +173,7 @@ class Entry:
         return self._of_others(*given, **options)
 
     def _of_others(self, *given: Any, **options: Any) -> Schedule:
-        """What a generator that is not the project's own returns; its errors name its file."""
+        """The schedule of a generator that is not the project's own; its errors name its file."""
         file = inspect.getfile(self.generate)
         try:
             found = self.generate(*given, **options)
@@ -217,7 +217,7 @@ def entries() -> Mapping[str, Entry]:
 
 
 def offered() -> Mapping[str, Entry]:
-    """Those that need an extra as well: every name that can be asked for. Imports the modules that hold them.
+    """Every schedule that can be asked for, those that need an extra included. Imports the modules that hold them.
 
     Raises:
         ValueError: as `entries`.
@@ -286,7 +286,7 @@ def _imported(path: Path) -> str:
 
 
 def _checked(what: str, load: Callable[[], str]) -> str:
-    """What `load` gives; an error in the user's code with the place of it."""
+    """The result of `load`; an error in the user's code with the place of it."""
     try:
         return load()
     except Exception as error:

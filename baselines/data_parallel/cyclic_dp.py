@@ -107,7 +107,7 @@ def _loads(order: Schedule, worker: int) -> Iterator[Action]:
 
 
 def _loads_before_use(order: Schedule, worker: int) -> Iterator[Action]:
-    """The same, but that all of a step's copies come as it begins: some are made just then."""
+    """Loads and frees of a worker that loads all copies of a step as it begins: some are made just then."""
     stages, num_steps = range(order.shape.num_stages), order.shape.num_steps
     for step in range(num_steps):
         yield from (_load(order, stage, worker, step) for stage in stages if stage or not step)

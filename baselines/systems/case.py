@@ -57,7 +57,7 @@ class Case:
     device: str = "cpu"
 
     def workload(self) -> Workload:
-        """The same modules and microbatches wherever it is called."""
+        """The workload, with the same modules and microbatches in every process."""
         model = Architecture(**self.model)
         return Workload(
             list(build_model(model, seed=self.seed, dtype=getattr(torch, self.dtype))),

@@ -105,7 +105,7 @@ class DeepSpeed:
                 self.engine.step()
 
     def gradients(self) -> Tensors:
-        """Those of the last step; kept if the case is to be verified."""
+        """Gradients of the last step; kept if the case is to be verified."""
         return self._gradients
 
     def weights(self) -> Tensors:

@@ -99,7 +99,7 @@ class Fsdp2:
                 self.optimizer.step()
 
     def gradients(self) -> Tensors:
-        """Those of the last step, gathered."""
+        """Gradients of the last step, gathered."""
         return {place: _whole(p.grad) for place, p in self._parameters.items() if p.grad is not None}
 
     def weights(self) -> Tensors:

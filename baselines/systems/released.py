@@ -72,7 +72,7 @@ class Released:
             self.losses.append(float(loss))
 
     def gradients(self) -> Tensors:
-        """Those of the last step."""
+        """Gradients of the last step."""
         return {_place(name): master.grad for name, master in self._masters.items() if master.grad is not None}
 
     def weights(self) -> Tensors:

@@ -148,7 +148,7 @@ class TorchPipeline:
             self.actions.append(("STEP", self.rank, 0, time.thread_time() - began))
 
     def gradients(self) -> Tensors:
-        """Those of the last step, of this rank's modules."""
+        """Gradients of the last step, of this rank's modules."""
         return {place: p.grad for place, p in self._parameters.items() if p.grad is not None}
 
     def weights(self) -> Tensors:
@@ -180,7 +180,7 @@ class TorchPipeline:
         return stage
 
     def _timed(self, call: Callable[..., Any], kind: str, stage: int) -> Callable[..., Any]:
-        """The same call, its processor time noted."""
+        """The call, with its processor time noted."""
 
         def timed(microbatch: int, *arguments: Any, **options: Any) -> Any:
             began = time.thread_time()

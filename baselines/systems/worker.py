@@ -57,7 +57,7 @@ class System(Protocol):
         """All steps of the case."""
 
     def gradients(self) -> Tensors:
-        """Those of the last step."""
+        """Gradients of the last step."""
 
     def weights(self) -> Tensors:
         """As they are now."""
@@ -159,7 +159,7 @@ def _settle(case: Case) -> None:
 
 
 def _mean_losses(losses: list[float]) -> list[float]:
-    """Of every step, over the microbatches of all ranks."""
+    """The mean loss of every step, over the microbatches of all ranks."""
     sums = torch.tensor(losses, dtype=torch.float64)
     dist.all_reduce(sums)
     found: list[float] = (sums / dist.get_world_size()).tolist()

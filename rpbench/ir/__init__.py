@@ -1,1 +1,1 @@
-"""What a schedule is: actions, shapes, partitions, lanes, dependencies, checks. Standard library only."""
+"""The representation of a schedule: actions, shapes, partitions, lanes, dependencies, checks. Standard library only."""

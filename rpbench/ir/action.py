@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeAlias, overload
 
 
 class Kind(IntEnum):
-    """What an action does; the names are the tokens' letters."""
+    """The kind of an action; the names are the tokens' letters."""
 
     F = 0  # forward
     B = 1  # full backward: input and weight gradients
@@ -201,7 +201,7 @@ def parts_of(action: Action) -> tuple[Action, ...]:
 
 
 def receive_of(send: Action) -> Action:
-    """What a SEND's peer runs: the RECV of the next stage, forward, or of the one below, backward."""
+    """The action that a SEND's peer runs: the RECV of the next stage, forward, or of the one below, backward."""
     kind, step = (Kind.RECV_F, 1) if send.kind is Kind.SEND_F else (Kind.RECV_B, -1)
     return Action(kind, send.stage + step, send.microbatch, send.part)
 
@@ -231,7 +231,7 @@ class PlainRow(Sequence[Action]):
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """The same as a tuple, made once."""
+        """The actions as a tuple, made once."""
         if self._actions is None:
             kinds, stages, microbatches = self.columns
             self._actions = tuple(listed(map(_OF_CODE.__getitem__, kinds), stages, microbatches, moved=self.moved))

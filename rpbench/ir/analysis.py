@@ -65,7 +65,7 @@ class Analysis:
 
     @cached_property
     def cargo(self) -> dict[int, Cargo]:
-        """What every action that uses a link carries, by number."""
+        """The objects that actions move over links, by number of the action."""
         if not carries(self.schedule):
             return {}
         return cargo_of(self.schedule, self.moves if has_transfers(self.schedule) else None)

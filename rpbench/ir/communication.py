@@ -101,7 +101,7 @@ def check_communication(index: Index, *, required: bool = False) -> None:
 
 
 def _waiting_on_host(index: Index, numbers: set[int]) -> Iterator[int]:
-    """Of some SENDs and RECVs, those of tensors that go to the host and come back to the same device."""
+    """The SENDs and RECVs, among some, of tensors that go to the host and come back to the same device."""
     for number in numbers:
         action, lane = index.actions[number], index.lanes[index.lane_of[number]]
         if action.kind in SEND and action.peer == lane.device and lane.name == "d2h":

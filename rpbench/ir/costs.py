@@ -58,7 +58,7 @@ class StageCosts:
 
     @property
     def mean(self) -> "StageCosts":
-        """The same where every microbatch costs what their mean does."""
+        """Costs of a step in which every microbatch takes the mean."""
         return replace(self, each=())
 
     def at(self, microbatch: int) -> "StageCosts":
@@ -67,7 +67,7 @@ class StageCosts:
 
     @property
     def backward(self) -> tuple[float, ...]:
-        """Of whole backwards, I and W together."""
+        """Times of whole backwards, I and W together."""
         return tuple(map(sum, zip(self.input_grad, self.weight_grad, strict=True)))
 
     def times(self, num_ranks: int) -> Mapping[Kind, tuple[float, ...]]:

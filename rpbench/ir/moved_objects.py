@@ -1,4 +1,4 @@
-"""Cargo: what every action of a schedule carries over the link of its device."""
+"""Moved objects: the weights, gradients, states or activations that each action moves over the link of its device."""
 
 from fractions import Fraction
 from functools import cache, partial
@@ -26,7 +26,7 @@ def carries(schedule: Schedule) -> bool:
 
 
 class Cargo(NamedTuple):
-    """What an action carries over a link.
+    """An object that an action moves over a link, and the part of it.
 
     Args:
         object: P, G, O or A, or "boundary" for what a stage hands to its neighbour, or "sum": all-reduces of as much;
@@ -44,7 +44,7 @@ class Cargo(NamedTuple):
 
 
 def cargo_of(schedule: Schedule, moves: Moves | None) -> dict[int, Cargo]:
-    """What every action that uses a link carries, by number.
+    """The object that each action with a link moves, by number.
 
     Of n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter as much of its gradient; an
     all-reduce, which is one where nobody gathers, is both. What is gathered afterwards is loaded as a shard. What goes
@@ -59,7 +59,7 @@ def cargo_of(schedule: Schedule, moves: Moves | None) -> dict[int, Cargo]:
 
 
 def _brought(moves: Moves) -> dict[int, Cargo]:
-    """What is carried of weights and gradients, by number."""
+    """The weights and gradients that actions move, by number."""
     found, between_devices = dict[int, Cargo](), moves.handovers.are_there
     for what, transfers in moves.transfers.items():
         cargo = cache(partial(_of_weights, moves, what))  # each once: fractions are slow to make and to compare
@@ -80,7 +80,7 @@ def _of_weights(moves: Moves, what: What, stage: int, backward: bool, num_pieces
 
 
 def _rest(schedule: Schedule, moves: Moves) -> dict[int, Cargo]:
-    """What the host's part of each stage carries, where devices step the others: gradients, weights and steps."""
+    """Gradients, weights and steps of the host's part of each stage, where devices step the other part."""
     rule, index = schedule.late_rest, moves.index
     if rule is None or not index.steps:
         return {}
@@ -98,7 +98,7 @@ def _rest(schedule: Schedule, moves: Moves) -> dict[int, Cargo]:
 
 
 def _others(schedule: Schedule) -> dict[int, Cargo]:
-    """What is carried that is neither weights nor gradients, by number."""
+    """The objects that are neither weights nor gradients, by number."""
     found, first = dict[int, Cargo](), 0
     known: dict[str, dict[tuple[Kind, int, str | None], Cargo | None]] = {lane: {} for lane in LANE_NAMES}
     for _, lane, row in schedule.items():
@@ -123,7 +123,7 @@ def _other(schedule: Schedule, action: Action, lane: str) -> Cargo | None:
 
 
 def _object_of(action: Action, lane: str) -> str | None:
-    """What an action carries that is neither weights nor gradients; None for all others."""
+    """The object of an action that moves neither weights nor gradients; None for all others."""
     kind = action.kind
     if kind in (Kind.LOAD, Kind.STORE):
         return action.object if action.object in ("O", "A") else None

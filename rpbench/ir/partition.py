@@ -102,7 +102,7 @@ def parse(text: str) -> Partition:
 
 
 def symmetric(counts: tuple[int, ...]) -> Partition:
-    """The same cut for both directions."""
+    """One cut for both directions."""
     return Partition(counts, counts)
 
 

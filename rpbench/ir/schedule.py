@@ -152,7 +152,7 @@ class Schedule:
         weights: bound to a device, or streamed to where the work is.
         placement: per stage the devices that may hold it; empty when nothing is declared.
         partition: the layers behind the stages, when known.
-        told: what a generator that searches has to say of what it found, as fields of a record; no part of the order.
+        told: fields of a record in which a generator that searches describes its result; no part of the order.
         late_rest: which columns are stepped at once, and when the others are, under policy selective.
         on_ssd: what lives on SSDs instead of in the host's memory: "O", optimizer state, or "OP", weights as well.
     """
@@ -204,7 +204,7 @@ class Schedule:
 
     @cached_property
     def plain_kinds(self) -> frozenset[Kind]:
-        """The same, with those of what OVERLAPs hold."""
+        """The kinds of its actions and of the parts of OVERLAPs."""
         if Kind.OVERLAP not in self.kinds:
             return self.kinds
         return self.kinds | {part.kind for _, _, row in self.items() for action in row for part in action.sub}
@@ -359,7 +359,9 @@ def _read_header(line: str, num_rows: int) -> Schedule:
             name="" if header["name"] == "-" else header["name"],
             policy=Policy(header["policy"]),
             weights=Weights(header["weights"]),
-            placement=() if placement == "-" else tuple(_holders(part) for part in placement.split(",")),
+            placement=()
+            if placement == "-"
+            else tuple(tuple(map(int, part.split("+"))) for part in placement.split(",")),
             late_rest=LateRest.parse(header["late_rest"]) if "late_rest" in header else None,
             on_ssd=header.get("on_ssd", ""),
         )
@@ -372,10 +374,6 @@ def _read_header(line: str, num_rows: int) -> Schedule:
     if _header(schedule) != line:
         raise ScheduleError(f"line 2: bad header: it is read as\n  {_header(schedule)}\nwrite it like that")
     return schedule
-
-
-def _holders(part: str) -> tuple[int, ...]:
-    return tuple(int(device) for device in part.split("+"))
 
 
 def _read_row(rows: list[dict[str, Row]], line: str, number: int) -> None:

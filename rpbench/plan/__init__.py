@@ -106,7 +106,7 @@ def _without_idle_stages(problem: Problem, partition: Partition, text: str) -> P
 
 
 def _seeds(problem: Problem) -> list[Partition]:
-    """What `search` must not be worse than; the even and the published partition only where there is one."""
+    """Partitions that `search` must not be worse than: greedy, and even and published where they exist."""
     seeds = [plan_greedy(problem)]
     if problem.published is not None and _fits(problem, problem.published):
         seeds.append(problem.published)

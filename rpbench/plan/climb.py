@@ -41,7 +41,7 @@ BUILDING = 1500
 
 @dataclass
 class Tally:
-    """What a search has done so far, over all its climbs: work, counted in actions timed, and plans timed."""
+    """The work of a search so far, over all its climbs: actions timed, and plans timed."""
 
     work: int = 0
     num_evaluated: int = 0
@@ -149,7 +149,8 @@ class Climb:
         tally.work += BUILDING * graph.num_actions
         self.best_score = float("inf")
         self._best = 0
-        self._add(self._fresh(np.array([self._row(seed) for seed in seeds])))
+        rows = [(*seed.forward, *seed.backward) if self._separate else seed.forward for seed in seeds]
+        self._add(self._fresh(np.array(rows)))
 
     @property
     def best(self) -> Partition:
@@ -191,7 +192,7 @@ class Climb:
                 improved_at = tried
 
     def _next_neighbours(self, moves: Ints) -> Ints:
-        """What the next moves make of the best plan that is open."""
+        """The plans that the next moves make of the best open plan."""
         score, plan, tried = heappop(self._open)
         if score > self.best_score * (1 + SLACK):
             self._open.clear()
@@ -245,9 +246,6 @@ class Climb:
             worst = self._footprint.peaks(forward, backward, keeps).max(axis=1)
             scores[close] = np.where(worst <= limit, scores[close], MISFIT * worst / max(1, limit))
         return scores
-
-    def _row(self, partition: Partition) -> tuple[int, ...]:
-        return (*partition.forward, *partition.backward) if self._separate else partition.forward
 
 
 def _moves(counts: Counts, separate: bool) -> Ints:

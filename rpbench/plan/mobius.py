@@ -61,6 +61,7 @@ def pose_rotation(problem: Problem) -> Posed:
             "partition=greedy or search"
         )
     schedule = _finished(problem, problem.num_ranks)
+    in_turn = sorted(range(problem.num_ranks), key=lambda device: schedule.compute(device)[0].stage)
     unit, sizes, optimizer = times.units_per_second, traffic.sizes, traffic.optimizer
     host = traffic.cluster.shared_host_bytes_per_s
     updates = optimizer.on_host / OPTIMIZER_BYTES / host * unit if optimizer and host else 0.0
@@ -73,7 +74,7 @@ def pose_rotation(problem: Problem) -> Posed:
         (float(times.head_forward), float(times.head_backward)),
         [float(time) * problem.keeps_last for time in times.recompute],
         sizes,
-        share_links(traffic.cluster, _rotation_of(schedule), problem.num_microbatches, sizes.boundary, unit),
+        share_links(traffic.cluster, in_turn, problem.num_microbatches, sizes.boundary, unit),
         updates,
         _prefetches(_finished(problem, 2 * problem.num_ranks)),
         problem.memory.limit_bytes if problem.memory else None,
@@ -139,11 +140,6 @@ def _finished(problem: Problem, num_stages: int) -> Schedule:
     """The schedule that runs, with equal stages."""
     order = problem.schedule(num_stages, num_stages)
     return problem.finished(order.with_partition(symmetric(split_evenly(problem.num_layers, num_stages))))
-
-
-def _rotation_of(schedule: Schedule) -> list[int]:
-    """The devices in the order in which stages go to them."""
-    return sorted(range(schedule.shape.num_ranks), key=lambda device: schedule.compute(device)[0].stage)
 
 
 def _prefetches(schedule: Schedule) -> bool:

@@ -76,7 +76,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts and what is allowed.
+    """The charges and limits of the partitioner.
 
     Args:
         count_p2p: transfers between stages enter the maximum.
@@ -344,7 +344,7 @@ def one_machine_time_s(cuts: Cuts) -> float:
 
 
 def traffic(cuts: Cuts, network: Network, pipeline: Pipeline) -> Traffic:
-    """What a pipeline sends, and what data parallelism would."""
+    """The bytes that a pipeline sends, and those of data parallelism."""
     shares = [
         (stage.replicas - 1) / stage.replicas * float(cuts.parameter_bytes[stage.first, stage.last])
         for stage in pipeline.stages

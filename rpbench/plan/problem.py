@@ -148,7 +148,7 @@ class Problem:
         return replace(table(self.times), each=tuple(tables[id(own)] for own in self.each))
 
     def recomputing_nothing(self) -> "Problem":
-        """The same where all activations stay."""
+        """The problem without recomputation: all activations stay."""
         times, memory = replace(self.times, recompute=[0] * self.num_layers), self.memory
         if memory is not None:
             memory = replace(memory, sizes=replace(memory.sizes, keeps_activations=True))
@@ -170,7 +170,7 @@ class Problem:
 
     @property
     def head_time(self) -> Number:
-        """What the last stage does beside its layers: the head, forward and backward, if it is not shared."""
+        """Time of the last stage beside its layers: the head, forward and backward, if it is not shared."""
         return 0 if self.entry.shards_head else self.times.head_forward + self.times.head_backward
 
     def order(self, partition: Partition) -> Schedule:

@@ -50,7 +50,7 @@ Overlap = Callable[[int], float]
 
 
 class Stage(NamedTuple):
-    """What a stage takes, for many cuts at once; times in the rotation's unit, `weights` and `beside` in bytes."""
+    """A stage in many cuts at once; times in the rotation's unit, `weights` and `beside` in bytes."""
 
     forward: Floats
     backward: Floats
@@ -139,7 +139,7 @@ class Rotation:
         return {name: np.concatenate([[0.0], np.cumsum(np.array(column, float))]) for name, column in columns.items()}
 
     def stage(self, number: int, num_stages: int, first: Ints, end: Ints) -> Stage:
-        """What stage `number` takes with layers `first` to `end`, one pair for each cut."""
+        """Times and bytes of stage `number` with layers `first` to `end`, one pair for each cut."""
         found = {name: sums[end] - sums[first] for name, sums in self.running.items()}
         is_last = number == num_stages - 1
         ends = [self.sizes.embedding] * (number == 0) + [self.sizes.head] * is_last
@@ -244,7 +244,7 @@ class Rotation:
 
 
 def share_links(cluster: Machine, devices: Sequence[int], num_microbatches: int, boundary: int, unit: int) -> Links:
-    """What transfers take on a cluster.
+    """Times of transfers on a cluster.
 
     Args:
         devices: in the order in which stages go to them.
@@ -294,7 +294,7 @@ def overlap_of_visits(apart: int, num_devices: int, num_microbatches: int) -> fl
 
 
 def _seconds_per_byte(cluster: Machine, lane: str, devices: Sequence[int], place: int, overlap: Overlap) -> float:
-    """Of the narrowest way that a device's transfers take."""
+    """Seconds a byte on the narrowest way of a device's transfers."""
     size, device = len(devices), devices[place]
     beside = {other: overlap((number - place) % size) for number, other in enumerate(devices) if other != device}
     found = [1 / (cluster.link_bytes_per_s(lane) or float("inf"))]

@@ -161,7 +161,7 @@ def whole_steps(rotation: Rotation, num_stages: int, partials: Partials) -> Floa
 
 
 class Bounds:
-    """What a target rules out, for cuts of one number of stages."""
+    """Bounds that rule out partial cuts, for cuts of one number of stages."""
 
     def __init__(self, rotation: Rotation, num_stages: int) -> None:
         self.rotation, self.num_stages = rotation, num_stages
@@ -219,7 +219,7 @@ class Bounds:
         return ends + once + more * (forth + back)
 
     def _committed(self, partials: Partials, number: int, upcoming: int) -> Floats:
-        """What of a step a device cannot give to layers that are to come."""
+        """The part of a step that a device cannot give to layers still to come."""
         size, hop, latest = self.rotation.num_ranks, self.rotation.links.hop, partials.last
         done, between = partials.layers_end[:, -1], upcoming - partials.counts.shape[1]
         assert latest is not None
@@ -266,7 +266,7 @@ def _whole(free: Floats, each: Floats) -> Floats:
 
 
 class Program(NamedTuple):
-    """What the program found.
+    """The result of the program.
 
     Args:
         counts: layers of each stage; empty where nothing fits.

@@ -56,7 +56,7 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
 
 
 def _space(problem: Problem, starts: Sequence[Partition]) -> Space:
-    """Of a problem nothing is open but the stages on a device, and the cut."""
+    """The space of a problem: the stages on a device, and the cut; all else is fixed."""
     chunks: tuple[int | None, ...] = (problem.chunks_per_rank,)
     if problem.entry.looped and problem.chunks_per_rank is None and not problem.entry.separate_cuts:
         stages = [counts[0] for counts in promising_counts(problem)] + [len(start.forward) for start in starts]
@@ -72,7 +72,7 @@ def _recompute(problem: Problem) -> Recompute:
 
 
 def _terms(problem: Problem, starts: Sequence[Partition]) -> Terms:
-    """Those of the problem itself. A microbatch is a token: what counts is the length of the whole run."""
+    """The problem's own terms. A microbatch counts as a token, so that pace is the inverse of the run's length."""
     memory = problem.memory
     return Terms(
         Architecture("posed", problem.num_layers, hidden=1, heads=1, vocab=1, seq_len=1),

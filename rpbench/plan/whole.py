@@ -64,7 +64,7 @@ def best_plans(
     """The plans found that are nearly as good as the best, best first.
 
     Args:
-        problem: what is cut; its own partition does not matter.
+        problem: the model to cut; its own partition does not matter.
         budget: candidates to simulate, at least one of each start.
         most: plans returned at most.
         within: share by which a plan may take longer than the best.
@@ -141,7 +141,7 @@ def _starts(problem: Problem) -> Iterator[Partition]:
 
 
 def _neighbours(partition: Partition, opens_top: bool) -> Iterator[Partition]:
-    """What one move makes of a partition; stages that are cut apart are also merged and split.
+    """The partitions one move away; stages that are cut apart are also merged and split.
 
     Args:
         opens_top: whether layers may go into a fused stage.

@@ -1,1 +1,1 @@
-"""What is kept of runs: records and manifests, written atomically, read and described."""
+"""Records and manifests of runs, written atomically, read and described."""

@@ -22,7 +22,7 @@ def clock(row: Mapping[str, Any]) -> Clock:
 
 
 def unit(row: Mapping[str, Any]) -> Literal["s", "slots"]:
-    """The same as people write it behind a number."""
+    """The unit as people write it behind a number."""
     return "slots" if clock(row) == "slots" else "s"
 
 
@@ -37,7 +37,7 @@ _SEEN = ("schedule", "model", "num_devices", "num_microbatches", "partition", "m
 
 
 def describe(row: Record) -> str:
-    """What was run, what came out, and what is not in it."""
+    """A sentence on a run: its request, its result, and the charges it leaves out."""
     outcome = _DESCRIBED.get(row["mode"], (_schedule, _timed))[1]
     if row["status"] != "ok":
         return f"{label(row)}: {row['status']}, {row['reason']}"
@@ -46,7 +46,7 @@ def describe(row: Record) -> str:
 
 
 def label(row: Record) -> str:
-    """What was run, as it was asked for, with the beginning of its id: no two runs that differ share it."""
+    """The run as it was requested, with the beginning of its id: no two runs that differ share it."""
     what = _DESCRIBED.get(row["mode"], (_schedule, _timed))[0]
     asked = [item.lstrip("+") for item in row.get("overrides", ())]
     more = " ".join(item for item in asked if item.partition("=")[0] not in _SEEN)
@@ -54,7 +54,7 @@ def label(row: Record) -> str:
 
 
 def left_out(row: Record) -> str:
-    """What takes time on a machine and takes none in this run; "" where all is charged, or times are slots."""
+    """The work of a machine that takes no time in this run; "" where all is charged, or times are slots."""
     asked = row.get("config", {})
     if row.get("mesh") is not None and row["evidence"] == "predicted":
         return ""
@@ -68,7 +68,7 @@ def left_out(row: Record) -> str:
 
 
 def _way_to_seconds(row: Record) -> str:
-    """What gives seconds where a run of a model on a known machine counted slots; "" elsewhere."""
+    """The words that give seconds where a run of a model on a known machine counted slots; "" elsewhere."""
     config = row.get("config", {})
     is_known = config.get("cluster", {}).get("matmul_flops_per_s") and config.get("model", {}).get("name") != "abstract"
     return "; cost=analytic gives seconds" if is_known and clock(row) == "slots" else ""

@@ -82,7 +82,7 @@ class Manifest:
 
     @property
     def command(self) -> str:
-        """What runs the sweep, and goes on where it stopped."""
+        """The command that runs the sweep, and goes on where it stopped."""
         asked = [f"experiment={self.experiment}"] if self.experiment else []
         return " ".join(["python -m rpbench -m", *asked, *self.overrides])
 
@@ -110,7 +110,7 @@ def _is_beside(item: str) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the workers of a sweep call it."""
+    """The name by which workers call a sweep."""
 
     name: str
     plan_id: str
@@ -253,12 +253,7 @@ class Journal:
         line |= {"run_ids": [row["run_id"] for row in rows], "digests": [row.get("digest", "") for row in rows]}
         if self._machine:
             line["machine"] = self._machine
-        append_line(self._folder / f"{_host()}-{os.getpid()}.jsonl", json.dumps(record.sealed(line)))
-
-
-def _host() -> str:
-    """A word for this host that does not tell its name."""
-    return provenance.host_word()
+        append_line(self._folder / f"{provenance.host_word()}-{os.getpid()}.jsonl", json.dumps(record.sealed(line)))
 
 
 def read_manifest(results: Path, name: str) -> Manifest | None:
@@ -287,7 +282,7 @@ def read_manifest(results: Path, name: str) -> Manifest | None:
 
 
 def _defect(plan: Any) -> str | None:
-    """What keeps a parsed file from being a plan."""
+    """The fault that keeps a parsed file from being a plan."""
     if not isinstance(plan, dict):
         return "a plan is one JSON object"
     for key in ("plan", "code_version", "conf_version"):
@@ -324,7 +319,7 @@ def manifest_names(results: Path) -> list[str]:
 
 
 def no_sweep_in(results: Path) -> str:
-    """What to say of a folder of results that holds no finished sweep."""
+    """A sentence on a folder of results without a finished sweep."""
     return (
         f"results_dir={results}: no finished sweep in it; make one first, as in: "
         f"python -m rpbench -m experiment=figure17 results_dir={results}"
@@ -332,7 +327,7 @@ def no_sweep_in(results: Path) -> str:
 
 
 def _lines(folder: Path, plan_id: str) -> list[dict[str, Any]]:
-    """What workers of this plan have written, the oldest file first; torn and changed lines are left out."""
+    """The lines that workers of this plan have written, the oldest file first; torn and changed lines are left out."""
     lines = []
     files = [path for path in folder.glob("*.jsonl") if path.is_file()]
     for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name)):

@@ -127,7 +127,7 @@ def versions() -> dict[str, str]:
 
 
 def surroundings(*, measured: bool) -> dict[str, Any]:
-    """What besides request and code can change a result: versions and variables; of what is measured, the machine."""
+    """Versions and variables that can change a result beside request and code; for measurements the machine too."""
     variables = (*_ARITHMETIC, *(_PACE if measured else ()))
     found: dict[str, Any] = {
         "versions": {name: version for name, version in versions().items() if name in _NUMERIC},

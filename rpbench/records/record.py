@@ -88,7 +88,7 @@ def read(folder: Path) -> Record | None:
 
 
 def defect(record: Any, name: str) -> str | None:
-    """What keeps a parsed file from being the record of the run `name`; None for a sound one."""
+    """The fault that keeps a parsed file from being the record of the run `name`; None for a sound one."""
     if not isinstance(record, dict):
         return "a record is one JSON object"
     missing = [key for key in REQUIRED if key not in record]
@@ -115,7 +115,7 @@ def defect(record: Any, name: str) -> str | None:
 
 
 def _falsified(record: Record, name: str) -> str | None:
-    """What shows that values of a record are not those that were written."""
+    """The sign that values of a record are not those that were written."""
     if "surroundings" in record and run_id(identity_of(record)) != name:
         return "its configuration is not the one that its run_id was made of"
     try:
@@ -157,7 +157,7 @@ def _digest_of_parsed(record: Record) -> str:
 
 
 def identity_of(record: Record) -> dict[str, Any]:
-    """What the run_id of a record was made of (`rpbench.run.recording.identity`), as the record says it."""
+    """The identity behind the run_id of a record (`rpbench.run.recording.identity`), as the record says it."""
     return {
         "subject": record["config"],
         "choices": record["choices"],

@@ -277,7 +277,7 @@ def _published(request: Request) -> Partition | None:
 
 
 def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
-    """What is charged for transfers; None for a run without any, or whose bytes nobody knows."""
+    """The charge for transfers; None for a run without any, or whose bytes nobody knows."""
     lowers = request.entry.lower is not None
     if sizes is None and request.charge == "bytes":
         raise ConfigError("charge=bytes: bytes follow from the model; take one with a shape, such as model=qwen3_1p7b")
@@ -287,7 +287,7 @@ def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
 
 
 def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
-    """What is charged for the transfers of a run.
+    """The charges for the transfers of a run.
 
     Args:
         boundaries: whether boundary tensors are among the transfers of a run that charges hops.
@@ -312,9 +312,9 @@ def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffi
 
 
 def _finished(request: Request, order: Schedule) -> Schedule:
-    """What runs of an order: with steps where several follow each other, and the transfers that are asked for.
+    """The schedule that runs: an order with steps where several follow each other, and the requested transfers.
 
-    Methods that move weights or gradients say themselves what they move.
+    Methods that move weights or gradients add their transfers themselves.
     """
     lower, charged = request.entry.lower, request.charge == "bytes"
     if lower is not None:

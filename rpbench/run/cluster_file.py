@@ -194,7 +194,7 @@ def factors(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[f
 
 
 def factors_ahead(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
-    """The same where the first term, a layer, hides behind the others: times[i] is near max(f[0], sum_j of the rest).
+    """Factors where the first term, a layer, hides behind the others: times[i] is near max(f[0], sum_j of the rest).
 
     However many of the fastest probes may have been kept by the first term is tried; their geometric mean is f[0].
 

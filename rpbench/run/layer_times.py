@@ -36,7 +36,7 @@ def layer_times(request: Request, num_layers: int) -> LayerTimes:
 
 
 def microbatch_times(request: Request, num_layers: int) -> tuple[LayerTimes, ...]:
-    """The same of every microbatch of a step; empty where all are alike."""
+    """The layer times of every microbatch of a step; empty where all are alike."""
     lengths, found = request.workload.by_microbatch, dict[tuple[int, ...], LayerTimes]()
     if not lengths:
         return ()
@@ -117,13 +117,13 @@ def _published(request: Request, num_layers: int) -> LayerTimes:
 
 
 def _halved(request: Request, times: LayerTimes) -> LayerTimes:
-    """The same times with both halves of every backward, if they are asked for."""
+    """Layer times with both halves of every backward, if they are asked for."""
     model = request.model
     return with_halves(times, model) if request.cost.split_backward and model else times
 
 
 def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
-    """What the layers of a request with `cost=analytic` are counted by: its software on devices of its machine.
+    """The basis of `cost=analytic` for the layers of a request: its software on devices of its machine.
 
     Args:
         lengths: of the microbatch's sequences, if not those of the model. Kernels are counted for as many tokens in

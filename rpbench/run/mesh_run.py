@@ -97,7 +97,7 @@ def _opening(request: Request, choice: Choice, step: Step) -> Fields:
 
 
 def _notes(request: Request) -> list[str]:
-    """What is not in the figures of a schedule that moves its weights or its states itself."""
+    """Notes on the transfers that the figures leave out, for a schedule that moves its own weights or states."""
     entry = request.entry
     if entry.lower is None and not entry.separate_cuts:
         return []
@@ -134,7 +134,7 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
 
 
 def _smallest_change(job: Job, step: Step) -> dict[str, Any] | None:
-    """What makes a run fit, for stages dealt in turn; None where nothing of that is known."""
+    """The smallest change that makes a run fit, for stages dealt in turn; None where nothing of that is known."""
     chunks, rest = divmod(step.order.shape.num_stages, job.mesh.pipeline)
     if rest:
         return None

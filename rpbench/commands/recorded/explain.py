@@ -98,7 +98,7 @@ def _are_above_zero(value: object) -> bool:
 
 @lru_cache(maxsize=8)
 def _request(*overrides: str) -> Request:
-    """What a record asked for; its words are a stranger's, and reach neither Hydra itself nor the environment."""
+    """The request of a record; its words may be a stranger's and reach neither Hydra nor the environment."""
     for item in overrides:
         if is_of_hydra(item) or "${" in item:
             raise ConfigError(f"{item!r:.80}: a record's choices are plain values; this one is none that a run writes")

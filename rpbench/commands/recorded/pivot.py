@@ -124,7 +124,7 @@ def _refuse_two_clocks(clocks: Any, keys: list[Any], value: str) -> None:
 
 
 def _merged(frame: Any, row: str, column: str) -> tuple[str, ...]:
-    """What a person must know of cells that hold several runs: how many, and what these differ in."""
+    """A note on cells that hold several runs: how many, and the choices in which they differ."""
     cells = frame.groupby([row, column], dropna=False)
     most = int(cells.size().max())
     if most < 2:

@@ -75,7 +75,7 @@ def _peer_rules(index: Index, kind: Kind, what: str | None, peer: int | str) -> 
 
 
 def _check_partners(index: Index) -> None:
-    """What a STORE:A leaves with another rank, the LOAD:A gets from there."""
+    """Activations that a STORE:A leaves with another rank are loaded from that rank."""
     holder: dict[tuple[int, int | None, int], tuple[int, Action]] = {}
     for number, action in enumerate(index.actions):
         if action.object != "A" or action.kind is Kind.FREE:
@@ -196,7 +196,7 @@ def _check_meetings(index: Index) -> None:
 
 
 def _check_streamed(index: Index) -> None:
-    """What stays on a device keeps the weights there as well."""
+    """Streamed weights have neither segments nor a shared head, whose tensors would bind them to a device."""
     if index.shape.num_segments > 1 or index.shape.num_head_shards:
         what = "keys and values of segments" if index.shape.num_segments > 1 else "shares of the head"
         raise ScheduleError(f"weights=streamed: {what} stay on their devices, and so does their stage; use bound")

@@ -26,7 +26,7 @@ _GOES_BACK = frozenset({Kind.R, Kind.B, Kind.I, Kind.W})
 
 @dataclass(frozen=True)
 class Versions:
-    """What a replay found. A version is the number of optimizer steps the weights have seen.
+    """The result of a replay. A version is the number of optimizer steps the weights have seen.
 
     Args:
         read: per action, in the order of `schedule.items()`, the version it reads (the first part's, in an
@@ -99,7 +99,7 @@ def implied_versions(schedule: Schedule) -> Versions:
 
 
 def _implied_in(row: Row, reads: Sequence[int]) -> Iterable[int | None]:
-    """What the actions of a row read, by the version of each microbatch."""
+    """The versions that the actions of a row read, from the version of each microbatch."""
     kinds = kinds_of(row)
     if kinds.isdisjoint(COMPUTE):
         return repeat(None, len(row))
@@ -112,7 +112,7 @@ def _implied_in(row: Row, reads: Sequence[int]) -> Iterable[int | None]:
 
 
 def _implied_together(schedule: Schedule, reads: Sequence[int]) -> dict[tuple[int, Action], int]:
-    """What the parts of OVERLAPs read, by the version of each microbatch."""
+    """The versions that the parts of OVERLAPs read, from the version of each microbatch."""
     if Kind.OVERLAP not in schedule.kinds or not any(reads):
         return {}
     numbered = enumerate(action for _, _, row in schedule.items() for action in row)

@@ -1,1 +1,1 @@
-"""What every action of a schedule waits for, by the kind of what it moves."""
+"""Dependencies: the actions that every action of a schedule waits for."""

@@ -48,14 +48,14 @@ class Need(NamedTuple):
 
 
 def key(action: Action) -> Key:
-    """What identifies an action in its schedule; two actions with one key are duplicates."""
+    """The identity of an action in its schedule; two actions with one key are duplicates."""
     index = action.version if action.kind in STEPPING else action.microbatch
     return action.kind, action.stage, -1 if index is None else index, action.part
 
 
 @lru_cache(maxsize=1 << 14)  # of a few shapes: a sweep goes through many
 def needs(shape: Shape, kind: Kind, stage: int, part: int = 0) -> tuple[Need, ...]:
-    """What an action of this kind, stage and part waits for within its own microbatch."""
+    """The needs of an action of this kind, stage and part within its own microbatch."""
     rule = (_TENSOR_RULES if shape.tensor_parallel else _RULES).get(kind)
     return tuple(rule(shape, stage, part)) if rule else ()
 
@@ -246,7 +246,7 @@ class Rows(Protocol):
 
     @property
     def kinds(self) -> Collection[Kind]:
-        """Those that have rows."""
+        """The kinds that have rows."""
 
     def row(self, kind: Kind, stage: int, part: int = 0) -> Row | None:
         """The numbers of a kind, stage and part; None if there is surely none. A VALIDATE stands for all stages."""

@@ -37,7 +37,7 @@ class GroupSum(NamedTuple):
 
 
 class Handovers:
-    """What goes from device to device in a schedule.
+    """The weights and gradients of a schedule that go from device to device.
 
     Args:
         loads: LOAD:P of all devices.

@@ -191,7 +191,7 @@ class Moves:
         }
 
     def _check_whole(self) -> None:
-        """What goes from device to device is all of a stage, none of which is in shards."""
+        """Refuse transfers from device to device of a stage that is in shards: they move all of it."""
         index, shared = self.index, {Kind.UNSHARD, Kind.REDUCE_GRAD}
         shards = {stage: own[0] for ((kind, _), _, stage), own in self._numbers.items() if kind in shared and own}
         for ((_, what), _, stage), numbers in self._numbers.items() if shards else ():

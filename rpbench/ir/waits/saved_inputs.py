@@ -65,7 +65,7 @@ def _groups(index: Index, transfers: Numbers) -> list[_Group]:
 
 
 def _moved(index: Index, groups: Sequence[_Group]) -> Moved:
-    """What is stored and loaded."""
+    """The stores and loads by kind, stage and place."""
     moved: Moved = defaultdict(dict)
     for group in groups:
         if group.kind is not Kind.FREE:
@@ -76,7 +76,7 @@ def _moved(index: Index, groups: Sequence[_Group]) -> Moved:
 
 
 def _ended(index: Index, groups: Sequence[_Group], moved: Moved) -> tuple[Ends, list[tuple[int, int]]]:
-    """What ends a move, and the edges of those FREE:A that end nothing."""
+    """The FREE:A that ends each move, and the edges of those FREE:A that end none."""
     ends: Ends = defaultdict(dict)
     rooms: dict[str, dict[tuple[int, int, int], int]] = defaultdict(dict)  # lane -> stage, place, device
     edges: list[tuple[int, int]] = []
@@ -134,7 +134,7 @@ def _once(index: Index, found: dict[Key, int], key: Key, number: int) -> None:
 
 
 class _Users:
-    """What makes and reads the activations of a stage on a device, by place of the microbatch."""
+    """The makers and readers of a stage's activations on a device, by place of the microbatch."""
 
     def __init__(self, index: Index, group: _Group) -> None:
         self._index, self._device = index, group.device
@@ -143,7 +143,7 @@ class _Users:
         self._readers = [index.numbers(kind) for kind in (Kind.R, Kind.B, Kind.I, Kind.W) if index.holds(kind)]
 
     def of(self, place: int) -> list[int]:
-        """What reads them, in order."""
+        """The actions that read them, in order."""
         at = self._first + place
         return [readers[at] for readers in self._readers if readers[at] >= 0]
 
@@ -169,7 +169,7 @@ class _Users:
 def _awaited_for_room(
     users: _Users, lane: Lane, free: int, place: int, store: int | None, load: int | None
 ) -> int | None:
-    """What a FREE:A waits for that ends nothing, and only says that there is room; None for one that ends a move."""
+    """The action that a FREE:A awaits which ends no move and only makes room; None for one that ends a move."""
     if users.streamed:
         return None
     if lane.name == "h2d" and load is not None and not free < load < lane.stop:

@@ -42,7 +42,7 @@ class Visit(NamedTuple):
 
     @property
     def key(self) -> tuple[int, bool, int]:
-        """What no other visit has: an OVERLAP may begin several."""
+        """The identity of a visit: an OVERLAP may begin several."""
         return self.numbers[0], self.backward, self.stage
 
     @property

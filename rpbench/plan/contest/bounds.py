@@ -1,4 +1,4 @@
-"""Bounds: what no plan of a contender exceeds, whatever its cut and whatever it recomputes, without a timeline.
+"""Bounds on the pace of every plan of a contender, whatever its cut and its recomputation, without a timeline.
 
     computation   every device computes its stages, and all devices together compute the model, once a step
     way           where a step begins with the one before ended: before a device's first forward a microbatch comes down
@@ -75,7 +75,7 @@ class Bounds:
             yield setting
 
     def nearest_first(self, best: Setting) -> list[Setting]:
-        """The same by the sizes of their microbatches, those near that of one setting first, and then by their bounds.
+        """These settings, first by how near their size of a microbatch is to that of one setting, then by their bounds.
 
         Each with the usual recomputation, and as that setting recomputes.
         """
@@ -97,7 +97,7 @@ class Bounds:
         return best
 
     def loose_pace(self, setting: Setting) -> float:
-        """The same of a setting, without an order: what all devices compute together."""
+        """A looser bound on the pace of a setting, without an order: from the computation of all devices together."""
         setting = setting.changed("chunks_per_device", self.space.first.chunks_per_device)
         if setting not in self._loose_paces:
             problem = posed(self.contender, setting, self.terms, 1)
@@ -122,9 +122,9 @@ class Bounds:
         return self._paces[key]
 
     def least_bytes(self, limit: int) -> int:
-        """What the fullest device holds at least in every plan: one microbatch of the smallest size, all recomputed.
+        """A lower bound on the fullest device in every plan: one microbatch of the smallest size, all recomputed.
 
-        Of no use once it is found to be within the limit: the others are not looked at then.
+        Once a setting is found within the limit, the others are passed over: the bound rules nothing out then.
         """
         found = inf
         for setting in self.settings():
@@ -213,12 +213,12 @@ class _Orders:
 
     @property
     def entry(self) -> Entry:
-        """Of the schedule."""
+        """The schedule's entry."""
         return self.problem.entry
 
     @property
     def num_microbatches(self) -> int:
-        """Of a step, as pace counts them."""
+        """The microbatches of a step, as pace counts them."""
         return self.entry.steps(self.problem.num_microbatches, 1, self.problem.options.get("replicas"))[0]
 
     def least_step(self) -> float:
@@ -305,7 +305,7 @@ class _Orders:
         return keeps
 
     def _times(self) -> list[_Row]:
-        """What devices compute, and the way of the first and the last microbatch."""
+        """Limits of time: the computation of devices, and the way of the first and the last microbatch."""
         assert self.schedule is not None
         times, num, devices = self.problem.times, self.num_microbatches, self._device_of
         stages = len(devices)
@@ -339,7 +339,7 @@ class _Orders:
         return found
 
     def _steps(self) -> tuple[float, tuple[float, float]]:
-        """What the optimizer takes for a layer, and for embedding and head, in the times' unit."""
+        """Time of the optimizer for a layer, and for embedding and head, in the times' unit."""
         if self.entry.lower is not None:
             return 0.0, (0.0, 0.0)
         traffic = self.terms.optimizer
@@ -348,7 +348,7 @@ class _Orders:
         return layer / pace, (self._sizes.embedding.optimizer / pace, self._sizes.head.optimizer / pace)
 
     def _memory(self) -> list[_Row]:
-        """What stays on each device, with the activations of a microbatch, and those in flight where they stay."""
+        """Limits of memory: the bytes that stay on each device, activations of a microbatch, and those in flight."""
         if self.terms.limits.device_memory_bytes is None:
             return []
         assert self.schedule is not None
@@ -419,7 +419,7 @@ def _least(rows: list[_Row], start: float, num_layers: int) -> float:
 def _least_of_whole_layers(
     rows: list[_Row], device_of: list[int], keeps: Floats, start: float, num_layers: int
 ) -> float:
-    """The same where every device has one stage, of whole layers, all of them recomputed or none.
+    """The shortest step where every device has one stage, of whole layers, all of them recomputed or none.
 
     Stages are filled one after the other: how late a device begins follows from the number of layers below it.
     """

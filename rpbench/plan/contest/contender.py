@@ -92,7 +92,7 @@ class Setting:
         return dict(self.options)[name] if dimension.startswith(OPTION) else getattr(self, name)
 
     def changed(self, dimension: str, value: Any) -> "Setting":
-        """The same with one dimension changed."""
+        """The setting with one dimension changed."""
         name = dimension.removeprefix(OPTION)
         if dimension.startswith(OPTION):
             return replace(self, options=tuple((dict(self.options) | {name: value}).items()))
@@ -138,7 +138,7 @@ class Space:
                     yield name, setting.changed(name, value)
 
     def beginning_at(self, setting: Setting) -> "Space":
-        """The same values, those of a setting first."""
+        """The space with the values of a setting first."""
         first = {name: (setting.value(name), *values) for name, values in self.dimensions.items()}
         return replace(self, dimensions={name: tuple(dict.fromkeys(values)) for name, values in first.items()})
 

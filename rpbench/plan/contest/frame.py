@@ -81,7 +81,7 @@ class Frame:
         return Footprint(self.schedule, sizes, in_flight, keeps=(), analysis=self.graph.analysis)
 
     def at(self, setting: Setting) -> "Frame":
-        """The same order at another setting, one that differs in nothing that its schedule is made of."""
+        """The same order at another setting, which makes the same schedule."""
         if setting == self.setting:
             return self
         found = copy(self)
@@ -89,7 +89,7 @@ class Frame:
         return found
 
     def under(self, terms: Terms) -> "Frame":
-        """The same order under other limits, where it does not follow from them."""
+        """The same order under other limits; it must not follow from them."""
         found = copy(self)
         found.terms, found.problem = terms, posed(self._contender, self.setting, terms, self.num_steps)
         return found
@@ -127,7 +127,7 @@ class Frame:
 
     @cached_property
     def _host_bytes(self) -> int:
-        """Of the cut that the frame was made for; another one moves layers on the host, and leaves their sum."""
+        """Bytes on the host, which are those of every cut: another cut moves layers there and leaves their sum."""
         return host_bytes(self.schedule, self.terms.sizes(self.setting.microbatch_sequences), self.graph.analysis)
 
     @cached_property
@@ -279,7 +279,7 @@ class Frames:
     def _keys(
         self, setting: Setting, cut: Partition, num_steps: int
     ) -> tuple[Setting, tuple[object, ...], tuple[object, ...]]:
-        """What a frame is made for, and its names: for any cut with as many stages, and for this one alone."""
+        """The setting of a frame, and its keys: one for any cut with as many stages, one for this cut alone."""
         setting = self._made_for(setting)
         return setting, (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
 
@@ -289,7 +289,7 @@ class Frames:
 
 
 def order_key(plan: Tuned, terms: Terms) -> Hashable:
-    """What plans with the same order have in common: every device's computation, action by action.
+    """A key that plans with the same order share: every device's computation, action by action.
 
     The layers behind the stages are no part of it, nor activations that move, nor which weights are read: BPipe has the
     order of 1F1B. What a method itself says that it moves is, and a late update beside the method without one.
@@ -339,7 +339,7 @@ def _finished(contender: Contender, setting: Setting, terms: Terms, order: Sched
 
 
 def _lacking(footprint: Footprint, layers: Ints, limit: int) -> npt.NDArray[np.float64]:
-    """What devices lack, in squares of GB, (plans,): less where less lacks, and where it is spread."""
+    """Missing memory of devices, in squares of GB, (plans,): smaller where less is missing, and where it is spread."""
     lacks = np.maximum(footprint.peaks(layers, layers) - limit, 0) / 1e9
     found: npt.NDArray[np.float64] = (lacks**2).sum(axis=1)
     return found

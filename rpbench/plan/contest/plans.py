@@ -14,7 +14,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Budget:
-    """What a contender's search may spend.
+    """The budget of a contender's search.
 
     Args:
         work: in timelines with all that moves; making what they are timed on counts as `FRAME` of them.
@@ -36,7 +36,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What simulation says of a cut.
+    """Pace and memory of a cut, simulated.
 
     Args:
         keeps: stages that recompute nothing.
@@ -83,7 +83,7 @@ class Tried(NamedTuple):
 
 
 class Restarted(NamedTuple):
-    """What random restarts of a search did (`rpbench.plan.contest.restarts`).
+    """The random restarts of a search (`rpbench.plan.contest.restarts`).
 
     Args:
         number: of all rounds.

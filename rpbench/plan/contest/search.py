@@ -95,7 +95,7 @@ class Search:
 
     @property
     def work(self) -> int:
-        """What has been spent of the budget."""
+        """The part of the budget that has been spent."""
         return self.num_timed + self.frames.each * self.frames.num_made
 
     def is_spent(self) -> bool:
@@ -194,7 +194,7 @@ class Search:
         return max(0.0, self.best().score)
 
     def close(self) -> list[Tried]:
-        """What is not far behind the best so far, or lacks little and is not ruled out by a bound."""
+        """Plans not far behind the best so far, or that lack little memory and are not ruled out by a bound."""
         near, best = (each for each in self._found() if self._is_near(each, WORTH)), self.best_pace()
         return [each for each in near if each.timed.fits or self.bounds.pace(each.setting) > best]
 
@@ -408,7 +408,7 @@ class Search:
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
 
     def _frame(self, setting: Setting, cut: Partition | None = None) -> Frame:
-        """Of few steps and a cut; None: of the one that was found."""
+        """The frame of few steps for a cut; None: for the cut that was found."""
         return self.frames.of(setting, cut or self.tried[setting].cut, self._num_steps(setting))
 
     def _num_steps(self, setting: Setting, *, all_steps: bool = False) -> int:

@@ -36,7 +36,7 @@ STEPS, STEPS_POSED = 2, 8
 
 
 class Sketch(NamedTuple):
-    """What computation alone says of a setting.
+    """The sketch of a setting, by its computation alone.
 
     Args:
         cuts: the best first.

@@ -31,7 +31,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all contenders share.
+    """The terms that all contenders share.
 
     Args:
         timed: times of a microbatch of so many sequences.
@@ -114,7 +114,7 @@ class Terms:
         return max(1, round(self.sequences_per_step / sequences))
 
     def activations(self, sequences: float) -> LayerActivations:
-        """What a layer keeps, for orders that look at it."""
+        """The activations that a layer keeps, for orders that depend on them."""
         return layer_activations(self.model, self.tokens(sequences))
 
 

@@ -26,7 +26,7 @@ from rpbench.workload.architecture import Architecture
 
 
 def published_run_fields(case: Case, cluster: Machine) -> dict[str, Any]:
-    """What simulation and prediction say of a published run.
+    """Simulation and prediction of a published run.
 
     Raises:
         ValueError: for a system without a schedule, or one that the model cannot be cut for.
@@ -100,7 +100,7 @@ def basis_of(cluster: Machine, cost: CostConfig, known: Software | None = None) 
 
 
 def case_of(request: Request) -> Case:
-    """What a request in mode predict asks for.
+    """The published run of a request in mode predict.
 
     Raises:
         ConfigError: for a schedule or system without a model of its own.

@@ -112,7 +112,7 @@ def settings_of(request: Request, entry: Entry | None) -> Settings:
 
 
 def _compensation(request: Request, entry: Entry | None) -> Compensation:
-    """What the schedule's method does about late gradients, by its options; a schedule from a file has none."""
+    """The method's compensation for late gradients, by its options; a schedule from a file has none."""
     if entry is None or request.schedule.file is not None or entry.compensation is None:
         return Compensation()
     return Compensation(**entry.compensation(**request.schedule.options))
@@ -211,7 +211,9 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
             fields, timeline, training = _on_accelerators(request, assembled, told)
         else:
             fields, timeline, training = _on_cpu(workload, settings, assembled, start, backend, told)
-        fields |= _scales(training) | _copied(training) | _sums(training)
+        fields |= _scales(training) | _copied(training)
+        if training.team:  # devices with shards of matrices
+            fields["sums_sent_bytes"] = [member.rank.sent_bytes for member in training.team.members]
         if training.memory is not None:
             fields["held_memory_bytes"] = training.memory.peak_bytes
         fields["loss"] = training.mean_loss(training.schedule.shape.num_steps - 1)
@@ -232,7 +234,7 @@ def _verified(fields: Fields, training: Training, dtype: torch.dtype) -> Fields:
 
 @dataclass(frozen=True)
 class _Told:
-    """Who is told of each batch of a run, and how many microbatches and tokens it has."""
+    """The listener to each batch of a run, with the batch's microbatches and tokens."""
 
     feed: StepFeed
     num_microbatches: int
@@ -264,11 +266,6 @@ def _copied(training: Training) -> Fields:
     if not has_transfers(training.schedule):
         return {}
     return {f"{lane}_copied_bytes": [moved[device, lane] for device in devices] for lane in LINKS}
-
-
-def _sums(training: Training) -> Fields:
-    """What devices with shares of matrices sent for their sums; nothing where there are none."""
-    return {"sums_sent_bytes": [member.rank.sent_bytes for member in training.team.members]} if training.team else {}
 
 
 # --- the backends -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Contenders: who takes part in a duel, and whom each of them is compared with.
+"""Contenders of a duel, and the reference of each.
 
 In the duel of schedules all are compared with 1F1B. In the torch duel a schedule is run by several, on the same cut
 and the same microbatches; they are called `schedule/role` and compared with torch's own schedule of that name. Whoever
@@ -86,7 +86,7 @@ def is_reference(name: str) -> bool:
 
 
 def groups(names: Iterable[str]) -> list[list[str]]:
-    """Those that are compared with each other: all, or in a torch duel those of one schedule."""
+    """Groups of names that are compared with each other: all, or in a torch duel those of one schedule."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(name.rpartition("/")[0], []).append(name)

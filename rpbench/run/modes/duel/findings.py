@@ -1,4 +1,4 @@
-"""Findings: what the records of a duel say, recomputed from the runs in them."""
+"""Findings: ratios and verdicts of a duel, recomputed from the runs in its records."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def timed(rows: Rows) -> dict[str, Record]:
 
 
 def rules_of(rows: Rows) -> Rules:
-    """What a verdict of this duel needs."""
+    """The rules for a verdict of this duel."""
     asked = next(iter(rows.values()))["config"]["mode"]
     return Rules(half_width=asked["half_width"], least_starts=max(Rules.least_starts, asked["num_starts"]))
 
@@ -30,7 +30,7 @@ def rules_of(rows: Rows) -> Rules:
 def find_starts(
     columns: Mapping[str, Columns], clock: str, rules: Rules, *, undisturbed: bool = True
 ) -> dict[str, StartFinding]:
-    """What one start says of every contender that has a reference besides itself.
+    """The comparison in one start of every contender that has a reference besides itself.
 
     Args:
         columns: contender -> its runs.
@@ -122,7 +122,7 @@ def why_none(rows: Rows) -> str:
 
 
 def false_alarms(found: Mapping[str, Finding]) -> tuple[int, int, int]:
-    """Of the contenders that are the base under another name: how many, verdicts of a difference, intervals off 1."""
+    """The contenders that are the base under another name: how many, verdicts of a difference, intervals off 1."""
     same = [each for name, each in found.items() if name.startswith("1f1b")]
     return len(same), sum(each.verdict in ("faster", "slower") for each in same), sum(e.excludes_one for e in same)
 
@@ -157,7 +157,7 @@ def _over_wall(start: Columns, key: str) -> Comparisons:
 
 
 def missing_parts(row: Record) -> dict[str, float]:
-    """What the replay leaves unexplained, by name, as shares of the ranks' time: medians over all runs."""
+    """The time that the replay leaves unexplained, by name, as shares of the ranks' time: medians over all runs."""
     found = {}
     for part in MISSING:
         shares = [

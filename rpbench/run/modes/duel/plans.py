@@ -230,7 +230,7 @@ def _made(request: Request, entrant: Contender, times: LayerTimes, found: Mappin
 
 
 def problem_of(request: Request, contender: Contender, *, keeps_last: bool = False) -> Problem:
-    """What is to be planned for a contender.
+    """The planning problem of a contender.
 
     Args:
         keeps_last: as in `Problem`.

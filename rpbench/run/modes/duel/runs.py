@@ -8,13 +8,10 @@ A reference is compared with the others of its kind, so that it is one more cont
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from rpbench.run.modes.duel.starts import Run  # which needs torch; whoever reads records does not
 
 Columns = Mapping[str, Sequence[Any]]
 Floats = npt.NDArray[np.float64]
@@ -64,23 +61,6 @@ class Comparisons(NamedTuple):
     def clean(self) -> Flags:
         """Which of them count: an unknown load is no clean one."""
         return np.asarray(self.others <= MOST_OTHERS)
-
-
-def columns_of(names: Sequence[str], runs: "Sequence[Run]") -> dict[str, dict[str, list[Any]]]:
-    """Contender -> its runs, column by column; None where the system does not say what other programs did.
-
-    Steps of a torch duel have a prediction, and what their replay leaves unexplained.
-    """
-    found: dict[str, dict[str, list[Any]]] = {name: {} for name in names}
-    for name, at_s, sample in runs:
-        values: dict[str, float | None] = {"at_s": at_s}
-        values |= {key: getattr(sample, key) for key in ("wall_s", "replay_s", "cpu_s", "elapsed_s", "others_s")}
-        if sample.missing is not None:
-            values["predicted_s"] = sample.predicted_s
-            values |= {f"missing_{part}_s": sample.missing.get(part, 0.0) for part in MISSING}
-        for key, value in values.items():
-            found[name].setdefault(key, []).append(None if value is None else round(value, DECIMALS))
-    return found
 
 
 def runs_by(columns: Mapping[str, Columns], clock: str) -> Runs:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from baselines.systems.case import Case
 from rpbench.config.choices import Duel, Turns
@@ -45,7 +45,7 @@ from rpbench.plan.whole import WholePlan
 from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel.contenders import Contender, is_reference
 from rpbench.run.modes.duel.findings import find_starts
-from rpbench.run.modes.duel.runs import columns_of
+from rpbench.run.modes.duel.runs import DECIMALS, MISSING
 from rpbench.run.modes.duel.teams import (
     DIFFERENCES,
     ON_DEVICE,
@@ -169,6 +169,23 @@ def _collection_between_runs() -> Iterator[None]:
             gc.enable()
 
 
+def columns_of(names: Sequence[str], runs: Sequence[Run]) -> dict[str, dict[str, list[Any]]]:
+    """Contender -> its runs, column by column; None where the system does not say what other programs did.
+
+    Steps of a torch duel have a prediction, and what their replay leaves unexplained.
+    """
+    found: dict[str, dict[str, list[Any]]] = {name: {} for name in names}
+    for name, at_s, sample in runs:
+        values: dict[str, float | None] = {"at_s": at_s}
+        values |= {key: getattr(sample, key) for key in ("wall_s", "replay_s", "cpu_s", "elapsed_s", "others_s")}
+        if sample.missing is not None:
+            values["predicted_s"] = sample.predicted_s
+            values |= {f"missing_{part}_s": sample.missing.get(part, 0.0) for part in MISSING}
+        for key, value in values.items():
+            found[name].setdefault(key, []).append(None if value is None else round(value, DECIMALS))
+    return found
+
+
 # --- starts ---
 
 MakeTeams = Callable[[Sequence[Contender], ExitStack], Iterator[tuple[str, Team]]]
@@ -177,7 +194,7 @@ MakeTeams = Callable[[Sequence[Contender], ExitStack], Iterator[tuple[str, Team]
 
 @dataclass(frozen=True)
 class Job:
-    """What a start is asked for; every start of a duel is asked for the same but the seed.
+    """The job of a start; those of a duel differ in nothing but the seed.
 
     Args:
         label: what is told begins with it.
@@ -258,7 +275,7 @@ class PlannedTeams:
 
 
 def planned_job(request: Request, entrants: Sequence[Contender], plans: Mapping[str, WholePlan]) -> Job:
-    """What a request asks of every start of contenders with plans."""
+    """The job of every start of a request whose contenders have plans."""
     mode, model, asked = request.mode, request.model, request.optimizer
     assert isinstance(mode, Duel)
     assert model is not None
@@ -278,7 +295,7 @@ def planned_job(request: Request, entrants: Sequence[Contender], plans: Mapping[
 
 
 def job_of(request: Request, label: str, entrants: Sequence[Contender], make_teams: MakeTeams) -> Job:
-    """What the mode of a request asks of every start."""
+    """The job of every start of a request."""
     mode = request.mode
     assert isinstance(mode, Duel | Turns)
     rules = Rules(half_width=mode.half_width, least_starts=max(Rules.least_starts, mode.num_starts))

@@ -50,7 +50,7 @@ class Survey:
 
     @property
     def foreign_cores(self) -> list[float | None]:
-        """What other programs had of the machine during each."""
+        """Cores that other programs kept busy during each calibration."""
         return [calibration.foreign_cores for calibration, _ in self.found]
 
     def first_file(self) -> str:
@@ -64,7 +64,7 @@ class Survey:
         """Seconds a plan takes by each calibration.
 
         Args:
-            waits: without, what every device has to do is all there is: perfect balance, and no dependencies.
+            waits: False: the devices' computation alone, in perfect balance and without dependencies.
         """
         return [self._makespan(plan, cluster, waits) for _, cluster in self.found]
 

@@ -108,7 +108,7 @@ class EngineTeam:
             wall_s = time.perf_counter() - began
         cpu_s = [sum(both) for both in zip(self._backend.pre_cpu_s, self._backend.main_cpu_s, strict=True)]
         replayed = replay_clock(program, self._backend.pre_cpu_s, self._backend.main_cpu_s)
-        loss = self._last_loss(training)
+        loss = training.mean_loss(training.schedule.shape.num_steps - 1)
         sample = Sample(wall_s, float(replayed.makespan), sum(cpu_s), foreign.elapsed_s, foreign.others_s, loss)
         busy_s = sum(span.end - span.start for span in timeline.spans())
         return self._counted(sample, busy_s)
@@ -116,12 +116,9 @@ class EngineTeam:
     def _counted(self, sample: Sample, busy_s: float) -> Sample:
         return sample
 
-    def _last_loss(self, training: Training) -> float:
-        return training.mean_loss(training.schedule.shape.num_steps - 1)
-
 
 class LimitTeam(EngineTeam):
-    """The same actions without any waiting: half of them on each of two threads, whatever is between them left out."""
+    """The same actions without waiting: half of them on each of two threads, without the gaps between them."""
 
     def _counted(self, sample: Sample, busy_s: float) -> Sample:
         num_devices = self.plan.schedule.shape.num_ranks
@@ -265,7 +262,7 @@ class RankTeam(_OnRanks):
 
 
 class ThreadTeam:
-    """The same table on our engine, a thread a rank.
+    """The same schedule on our engine, a thread a rank.
 
     Args:
         costs: that order what the engine's program is made of.
@@ -312,7 +309,7 @@ class ThreadTeam:
 
 
 def _of_threads(timeline: Timeline, wall_s: float, replay_s: float) -> dict[str, float]:
-    """What a step on threads took longer than its replay: they have no messages, and wait between actions."""
+    """The time by which a step on threads exceeds its replay: they have no messages, and wait between actions."""
     num_ranks = timeline.schedule.shape.num_ranks
     computing = sum(float(span.end - span.start) for span in timeline.spans())
     parts = TimeParts(computing, 0.0, 0.0, 0.0, 0.0)
@@ -326,7 +323,7 @@ def _all_late(parts: TimeParts, wall_s: float, num_ranks: int) -> TimeParts:
 
 
 def shortened(workload: Workload, sequence_tokens: int) -> Workload:
-    """The same model on sequences of so many tokens; what is computed in which order does not depend on it."""
+    """The model on sequences of another length, which the order of computation does not depend on."""
     data = workload.data
     if not isinstance(data, SyntheticTokens):
         return workload

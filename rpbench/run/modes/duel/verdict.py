@@ -1,4 +1,4 @@
-"""Verdicts: what the starts of a duel say of every contender, with one error rate for the whole table.
+"""Verdicts on every contender from the starts of a duel, with one error rate for the whole table.
 
 The unit of replication is a start, a process of its own: within one, memory stands where it stands and every run of a
 contender shares that. A contender's value in a start is the mean of its block means. What differs between starts is
@@ -30,7 +30,7 @@ from rpbench.run.modes.duel.runs import Comparisons, Floats
 
 
 class Started(NamedTuple):
-    """What a start has done.
+    """The runs of a start.
 
     Args:
         about: what is true of all its contenders: seed, turns, seconds, cores, what was done for stability.
@@ -65,7 +65,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
 
 
 def plan_fields(plan: WholePlan, num_raced: int) -> dict[str, Any]:
-    """What a contender runs, and how many plans its run-off timed."""
+    """The plan of a contender as record fields, and how many plans its run-off timed."""
     shape = plan.schedule.shape
     return {
         "partition_layers": str(plan.schedule.partition),
@@ -107,7 +107,7 @@ def other_cores(columns: Mapping[str, Sequence[Any]]) -> float | None:
 
 
 def calibrated_fields(makespans: Sequence[float], foreign_cores: Sequence[float | None]) -> dict[str, Any]:
-    """What `cost=analytic` predicted from the calibrations before, between and after the starts."""
+    """The predictions of `cost=analytic` from the calibrations before, between and after the starts."""
     return {
         "calibrated_makespans_s": list(makespans),
         "calibration_foreign_cores": list(foreign_cores),
@@ -115,7 +115,7 @@ def calibrated_fields(makespans: Sequence[float], foreign_cores: Sequence[float 
 
 
 def predictions(row: Record) -> list[float]:
-    """What was predicted of each start: the mean of the calibrations before and after it, in seconds."""
+    """The prediction for each start: the mean of the calibrations before and after it, in seconds."""
     found = row["calibrated_makespans_s"]
     return [(before + after) / 2 for before, after in pairwise(found)]
 
@@ -143,7 +143,7 @@ Verdict = Literal["faster", "slower", "no difference shown", "no verdict"]
 
 @dataclass(frozen=True)
 class Rules:
-    """What a verdict needs.
+    """The rules for a verdict.
 
     Args:
         least_pairs, least_minutes: clean comparisons in each start, and the minutes of the clock they lie in.
@@ -180,7 +180,7 @@ class StartFinding:
         return math.log(self.high / self.low) / 2 if self.low else math.inf
 
     def lacks(self, rules: Rules) -> str:
-        """What keeps this start from counting; empty if nothing does."""
+        """The reason why this start does not count; empty if it does."""
         if self.num_pairs < rules.least_pairs:
             spoilt = f", other programs spoilt {self.num_disturbed}" if self.num_disturbed else ""
             return f"{self.num_pairs} clean comparisons of at least {rules.least_pairs}{spoilt}"
@@ -213,7 +213,7 @@ class Finding:
 
 
 def find_start(found: Comparisons, rules: Rules) -> StartFinding:
-    """What one start says of a contender."""
+    """The comparison of a contender in one start."""
     clean = found.clean
     values, num = found.log_ratios[clean], int(clean.sum())
     minutes = len(np.unique(found.at_s[clean] // 60))
@@ -244,7 +244,7 @@ def judge(
 
 
 class _Between:
-    """What differs between starts, of all contenders together."""
+    """The variance between starts, from all contenders together."""
 
     def __init__(self, means: Sequence[Floats], within: Sequence[float], num_references: int) -> None:
         several = [number for number, row in enumerate(means) if len(row) > 1]

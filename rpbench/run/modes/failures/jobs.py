@@ -1,4 +1,4 @@
-"""Jobs: what a policy knows of a run, and the policies by name, from what the run was assembled of and its step."""
+"""Jobs: the facts of a run that a policy knows, and the policies by name."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -298,7 +298,7 @@ def _outcome(step: Step, policy: Checkpoint, failures: tuple[Failure, ...], hori
 
 
 def _story(step: Step, history: History, free_s: float) -> Fields:
-    """What happened, and the pace over the horizon."""
+    """Record fields: the events, and the pace over the horizon."""
     costs, goodput = [event.recovery for event in history.events], history.steps_per_s
     fetched: Counter[str] = Counter()
     for each in costs:
@@ -340,7 +340,7 @@ def _told(event: Event) -> Fields:
 
 
 def _facts(policy: Checkpoint) -> Fields:
-    """What belongs to a policy alone."""
+    """The record fields of one policy alone."""
     job = policy.job
     if isinstance(policy, Gemini):
         numbers = range(min(policy.copies + 1, job.num_ranks) + 1)  # to one more than there are copies
