@@ -11,7 +11,8 @@ devices again:
 A run too short for a whole rotation in its middle has the window uncut.
 
 Where the next step begins before one has ended, the last step has all devices to itself and ends sooner after the one
-before it than any other. The pace of such steps is that of a window from a sixth on which leaves the last end out.
+before it than any other. The window of such steps leaves the last end out, and begins sooner where it would hold less
+than three.
 """
 
 from collections.abc import Iterator
@@ -263,7 +264,10 @@ def _paced(graph: Graph) -> tuple[int, int]:
     """The steps between whose ends the pace is taken."""
     num_steps = graph.schedule.shape.num_steps
     first, last = _middle(num_steps)
-    return (first, last) if graph.schedule.policy is Policy.FLUSH else (num_steps // 6, min(last, num_steps - 2))
+    if graph.schedule.policy is Policy.FLUSH:
+        return first, last
+    last = min(last, num_steps - 2)
+    return min(first, max(num_steps // 6, last - 3)), last
 
 
 def _window(graph: Graph, first: int, last: int) -> tuple[int, int]:
