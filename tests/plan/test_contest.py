@@ -426,3 +426,16 @@ def test_a_climb_counts_what_replicas_share_once():
         order = ClimbOrder(problem, promising_counts(problem)[0])
         found[name] = order.footprint(case.sizes(setting.microbatch_sequences)).least_bytes
     assert 0.5 < found["zero_3"] / found["data_parallel"] < 0.75
+
+
+def test_a_layer_more_in_a_stage_that_devices_step_is_one_less_on_the_host():
+    """SuperOffload keeps its first stages on devices: what the host holds depends on the cut, not on the model alone."""
+    case, who = terms(), contender("superoffload")
+    setting = space_of(who, case).first.changed("recompute", "all").changed("schedule.device_stages", 1)
+    even, first_has_more = symmetric((2,) * 12 + (1,) * 4), symmetric((3, *(2,) * 10, *(1,) * 5))
+    frame = Frame(who, setting, case, even, 2)
+    host = [frame.outcome(cut, "all").host_bytes for cut in (even, first_has_more)]
+    layer = case.sizes(setting.microbatch_sequences).layers[0]
+    states = 2 * layer.optimizer  # and the copy from which steps are taken back
+    assert host[0] - host[1] == states + layer.gradients
+    assert host[1] == Frame(who, setting, case, first_has_more, 2).outcome(first_has_more, "all").host_bytes

@@ -120,15 +120,10 @@ class Frame:
         step_s = self.paced(self.costs(partition, keeps))
         shape, setting, limits = schedule.shape, self.setting, self.terms.limits
         peak = self._peak(partition, keeps)
-        host = self._host_bytes
+        host = host_bytes(schedule, self.terms.sizes(setting.microbatch_sequences), self.graph.analysis)
         misfits = (_over(peak, limits.device_memory_bytes), _over(host, limits.host_memory_bytes), self._over_ssd)
         tokens = self.terms.tokens(setting.microbatch_sequences) * shape.num_microbatches
         return Outcome(tokens / step_s, step_s, keeps, peak, host, max(misfits))
-
-    @cached_property
-    def _host_bytes(self) -> int:
-        """Bytes on the host, which are those of every cut: another cut moves layers there and leaves their sum."""
-        return host_bytes(self.schedule, self.terms.sizes(self.setting.microbatch_sequences), self.graph.analysis)
 
     @cached_property
     def _over_ssd(self) -> float:
