@@ -429,7 +429,7 @@ def test_a_climb_counts_what_replicas_share_once():
 
 
 def test_a_layer_more_in_a_stage_that_devices_step_is_one_less_on_the_host():
-    """SuperOffload keeps its first stages on devices: what the host holds depends on the cut, not on the model alone."""
+    """SuperOffload keeps its first stages on devices: the host holds what the cut leaves, not what the model has."""
     case, who = terms(), contender("superoffload")
     setting = space_of(who, case).first.changed("recompute", "all").changed("schedule.device_stages", 1)
     even, first_has_more = symmetric((2,) * 12 + (1,) * 4), symmetric((3, *(2,) * 10, *(1,) * 5))
