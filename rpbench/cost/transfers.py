@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from rpbench.cost.charges import cause_of, charge_of, computations_that_carry, is_collective
+from rpbench.cost.charges import cause_of, charge_of, computations_that_carry, is_collective, ring_hops
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
-from rpbench.cost.hardware.collective_rates import ring_hops
 from rpbench.cost.table import CostTable, Number, Work, members_of
 from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.analysis import Analysis, analysed

@@ -111,7 +111,7 @@ def test_every_state_is_told_by_a_line(tmp_path):
 def test_workers_of_several_hosts_are_one_manifest(tmp_path, monkeypatch):
     folder, plan = planned(tmp_path, 4)
     for host, cells in (("aa", (0, 2)), ("bb", (1, 3))):
-        monkeypatch.setattr(manifests, "_host", lambda host=host: host)
+        monkeypatch.setattr(manifests.provenance, "host_word", lambda host=host: host)
         for number in cells:
             Journal(folder, plan, number).ended([row(f"run{number}")])
     assert len(list(folder.glob("*.jsonl"))) == 2
@@ -123,7 +123,7 @@ def test_workers_of_several_hosts_are_one_manifest(tmp_path, monkeypatch):
 def test_a_verdict_outlasts_a_failure_whoever_wrote_last(order, status, state, tmp_path, monkeypatch):
     folder, plan = planned(tmp_path, 2)
     for host in order:
-        monkeypatch.setattr(manifests, "_host", lambda host=host: host)
+        monkeypatch.setattr(manifests.provenance, "host_word", lambda host=host: host)
         if host == "first":
             Journal(folder, plan, 0).failed("killed")
             Journal(folder, plan, 1).refused("no such shape")

@@ -9,12 +9,13 @@ so the bandwidth is the "bus bandwidth" of NCCL's tests (PERFORMANCE.md), compar
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, log2
+from math import inf
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.cost.charges import ring_hops
 from rpbench.registry import unknown_name
 from rpbench.untrusted import is_finite
 
@@ -90,11 +91,6 @@ def collective_rates(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Colle
 def volume(name: str, size: int) -> float:
     """Bytes that each member sends in a ring, over those of the tensor."""
     return (2 if name == "all_reduce" else 1) * (size - 1) / size
-
-
-def ring_hops(size: int) -> float:
-    """Hops whose latency is seen inside a node; as `rpbench.mesh.layers.collectives.hops`."""
-    return min(size - 1, 2 * log2(size) + 1)
 
 
 def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) -> CollectiveRate:

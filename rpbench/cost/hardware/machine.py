@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
-from rpbench.cost.hardware.collective_rates import CollectiveRate, collective_rates, ring_hops
+from rpbench.cost.charges import ring_hops
+from rpbench.cost.hardware.collective_rates import CollectiveRate, collective_rates
 from rpbench.cost.hardware.device import IN_MACHINE, Device, Ssd, device, names, read, ssds_named, unknown_option
 from rpbench.cost.hardware.measured import MEASURED
 from rpbench.places import CONF

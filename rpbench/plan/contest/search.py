@@ -413,8 +413,8 @@ class Search:
 
     def _num_steps(self, setting: Setting, *, all_steps: bool = False) -> int:
         asked = self.terms.num_steps
-        if self.sketcher.of(setting).overlaps and self.terms.problem is None:
-            return max(OVERLAPPING_STEPS, asked)
+        if self.sketcher.of(setting).overlaps:  # of a posed problem the whole run counts
+            return asked if self.terms.problem is not None else max(OVERLAPPING_STEPS, asked)
         return asked if all_steps else min(FEW_STEPS, asked)
 
     # --- cuts ---
