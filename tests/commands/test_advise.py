@@ -7,6 +7,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from small_machines import EIGHT_LAYERS, FOUR_L40S, NODES
 
 from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
@@ -33,7 +34,6 @@ LLAMA_3B = {
     "vocab_size": 128256,
     "tie_word_embeddings": True,
 }
-FOUR_L40S = ("gpu=l40s", "num_devices=4", "host_link_bytes_per_s=32e9")
 SMALL = ("num_layers=4", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "schedules=1f1b,gpipe")
 
 
@@ -236,10 +236,6 @@ def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(caps
         assert bool(json.loads(capsys.readouterr().out)["ranking"]) is fits
 
 
-NODES = ("gpu=h100_sxm5_80gb", "num_devices=8", "devices_per_node=4", "batch=16", "seq_len=1024")
-EIGHT_LAYERS = ("num_layers=8", "hidden=1024", "heads=8", "vocab=32000")
-
-
 def test_over_nodes_meshes_are_ranked():
     answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
     paces = [row["tokens_per_s"] for row in answer["ranking"]]
@@ -325,141 +321,6 @@ def test_one_host_has_one_answer_however_it_is_asked_for(count, words):
         assert answer["ranking"] == answers[0]["ranking"]
         assert answer["levers"] == answers[0]["levers"]
     assert len(answers[0]["ranking"]) == (3 if count == 2 else 1)
-
-
-# --- questions that turn it round ----------------------------------------------------------------------------
-
-TWO_CARDS = ("num_layers=4", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "gpu=rtx4090", "num_devices=2")
-
-
-def test_two_contenders_lie_beside_each_other_by_causes(capsys):
-    people = io.StringIO()
-    answer = advise_on([*TWO_CARDS, "compare=fsdp,1f1b"], people)
-    rows = {row["schedule"]: row["tokens_per_s"] for row in answer["ranking"]}
-    found = answer["comparison"]
-    assert (found["a"]["label"], found["b"]["label"]) == ("zero_3 (FSDP)", "1f1b")
-    assert found["ratio"] == pytest.approx(rows["1f1b"] / rows["zero_3"], rel=1e-3)
-    parts = sum(each["log"] for each in found["causes"]) + found["unexplained"]["log"]
-    assert parts == pytest.approx(found["log_ratio"])
-    assert found["unexplained"]["log"] == pytest.approx(0.0, abs=1e-6)
-    assert "bubble" in people.getvalue()
-    nodes = advise_on([*EIGHT_LAYERS, *NODES, "compare=fsdp,interleaved_1f1b"], io.StringIO())
-    assert {row["schedule"] for row in nodes["ranking"]} == {"zero_3", "interleaved_1f1b"}
-    assert nodes["comparison"]["ratio"] != 1
-
-
-@pytest.mark.parametrize("question, key", [("max_seq_len=yes", "seq_len"), ("batch=max", "microbatch_sequences")])
-def test_a_limit_is_held_by_its_command_and_not_beyond(question, key, rpbench):
-    words = [word for word in TWO_CARDS if not (key == "seq_len" and word.startswith("seq_len="))]
-    words += ["schedules=1f1b,zero_2", "device_memory_bytes=4e9"]
-    answer = advise_on([*words, question], io.StringIO())
-    assert {row["schedule"] for row in answer["limits"]} == {"1f1b", "zero_2"}
-    for row in answer["limits"]:
-        status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
-        assert (status, record["status"]) == (0, "ok")
-        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)
-        assert max(record["peak_memory_bytes"]) <= 4e9
-        if key == "seq_len":
-            more = [f"seq_len={row['beyond'] * 17 // 16}", f"schedules={row['schedule']}"]
-            asked = [word for word in words if not word.startswith("schedules=")]
-            assert advise_on([*asked, *more], io.StringIO())["ranking"] == []
-
-
-def test_the_longest_sequence_over_nodes_fits_and_a_longer_one_does_not():
-    answer = advise_on([*EIGHT_LAYERS, *NODES[:4], "max_seq_len=yes", "schedules=1f1b"], io.StringIO())
-    (row,) = answer["limits"]
-    words = [*EIGHT_LAYERS, *NODES[:4], "schedules=1f1b"]
-    assert advise_on([*words, f"seq_len={row['seq_len']}"], io.StringIO())["ranking"]
-    if row["beyond"] is not None:
-        assert not advise_on([*words, f"seq_len={row['beyond'] * 2}"], io.StringIO())["ranking"]
-
-
-def test_no_fewer_devices_hold_it_than_the_fewest():
-    words = [word for word in TWO_CARDS if not word.startswith("num_devices=")]
-    words += ["schedules=1f1b", "device_memory_bytes=1.2e9"]
-    answer = advise_on([*words, "num_devices=4", "fewest_devices=yes"], io.StringIO())
-    fewest = answer["fewest_devices"]
-    assert fewest == answer["num_devices"] > 1
-    assert [row["num_devices"] for row in answer["fewer"]] == list(range(1, fewest))
-    assert all("more memory of each device 1f1b fits" in row["why"] for row in answer["fewer"])
-    own = [*words, "sequences_per_step=32"]
-    assert advise_on([*own, f"num_devices={fewest}"], io.StringIO())["ranking"]
-    assert not advise_on([*own, f"num_devices={fewest - 1}"], io.StringIO())["ranking"]
-
-
-def test_the_cheapest_rent_of_those_in_time():
-    words = [*TWO_CARDS[:-1], "num_devices=4", "schedules=gpipe", "tokens=1e10", "usd_per_device_hour=0.5"]
-    answer = advise_on([*words, "deadline_days=1000"], io.StringIO())
-    assert [row["num_devices"] for row in answer["rents"]] == [1, 2, 4]
-    for row in answer["rents"]:
-        assert row["usd"] == pytest.approx(row["days"] * 24 * row["num_devices"] * 0.5)
-    assert answer["cheapest"]["usd"] == min(row["usd"] for row in answer["rents"])
-    pace = answer["ranking"][0]["tokens_per_s"]
-    assert answer["cheapest"]["days"] == pytest.approx(1e10 / pace / 86_400)
-    between = (answer["rents"][0]["days"] + answer["rents"][1]["days"]) / 2
-    assert answer["cheapest"]["num_devices"] == 1
-    assert advise_on([*words, f"deadline_days={between}"], io.StringIO())["cheapest"]["num_devices"] == 2
-    assert advise_on([*words, "deadline_days=1e-6"], io.StringIO())["cheapest"] is None
-
-
-WRONG = [
-    ((*TWO_CARDS, "max_seq_len=maybe"), "max_seq_len=maybe: yes or no"),
-    ((*TWO_CARDS, "compare=1f1b"), "compare=1f1b: two schedules with a comma between"),
-    ((*TWO_CARDS, "compare=1f1b,roundpip"), "did you mean roundpipe?"),
-    ((*TWO_CARDS, "compare=1f1b,gpipe", "schedules=1f1b"), "compare= names the schedules; leave it out"),
-    ((*TWO_CARDS, "compare=1f1b,gpipe", "batch=max"), "one question at a time"),
-    ((*TWO_CARDS, "batch=big"), "batch=big: a whole number of at least 1, or max"),
-    ((*TWO_CARDS, "max_batch=yes"), "max_batch=yes is now batch=max"),
-    ((*TWO_CARDS, "batch=16", "sequences_per_step=16"), "given twice"),
-    ((*TWO_CARDS, "max_seq_len=4096"), "one length is seq_len=N"),
-    ((*TWO_CARDS[:-1], "num_devices=1" + 20 * "0"), "at most 1,000,000"),
-    ((*TWO_CARDS, "batch=1" + 20 * "0"), "at most 10,000,000"),
-    ((*TWO_CARDS[:-3], "seq_len=1" + 20 * "0", *TWO_CARDS[-2:]), "at most 100,000,000"),
-    ((*TWO_CARDS, "inner=9999999999"), "inner=9999999999: at most 1,000,000,000"),
-    (("model=.", *FOUR_L40S), "there is no config.json in this folder"),
-    ((*TWO_CARDS, "deadline_days=3"), "tokens= is missing"),
-    ((*TWO_CARDS, "tokens=1e9"), "add deadline_days="),
-    ((*TWO_CARDS, "deadline_days=0", "tokens=1e9"), "deadline_days=0: a number above 0"),
-    ((*FOUR_L40S, "model=llama31_8b", "deadline_days=3", "tokens=1e9"), "usd_per_device_hour= is missing"),
-    ((*EIGHT_LAYERS, *NODES, "compare=fsdp,roundpipe"), "a search over meshes has fsdp, 1f1b"),
-    (("model=nowhere/config.json", *FOUR_L40S), "nothing is downloaded"),
-    (("model=llama31_9b", *FOUR_L40S), "did you mean llama31_8b?"),
-    (("model=" + 300 * "a", *FOUR_L40S), "unknown model 'aaa"),
-    (("model=llama31_8b", "gpu=l4s", "num_devices=4"), "did you mean l40s?"),
-    ((*TWO_CARDS, "finetune=some"), "finetune=some: one of full, lora, qlora"),
-    ((*TWO_CARDS, "late=maybe"), "late=maybe: one of yes, no"),
-    ((*TWO_CARDS, "family=lama"), "family=lama: one of gpt, llama, qwen3, gpt_oss"),
-    ((*TWO_CARDS, "runs_in=titan"), "unknown runs_in 'titan'"),
-    ((*TWO_CARDS, "schedules=1f1"), "did you mean 1f1b?"),
-    (("model=llama31_8b", "gpu=l40s"), "num_devices= is missing"),
-    (
-        ("model=llama31_8b", *FOUR_L40S[:2], "host_link_bytes_per_s=0"),
-        "host_link_bytes_per_s=0: bytes a second above 0",
-    ),
-    (("model=llama31_8b", "gpu=l40s", "num_devices=3.5"), "num_devices=3.5: a whole number"),
-    (("model=llama31_8b", "gpu=l40s", "num_devices=9", "devices_per_node=4"), "take 8 or 12"),
-    (("model=llama31_8b",), "gpu= or cluster= is missing"),
-    (("hidden=512", *FOUR_L40S), "num_layers=, heads=, vocab= missing"),
-    (("hiden=512", *FOUR_L40S), "did you mean hidden?"),
-    (("model=llama31_8b", "cluster=8x_h100", "intra_bytes_per_s=1e9"), "cluster=8x_h100 has it"),
-    (("model=llama31_8b", "cluster=8x_rtx4090", "num_devices=9"), "cluster 8x_rtx4090 has 8"),
-    (("model=llama31_8b", *FOUR_L40S, "num_devices=8"), "num_devices=8: num_devices= is given twice"),
-    (("model=llama31_8b", *FOUR_L40S, "schedules=1f1b,"), "schedules=1f1b,: names with a comma between two"),
-    (("model=llama31_8b", *FOUR_L40S, "devices_per_node=2", "schedules=zb_v"), "schedules=zb_v: a search over meshes"),
-    (("model=qwen3_235b_lora", "cluster=dgx_h100"), "lora under a mesh is not modelled"),
-    (("num_layers=2", "hidden=64", "heads=2", "vocab=100", "kv_heads=1", *FOUR_L40S), "is spelled key_value_heads now"),
-]
-
-
-@pytest.mark.parametrize(
-    "words, expected", WRONG, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
-)
-def test_a_wrong_request_is_answered(words, expected, capsys):
-    assert dispatch(("advise", *words)) == 2
-    out, err = capsys.readouterr()
-    assert expected in err
-    assert out == ""
-    assert len(err.splitlines()) == 1  # before anything is searched
 
 
 @pytest.mark.parametrize(

@@ -55,16 +55,21 @@ def shares_or_offloads(schedule: Schedule) -> bool:
     )
 
 
-def host_bytes(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None = None) -> int:
+def host_bytes(
+    schedule: Schedule,
+    sizes: ModelBytes,
+    analysis: Analysis | None = None,
+    shares: "ReplicaShares | None" = None,
+) -> int:
     """Bytes in the host's memory: what is loaded for every visit, stored, or updated there.
 
     Streamed schedules keep everything there, and of every microbatch of a step the inputs they recompute from, unless
     those stay on the device. Of what lives on SSDs there is a layer for each device, on its way.
 
     Args:
-        analysis: of the same actions, if there is one already.
+        analysis, shares: of the same actions, if there are some already; they serve every cut.
     """
-    found = _at_home(schedule, sizes, analysis)
+    found = _at_home(schedule, sizes, analysis, shares)
     if not schedule.on_ssd:
         return found
     on_its_way = max(_of_layer(layer, schedule.on_ssd) for layer in (*sizes.layers, sizes.embedding, sizes.head))
@@ -93,7 +98,7 @@ def _of_layer(layer: LayerSize, on_ssd: str) -> int:
     return layer.optimizer * ("O" in on_ssd) + layer.weights * ("P" in on_ssd)
 
 
-def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None) -> int:
+def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None, shares: "ReplicaShares | None") -> int:
     """Bytes at home on the host, its SSDs included."""
     if schedule.partition is None:
         raise ValueError("the bytes of a schedule follow from its layers: give it a partition first")
@@ -104,7 +109,8 @@ def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None) -
         return kept + sum(sum(layer[:3]) for layer in (*sizes.layers, sizes.embedding, sizes.head))
     if not shares_or_offloads(schedule):
         return 0
-    shares, stages, found = _Shares(analysis or Analysis(schedule)), StageBytes(schedule.partition, sizes), 0
+    shares = shares or ReplicaShares(analysis or Analysis(schedule))
+    stages, found = StageBytes(schedule.partition, sizes), 0
     for number in numbers:
         if number in shares.homes:
             continue
@@ -146,7 +152,7 @@ class ReplicaFootprint:
     """
 
     def __init__(self, analysis: Analysis, in_flight: Sequence[int]) -> None:
-        schedule, shares = analysis.schedule, _Shares(analysis)
+        schedule, shares = analysis.schedule, ReplicaShares(analysis)
         self._num_stages = schedule.shape.num_stages
         self._in_flight = np.asarray(in_flight, np.int64)
         self._tries = schedule.policy is Policy.TRIAL
@@ -213,7 +219,7 @@ class ReplicaFootprint:
             found += sizes.logits * (self._num_stages - 1 in device.held)
         return int(found / len(self._devices))
 
-    def _device(self, shares: "_Shares", device: int) -> _Device:
+    def _device(self, shares: "ReplicaShares", device: int) -> _Device:
         held = shares.held(device)
         return _Device(
             self._row({stage: shares.of_weights(device, stage) for stage in held}),
@@ -247,7 +253,7 @@ def _least_at_peak(moments: Floats) -> float:
     return float(max(moments.min(axis=1).max(), moments.mean(axis=0).min()))
 
 
-class _Shares:
+class ReplicaShares:
     """Which part of every stage is on a device: for good, and at each moment."""
 
     def __init__(self, analysis: Analysis) -> None:

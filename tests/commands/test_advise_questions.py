@@ -1,0 +1,79 @@
+"""`advise`, turned round: two rows by causes, the longest sequence, the largest batch, the fewest devices, the rent."""
+
+import io
+import shlex
+
+import pytest
+from small_machines import EIGHT_LAYERS, NODES, TWO_CARDS
+
+from rpbench.commands.advising.advise import advise_on
+
+
+def test_two_contenders_lie_beside_each_other_by_causes(capsys):
+    people = io.StringIO()
+    answer = advise_on([*TWO_CARDS, "compare=fsdp,1f1b"], people)
+    rows = {row["schedule"]: row["tokens_per_s"] for row in answer["ranking"]}
+    found = answer["comparison"]
+    assert (found["a"]["label"], found["b"]["label"]) == ("zero_3 (FSDP)", "1f1b")
+    assert found["ratio"] == pytest.approx(rows["1f1b"] / rows["zero_3"], rel=1e-3)
+    parts = sum(each["log"] for each in found["causes"]) + found["unexplained"]["log"]
+    assert parts == pytest.approx(found["log_ratio"])
+    assert found["unexplained"]["log"] == pytest.approx(0.0, abs=1e-6)
+    assert "bubble" in people.getvalue()
+    nodes = advise_on([*EIGHT_LAYERS, *NODES, "compare=fsdp,interleaved_1f1b"], io.StringIO())
+    assert {row["schedule"] for row in nodes["ranking"]} == {"zero_3", "interleaved_1f1b"}
+    assert nodes["comparison"]["ratio"] != 1
+
+
+@pytest.mark.parametrize("question, key", [("max_seq_len=yes", "seq_len"), ("batch=max", "microbatch_sequences")])
+def test_a_limit_is_held_by_its_command_and_not_beyond(question, key, rpbench):
+    words = [word for word in TWO_CARDS if not (key == "seq_len" and word.startswith("seq_len="))]
+    words += ["schedules=1f1b,zero_2", "device_memory_bytes=4e9"]
+    answer = advise_on([*words, question], io.StringIO())
+    assert {row["schedule"] for row in answer["limits"]} == {"1f1b", "zero_2"}
+    for row in answer["limits"]:
+        status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+        assert (status, record["status"]) == (0, "ok")
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=0.05)
+        assert max(record["peak_memory_bytes"]) <= 4e9
+        if key == "seq_len":
+            more = [f"seq_len={row['beyond'] * 17 // 16}", f"schedules={row['schedule']}"]
+            asked = [word for word in words if not word.startswith("schedules=")]
+            assert advise_on([*asked, *more], io.StringIO())["ranking"] == []
+
+
+def test_the_longest_sequence_over_nodes_fits_and_a_longer_one_does_not():
+    answer = advise_on([*EIGHT_LAYERS, *NODES[:4], "max_seq_len=yes", "schedules=1f1b"], io.StringIO())
+    (row,) = answer["limits"]
+    words = [*EIGHT_LAYERS, *NODES[:4], "schedules=1f1b"]
+    assert advise_on([*words, f"seq_len={row['seq_len']}"], io.StringIO())["ranking"]
+    if row["beyond"] is not None:
+        assert not advise_on([*words, f"seq_len={row['beyond'] * 2}"], io.StringIO())["ranking"]
+
+
+def test_no_fewer_devices_hold_it_than_the_fewest():
+    words = [word for word in TWO_CARDS if not word.startswith("num_devices=")]
+    words += ["schedules=1f1b", "device_memory_bytes=1.2e9"]
+    answer = advise_on([*words, "num_devices=4", "fewest_devices=yes"], io.StringIO())
+    fewest = answer["fewest_devices"]
+    assert fewest == answer["num_devices"] > 1
+    assert [row["num_devices"] for row in answer["fewer"]] == list(range(1, fewest))
+    assert all("more memory of each device 1f1b fits" in row["why"] for row in answer["fewer"])
+    own = [*words, "sequences_per_step=32"]
+    assert advise_on([*own, f"num_devices={fewest}"], io.StringIO())["ranking"]
+    assert not advise_on([*own, f"num_devices={fewest - 1}"], io.StringIO())["ranking"]
+
+
+def test_the_cheapest_rent_of_those_in_time():
+    words = [*TWO_CARDS[:-1], "num_devices=4", "schedules=gpipe", "tokens=1e10", "usd_per_device_hour=0.5"]
+    answer = advise_on([*words, "deadline_days=1000"], io.StringIO())
+    assert [row["num_devices"] for row in answer["rents"]] == [1, 2, 4]
+    for row in answer["rents"]:
+        assert row["usd"] == pytest.approx(row["days"] * 24 * row["num_devices"] * 0.5)
+    assert answer["cheapest"]["usd"] == min(row["usd"] for row in answer["rents"])
+    pace = answer["ranking"][0]["tokens_per_s"]
+    assert answer["cheapest"]["days"] == pytest.approx(1e10 / pace / 86_400)
+    between = (answer["rents"][0]["days"] + answer["rents"][1]["days"]) / 2
+    assert answer["cheapest"]["num_devices"] == 1
+    assert advise_on([*words, f"deadline_days={between}"], io.StringIO())["cheapest"]["num_devices"] == 2
+    assert advise_on([*words, "deadline_days=1e-6"], io.StringIO())["cheapest"] is None
