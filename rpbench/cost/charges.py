@@ -15,7 +15,6 @@ charge=bytes   all rows take what their bytes take
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import log2
 from typing import TYPE_CHECKING, Any
 
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, StageSizes
@@ -168,8 +167,3 @@ def with_charges(schedule: Schedule, cluster: "Machine") -> Schedule:
         if charge.place is not None:
             schedule = charge.place(schedule, cluster)
     return schedule
-
-
-def ring_hops(size: int) -> float:
-    """Hops whose latency is seen inside a node; as `rpbench.mesh.layers.collectives.hops`."""
-    return min(size - 1, 2 * log2(size) + 1)

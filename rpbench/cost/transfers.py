@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from rpbench.cost.charges import cause_of, charge_of, computations_that_carry, is_collective, ring_hops
+from rpbench.cost.charges import cause_of, charge_of, computations_that_carry, is_collective
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
+from rpbench.cost.rings import ring_hops
 from rpbench.cost.table import CostTable, Number, Work, members_of
 from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.analysis import Analysis, analysed

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.charges import ring_hops
+from rpbench.cost.rings import ring_hops, volume
 from rpbench.registry import unknown_name
 from rpbench.untrusted import is_finite
 
@@ -86,11 +86,6 @@ def collective_rates(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Colle
         except TypeError as error:
             raise ValueError(f"cluster.collectives.{name}: {error}") from None
     return found
-
-
-def volume(name: str, size: int) -> float:
-    """Bytes that each member sends in a ring, over those of the tensor."""
-    return (2 if name == "all_reduce" else 1) * (size - 1) / size
 
 
 def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) -> CollectiveRate:

@@ -10,7 +10,7 @@ Source: NCCL tests, PERFORMANCE.md, for the volumes.
 
 from math import log2
 
-from rpbench.cost.charges import ring_hops
+from rpbench.cost.rings import ring_hops
 from rpbench.mesh.placement import Group
 
 
