@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from rpbench.places import FLAG, with_dirs
+from rpbench.places import CONF, FLAG, with_dirs
 from rpbench.untrusted import plain
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     verbs = all_verbs()
-    first = arguments[0] if arguments else ""
+    first = arguments[0] if arguments else "help"
     if first in ("-h", "--help", "help"):
         print(_main_parser(verbs).format_help(), end="")
         return 0
@@ -83,7 +83,7 @@ def _dispatch(arguments: list[str]) -> int:
         first, arguments = "run", ["run", *arguments]
     rest = arguments[1:]
     if {"-h", "--help"} & set(rest):
-        print(_verb_parser(first, verbs[first]).format_help(), end="")
+        print(_verb_parser(first, verbs[first]).format_help() + _keys_of(first), end="")
         return 0
     if "--version" in rest:
         print(f"rpbench {_version()}")
@@ -113,6 +113,21 @@ def _verb_parser(name: str, verb: Verb) -> argparse.ArgumentParser:
     return parser
 
 
+def _keys_of(verb: str) -> str:
+    """The keys of a verb with their defaults, for its help."""
+    from rpbench.commands.usages import KEYS, OF_A_RUN, WIDEST
+
+    lines = ["\nwords of its own; what stands behind = is the default, or what a key takes:"] if verb in KEYS else []
+    for key, says in KEYS.get(verb, {}).items():
+        lines += [f"  {key:<{WIDEST}}  {says}"] if len(key) <= WIDEST else [f"  {key}", f"  {'':<{WIDEST}}  {says}"]
+    if verb in OF_A_RUN:
+        text = (CONF / "config.yaml").read_text(encoding="utf-8").partition("defaults:\n")[2].partition("\nhydra:")[0]
+        hidden = ("  - rpbench_schema", "  - _self_", "  - override")
+        lines.append("\nkeys of a run, with their defaults; `rpbench list` names the options of a group:")
+        lines += [line for line in text.splitlines() if not line.startswith(hidden)]
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _version() -> str:
     try:
         return version("rpbench")
@@ -130,7 +145,7 @@ def register(verbs: Mapping[str, Verb]) -> None:
 
 def all_verbs() -> dict[str, Verb]:
     """Every verb by its name, in the order of the help."""
-    from rpbench.commands.usages import ADVISE, NEW
+    from rpbench.commands.usages import ADVISE, LISTS, NEW
 
     return {
         "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] [--json] key=value ..."),
@@ -162,17 +177,14 @@ def all_verbs() -> dict[str, Verb]:
             "[results_dir=DIR]",
         ),
         "compact": Verb(compact, "records packed into Parquet, which query and pivot read fast", "[results_dir=DIR]"),
-        "list": Verb(list_options, "what can be chosen, a line each", "|".join(_LISTS) + " [--json]"),
+        "list": Verb(list_options, "what can be chosen, a line each", "|".join(LISTS) + " [--json]"),
         "new": Verb(new, "a model, cluster or schedule of your own: a commented file that runs", NEW[4:]),
         "import": Verb(
             import_, "what was measured elsewhere, as records", "kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
         ),
-        "completion": Verb(completion, "a script that completes rpbench in a shell", "bash|zsh"),
+        "completion": Verb(completion, "a script that completes rpbench in a shell", "bash|zsh|fish"),
         **_registered,
     }
-
-
-_LISTS = ("schedules", "models", "clusters", "experiments", "gpus")
 
 
 def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:
@@ -204,9 +216,10 @@ def advise(arguments: Sequence[str]) -> int:
 def list_options(arguments: Sequence[str]) -> int:
     """The choices: a table on a terminal, JSON lines in a pipe or with --json."""
     from rpbench.commands.completion import listed
+    from rpbench.commands.usages import LISTS
 
     parser = _Parser(prog="rpbench list", add_help=False)
-    parser.add_argument("what", choices=_LISTS)
+    parser.add_argument("what", choices=LISTS)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(list(arguments))
     as_json = asked.json or not sys.stdout.isatty()
@@ -228,7 +241,7 @@ def completion(arguments: Sequence[str]) -> int:
     """The completion of a shell, on stdout."""
     from rpbench.commands.completion import completion as script
 
-    print(script(arguments, list(all_verbs()), _LISTS), end="")
+    print(script(arguments, list(all_verbs())), end="")
     return 0
 
 
@@ -239,8 +252,29 @@ def run(arguments: Sequence[str]) -> int:
     from rpbench.run.recording import json_if
     from rpbench.sweep.multirun import sweep
 
+    if set(arguments) & {"--cfg", "-c"}:
+        return _print_configuration(arguments)
     with json_if("--json" in arguments):
         return sweep([item for item in arguments if item != "--json"])
+
+
+def _print_configuration(arguments: Sequence[str]) -> int:
+    """What the words compose, as YAML; Hydra's own `--cfg`."""
+    from omegaconf import OmegaConf
+
+    from rpbench.config.configuration import composed
+
+    words = list(arguments)
+    place = min(words.index(flag) for flag in ("--cfg", "-c") if flag in words)
+    if words[place + 1 : place + 2] != ["job"]:
+        raise ValueError(
+            f"{words[place]}: write {words[place]} job, which prints the configuration of the words beside it"
+        )
+    del words[place : place + 2]
+    if flags := [item for item in words if item.startswith("-")]:
+        raise ValueError(f"--cfg job and {flags[0]}: it prints one configuration, of key=value; leave {flags[0]} out")
+    print(OmegaConf.to_yaml(composed(words).node), end="")
+    return 0
 
 
 def _loaded(arguments: Sequence[str]) -> "Request":

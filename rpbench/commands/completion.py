@@ -11,6 +11,7 @@ from rpbench import registry
 from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import SIZES
 from rpbench.commands.advising.advise_words import OWN
+from rpbench.commands.usages import LISTS
 from rpbench.config.charging import WORDS
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import GROUPS, RunConfig, options_of
@@ -20,22 +21,18 @@ from rpbench.plan import METHODS
 from rpbench.run.assemble import OFFLOADS
 from rpbench.sim.events import RULES
 
-FOLDERS: Mapping[str, str] = {
-    "models": "model",
-    "clusters": "cluster",
-    "experiments": "experiment",
-    "gpus": "gpu",
-}
-
 
 def listed(what: str) -> Iterator[dict[str, str]]:
-    """Name and one line about each option of schedules or a folder of `FOLDERS`; `path` of the user's."""
+    """Name and one line about each option of schedules or of a folder (`rpbench.commands.usages.LISTS`).
+
+    The user's own have a `path`.
+    """
     if what == "schedules":
         for name, entry in registry.offered().items():
             found = registry.sources(entry)
             yield {"name": name, "says": entry.source} | ({"path": str(found[0])} if found else {})
         return
-    for path in files_of(FOLDERS[what]):
+    for path in files_of(LISTS[what]):
         own = {} if path.is_relative_to(CONF) else {"path": str(path)}
         yield {"name": path.stem, "says": first_comment(path)} | own
 
@@ -48,7 +45,12 @@ def first_comment(path: Path) -> str:
     return ""
 
 
-SHELLS = ("bash", "zsh")
+# Where each shell reads the script, and how.
+SHELLS = {
+    "bash": 'Add to ~/.bashrc: eval "$(rpbench completion bash)"',
+    "zsh": 'Add to ~/.zshrc: eval "$(rpbench completion zsh)"',
+    "fish": "Add to ~/.config/fish/config.fish: rpbench completion fish | source",
+}
 _SWITCHES = ("verify", "save_timeline", "force")
 _FLAGS = ("-m", "--json", "--config-dir", "--help", "--version")
 
@@ -71,7 +73,7 @@ _BASH = """\
     elif [[ "${{COMP_WORDS[1]-}}" == list ]]; then
         found="{lists}"
     elif [[ "${{COMP_WORDS[1]-}}" == new ]]; then
-        found="model cluster schedule"
+        found="{new}"
     elif [[ "${{COMP_WORDS[1]-}}" == completion ]]; then
         found="{shells}"
     elif [[ "$COMP_CWORD" -gt 1 && "${{COMP_WORDS[1]-}}" == advise ]]; then
@@ -90,25 +92,57 @@ _BASH = """\
 }}
 complete -F _rpbench rpbench
 """
+_FISH = """\
+# rpbench: completion for fish, made by `rpbench completion fish`. {how}
+function __rpbench
+    set -l word (commandline -ct)
+    set -l verb (commandline -opc)[2]
+    set -l head ""
+    set -l found
+    if string match -q -- "*=*" $word
+        set head (string replace -r -- '[^=,]*$' "" $word)
+        switch (string replace -r -- "=.*" "" $word)
+{values}
+        end
+    else if test "$verb" = list
+        set found {lists}
+    else if test "$verb" = new
+        set found {new}
+    else if test "$verb" = completion
+        set found {shells}
+    else if test "$verb" = advise
+        set found {advice} {flags}
+    else if test -z "$verb"
+        set found {verbs} {keys} {flags}
+    else
+        set found {keys} {flags}
+    end
+    for item in $found
+        printf "%s\\n" $head$item
+    end
+end
+complete -c rpbench -f -a "(__rpbench)"
+"""
 
 
-def completion(arguments: Sequence[str], verbs: Sequence[str], lists: Sequence[str]) -> str:
+def completion(arguments: Sequence[str], verbs: Sequence[str]) -> str:
     """The script for a shell.
 
     Raises:
-        ConfigError: for a shell that is neither bash nor zsh.
+        ConfigError: for a shell that is not one of `SHELLS`.
     """
     if len(arguments) != 1 or arguments[0] not in SHELLS:
-        raise ConfigError(f"{' '.join(['completion', *arguments])}: write rpbench completion bash, or zsh")
+        raise ConfigError(f"{' '.join(['completion', *arguments])}: write rpbench completion bash, zsh or fish")
     (shell,) = arguments
-    home = {"bash": "~/.bashrc", "zsh": "~/.zshrc"}[shell]
     words = _words()
-    return _BASH.format(
+    form, value = (_FISH, "case {}\n{:16}set found {}") if shell == "fish" else (_BASH, '{}) found="{:0}{}" ;;')
+    return form.format(
         shell=shell,
-        how=f'Add to {home}: eval "$(rpbench completion {shell})"',
+        how=SHELLS[shell],
         start="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
-        values="\n".join(f'            {key}) found="{" ".join(each)}" ;;' for key, each in words.items()),
-        lists=" ".join(lists),
+        values="\n".join(f"{'':12}{value.format(key, '', ' '.join(each))}" for key, each in words.items()),
+        lists=" ".join(LISTS),
+        new="model cluster gpu schedule",
         shells=" ".join(SHELLS),
         verbs=" ".join(verbs),
         advice=" ".join(f"{key}=" for key in (*OWN, *FIGURES, "finetune", *SIZES)),

@@ -1,4 +1,5 @@
-"""Notes of a request: choices without effect in its mode, old names, and a shipped model that was given other sizes.
+"""Notes of a request: choices without effect in its mode, unit costs that nobody chose, old names, and a shipped model
+that was given other sizes.
 
 A shipped model with other sizes is another model: it gets a name that says so, and nobody has timed it.
 """
@@ -55,6 +56,25 @@ def without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> tupl
             "mode.microbatches=N are another, and mode=simulate takes all of them"
         )
     return tuple(found)
+
+
+def counted_in_slots(
+    mode: Mode, cost: str, overrides: Sequence[str], choices: Mapping[str, str | None]
+) -> tuple[str, ...]:
+    """What a model's name does not change: unit costs, where nobody chose them."""
+    keys = {item.lstrip("+").partition("=")[0] for item in overrides}
+    if (
+        not isinstance(mode, Simulate)
+        or cost != "unit"
+        or choices.get("experiment")
+        or "cost" in keys
+        or "model" not in keys
+    ):
+        return ()
+    return (
+        f"cost=unit, the default: every layer of {choices.get('model')} takes one slot, forward, and two, backward, on "
+        "any device; cost=analytic cluster=NAME counts seconds",
+    )
 
 
 def _constants(overrides: Sequence[str]) -> str:

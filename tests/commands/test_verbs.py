@@ -1,12 +1,26 @@
 """Verbs: help and version of each, what can be listed, the forms of a schedule, torch's table read again."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
+from omegaconf import MISSING, OmegaConf
 
+from rpbench import __main__ as entry_point
+from rpbench.advice.machine_figures import FIGURES
+from rpbench.advice.model_source import TRAINING, USUAL_RANK
 from rpbench.cli import all_verbs, dispatch
+from rpbench.commands.advising.advise import SECONDS, SEQUENCES_PER_DEVICE
+from rpbench.commands.advising.advise_words import OWN, SEQ_LEN
+from rpbench.commands.calibrate import DEFAULT_NAME
+from rpbench.commands.plan import PartitionRequest
+from rpbench.commands.profile import ProfileRequest
+from rpbench.commands.recorded.pivot import ASKED
+from rpbench.commands.usages import KEYS
+from rpbench.config.request import load
 
 SIZES = ("schedule=zb_v", "num_devices=2", "num_microbatches=4")
 
@@ -20,6 +34,12 @@ def test_every_verb_answers_for_itself(verb, flag, capsys):
     assert "ydra" not in out + err
 
 
+def test_a_system_without_locks_is_told_where_it_runs(monkeypatch):
+    monkeypatch.setattr(entry_point, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"Linux and macOS.*WSL"):
+        entry_point.main()
+
+
 def test_the_version_is_ours(capsys):
     assert dispatch(("--version",)) == 0
     assert capsys.readouterr().out.split()[0] == "rpbench"
@@ -29,6 +49,67 @@ def test_help_has_every_verb(capsys):
     assert dispatch(("--help",)) == 0
     out = capsys.readouterr().out
     assert all(f"\n    {verb}" in out for verb in all_verbs())
+
+
+def test_without_a_word_there_is_help(capsys):
+    assert dispatch(()) == 0
+    assert capsys.readouterr().out.startswith("usage: rpbench [-h] [--version] VERB")
+
+
+@pytest.mark.parametrize("verb", sorted(all_verbs()))
+def test_the_help_of_a_verb_has_its_keys(verb, capsys):
+    assert dispatch((verb, "--help")) == 0
+    told = capsys.readouterr().out.partition("\noptions:")[2]
+    for key in re.findall(r"--?[a-z]\w*|\w+=", all_verbs()[verb].takes):
+        assert re.search(rf"^  .*{key.strip('-=')}", told, re.MULTILINE) or key == "key=", key
+
+
+def test_help_tells_the_defaults_that_are_taken():
+    told = {
+        verb: dict(word.split("=", 1) for key in keys for word in key.split() if "=" in word)
+        for verb, keys in KEYS.items()
+    }
+    assert (told["advise"]["seq_len"], told["advise"]["seconds"]) == (f"{SEQ_LEN}", f"{SECONDS:g}")
+    assert f"batch={SEQUENCES_PER_DEVICE} x devices" in KEYS["advise"]
+    assert told["advise"]["lora_rank"] == f"{USUAL_RANK}"
+    named = {*told["advise"], "sequences_per_step", "training_mode"}  # of which batch= and finetune= are the words
+    assert {*OWN, *FIGURES, *TRAINING} <= named
+    model = load(["model=llama31_8b"]).model
+    assert (told["advise"]["frozen_layers"], told["advise"]["optimizer_bits"]) == (
+        f"{model.frozen_layers}",
+        f"{model.optimizer_bits}",
+    )
+    assert told["calibrate"]["name"] == DEFAULT_NAME
+    assert told["profile"]["num_runs"] == f"{ProfileRequest().num_runs}"
+    assert {key: value for key, value in ASKED.items() if value}.items() <= told["pivot"].items()
+    for key, value in asdict(PartitionRequest()).items():
+        assert told["plan"][key] == "false" if value is False else key in told["plan"], key
+
+
+def test_cfg_job_prints_what_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["schedule=zb_h1", "num_devices=3", "model=llama31_8b", "cost=analytic", "cluster=8x_h100"]
+    assert dispatch(("--cfg", "job", *words)) == 0
+    composed = OmegaConf.create(capsys.readouterr().out)
+    subject = load(words).subject
+    assert composed.schedule.name == "zb_h1"
+    assert (composed.num_devices, composed.model.num_layers) == (3, subject["model"]["num_layers"])
+    assert {key for key, value in composed.items() if value == MISSING} == set()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words, is_told",
+    [
+        (("schedule=1f1b", "model=llama31_8b"), True),
+        (("schedule=1f1b", "model=llama31_8b", "cost=unit"), False),
+        (("schedule=1f1b", "model=llama31_8b", "cost=analytic", "cluster=8x_h100"), False),
+        (("schedule=1f1b",), False),
+    ],
+)
+def test_slots_that_nobody_chose_are_said_to_be_such(words, is_told):
+    notes = load([*words, "num_devices=4"]).notes
+    assert any("cost=unit" in note and "cost=analytic" in note for note in notes) == is_told
 
 
 @pytest.mark.parametrize(
@@ -41,6 +122,9 @@ def test_help_has_every_verb(capsys):
         ("gpus", "l40s"),
         ("clusters", "dgx_h100"),
         ("models", "deepseek_v3"),
+        ("modes", "duel"),
+        ("software", "megatron_core"),
+        ("ssds", "samsung_990_pro_4tb"),
     ],
 )
 def test_a_list_has_a_line_each(what, name, capsys):
