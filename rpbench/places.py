@@ -22,6 +22,7 @@ FILE = "rpbench.yaml"
 FLAG = "--config-dir"
 GROUP = "rpbench.conf"
 CHECKPOINT = "checkpoint.json"  # in the folder of a checkpoint; names all its other files by their digests
+ORDERS = (".txt", ".csv")  # ends of the names of files that hold an order of actions
 MOST_FILES = 20_000  # beneath a folder; more are none of ours
 
 _HERE = Path(__file__).resolve().parent

@@ -31,6 +31,7 @@ from rpbench.config.configuration import (
     is_of_hydra,
     refuse_old_spellings,
     schedule_node,
+    with_orders,
 )
 from rpbench.cost.hardware.machine import devices_named
 from rpbench.places import file_of, own_yaml
@@ -161,7 +162,7 @@ class Composer:
             return composed(overrides)  # which also finds the words for what is wrong
 
     def _assembled(self, overrides: Sequence[str]) -> Composed:
-        groups, values = self._sorted(overrides)
+        groups, values = self._sorted(with_orders(overrides))
         base = self._base_of(groups.pop("experiment", None))
         choices = {**base.choices, **groups}
         parts = {key: self._part(base, key, choices.get(key), tuple(values.pop(key, ()))) for key in _KEYS}

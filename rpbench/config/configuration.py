@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -29,7 +29,7 @@ from rpbench.config.errors import reworded
 from rpbench.config.files import check_own_files, refuse_targets, refuse_what_runs
 from rpbench.cost.hardware.basis import counted_numbers
 from rpbench.cost.hardware.machine import devices_named
-from rpbench.places import CONF, file_of, files_of, places
+from rpbench.places import CONF, ORDERS, file_of, files_of, places
 from rpbench.registry import unknown_name
 from rpbench.workload.architecture import OLD_SPELLINGS, unknown_key
 
@@ -203,11 +203,17 @@ def composed(overrides: Sequence[str]) -> Composed:
     register(overrides)
     GlobalHydra.instance().clear()
     with in_our_words(overrides), initialize_config_dir(str(CONF), version_base="1.3"):
-        node = compose("config", overrides=list(overrides), return_hydra_config=True)
+        node = compose("config", overrides=with_orders(overrides), return_hydra_config=True)
         hydra = node.hydra
         with open_dict(node):
             del node["hydra"]
-        return composed_of(node, hydra)
+        return replace(composed_of(node, hydra), overrides=asked_for(overrides))
+
+
+def with_orders(overrides: Sequence[str]) -> list[str]:
+    """The overrides with `schedule_file=` where a file takes the place of a schedule's name."""
+    is_file = re.compile(rf"schedule=.*({'|'.join(map(re.escape, ORDERS))})")
+    return [item.replace("=", "_file=", 1) if is_file.fullmatch(item) else item for item in overrides]
 
 
 # What Hydra, omegaconf and PyYAML raise over files that are not what they take them for.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpbench.places import file_of
+from rpbench.places import ORDERS, file_of
 from rpbench.records import provenance, record
 from rpbench.records.record import Record, append_line, write_atomically
 from rpbench.untrusted import parsed
@@ -135,6 +135,7 @@ def recall(results: Path, plan: Plan) -> tuple[Cell, ...]:
 # What a cell's identity may hold besides its plan: files, by their bytes; and keys that ask for more than a record.
 _LOOKED_INTO = (
     "schedule_file",
+    *ORDERS,
     "path",
     "profile",
     "resume_from",

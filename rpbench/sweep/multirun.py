@@ -39,6 +39,7 @@ from rpbench.config.configuration import (
 )
 from rpbench.config.request import load, request_of
 from rpbench.cost.hardware.machine import devices_named
+from rpbench.places import ORDERS
 from rpbench.records.manifest import STATES, Journal, Plan
 from rpbench.registry import unknown_name
 from rpbench.run.recording import emit, run
@@ -345,5 +346,7 @@ def _check_choices(overrides: Sequence[str]) -> None:
                 known = options_of(group)
                 if group == "cluster" and name not in known and devices_named(name) is not None:
                     continue
+                if group == "schedule" and name.strip().endswith(ORDERS):
+                    continue  # a file, read where its run begins
                 if name.strip() not in (*known, "null", "") and not name.strip().startswith(("$", "glob", "choice")):
                     raise ConfigError(unknown_name(group, name.strip(), known))

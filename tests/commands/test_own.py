@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -116,6 +117,19 @@ def test_each_way_of_naming_a_place_finds_what_is_in_it(way, rpbench, place, tmp
     assert listed == {"name": "mine", "says": "Mine.", "path": str(place / "model" / "mine.yaml")}
     if way == "flag":
         assert rpbench(*words)[0] == 2  # one command's folder is no other's
+
+
+def test_a_sweep_takes_orders_in_files_beside_schedules(rpbench, tmp_path):
+    words, order = ("-m", "schedule=1f1b,order.txt", *SMALL), tmp_path / "order.txt"
+    for name in ("gpipe", "zb_h1"):
+        with order.open("w") as file, redirect_stdout(file):
+            assert dispatch(("show", f"schedule={name}", *SMALL)) == 0
+        (first, second), again = rpbench(*words)[1], rpbench(*words)[1]
+        (alone,) = rpbench(f"schedule={name}", *SMALL)[1]
+        assert (first["schedule"], second["schedule"]) == ("1f1b", name)
+        assert second["makespan_s"] == alone["makespan_s"]
+        assert [row["run_id"] for row in again] == [first["run_id"], second["run_id"]]
+    assert rpbench("schedule=absent.txt", *SMALL)[0] == 2
 
 
 def test_an_own_experiment_is_swept(rpbench, place):
