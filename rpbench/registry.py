@@ -26,6 +26,7 @@ from rpbench.ir.action import Action
 from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.places import places
+from rpbench.untrusted import plain
 
 PACKAGES = ("rpbench.schedules", "baselines")
 _PROJECT = tuple(f"{package}." for package in PACKAGES)
@@ -211,7 +212,8 @@ def entries() -> Mapping[str, Entry]:
     """Every registered schedule that this package alone can build, by name, the user's as well.
 
     Raises:
-        ValueError: for a module of the user's that cannot be imported.
+        ValueError: for an installed package's module that cannot be imported; a file of the user's that cannot is left
+            out, with a line on stderr.
     """
     return _plain_of(_files())
 
@@ -247,7 +249,7 @@ def _entries_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
     for name, each in list(_entries.items()):  # of other places, which this process has looked at before
         if each.generate.__module__.startswith(_OWN) and each.generate.__module__ not in own:
             del _entries[name]
-    modules |= {_imported(path) for path in files}
+    modules |= {name for path in files if (name := _imported_or_told(path))}
     for point in entry_points(group=GROUP):
         modules.add(_checked(f"entry point {point.name} of {GROUP}", lambda name=point.value: _loaded(name)))  # type: ignore[misc]
     found = {name: each for name, each in _entries.items() if each.generate.__module__ in modules}
@@ -259,11 +261,21 @@ def _loaded(name: str) -> str:
 
 
 _OWN = "rpbench_own_"
+FRAMES = 8  # calls that are shown of an error in a file of the user's
 
 
 def _module_of(path: Path) -> str:
     """The name of the module that a schedule file of the user's becomes, which no other file has."""
     return f"{_OWN}{hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]}_{path.stem}"
+
+
+def _imported_or_told(path: Path) -> str | None:
+    """The name of the module of a file; None where it is broken, which is said once and stops nobody else."""
+    try:
+        return _imported(path)
+    except ValueError as error:
+        print(f"rpbench: left out: {plain(str(error))}", file=sys.stderr)
+        return None
 
 
 def _imported(path: Path) -> str:
@@ -279,6 +291,8 @@ def _imported(path: Path) -> str:
             spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
+            for each in [each for each, found in _entries.items() if found.generate.__module__ == name]:
+                del _entries[each]
             raise
         return name
 
@@ -297,7 +311,10 @@ def _said_of(what: str, error: Exception) -> str:
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == what]
     line = getattr(error, "lineno", None) or (lines[-1].lineno if lines else None)
     where = f"{what}, line {line}" if line else what
-    return f"{where}: {type(error).__name__}: {error}; mend the file or move it away"
+    below = traceback.extract_tb(error.__traceback__)
+    below = below[below.index(lines[0]) :] if lines else []
+    calls = [f"\n  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}" for frame in below[-FRAMES:]]
+    return f"{where}: {type(error).__name__}: {error}; mend the file or move it away{''.join(calls)}"
 
 
 def sources(found: Entry) -> list[Path]:

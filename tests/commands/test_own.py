@@ -161,11 +161,39 @@ def test_an_edited_schedule_is_a_new_run(rpbench, place):
 )
 def test_a_broken_schedule_file_is_named_with_its_line(text, expected, rpbench, place):
     (place / "schedule" / "broken.py").write_text(text)
-    status, _, err = rpbench("--config-dir", "place", *SMALL)
+    status, _, err = rpbench("--config-dir", "place", "schedule=broken", *SMALL)
     assert status == 2
     assert "broken.py" in err
     assert expected in err
     assert "Traceback" not in err
+
+
+def test_a_broken_schedule_file_stops_only_itself(rpbench, place):
+    own = SCHEDULE.replace("NAME", "own_order")
+    (place / "schedule" / "own.py").write_text(own)
+    broken = place / "schedule" / "broken.py"
+    broken.write_text(own.replace("own_order", "half_read") + "def f():\n    return 1 / 0\n\nf()\n")
+    told = ""
+    for name in ("1f1b", "own_order"):
+        status, (row,), err = rpbench("--config-dir", "place", f"schedule={name}", *SMALL)
+        assert (status, row["schedule"]) == (0, name)
+        told += err
+    assert told.count(f"left out: {broken}, line 9: ZeroDivisionError") == 1  # of one process
+    status, rows, err = rpbench("--config-dir", "place", "schedule=half_read", *SMALL)
+    assert (status, rows) == (2, [])
+    broken.write_text(own.replace("own_order", "half_read"))
+    registry._entries_of.cache_clear()  # as a new process
+    assert rpbench("--config-dir", "place", "schedule=half_read", *SMALL)[0] == 0
+
+
+def test_an_error_in_a_generator_shows_the_calls_from_its_file_on(rpbench, place):
+    text = SCHEDULE.replace("NAME", "mine_own").replace("return gpipe(shape)", "return gpipe(7)")
+    (place / "schedule" / "own.py").write_text(text)
+    status, _, err = rpbench("--config-dir", "place", "schedule=mine_own", *SMALL)
+    assert status == 2
+    assert "own.py, line 7: AttributeError" in err
+    assert "own.py, line 7, in own: return gpipe(7)" in err
+    assert "gpipe.py, line" in err
 
 
 @pytest.mark.parametrize(
