@@ -64,9 +64,17 @@ def dispatch(arguments: Sequence[str]) -> int:
         print(f"rpbench: {error.strerror or error}: {where}; what had ended before is kept", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        kept = "nothing was written" if list(arguments[:1]) == ["advise"] else "finished runs are kept"
-        print(f"rpbench: interrupted; {kept}", file=sys.stderr)
+        verb = next((item for item in arguments if item in all_verbs()), "run")
+        print(f"rpbench: interrupted; {_KEPT.get(verb, 'nothing was written')}", file=sys.stderr)
         return INTERRUPTED
+
+
+# What an interruption leaves, of verbs that write on their way; others write at their end, if at all.
+_KEPT = {
+    "run": "finished runs are kept",
+    "import": "records that were written before are kept",
+    "compact": "records are as they were",
+}
 
 
 def _dispatch(arguments: list[str]) -> int:

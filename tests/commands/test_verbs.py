@@ -10,6 +10,7 @@ import pytest
 from omegaconf import MISSING, OmegaConf
 
 from rpbench import __main__ as entry_point
+from rpbench import cli
 from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import TRAINING, USUAL_RANK
 from rpbench.cli import all_verbs, dispatch
@@ -38,6 +39,25 @@ def test_a_system_without_locks_is_told_where_it_runs(monkeypatch):
     monkeypatch.setattr(entry_point, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"Linux and macOS.*WSL"):
         entry_point.main()
+
+
+@pytest.mark.parametrize(
+    "words, kept",
+    [
+        (("schedule=1f1b",), "finished runs are kept"),
+        (("run", "schedule=1f1b"), "finished runs are kept"),
+        (("advise", "model=tiny_gpt"), "nothing was written"),
+        (("--config-dir", ".", "show", "schedule=1f1b"), "nothing was written"),
+        (("import", "csv", "x"), "records that were written before are kept"),
+    ],
+)
+def test_an_interruption_says_what_is_left(words, kept, capsys, monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_dispatch", interrupted)
+    assert dispatch(words) == cli.INTERRUPTED
+    assert capsys.readouterr().err == f"rpbench: interrupted; {kept}\n"
 
 
 def test_the_version_is_ours(capsys):
