@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rpbench.ir.partition import Partition
-from rpbench.predict import megatron, roundpipe, sharded
+from rpbench.predict import megatron, roundpipe, systems
 from rpbench.predict.case import expert_s, loop_s
 from rpbench.predict.streaming import Jobs, lanes_of
 from rpbench.predict.traffic import timed
@@ -64,8 +64,8 @@ def test_what_a_timed_layer_takes_beyond_its_count_is_its_experts(case):
 def test_every_system_of_hugging_face_waits_for_the_whole_loop(case):
     run = case("fsdp", "8x_a800", "gpt_oss_20b")
     loop = 2 * 24 * 32 * run.basis["expert_pass_s"]  # forward and recomputation, layers, experts
-    with_loop = sharded.fsdp_step(run, run.basis)["computation"]
-    assert with_loop - sharded.compute_s(run, run.basis) == pytest.approx(loop)
+    with_loop = systems.fsdp_step(run, run.basis)["computation"]
+    assert with_loop - systems.compute_s(run, run.basis) == pytest.approx(loop)
 
 
 def test_megatron_loops_over_experts_with_adapters_alone(case):
