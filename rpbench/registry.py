@@ -249,7 +249,7 @@ def _entries_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
     for name, each in list(_entries.items()):  # of other places, which this process has looked at before
         if each.generate.__module__.startswith(_OWN) and each.generate.__module__ not in own:
             del _entries[name]
-    modules |= {name for path in files if (name := _imported_or_told(path))}
+    modules |= set(filter(None, map(_imported_or_told, files)))
     for point in entry_points(group=GROUP):
         modules.add(_checked(f"entry point {point.name} of {GROUP}", lambda name=point.value: _loaded(name)))  # type: ignore[misc]
     found = {name: each for name, each in _entries.items() if each.generate.__module__ in modules}
@@ -308,12 +308,12 @@ def _checked(what: str, load: Callable[[], str]) -> str:
 
 
 def _said_of(what: str, error: Exception) -> str:
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == what]
-    line = getattr(error, "lineno", None) or (lines[-1].lineno if lines else None)
+    frames = list(traceback.extract_tb(error.__traceback__))
+    numbers = [number for number, frame in enumerate(frames) if frame.filename == what]
+    line = getattr(error, "lineno", None) or (frames[numbers[-1]].lineno if numbers else None)
     where = f"{what}, line {line}" if line else what
-    below = traceback.extract_tb(error.__traceback__)
-    below = below[below.index(lines[0]) :] if lines else []
-    calls = [f"\n  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}" for frame in below[-FRAMES:]]
+    from_there = frames[numbers[0] :][-FRAMES:] if numbers else []
+    calls = [f"\n  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}" for frame in from_there]
     return f"{where}: {type(error).__name__}: {error}; mend the file or move it away{''.join(calls)}"
 
 
