@@ -14,9 +14,11 @@ from rpbench.cost.published import published_times
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import symmetric
+from rpbench.plan.contest import frame as frame_of
 from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.frame import Frames
 from rpbench.plan.contest.plans import Budget, Tuned
+from rpbench.plan.contest.search import Search
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.terms import Limits
 
@@ -149,6 +151,20 @@ def test_frames_are_made_once_for_all_cuts_into_as_many_stages():
     frames.keep_only(at, cuts[0], 3)
     assert frames.of(at, cuts[0], 3) is made
     assert not frames.has(at.changed("chunks_per_device", 1), EVEN, 3)
+
+
+def test_frames_that_make_room_are_made_again_and_change_no_search(monkeypatch):
+    case, who = terms(), contender("interleaved_1f1b")
+    found, kept = [], []
+    for most in (10**9, 1):
+        monkeypatch.setattr(frame_of, "MOST_ACTIONS", most)
+        search = Search(who, case, Budget(60, 20_000))
+        search.look()
+        best = search.finish(None)
+        found.append((best, search.work, search.frames.num_made, list(search.tried)))
+        kept.append(len(search.frames._known))
+    assert found[0] == found[1]
+    assert kept[0] > kept[1] == 1
 
 
 # --- sketches --------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ Ints = npt.NDArray[np.int64]
 
 # Timelines that take as long as making the frame of another order, and of one that follows from the times of a cut.
 FRAME, FRAME_OF_TIMES = 8, 20
+MOST_ACTIONS = 3_000_000  # of the frames of a contender that are kept, with their graphs: about a kilobyte each
 
 
 class Frame:
@@ -59,6 +60,11 @@ class Frame:
         self._takes: set[Recompute] = set()  # what has been checked
         sizes = terms.sizes(setting.microbatch_sequences)
         self.traffic = Traffic(sizes, terms.cluster, optimizer=terms.optimizer)
+
+    @cached_property
+    def num_actions(self) -> int:
+        """Actions of the schedule, transfers included."""
+        return sum(len(row) for _, _, row in self.schedule.items())
 
     # Made when they are asked for: an order that is refused, or only timed, does without.
 
@@ -226,11 +232,12 @@ class Frame:
 
 
 class Frames:
-    """The frames of one contender, each made once."""
+    """The frames of one contender, each made once, or again where many large ones came after its last use."""
 
     def __init__(self, contender: Contender, terms: Terms) -> None:
         self.contender, self.terms = contender, terms
-        self._known: dict[tuple[object, ...], Frame] = {}
+        self._known: dict[tuple[object, ...], Frame] = {}  # the last used last
+        self._made: set[tuple[object, ...]] = set()  # keys of these, and of those that made room
         self.num_made = 0
         self.each = FRAME_OF_TIMES if contender.entry.needs_costs else FRAME
 
@@ -246,12 +253,14 @@ class Frames:
         found = Frames(self.contender, terms)
         if not self.contender.entry.needs_costs:  # which look at the memory
             found._known = {key: frame.under(terms) for key, frame in self._known.items()}
+            found._made = set(self._known)
         return found
 
     def keep_only(self, setting: Setting, cut: Partition, num_steps: int) -> None:
         """Forget all frames but the one that times a cut: those of many contenders take gigabytes."""
         frame = self.of(setting, cut, num_steps)
         self._known = {key: known for key, known in self._known.items() if known is frame}
+        self._made = set(self._known)
 
     def of(self, setting: Setting, cut: Partition, num_steps: int) -> Frame:
         """The frame of a setting that can time a cut.
@@ -263,19 +272,29 @@ class Frames:
         setting, *keys = self._keys(setting, cut, num_steps)
         for key in keys:
             if key in self._known:
+                self._known[key] = self._known.pop(key)
                 return self._known[key]
         made = Frame(self.contender, setting, self.terms, cut, num_steps)
         if not made.refuses(asked):
             made.graph  # noqa: B018  # what cannot move on is refused here
-        self.num_made += 1
-        self._known[keys[0 if made.serves_any_cut else 1]] = made
+        key = keys[0 if made.serves_any_cut else 1]
+        self.num_made += key not in self._made
+        self._made.add(key)
+        self._known[key] = made
+        self._make_room()
         return made
+
+    def _make_room(self) -> None:
+        """Forget those that were not used for longest, but the last."""
+        kept = sum(frame.num_actions for frame in self._known.values())
+        while kept > MOST_ACTIONS and len(self._known) > 1:
+            kept -= self._known.pop(next(iter(self._known))).num_actions
 
     def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
         """Whether the frame of a setting that can time a cut has been made; none can where its stages are others."""
         chunks, (_, *keys) = setting.chunks_per_device, self._keys(setting, cut, num_steps)
         alike = chunks is None or chunks * self.terms.num_devices == len(cut.forward)
-        return alike and any(key in self._known for key in keys)
+        return alike and any(key in self._made for key in keys)
 
     def _keys(
         self, setting: Setting, cut: Partition, num_steps: int
