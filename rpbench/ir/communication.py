@@ -27,7 +27,7 @@ def hops(index: Index) -> Iterator[Hop]:
 
 
 def local_hops(index: Index) -> Iterator[Hop]:
-    """Every tensor that stays on its device and is not used by the very next action there: it may wait on the host."""
+    """Every tensor that stays on its device and may wait on the host: the next action there does not use it."""
     return (
         hop
         for hop in _hops(index, crosses=False)
@@ -36,7 +36,7 @@ def local_hops(index: Index) -> Iterator[Hop]:
 
 
 def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
-    """Tensors that cross devices, or those that do not, consumers ascending; of one in the order of the rules."""
+    """Tensors that cross devices, or those that do not: consumers ascending, of each in the order of its needs."""
     device_of, actions = [index.lanes[lane].device for lane in index.lane_of], index.actions
     found = []
     for kind, stage, part, producers, consumers, moved in edges_of(index, receives=False):
@@ -60,11 +60,10 @@ def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
 
 
 def check_communication(index: Index, *, required: bool = False) -> None:
-    """Every tensor that crosses devices has one SEND and one RECV, in the right places, and nothing else has.
+    """Check that every tensor that crosses devices has one SEND and one RECV in the right places, and nothing else has.
 
     Args:
         required: refuse a schedule without any; otherwise such a schedule is one that is not lowered yet.
-
     Raises:
         ScheduleError: naming the first action that is missing, misplaced or superfluous.
     """
@@ -101,7 +100,7 @@ def check_communication(index: Index, *, required: bool = False) -> None:
 
 
 def _waiting_on_host(index: Index, numbers: set[int]) -> Iterator[int]:
-    """The SENDs and RECVs, among some, of tensors that go to the host and come back to the same device."""
+    """Those SENDs and RECVs whose tensors go to the host and come back to the same device."""
     for number in numbers:
         action, lane = index.actions[number], index.lanes[index.lane_of[number]]
         if action.kind in SEND and action.peer == lane.device and lane.name == "d2h":
@@ -112,7 +111,7 @@ def _waiting_on_host(index: Index, numbers: set[int]) -> Iterator[int]:
 
 
 def check_pair_order(index: Index) -> None:
-    """Between two ranks, tensors are received in the order they are sent; NCCL, for one, matches no names.
+    """Check that any two ranks receive tensors in the order they are sent; NCCL, for one, matches no names.
 
     Raises:
         ScheduleError: naming the first pair out of order.

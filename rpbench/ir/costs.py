@@ -1,7 +1,7 @@
-"""StageCosts: what a generator may know of times and sizes, where an order depends on them.
+"""StageCosts: the times and sizes a generator may know, where its order depends on them.
 
-Most orders are made of counts alone. Those that a heuristic or a search finds need to know how long each stage
-takes and what it holds. Nothing of this stays in the schedule.
+Most orders follow from counts alone. A heuristic or a search needs the time of each stage and what it holds. The
+schedule keeps none of this.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ class StageCosts:
         forward, input_grad, weight_grad: per stage, in any one unit of time.
         hop: of one transfer between devices, in the same unit.
         activations: per stage, held from F on, in any one unit of memory.
-        kept_for_weights: per stage, the part of them that only W lets go; the rest goes at I.
-        head_forward, head_backward: of a device's share of the head, where it is cut over the devices.
-        store, load: per stage, of all its activations of a microbatch on the way to the host and back, in the unit of
-            time; empty where nobody knows.
-        each: the costs of every microbatch of a step, where they differ, and all else is of their mean, activations of
-            the largest; empty where all are alike.
+        kept_for_weights: per stage, the part of them that is held until W; the rest goes at I.
+        head_forward, head_backward: of a device's shard of the head, where it is cut over the devices.
+        store, load: per stage, of moving all activations of a microbatch to the host and back, in the unit of time;
+            empty where unknown.
+        each: the costs of every microbatch of a step, where they differ; all else is then of their mean, and
+            activations of the largest. Empty where all are alike.
 
     Raises:
         ValueError: if the lists differ in length, or more is kept than there is.
@@ -58,7 +58,7 @@ class StageCosts:
 
     @property
     def mean(self) -> "StageCosts":
-        """Costs of a step in which every microbatch takes the mean."""
+        """The costs of a step in which every microbatch takes the mean."""
         return replace(self, each=())
 
     def at(self, microbatch: int) -> "StageCosts":
@@ -71,7 +71,7 @@ class StageCosts:
         return tuple(map(sum, zip(self.input_grad, self.weight_grad, strict=True)))
 
     def times(self, num_ranks: int) -> Mapping[Kind, tuple[float, ...]]:
-        """By kind, of every stage, or of every rank's share of the head."""
+        """By kind, of every stage, or of every rank's shard of the head."""
         return {
             Kind.F: self.forward,
             Kind.B: self.backward,

@@ -35,9 +35,9 @@ class Index:
         lanes: every lane of the schedule.
         lane_of: number of an action -> its place in `lanes`.
         steps: (backward stage, version) -> number of the STEP that publishes it.
-        rollbacks: the same of the ROLLBACK that ends a step which went before its VALIDATE.
+        rollbacks: (backward stage, version) -> number of the ROLLBACK that ends a step made before its VALIDATE.
         validations: version -> number of the VALIDATE of its step.
-        rests: (backward stage, version) -> number of the STEP_REST behind the window that ends with it.
+        rests: (backward stage, version) -> number of the STEP_REST for the window that ends with that version.
         marked: numbers of the actions that name a version, an object, a peer or parts; most name none.
 
     Raises:
@@ -74,7 +74,7 @@ class Index:
             if numbers is not None and not sub and microbatch is not None and stage in self._stages[kind]:
                 place = (stage * self._microbatches + microbatch) * self._parts + part
                 if 0 <= microbatch < self._microbatches and 0 <= part < self._parts and numbers[place] < 0:
-                    numbers[place] = number  # as nearly all do; what follows also says what is wrong
+                    numbers[place] = number  # nearly all actions end here; `_enter` also says what is wrong
                     continue
             elif (
                 kind in _ANYWHERE
@@ -139,7 +139,7 @@ class Index:
             numbers = self._numbers.get(kind)
             if numbers is None:
                 numbers = self._numbers[kind] = [-1] * self._size
-            place = (stage * self._microbatches + microbatch) * self._parts + part
+            place = self.place(stage, microbatch, part)
             if numbers[place] >= 0:
                 raise self._twice(action, numbers[place], number)
             numbers[place] = number
@@ -169,7 +169,7 @@ class Index:
 
     @cached_property
     def producers(self) -> list[tuple[int, ...]]:
-        """For each action those it waits for, without the ones its lane puts before it anyway."""
+        """For each action those it waits for, without those that its lane puts before it anyway."""
         found, lane_of = [()] * len(self.actions), self.lane_of  # type: list[tuple[int, ...]], list[int]
         for edges in edges_of(self):
             for producer, number in zip(edges.producers, edges.consumers, strict=True):
@@ -179,7 +179,7 @@ class Index:
 
     @property
     def kinds(self) -> list[Kind]:
-        """Kinds that have rows, as `rpbench.ir.waits.edges.Rows` has them."""
+        """The kinds that have rows (`rpbench.ir.waits.edges.Rows`)."""
         return [*self._numbers, *([Kind.STEP] if self.steps else [])]
 
     def row(self, kind: Kind, stage: int, part: int = 0) -> list[int] | None:
@@ -196,7 +196,7 @@ class Index:
         return [known.get((stage, version), -1) for version in versions] if known else None
 
     def first(self, rows: Sequence[list[int]]) -> list[int]:
-        """At every place the first number of several rows that is one."""
+        """At every place, the first number of several rows that is not -1."""
         best = rows[0]
         for row in rows[1:]:
             if -1 in best:
@@ -213,12 +213,12 @@ class Index:
         return self.actions[number]
 
     def gap(self, kind: Kind, stage: int) -> int | None:
-        """The first place of a stage, by microbatch and part, where a kind is not."""
+        """The first place of a stage, by microbatch and part, without an action of a kind; None if all have one."""
         numbers = self._of_stage(kind, stage)
         return numbers.index(-1) if -1 in numbers else None
 
     def gap_of_backwards(self, stage: int) -> int | None:
-        """The first place of a stage where there is neither B alone, nor I and W."""
+        """The first place of a stage that has neither B alone nor I and W; None if there is none."""
         places = zip(*(self._of_stage(kind, stage) for kind in (Kind.B, Kind.I, Kind.W)), strict=True)
         faults = (place for place, (b, i, w) in enumerate(places) if (b < 0) != (i >= 0) or (i < 0) != (w < 0))
         return next(faults, None)
@@ -227,7 +227,7 @@ class Index:
         return self.numbers(kind)[self.place(stage, 0) : self.place(stage + 1, 0)]
 
     def published(self, stage: int, version: int) -> int | None:
-        """The action after which a backward stage has a version for good: its ROLLBACK, or its STEP."""
+        """The action after which a backward stage has a version for good: its ROLLBACK, or else its STEP."""
         return self.rollbacks.get((stage, version), self.steps.get((stage, version)))
 
     def updated_by(self, kind: Kind, stage: int) -> tuple[int, ...]:

@@ -12,27 +12,27 @@ from rpbench.ir.waits.moves import LANES, Moves
 from rpbench.ir.waits.saved_inputs import What
 
 LINKS = ("h2d", "d2h", "net")  # lanes on which things travel
-# All-reduces a layer: two of its forward, two of its recomputation and two of its backward.
+# All-reduces of a layer: two of its forward; two of its recomputation and two of its backward.
 SUMS_A_LAYER = {Kind.SUM_F: 2, Kind.SUM_B: 4}
-# Of the first stage, what tokens look up in rows that are cut over the devices, forth and when it is run again; of the
-# last, the gradient of what goes into the head. The head's three numbers a token are left out.
+# All-reduces of the first stage, whose embedding is cut over the devices: of the rows looked up, in the forward and in
+# its recomputation. Of the last stage: the gradient of the head's input. The head's three numbers a token are left out.
 SUMS_OF_EMBEDDING = {Kind.SUM_F: 1, Kind.SUM_B: 1}
 SUMS_OF_HEAD = {Kind.SUM_F: 0, Kind.SUM_B: 1}
 
 
 def carries(schedule: Schedule) -> bool:
-    """Whether anything may use a link or the memory of the host."""
+    """Whether anything may use a link or the memory of the host: whether a lane other than compute exists."""
     return any(lane != "compute" for lanes in schedule.lanes for lane in lanes)
 
 
 class Cargo(NamedTuple):
-    """An object that an action moves over a link, and the part of it.
+    """The object that an action moves over a link, and the fraction of it.
 
     Args:
-        object: P, G, O or A, or "boundary" for what a stage hands to its neighbour, or "sum": all-reduces of as much;
-            O on lane host is what a STEP there works on.
-        stage, backward: whose; `backward` says that backward stages are counted.
-        share: the part of it that goes over the link of this device.
+        object: P, G, O or A; "boundary" for a boundary tensor; "sum" for all-reduces of boundary tensors; O on lane
+            host is the optimizer state a STEP there works on.
+        stage, backward: the stage, and whether backward stages are counted.
+        share: the fraction of the object that goes over the link of this device.
         lane: h2d, d2h or net: the link; host: the memory of the host.
     """
 
@@ -46,12 +46,12 @@ class Cargo(NamedTuple):
 def cargo_of(schedule: Schedule, moves: Moves | None) -> dict[int, Cargo]:
     """The object that each action with a link moves, by number.
 
-    Of n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter as much of its gradient; an
-    all-reduce, which is one where nobody gathers, is both. What is gathered afterwards is loaded as a shard. What goes
-    from device to device (lane net) is on its way once, what goes through the host is sent and received.
+    With n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter moves as much of its gradient;
+    a REDUCE_GRAD without gathers is an all-reduce and moves both. A load before a gather brings a shard. A move from
+    device to device counts once, on lane net; one through the host is sent and received.
 
     Args:
-        moves: of the schedule; None for one without transfers of weights, gradients or kept activations.
+        moves: of the schedule; None for one without transfers of weights, gradients or saved activations.
     """
     if moves is None:
         return _others(schedule)
@@ -62,7 +62,7 @@ def _brought(moves: Moves) -> dict[int, Cargo]:
     """The weights and gradients that actions move, by number."""
     found, between_devices = dict[int, Cargo](), moves.handovers.are_there
     for what, transfers in moves.transfers.items():
-        cargo = cache(partial(_of_weights, moves, what))  # each once: fractions are slow to make and to compare
+        cargo = cache(partial(_of_weights, moves, what))  # fractions are slow to make and to compare
         for transfer in transfers:
             visit = transfer.visits[0]
             carried = cargo(visit.stage, visit.backward, len(transfer.pieces))
@@ -90,7 +90,7 @@ def _rest(schedule: Schedule, moves: Moves) -> dict[int, Cargo]:
         share = _share(moves, (Kind.STORE, "G"), visit.stage) * share_moved(rule, visit.step + 1)
         found[transfer.pieces[0]] = Cargo("G", visit.stage, True, share, "d2h")
     for (_, stage), numbers in moves.rest_loads.items():
-        for number in numbers:  # whole, as the release sends them; a device takes in its rest
+        for number in numbers:  # whole, as DeepSpeed sends them, although a device uses only its rest
             found[number] = Cargo("P", stage, True, Fraction(1, moves.replicas.get(stage, 1)), "h2d")
     for (stage, _), number in index.rests.items():
         found[number] = Cargo("O", stage, True, rule.rest, "host")
@@ -115,15 +115,14 @@ def _others(schedule: Schedule) -> dict[int, Cargo]:
 
 
 def _other(schedule: Schedule, action: Action, lane: str) -> Cargo | None:
-    name = _object_of(action, lane)
-    if name is None:
+    if (name := _object_of(action, lane)) is None:
         return None
     share = Fraction(1) if name == "O" else Fraction(1, schedule.shape.num_parts)
     return Cargo(name, action.stage, name in ("O", "A"), _summed(schedule, action) if name == "sum" else share, lane)
 
 
 def _object_of(action: Action, lane: str) -> str | None:
-    """The object of an action that moves neither weights nor gradients; None for all others."""
+    """The object of an action that moves neither weights nor gradients; None for all other actions."""
     kind = action.kind
     if kind in (Kind.LOAD, Kind.STORE):
         return action.object if action.object in ("O", "A") else None
@@ -137,8 +136,8 @@ def _object_of(action: Action, lane: str) -> str | None:
 def sums_of_ends(kind: Kind, *, along_sequence: bool) -> tuple[Fraction, Fraction]:
     """All-reduces of a forward or a backward at embedding and head.
 
-    Along the sequence each half of one stands where it belongs: what tokens look up is scattered forth and when it is
-    run again, its gradient gathered back; what goes into the head is gathered forth, its gradient scattered back.
+    With sequence parallelism half of each remains: rows looked up are scattered, in the forward and its recomputation,
+    and their gradient gathered; the head's input is gathered, and its gradient scattered.
     """
     if not along_sequence:
         return Fraction(SUMS_OF_EMBEDDING[kind]), Fraction(SUMS_OF_HEAD[kind])

@@ -68,7 +68,7 @@ class Partition:
         )
 
     def check_layers(self, num_layers: int) -> None:
-        """Raise ValueError unless the partition covers a model of `num_layers` layers."""
+        """Raise ValueError unless the partition covers `num_layers` layers."""
         if self.num_layers != num_layers:
             raise ValueError(
                 f"partition {self} sums to {self.num_layers} layers, the model has {num_layers}: "
@@ -76,7 +76,7 @@ class Partition:
             )
 
     def __str__(self) -> str:
-        """Counts joined by dashes; two cuts are parted by a bar, the fused stage is starred."""
+        """Counts joined by dashes; a bar stands between two cuts, a star behind the fused stage."""
         forward = "-".join(map(str, self.forward))
         if not self.fused and self.forward == self.backward:
             return forward
@@ -107,9 +107,9 @@ def symmetric(counts: tuple[int, ...]) -> Partition:
 
 
 def filled(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The cuts nearest to one without stages that hold nothing: these get a layer of a stage below or above.
+    """The cuts nearest to one without empty stages: an empty stage takes a layer from a stage below or above.
 
-    The first stage has the embedding and the last one the head: they hold something without layers.
+    The first and the last stage may have no layers: they hold the embedding and the head.
     """
     hole = next((stage for stage, layers in enumerate(counts[1:-1], 1) if not layers), None)
     if hole is None:
@@ -124,7 +124,7 @@ def filled(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def split_evenly(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers per stage that differ by one at most; the larger stages stand in the middle of the pipe.
+    """Layers per stage that differ by one at most; the larger stages stand in the middle of the pipeline.
 
     The first stage also holds the embedding and the last one the head, so a remainder is kept away from both.
     """

@@ -1,25 +1,25 @@
 """Weight policies: which version of the weights forward and backward read, and the late rest of policy selective.
 
-A version is the number of optimizer steps a stage's weights have seen. Versions are not stored by generators;
+A version is the number of optimizer steps a stage's weights have seen. Schedules do not store versions;
 `rpbench.ir.checks.versions` finds them by replaying an order.
 
-Policy selective steps important columns at once and the rest late (`LateRest`). A step to version v is one of these,
-w being the number of warm-up steps and S an interval:
+Policy selective steps important columns at once and the rest late (`LateRest`). With w warm-up steps and an interval
+of S steps, a step to version v is one of these:
 
-    v <= w     nothing is chosen yet: the host steps all of a stage, and the device waits for it
+    v <= w     columns are not chosen yet: the host steps the whole stage, and the device waits for it
     v > w      the device steps its chosen columns; the gradients of the others add up on the host
 
 The windows of the host are the versions w + 1 to w + S, w + S + 1 to w + 2 S, ...; the last of a run may be shorter.
-STEP_REST@v steps what the window that ends with v has added up. At that boundary the device takes in the host's result:
+STEP_REST@v steps what the window that ends with v has added up. At that boundary the device takes in a host's result:
 
     settled        that of this window, which the device waits for
-    not settled    that of the window before, which was made beside this one: none at the first
+    not settled    that of the window before, made beside this window: none at the first boundary
 
 So without settled boundaries the gradient of a step enters S to 2 S - 1 steps late. A boundary is settled where steps
 do not overlap, before columns are chosen anew, and at the end of the run. LOAD:P@v brings what version v takes in.
 
 Source: ZenFlow in DeepSpeed (runtime/zenflow), after a description of that code. Settled boundaries before a choice and
-at the end are ours: no update that is under way is lost.
+at the end are our choice: they lose no update that is under way.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Policy(Enum):
     | trial      | t - 1               | the same           | ACCO: every other step is a trial  |
     | selective  | t, the rest older   | the same           | ZenFlow (`LateRest`)               |
 
-    A forecast is made by the first microbatch of a step, and the others of that step share it.
+    The first microbatch of a step makes a forecast, and the other microbatches of that step share it.
     """
 
     FLUSH = "flush"
@@ -63,7 +63,7 @@ class Policy(Enum):
     SELECTIVE = "selective"
 
 
-# Version read is a function of the step alone: t minus this.
+# The version read is a function of the step alone: t minus this.
 STEPS_BEHIND = {
     Policy.FLUSH: 0,
     Policy.OPTIMISTIC: 0,
@@ -72,30 +72,27 @@ STEPS_BEHIND = {
     Policy.DELAYED: 1,
     Policy.TRIAL: 1,
 }
-# Version read follows from microbatch and stage, so that it is known before anything runs.
+# The version read follows from microbatch and stage, so it is known before anything runs.
 KNOWN = (*STEPS_BEHIND, Policy.CYCLIC)
-# One step per microbatch is what these policies are made for; the others step once per `num_microbatches`.
+# These policies are made for one step per microbatch; the others step once per `num_microbatches`.
 ASYNCHRONOUS = frozenset({Policy.STASH, Policy.VERTICAL, Policy.LATEST, Policy.PREDICT})
 
 
 def is_trial(policy: Policy, version: int) -> bool:
-    """Whether the STEP to a version is a trial: its weights are read, then masters, moments and count are as before.
+    """Whether the STEP to a version is a trial: its weights are read, but masters, moments and count stay.
 
-    Under policy trial it is that of every odd version; the STEP to the next one starts where the trial started.
+    Under policy trial every odd version is one; the STEP to the next version starts where the trial started.
     """
     return policy is Policy.TRIAL and version % 2 == 1
 
 
 def versions_averaged(policy: Policy, version: int) -> tuple[int, ...]:
-    """The versions over whose windows of microbatches the STEP to a version takes the mean gradient.
-
-    After a trial both: its own, and that of the trial.
-    """
+    """The versions whose windows of microbatches the STEP to a version averages: also the trial's, after a trial."""
     return (version - 1, version) if policy is Policy.TRIAL and version % 2 == 0 else (version,)
 
 
 def update_of(policy: Policy, version: int) -> int:
-    """The update, counted from 1, that the STEP to a version makes or tries: what a learning rate goes by."""
+    """The update, counted from 1, that the STEP to a version makes or tries; learning rates depend on it."""
     return (version + 1) // 2 if policy is Policy.TRIAL else version
 
 
@@ -108,10 +105,10 @@ class LateRest:
 
     Args:
         topk: the fraction of the columns that devices step, from 0 to 1.
-        update_interval: steps whose gradients of the others are added up on the host before it steps them.
-        select_interval: steps after which columns are chosen anew, a multiple of it; 0: they are chosen once.
-        overlap: the host steps beside the next interval, and its result comes behind that.
-        num_warmup_steps: first steps that the host makes, of everything, and that are waited for.
+        update_interval: steps whose gradients of the other columns the host adds up before it steps them.
+        select_interval: steps between choices of columns, a multiple of `update_interval`; 0: one choice.
+        overlap: the host steps beside the next interval, and its result comes after that interval.
+        num_warmup_steps: first steps, which the host makes for all columns and devices wait for.
 
     Raises:
         ValueError: for any other value.
@@ -146,7 +143,7 @@ class LateRest:
 
     @property
     def rest(self) -> Fraction:
-        """The fraction that is the host's."""
+        """The fraction of columns that the host steps."""
         return 1 - Fraction(str(self.topk))
 
     def chooses(self, version: int) -> bool:
@@ -178,7 +175,7 @@ class Boundary(NamedTuple):
     Args:
         version: of the step that ends it.
         window: the versions whose gradients the host has added up.
-        brings: the version of the boundary whose result comes to the device here; None: nothing does.
+        brings: the version of the boundary whose result comes to the device here; None without one.
     """
 
     version: int
@@ -202,7 +199,7 @@ def boundaries(rule: LateRest, num_steps: int) -> list[Boundary]:
 
 
 def steps_late(rule: LateRest, num_steps: int) -> list[int]:
-    """By step, from 0: the steps between what its gradient was made from and the one that adds the last of it."""
+    """By step, from 0: the steps between the version its gradient is of and the step that adds the last of it."""
     late = [0] * num_steps
     ends = boundaries(rule, num_steps)
     taken_in = [(end.brings, end.version) for end in ends if end.brings is not None]
@@ -214,10 +211,10 @@ def steps_late(rule: LateRest, num_steps: int) -> list[int]:
 
 
 def share_moved(rule: LateRest, version: int) -> Fraction:
-    """The part of a stage's gradient that goes to the host in the step to a version."""
+    """The fraction of a stage's gradient that goes to the host in the step to a version."""
     return Fraction(1) if version <= rule.num_warmup_steps else rule.rest
 
 
 def versions_stored(rule: LateRest, num_steps: int) -> range:
-    """The versions of whose gradient a part goes to the host: all, or those of the warm-up."""
+    """The versions for which gradients go to the host: all, or those of the warm-up."""
     return range(1, 1 + (min(rule.num_warmup_steps, num_steps) if rule.all_at_once else num_steps))

@@ -1,4 +1,4 @@
-"""Shape and Schedule: for every device and lane, its actions in order."""
+"""Shape and Schedule: the actions of every device and lane, in order."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -14,7 +14,7 @@ from rpbench.ir.partition import Partition
 from rpbench.ir.policy import LateRest, Policy
 
 LANES = ("compute", "h2d", "d2h", "net", "host")
-ON_SSD = {"none": "", "optimizer": "O", "all": "OP"}  # what may live on SSDs, by its word
+ON_SSD = {"none": "", "optimizer": "O", "all": "OP"}  # option -> objects that live on SSDs
 SCHEMA = "rpbench-schedule 1"
 
 Row = tuple[Action, ...] | PlainRow
@@ -22,7 +22,7 @@ Lanes = tuple[tuple[str, Row], ...]
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot run, shown with the place where it breaks."""
+    """A schedule that cannot run; the message shows where it breaks."""
 
 
 class Weights(Enum):
@@ -48,11 +48,11 @@ class Shape:
     num_steps: int = 1
     num_parts: int = 1
     fused: bool = False  # the last backward stage runs forward, loss and backward in one visit
-    num_head_shards: int = 0  # shares the head is cut into, one for each device; 0: it belongs to the last stage
-    tensor_parallel: bool = False  # parts are shares of every matrix, one for each device, not segments of a sequence
-    outer_replicas: int = 1  # devices outside the schedule, itself counted, that do the same as each rank (a mesh)
-    keeps_every: int = 1  # forwards keep the input of one stage in so many; R makes those of the others again
-    sequence_parallel: bool = False  # between its shares of matrices a device has a slice of every sequence
+    num_head_shards: int = 0  # shards of the head, one on each device; 0: the last stage holds it whole
+    tensor_parallel: bool = False  # parts are shards of every matrix, one on each device, not segments of a sequence
+    outer_replicas: int = 1  # in a mesh, devices that do the same as each rank, that rank counted
+    keeps_every: int = 1  # forwards keep the input of every k-th stage; R makes the inputs of the others again
+    sequence_parallel: bool = False  # between tensor-parallel matrices a device has a slice of every sequence
 
     def __post_init__(self) -> None:
         if not self.num_backward_stages:
@@ -64,7 +64,6 @@ class Shape:
                 raise ValueError(f"{name}={value!r}: sizes are whole numbers of at least 1")
         if self.num_head_shards not in (0, self.num_ranks):
             raise ValueError(f"num_head_shards={self.num_head_shards}: one for each of {self.num_ranks} ranks, or 0")
-
         if self.tensor_parallel and self.num_parts != self.num_ranks:
             raise ValueError(
                 f"num_parts={self.num_parts}: every matrix has one share on each of {self.num_ranks} ranks"
@@ -87,10 +86,10 @@ class Shape:
             )
 
     def check_length(self, num_tokens: int) -> None:
-        """Refuse sequences whose slices would not be equal, where devices have slices of them.
+        """Refuse sequences that cannot be cut in equal slices under sequence parallelism.
 
         Raises:
-            ValueError: with the lengths next to it that can be.
+            ValueError: with the nearest lengths that can be cut.
         """
         p = self.num_ranks
         if self.sequence_parallel and num_tokens % p:
@@ -108,12 +107,12 @@ class Shape:
 
     @property
     def num_segments(self) -> int:
-        """Segments that sequences are cut into; parts are shares of matrices with tensor parallelism."""
+        """Segments of each sequence; with tensor parallelism parts are shards of matrices instead."""
         return 1 if self.tensor_parallel else self.num_parts
 
     @property
     def total_microbatches(self) -> int:
-        """Microbatches of all steps together."""
+        """Microbatches of all steps."""
         return self.num_microbatches * self.num_steps
 
     @property
@@ -152,9 +151,9 @@ class Schedule:
         weights: bound to a device, or streamed to where the work is.
         placement: per stage the devices that may hold it; empty when nothing is declared.
         partition: the layers behind the stages, when known.
-        told: fields of a record in which a generator that searches describes its result; no part of the order.
+        told: fields of a record in which a generator that searches describes its result; not compared.
         late_rest: which columns are stepped at once, and when the others are, under policy selective.
-        on_ssd: what lives on SSDs instead of in the host's memory: "O", optimizer state, or "OP", weights as well.
+        on_ssd: objects that live on SSDs instead of in the host's memory: "O", optimizer state, "OP", weights as well.
     """
 
     shape: Shape
@@ -174,7 +173,6 @@ class Schedule:
             raise ScheduleError(
                 f"{len(self.rows)} rows for {self.shape.num_ranks} ranks: a schedule has one row per rank"
             )
-
         if self.on_ssd not in ON_SSD.values():
             raise ScheduleError(f"on_ssd={self.on_ssd}: O for optimizer state, OP for weights as well")
 
@@ -199,7 +197,7 @@ class Schedule:
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
-        """The kinds of its actions; OVERLAP stands for what it holds."""
+        """The kinds of its actions; the parts of OVERLAPs are not looked at."""
         return frozenset(kind for _, _, row in self.items() for kind in kinds_of(row))
 
     @cached_property
@@ -216,10 +214,10 @@ class Schedule:
         if shape.num_head_shards or self.weights is Weights.STREAMED:
             return True
         ends = {0, max(shape.num_stages, shape.num_backward_stages) - 1}
-        rows = (
+        stages = (
             {part.stage for each in self.compute(rank) for part in parts_of(each)} for rank in range(shape.num_ranks)
         )
-        return all(ends <= row for row in rows if ends & row)
+        return all(ends <= own for own in stages if ends & own)
 
     def with_partition(self, partition: Partition) -> "Schedule":
         """The same order with the layers behind its stages; the stage counts must agree."""
@@ -251,7 +249,7 @@ def _lanes_of(row: Row | Mapping[str, Row] | Lanes) -> Lanes:
 
 
 def kinds_of(row: Row) -> Set[Kind]:
-    """The kinds of a row's actions; OVERLAP stands for what it holds."""
+    """The kinds of a row's actions; the parts of OVERLAPs are not looked at."""
     return row.kinds() if isinstance(row, PlainRow) else set(map(itemgetter(0), row))
 
 
@@ -263,7 +261,8 @@ def check_one_stage(name: str, shape: Shape, other: str = "") -> None:
     """Refuse another number of stages than ranks.
 
     Args:
-        name, other: of the schedule, and of one that takes several stages a rank.
+        name: of the schedule.
+        other: a schedule that takes several stages a rank.
 
     Raises:
         ValueError: unless there is one stage for each rank.
@@ -333,7 +332,7 @@ def from_text(source: str) -> Schedule:
 
 
 def _read_header(line: str, num_rows: int) -> Schedule:
-    """The schedule a header announces, its rows still empty."""
+    """The schedule of a header, its rows still empty."""
     header = dict(pair.partition("=")[::2] for pair in line.removeprefix("# ").split())
     try:
         shape = Shape(

@@ -1,4 +1,4 @@
-"""Timeline: when each action of a schedule ran, on which lane; what simulator and executors return alike."""
+"""Timeline: when and on which lane each action of a schedule ran; simulator and executors all return one."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ _HEADER = ["device", "lane", "action", "start_s", "main_s", "end_s", "exposed_s"
 
 
 class Span(NamedTuple):
-    """One action in time, in the units of its timeline; `main` is where what runs ahead of it has ended."""
+    """One action in time, in the units of its timeline; at `main` the recomputation or forward inside it has ended."""
 
     device: int
     lane: str
@@ -29,8 +29,8 @@ class Span(NamedTuple):
 class Timeline:
     """A schedule and the times of its actions, in the order of `schedule.items()`.
 
-    The sequences are kept as given (arrays, lists, exact fractions) and not copied. They count in seconds, or
-    in a fraction of one, so that times which are round in milliseconds stay exact.
+    The sequences (arrays, lists, exact fractions) are kept as given, not copied. They count in seconds, or in a
+    fraction of a second, so that times which are round in milliseconds stay exact.
 
     Args:
         schedule: what ran.
@@ -66,14 +66,8 @@ class Timeline:
 
     @property
     def last_compute(self) -> Any:
-        """The end of the last computation, whatever still travels then."""
+        """The end of the last computation; transfers may still run then."""
         return max(self.device_span(device)[1] for device in range(self.schedule.shape.num_ranks))
-
-    @property
-    def bubble_fraction(self) -> Any:
-        """Share of the makespan in which the compute lanes are idle: 1 - work / (ranks * makespan)."""
-        ranks = self.schedule.shape.num_ranks
-        return 1 - sum(self.busy(device) for device in range(ranks)) / (ranks * self.makespan)
 
     def spans(self) -> Iterator[Span]:
         """Every action with its times, lane after lane."""
@@ -105,8 +99,8 @@ class Timeline:
     def to_chrome_trace(self) -> dict[str, Any]:
         """The timeline in the Trace Event Format of chrome://tracing and Perfetto; times in microseconds.
 
-        A process is a device and a thread is a lane. What an action runs ahead of its main phase is a slice
-        of its own, so slices of a thread never overlap.
+        A process is a device and a thread is a lane. A recomputation or forward inside an action is a slice of its own,
+        so slices of a thread never overlap.
         """
         events: list[dict[str, Any]] = []
         threads: dict[tuple[int, str], int] = {}
@@ -139,7 +133,7 @@ class Timeline:
         """The timeline that `to_csv` wrote for this schedule, in seconds.
 
         Args:
-            comm_total: time of all hops together, in seconds; no row says it.
+            comm_total: time of all hops together, in seconds; the rows lack it.
 
         Raises:
             ValueError: naming the first row that does not belong to the schedule.

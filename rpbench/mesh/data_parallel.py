@@ -1,4 +1,4 @@
-"""Data parallelism: seconds of a step that nothing hides, for every way of sharing states."""
+"""Data parallelism: the exposed seconds of a step, for every way of sharding states."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.parameters import Held, trained
 from rpbench.mesh.placement import expert_replica_group, replica_group
 
-TAIL = 0.06  # of what runs beside computation: the first bucket or the last has nothing to hide behind
+TAIL = 0.06  # of exchanges beside computation: the first or the last bucket has no computation to hide behind
 
 
 class Reduced(NamedTuple):
@@ -24,7 +24,7 @@ class Reduced(NamedTuple):
 
 
 def reduced(job: Job, own: Held) -> Reduced:
-    """Seconds of reducing gradients and gathering parameters where every device keeps its parameters."""
+    """Seconds of reducing gradients and gathering parameters, without FSDP: devices keep their parameters."""
     mesh, links, software = job.mesh, job.setting.links, job.software
     gradients = parameters = 0.0
     groups = (
@@ -49,7 +49,7 @@ def reduced(job: Job, own: Held) -> Reduced:
 
 
 def exposed_s(job: Job, rank: int, forward: float, backward: float) -> float:
-    """Seconds of a step that data parallelism adds to a rank.
+    """Exposed seconds that data parallelism adds to a step of a rank.
 
     Args:
         forward, backward: of one microbatch on that rank, behind which collectives may hide.
@@ -60,11 +60,11 @@ def exposed_s(job: Job, rank: int, forward: float, backward: float) -> float:
 
 
 def beside_computation(job: Job, found: Reduced, forward: float, backward: float, visits: int = 1) -> Reduced:
-    """What is left of a step's exchanges where they go bucket by bucket beside one microbatch's computation.
+    """Exposed seconds of a step's exchanges, which go bucket by bucket beside one microbatch's computation.
 
     Args:
-        forward, backward: seconds of what was exchanged, of one microbatch.
-        visits: sums of a step; all but the last run beside the next microbatch's forward too.
+        forward, backward: seconds of one microbatch, for the layers exchanged.
+        visits: sums of a step; all but the last also run beside the next microbatch's forward.
     """
     behind = visits * backward + (visits - 1) * forward
     hidden_gradients = behind if job.software.gradients_beside else 0.0
@@ -81,7 +81,7 @@ def _left(seconds: float, behind: float, job: Job, tail: float) -> float:
 
 
 class Gathered(NamedTuple):
-    """A layer whose parameters are gathered for every use: whole seconds both ways."""
+    """Seconds of a layer whose parameters are gathered for every use, computation and collectives together."""
 
     forward: float
     backward: float

@@ -30,7 +30,6 @@ def test_numbers_of_a_pipe(number):
     assert times.makespan == 9
     assert [times.busy(device) for device in (0, 1)] == [6, 6]
     assert [times.device_span(device) for device in (0, 1)] == [(0, 9), (1, 7)]
-    assert times.bubble_fraction == 1 - number(12) / 18
 
 
 def test_the_makespan_counts_from_the_first_start():
@@ -68,7 +67,6 @@ def test_other_lanes_count_in_the_makespan_only():
     assert times.makespan == 6
     assert times.busy(0) == 3
     assert times.device_span(0) == (0, 3)
-    assert times.bubble_fraction == 0.5
 
 
 def test_a_device_without_work():

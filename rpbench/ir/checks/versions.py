@@ -1,12 +1,12 @@
-"""Versions: which weights each action reads, how stale and how many, measured by replaying an order.
+"""Versions: which weights each action reads, how stale they are and how many are kept, measured by replaying an order.
 
-Where every stage steps on the lane that computes it, the steps before an action in its own lane say which version is
-newest there, without a replay (`lane_reads`). This is a second opinion on the replay, and on an engine's run.
+`lane_reads` finds the same without a replay, where every stage steps on the lane that computes it: the steps before an
+action in its own lane tell the newest version there. It checks the replay, and an engine's run.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
-from itertools import chain, product, repeat
+from itertools import accumulate, chain, product, repeat
 from operator import sub
 from typing import NamedTuple
 
@@ -19,9 +19,10 @@ from rpbench.ir.schedule import Row, Schedule, ScheduleError, kinds_of
 from rpbench.ir.waits.edges import names_versions, version_read
 
 _READ_NEWEST = frozenset({Policy.LATEST, Policy.PREDICT})  # in backward too
-# The graph that R makes is the one B goes back through, and what I leaves is what W finishes: all read what the first
-# of them reads.
-_GOES_BACK = frozenset({Kind.R, Kind.B, Kind.I, Kind.W})
+_SAME_AS_FORWARD = frozenset({Policy.STASH, Policy.VERTICAL})  # backward reads the version of its forward
+# Parts of one backward, which all read the version that the first of them reads: B goes through the graph that R makes,
+# and W finishes what I leaves.
+_BACKWARDS = frozenset({Kind.R, Kind.B, Kind.I, Kind.W})
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Versions:
     together: Mapping[tuple[int, Action], int] = field(default_factory=dict)
 
     def of(self, number: int, part: Action) -> int | None:
-        """The version that a plain action reads: the action of that number, or a part of it."""
+        """The version that a plain action reads: the action of that number, or a part of that OVERLAP."""
         return self.together.get((number, part), self.read[number])
 
     @property
@@ -71,9 +72,9 @@ class Versions:
 
 
 def replay_in(index: Index, rounds: Sequence[int]) -> Versions:
-    """The versions read by a schedule with steps, where its actions run in these rounds, one of each lane that can.
+    """The versions read by a schedule with steps whose actions run in these rounds, at most one of each lane in each.
 
-    Under policies that read what is newest, and with steps on a lane of their own, real durations may give others.
+    Other durations may give other versions, if the policy reads the newest one and steps stand on a lane of their own.
     """
     return _Replay(index).run(in_rounds(rounds))
 
@@ -99,7 +100,7 @@ def implied_versions(schedule: Schedule) -> Versions:
 
 
 def _implied_in(row: Row, reads: Sequence[int]) -> Iterable[int | None]:
-    """The versions that the actions of a row read, from the version of each microbatch."""
+    """The version that each action of a row reads; `reads` has that of each microbatch."""
     kinds = kinds_of(row)
     if kinds.isdisjoint(COMPUTE):
         return repeat(None, len(row))
@@ -112,7 +113,7 @@ def _implied_in(row: Row, reads: Sequence[int]) -> Iterable[int | None]:
 
 
 def _implied_together(schedule: Schedule, reads: Sequence[int]) -> dict[tuple[int, Action], int]:
-    """The versions that the parts of OVERLAPs read, from the version of each microbatch."""
+    """The same of the parts of OVERLAPs."""
     if Kind.OVERLAP not in schedule.kinds or not any(reads):
         return {}
     numbered = enumerate(action for _, _, row in schedule.items() for action in row)
@@ -120,7 +121,7 @@ def _implied_together(schedule: Schedule, reads: Sequence[int]) -> dict[tuple[in
 
 
 class _OfEveryStage(Mapping[tuple[int, int], int]):
-    """By stage and microbatch, what is the same of all stages."""
+    """(stage, microbatch) -> a value that is the same for all stages."""
 
     def __init__(self, by_microbatch: list[int], num_stages: int) -> None:
         self._by_microbatch, self._num_stages = by_microbatch, num_stages
@@ -142,7 +143,7 @@ class _OfEveryStage(Mapping[tuple[int, int], int]):
 
 
 class _Repeated(ValuesView[int]):
-    """Values over and over, without looking up any of them."""
+    """Values repeated, without a look-up for each of them."""
 
     def __init__(self, values: list[int], times: int) -> None:
         self._values, self._times = values, times
@@ -170,7 +171,7 @@ class _Replay:
         self.admitted: dict[tuple[int, int], int] = {}  # (microbatch, part) -> version newest at stage 0
         self.predicted_from: dict[tuple[int, int], int] = {}  # (stage, step) -> version of its first forward
         self.forward: dict[tuple[int, int, int], int] = {}  # (stage, microbatch, part) -> version
-        self.backward: dict[tuple[int, int, int], int] = {}  # the same, of what goes back: R, B, or I and W
+        self.backward: dict[tuple[int, int, int], int] = {}  # the same, of its R, B, I and W
         self.published_at: list[list[int]] = [[-1] for _ in self.newest]
         self.last_read: list[dict[int, int]] = [{} for _ in self.newest]
 
@@ -184,7 +185,9 @@ class _Replay:
             for action in reversed(parts_of(self.index.actions[number])):
                 kind, stage, microbatch, part, _, _, _, _ = action
                 if kind is Kind.STEP:
-                    self._publish(action, tick)
+                    assert action.version is not None
+                    self.newest[stage] = action.version
+                    self.published_at[stage].append(tick)
                 if kind not in COMPUTE:
                     continue
                 assert microbatch is not None
@@ -202,11 +205,6 @@ class _Replay:
         live = tuple(self._live(stage) for stage in range(len(self.newest)))
         return Versions(tuple(read), tuple(self.newest), staleness, drift, live, together)
 
-    def _publish(self, step: Action, tick: int) -> None:
-        assert step.version is not None
-        self.newest[step.stage] = step.version
-        self.published_at[step.stage].append(tick)
-
     def _version(self, action: Action) -> int:
         """The version an action reads when it runs now (table in `rpbench.ir.policy`)."""
         kind, stage, microbatch, part, _, _, _, _ = action
@@ -221,7 +219,7 @@ class _Replay:
         elif kind is Kind.F and self.policy is Policy.PREDICT:
             step = microbatch // self.index.shape.num_microbatches
             version = self.predicted_from.setdefault((stage, step), self.newest[stage])
-        elif kind in _GOES_BACK and self.policy in _READ_NEWEST:
+        elif kind in _BACKWARDS and self.policy in _READ_NEWEST:
             version = self.backward.setdefault((stage, microbatch, part), self.newest[stage])
         elif kind is Kind.F or self.policy in _READ_NEWEST:
             version = self.newest[stage]
@@ -243,24 +241,16 @@ class _Replay:
                 )
 
     def _live(self, stage: int) -> int:
-        """The most versions of a stage that are kept at one tick."""
-        changes = sorted(self._changes(stage))
-        kept = most = 0
-        for _, change in changes:
-            kept += change
-            most = max(most, kept)
-        return most
+        """The most versions of a stage that are kept at one tick; one that goes then makes room for one that comes."""
+        return max(accumulate(change for _, change in sorted(self._changes(stage))))
 
     def _changes(self, stage: int) -> Iterator[tuple[int, int]]:
-        """(tick, +1) where a version appears, (tick, -1) where it may be dropped; drops sort first."""
+        """(tick, +1) where a version appears, (tick, -1) where it may be dropped."""
         published = self.published_at[stage]
         for version, tick in enumerate(published):
             yield tick, 1
             if version + 1 < len(published):
                 yield max(published[version + 1], self.last_read[stage].get(version, -1) + 1), -1
-
-
-_SAME_AS_FORWARD = frozenset({Policy.STASH, Policy.VERTICAL})
 
 
 # --- versions by lane ---
@@ -284,20 +274,22 @@ class LaneReads(NamedTuple):
 
 
 def lane_reads(schedule: Schedule) -> LaneReads:
-    """The versions every stage reads for every microbatch, from each lane by itself.
+    """The versions every stage reads for every microbatch, found in each lane by itself.
 
     Raises:
-        ScheduleError: if that depends on when other lanes get where, or the schedule cuts sequences in parts.
+        ScheduleError: if they depend on the progress of other lanes, or the schedule cuts sequences in parts.
     """
     found = LaneReads({}, {})
-    stepped = _has_steps(schedule)
+    stepped = Kind.STEP in schedule.kinds
     if schedule.policy in KNOWN or not stepped:
-        for action in _computing(schedule):
-            own, microbatch = found.forward if action.kind is Kind.F else found.backward, action.microbatch or 0
-            known = version_read(schedule.policy, schedule.shape, microbatch, action.stage) if stepped else None
-            own[action.stage, microbatch] = known or 0
+        plain = (part for _, _, row in schedule.items() for action in row for part in parts_of(action))
+        for kind, stage, microbatch, _, _, _, _, _ in plain:
+            if kind in COMPUTE:
+                own = found.forward if kind is Kind.F else found.backward
+                known = version_read(schedule.policy, schedule.shape, microbatch or 0, stage) if stepped else None
+                own[stage, microbatch or 0] = known or 0
         return found
-    _check(schedule)
+    _check_lanes_tell(schedule)
     for _, _, row in schedule.items():
         _read_row(schedule, row, found)
     if schedule.policy is Policy.PREDICT:  # the first microbatch of a step predicts for all of them
@@ -315,16 +307,16 @@ def lane_reads(schedule: Schedule) -> LaneReads:
 def check_settled(schedule: Schedule, versions: Versions) -> None:
     """Check that a policy which reads the newest version reads the same by lane and by replay.
 
-    Then an action reads the same version whatever the durations. Where a stage has replicas, its forwards wait for the
-    version they name.
+    An action then reads the same version whatever the durations. Forwards of a stage with replicas wait for the version
+    they name.
 
     Args:
         versions: as replayed.
 
     Raises:
-        ScheduleError: where time would tell, or at the first action whose version is another.
+        ScheduleError: where durations would decide, or at the first action whose versions differ.
     """
-    if schedule.policy not in ASYNCHRONOUS or not _has_steps(schedule):
+    if schedule.policy not in ASYNCHRONOUS or Kind.STEP not in schedule.kinds:
         return
     found, named = lane_reads(schedule), names_versions(schedule)
     for number, action in enumerate(action for _, _, row in schedule.items() for action in row):
@@ -340,17 +332,7 @@ def check_settled(schedule: Schedule, versions: Versions) -> None:
                 raise broken(schedule, rule, [number])
 
 
-def _has_steps(schedule: Schedule) -> bool:
-    return Kind.STEP in schedule.kinds
-
-
-def _computing(schedule: Schedule) -> Iterator[Action]:
-    for _, _, row in schedule.items():
-        for action in row:
-            yield from (part for part in parts_of(action) if part.kind in COMPUTE)
-
-
-def _check(schedule: Schedule) -> None:
+def _check_lanes_tell(schedule: Schedule) -> None:
     shape, policy = schedule.shape, schedule.policy
     drifts = policy not in _SAME_AS_FORWARD  # backward reads other weights than forward did
     if shape.separate_cuts or shape.num_parts > 1 or (drifts and shape.num_head_shards):
@@ -385,11 +367,11 @@ def _steps_elsewhere(schedule: Schedule) -> bool:
 def _read_row(schedule: Schedule, row: Row, found: LaneReads) -> None:
     """Note the newest version before each action of a lane: that of the last step that stands before it.
 
-    A replica's lane may lack the step, which adds up the gradients of all replicas; it has that version once its own
-    share is done.
+    The step that adds up the gradients of all replicas may stand in another lane; a replica then has its version after
+    its own last gradient.
     """
     newest: dict[int, int] = {}
-    shares = _last_gradients(schedule, row) if names_versions(schedule) else {}
+    last_gradients = _last_gradients(schedule, row) if names_versions(schedule) else {}
     for place, action in enumerate(row):
         for part in parts_of(action):
             version = newest.get(part.stage, 0)
@@ -399,8 +381,8 @@ def _read_row(schedule: Schedule, row: Row, found: LaneReads) -> None:
                 found.forward[part.stage, part.microbatch or 0] = version
             elif part.kind in (Kind.R, Kind.B, Kind.I):  # a backward begins with its recomputation
                 found.backward.setdefault((part.stage, part.microbatch or 0), version)
-            if (place, part.stage) in shares:
-                newest[part.stage] = shares[place, part.stage]
+            if (place, part.stage) in last_gradients:
+                newest[part.stage] = last_gradients[place, part.stage]
 
 
 def _last_gradients(schedule: Schedule, row: Row) -> dict[tuple[int, int], int]:

@@ -4,26 +4,26 @@
     B(s)  after F(s) and B(s+1)               STEP(s)@v  after STEP(s)@v-1 and every gradient of its window
     FB    after the last forward stage        F(s)  after the STEP that publishes the version it reads
     WAIT(s)  after F(s)
-    VALIDATE, ROLLBACK and steps that they end: `rpbench.ir.checks.check`
+    VALIDATE, ROLLBACK and the steps that a ROLLBACK ends: `rpbench.ir.checks.check`
 
     With a head cut over the devices: HF after the last forward stage, HB after every HF of its microbatch, and the
-    last backward stage after every HB. These exchange sums and broadcasts of all devices, not boundary tensors: no SEND
-    stands for them. Share d is stepped with stage d: STEP(d) waits for the gradients of HB(d), too.
+    last backward stage after every HB. These exchange sums and broadcasts of all devices, not boundary tensors, so no
+    SEND stands for them. Shard d is stepped with stage d: STEP(d) waits for the gradients of HB(d), too.
 
-    Where forwards keep the input of one stage in K (`Shape.keeps_every`), R(s) and B(s) after R(s-1), if K does not
-    divide s.
+    If forwards keep the input of every k-th stage only (`Shape.keeps_every`), R(s) and B(s) wait for R(s-1), unless k
+    divides s.
 
-Where a schedule has communication actions, RECV stands in for the neighbour's action and waits for its SEND.
-When forward and backward are cut apart, a backward stage waits for the last forward stage and for the
-backward stage above; the transfer from the last forward stage carries a tensor only into the topmost of them.
+If a schedule has communication actions, RECV replaces the neighbour's action and waits for its SEND. When forward and
+backward are cut apart, a backward stage waits for the last forward stage and for the backward stage above; only the
+topmost of them gets a tensor from the last forward stage.
 
 `edges_of` derives the edges of all microbatches of a stage at a time. A row holds the numbers of the actions of one
-kind, stage and part by microbatch, or of a STEP and its like by version; -1 stands where there is none. `Rows` of the
-index are lists, which a browser can read as well, those of `rpbench.sim.columns` arrays. Transfers add edges of their
-own: `rpbench.ir.waits.moves`.
+kind, stage and part by microbatch, or of a STEP, VALIDATE or ROLLBACK by version; -1 stands where there is none. The
+rows of an index are lists, which a browser can read as well, those of `rpbench.sim.columns` arrays. Transfers add edges
+of their own: `rpbench.ir.waits.moves`.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -36,7 +36,7 @@ GRADIENT = (Kind.B, Kind.W, Kind.FB, Kind.HB)  # kinds that add to a weight grad
 COUNTED = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.FB, Kind.WAIT, *HEAD}) | SEND | RECV | SUMS
 
 Row = Any  # a list of numbers, or an array of them
-Key = tuple[Kind, int, int, int]  # kind, stage, microbatch (or version of a STEP and its like, or -1), part
+Key = tuple[Kind, int, int, int]  # kind, stage, microbatch (a version for STEPPING kinds; -1 without either), part
 
 
 class Need(NamedTuple):
@@ -53,7 +53,7 @@ def key(action: Action) -> Key:
     return action.kind, action.stage, -1 if index is None else index, action.part
 
 
-@lru_cache(maxsize=1 << 14)  # of a few shapes: a sweep goes through many
+@lru_cache(maxsize=1 << 14)  # enough for a few shapes; a sweep asks for many
 def needs(shape: Shape, kind: Kind, stage: int, part: int = 0) -> tuple[Need, ...]:
     """The needs of an action of this kind, stage and part within its own microbatch."""
     rule = (_TENSOR_RULES if shape.tensor_parallel else _RULES).get(kind)
@@ -67,27 +67,21 @@ def _forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
         yield Need(((Kind.F, stage),), "order", -1)
 
 
-def _fused(shape: Shape, stage: int, part: int) -> Iterator[Need]:
-    last = shape.num_stages - 1
-    yield Need(((Kind.RECV_F, last + 1), (Kind.F, last)), "activation")
-
-
 def _own_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
+    last = shape.num_stages - 1
     if not shape.separate_cuts:
         yield Need(((Kind.F, stage),), "order", shape.num_parts - 1 - part)
+    elif stage == shape.num_backward_stages - 1:
+        yield Need(((Kind.RECV_F, last + 1), (Kind.F, last)), "activation")
     else:
-        last = shape.num_stages - 1
-        if stage == shape.num_backward_stages - 1:
-            yield Need(((Kind.RECV_F, last + 1), (Kind.F, last)), "activation")
-        else:
-            yield Need(((Kind.F, last),), "order")
+        yield Need(((Kind.F, last),), "order")
 
 
 def _backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
     own = next(_own_forward(shape, stage, part))
     if shape.num_parts == 1:
         yield own._replace(options=((Kind.R, stage), *own.options))
-    else:  # every segment is recomputed by itself, behind the last one's forward
+    else:  # every segment is recomputed by itself, after the last one's forward
         yield own
         yield Need(((Kind.R, stage),), "order")
     yield from _made_again(shape, stage)
@@ -119,48 +113,36 @@ def _head_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
     yield from (Need(((Kind.HF, shard),), "order") for shard in range(shape.num_head_shards))
 
 
-def _weight_gradient(shape: Shape, stage: int, part: int) -> Iterator[Need]:
-    yield Need(((Kind.I, stage),), "order")
+Rule = Callable[[Shape, int, int], Iterator[Need]]
 
 
-def _after_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
-    yield Need(((Kind.F, stage),), "order")
+def _one_need(*kinds: Kind, offset: int = 0, moved: str = "order") -> Rule:
+    """The rule of an action that waits for the first of these kinds, of its own stage or one at an offset from it."""
+    return lambda shape, stage, part: iter([Need(tuple((kind, stage + offset) for kind in kinds), moved)])
 
 
-def _receive_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
-    yield Need(((Kind.SEND_F, stage - 1),), "activation")
-
-
-def _send_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
-    yield Need(((Kind.B, stage), (Kind.I, stage), (Kind.FB, stage)), "order")
-
-
-def _receive_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
-    yield Need(((Kind.SEND_B, stage + 1),), "gradient")
-
-
-_RULES = {
+_RULES: dict[Kind, Rule] = {
     Kind.F: _forward,
-    Kind.FB: _fused,
+    Kind.FB: _own_forward,
     Kind.R: _recompute,
     Kind.B: _backward,
     Kind.I: _backward,
-    Kind.W: _weight_gradient,
+    Kind.W: _one_need(Kind.I),
     Kind.HF: _head_forward,
     Kind.HB: _head_backward,
-    Kind.SEND_F: _after_forward,
-    Kind.RECV_F: _receive_forward,
-    Kind.SEND_B: _send_backward,
-    Kind.RECV_B: _receive_backward,
-    Kind.WAIT: _after_forward,
+    Kind.SEND_F: _one_need(Kind.F),
+    Kind.RECV_F: _one_need(Kind.SEND_F, offset=-1, moved="activation"),
+    Kind.SEND_B: _one_need(Kind.B, Kind.I, Kind.FB),
+    Kind.RECV_B: _one_need(Kind.SEND_B, offset=1, moved="gradient"),
+    Kind.WAIT: _one_need(Kind.F),
 }
 
 
-# --- where every device has a share of every matrix ----------------------------------------------------------
+# --- tensor parallelism: every device has a shard of every matrix ---------------------------------------------
 
 
 def _of_all(shape: Shape, part: int, *options: tuple[Kind, int]) -> Iterator[Need]:
-    """The shares of all devices; what they add up is on every device then, so that no tensor is sent."""
+    """The shards of all devices. Their sum is on every device afterwards, so no tensor is sent."""
     yield from (Need(options, "order", other - part) for other in range(shape.num_parts))
 
 
@@ -175,25 +157,18 @@ def _shared_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
         yield from _of_all(shape, part, (Kind.SUM_B, stage + 1), (Kind.B, stage + 1), (Kind.I, stage + 1))
 
 
-def _shared_weight_gradient(shape: Shape, stage: int, part: int) -> Iterator[Need]:
-    yield from _of_all(shape, part, (Kind.I, stage))  # which none of them ends before the others
+def _all_need(*kinds: Kind) -> Rule:
+    """The rule of an action that waits for the first of these kinds, of its stage, on every device."""
+    return lambda shape, stage, part: _of_all(shape, part, *((kind, stage) for kind in kinds))
 
 
-def _sum_forward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
-    yield from _of_all(shape, part, (Kind.F, stage))
-
-
-def _sum_backward(shape: Shape, stage: int, part: int) -> Iterator[Need]:
-    yield from _of_all(shape, part, (Kind.B, stage), (Kind.I, stage))
-
-
-_TENSOR_RULES = {
+_TENSOR_RULES: dict[Kind, Rule] = {
     Kind.F: _shared_forward,
     Kind.B: _shared_backward,
     Kind.I: _shared_backward,
-    Kind.W: _shared_weight_gradient,
-    Kind.SUM_F: _sum_forward,
-    Kind.SUM_B: _sum_backward,
+    Kind.W: _all_need(Kind.I),  # which end together
+    Kind.SUM_F: _all_need(Kind.F),
+    Kind.SUM_B: _all_need(Kind.B, Kind.I),
 }
 
 
@@ -201,15 +176,15 @@ _TENSOR_RULES = {
 
 
 def window(shape: Shape, version: int) -> range:
-    """The microbatches whose gradients make the step that publishes `version` (1 is the first)."""
+    """The microbatches whose gradients make the step that publishes `version`; 1 is the first version made."""
     return range((version - 1) * shape.num_microbatches, version * shape.num_microbatches)
 
 
 def version_read(policy: Policy, shape: Shape, microbatch: int, stage: int = 0) -> int | None:
-    """The version a forward must read; None when the policy reads whatever is newest.
+    """The version a forward must read; None if the policy reads the newest one.
 
     Args:
-        stage: of that forward; only workers that begin one after another (policy cyclic) tell stages apart.
+        stage: of that forward; only policy cyclic, whose workers begin one after another, tells stages apart.
     """
     step, place = divmod(microbatch, shape.num_microbatches)
     behind = STEPS_BEHIND.get(policy)
@@ -221,8 +196,8 @@ def version_read(policy: Policy, shape: Shape, microbatch: int, stage: int = 0) 
 def names_versions(schedule: Schedule) -> bool:
     """Whether forwards name the version they read, and wait for the step that publishes it.
 
-    They do where a stage has replicas and steps while microbatches are under way: the step stands in one replica's
-    lane, so the order of the others does not say what is newest there.
+    They do if a stage has replicas and steps while microbatches are under way: the step stands in the lane of one
+    replica, so the order of the other lanes does not tell the newest version.
     """
     return schedule.policy in ASYNCHRONOUS and any(len(holders) > 1 for holders in schedule.placement)
 
@@ -249,13 +224,13 @@ class Rows(Protocol):
         """The kinds that have rows."""
 
     def row(self, kind: Kind, stage: int, part: int = 0) -> Row | None:
-        """The numbers of a kind, stage and part; None if there is surely none. A VALIDATE stands for all stages."""
+        """The numbers of a kind, stage and part; None if there are surely none. A VALIDATE stands for all stages."""
 
     def first(self, rows: Sequence[Row]) -> Row:
-        """At every place the first number of several rows that is one."""
+        """At every place, the first number of several rows that is not -1."""
 
     def indices(self, places: Sequence[int]) -> Any:
-        """Places as `take` wants them."""
+        """Places in the form that `take` expects."""
 
     def take(self, row: Row, places: Any) -> Row:
         """The numbers of a row at some places."""
@@ -264,14 +239,14 @@ class Rows(Protocol):
         """The action of a number."""
 
     def gap(self, kind: Kind, stage: int) -> int | None:
-        """The first place of a stage, by microbatch and part, where a kind is not; None if it is everywhere."""
+        """The first place of a stage, by microbatch and part, without an action of a kind; None if all have one."""
 
     def gap_of_backwards(self, stage: int) -> int | None:
-        """The first place of a stage where there is neither B alone, nor I and W."""
+        """The first place of a stage that has neither B alone nor I and W; None if there is none."""
 
 
 class Edges(NamedTuple):
-    """Edges of one kind, stage and part: producer and consumer place by place; where either is -1, there is none."""
+    """Edges of one kind, stage and part: producer and consumer place by place; no edge where either is -1."""
 
     kind: Kind
     stage: int
@@ -282,7 +257,7 @@ class Edges(NamedTuple):
 
 
 def edges_of(rows: Rows, *, receives: bool = True) -> Iterator[Edges]:
-    """All edges but those of transfers; with `receives` False, RECVs are looked behind, at what makes their tensor."""
+    """All edges but those of transfers; without `receives`, consumers wait for the producer behind each RECV."""
     shape = rows.schedule.shape
     stages = max(shape.num_stages, shape.num_backward_stages, shape.num_head_shards) + 1
     for kind in rows.kinds:
@@ -307,7 +282,7 @@ def _edges_of_steps(rows: Rows) -> Iterator[Edges]:
     """Edges into and out of optimizer steps.
 
     A step waits for the one before and for every weight gradient of its window; a forward waits for the step that
-    publishes the version its policy reads. What ends steps that went ahead: `rpbench.ir.checks.check`.
+    publishes the version its policy reads. How steps made ahead end: `rpbench.ir.checks.check`.
     """
     shape = rows.schedule.shape
     last, num = shape.num_steps, shape.total_microbatches
@@ -346,14 +321,14 @@ def _edges_of_steps(rows: Rows) -> Iterator[Edges]:
 
 
 def _versions_read(rows: Rows, kind: Kind, stage: int, readers: Row) -> Any | None:
-    """By microbatch, the version that a forward must read; None under a policy that reads what is newest."""
+    """By microbatch, the version that a forward must read; None if the policy reads the newest one."""
     schedule, shape = rows.schedule, rows.schedule.shape
     if kind is Kind.F and names_versions(schedule):
         named = (rows.action(number) if number >= 0 else None for number in readers[: shape.total_microbatches])
         return rows.indices([0 if action is None else _named(action, stage) for action in named])
     if schedule.policy not in KNOWN:
         return None
-    if schedule.policy in STEPS_BEHIND:  # the step decides
+    if schedule.policy in STEPS_BEHIND:  # the same for all microbatches of a step
         of_step = [version_read(schedule.policy, shape, batch.start) or 0 for batch in shape.batches]
         return rows.indices([version for version in of_step for _ in range(shape.num_microbatches)])
     return rows.indices(

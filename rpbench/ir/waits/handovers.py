@@ -1,20 +1,20 @@
 """Handovers: weights and gradients that go from device to device instead of from and to the host.
 
-    sLOAD:P>q    the device takes a copy of stage s from rank q: what q has loaded of it for an earlier microbatch of
-                 the same direction, of the step before if that is the version read, or, where q has loaded none,
-                 what q keeps: then q is the home of the stage
-    sSTORE:G>q   the device adds its gradient of stage s to what has come to it, and sends the sum to rank q
+    sLOAD:P>q    the device takes a copy of stage s from rank q: the one that q has loaded for an earlier microbatch of
+                 the same direction, or for the step before if that has the version read. If q has loaded none, it is
+                 the home of the stage and gives the weights it keeps
+    sSTORE:G>q   the device adds its gradient of stage s to the sum it has received, and sends the sum to rank q
 
     LOAD:P>q     after q's LOAD:P of that copy, whose FREE:P waits for it
-    STORE:G>q    after the STORE:G of what comes to it; the last one of a step goes to the home of the stage
+    STORE:G>q    after the STORE:G that sends it a sum; the last one of a step goes to the home of the stage
 
-A rank that names itself copies what it keeps; nothing goes over a link. The home of a stage has its master weights
-and its optimizer state, and so its STEP. A home that loads no copy runs the stage on what it keeps. Who takes a copy
-from such a home is a relay: its k-th copy in a step is there for the k-th visit of those that name it.
+A rank that names itself copies the weights it keeps, and uses no link. The home of a stage has its master weights and
+its optimizer state, and so its STEP. A home that loads no copy runs the stage on the weights it keeps. A rank that
+takes copies from such a home is a relay: its k-th copy in a step serves the k-th visit of those that name it.
 
 Gradients of a step go one of two ways:
 
-    round      one sum visits all microbatches in their order, each sending it to the rank of the next    (WeiPipe)
+    round      one sum visits all microbatches in their order; each sends it to the rank of the next      (WeiPipe)
     in groups  ranks send to the home, or to a rank that sends to the home for the same visit of its own  (TawPipe)
 """
 
@@ -30,7 +30,7 @@ from rpbench.ir.waits.visits import Transfer, actions_of
 
 
 class GroupSum(NamedTuple):
-    """A sum that goes home: the STORE:G>q that bring its parts, by microbatch, and the one of them that sends it."""
+    """A sum that goes home: the STORE:G>q that bring its parts, by microbatch, and the one that sends the sum."""
 
     parts: tuple[Transfer, ...]
     last: Transfer
@@ -45,13 +45,13 @@ class Handovers:
 
     Attributes:
         edges: (producer, consumer) by number.
-        origins: number of a LOAD:P>q -> the transfer whose copy it takes; None: what rank q keeps.
+        origins: number of a LOAD:P>q -> the transfer whose copy it takes; None: the weights that rank q keeps.
         homes: stage -> the rank that keeps it.
         carried: (stage, step) -> the STORE:G>q that carry its sum round, in order.
         grouped: (stage, step) -> the sums that go home, in the order of their first microbatches.
 
     Raises:
-        ScheduleError: for a copy that is not there, or a sum that does not get to where it goes on.
+        ScheduleError: for a copy that is not there, or a sum that does not reach its next rank.
     """
 
     def __init__(self, index: Index, loads: Iterable[Transfer], stores: Iterable[Transfer]) -> None:
@@ -89,7 +89,7 @@ class Handovers:
         return peer if isinstance(peer, int) else None
 
     def is_local(self, number: int) -> bool:
-        """Whether what an action moves stays on its rank."""
+        """Whether the object of an action stays on its rank."""
         return self.peer(number) == self._index.device(number)
 
     def _microbatch(self, transfer: Transfer) -> int:
@@ -100,11 +100,7 @@ class Handovers:
     def _find_origin(
         self, load: Transfer, place: int, on_rank: Mapping[tuple[int, int, bool, int], Sequence[Transfer]]
     ) -> None:
-        """Where a copy comes from.
-
-        Args:
-            place: of the load among those of its device, stage, direction and step.
-        """
+        """Find the transfer whose copy a load takes; `place` is its own on its device, by stage, direction and step."""
         number, visit, origin = load.pieces[0], load.visits[0], None
         rank = self.peer(number)
         assert rank is not None
@@ -127,11 +123,10 @@ class Handovers:
             return
         home = self._home(visit.stage, rank)
         if rank != home:
-            rule = (
-                f"{self._index.actions[number]} takes what rank {rank} does not have: stage {visit.stage} is at home "
-            )
+            taken = f"{self._index.actions[number]} takes what rank {rank} does not have"
             way_out = f"take it from rank {home}, or from a rank that has loaded it for an earlier microbatch"
-            raise broken(self._index.schedule, f"{rule}on rank {home}", [number], way_out=way_out)
+            rule = f"{taken}: stage {visit.stage} is at home on rank {home}"
+            raise broken(self._index.schedule, rule, [number], way_out=way_out)
 
     def _reads_the_same(self, one: Transfer, other: Transfer) -> bool:
         """Whether two transfers of a stage bring the same version, one that is known before the schedule runs."""
@@ -142,14 +137,14 @@ class Handovers:
         return read is not None and read == wanted
 
     def _home(self, stage: int, rank: int) -> int:
-        """Where a stage is stepped; without steps, the first rank that is taken to have it."""
+        """The rank that steps a stage; without steps, the first rank that gives its weights away."""
         step = self._index.steps.get((stage, 1))
         return self.homes.setdefault(stage, rank if step is None else self._index.device(step))
 
     # --- gradients ---
 
     def _join_sums(self, stage: int, step: int, stores: list[Transfer]) -> None:
-        """Match what is sent of a stage and step, by microbatch, with what takes it on."""
+        """Match the sums sent of a stage and step, by microbatch, with the transfers that take them on."""
         apart = next((pair for pair in pairwise(stores) if self._peer_of(pair[0]) != pair[1].visits[0].device), None)
         grouped = self._groups(stage, stores) if apart else None
         if grouped is not None:
@@ -171,7 +166,7 @@ class Handovers:
             raise broken(self._index.schedule, rule, [last])
 
     def _groups(self, stage: int, stores: Sequence[Transfer]) -> list[GroupSum] | None:
-        """The sums that go home, each made of what one rank sends there; None if some gradient does not get home."""
+        """The sums that go home, each made of those that one rank sends; None if some gradient does not get home."""
         step = self._index.steps.get((stage, 1))
         if step is None:
             return None

@@ -1,16 +1,15 @@
-"""Late rest: what STEP_REST, STORE:G and LOAD:P wait for where devices step some columns and the host the others.
+"""Late rest: the edges of STEP_REST, STORE:G and LOAD:P where devices step some columns and the host the others.
 
     STORE:G        after every REDUCE_GRAD of its step, because all devices choose the same columns
-    STEP_REST@v    after the STORE:G of its window, STEP@v, what the host does at the boundary before, and its LOAD:P
-    LOAD:P@v       after STEP@v and what it brings; before what reads version v, and before the UNSHARD of it
+    STEP_REST@v    after the STORE:G of its window, STEP@v, the host's step at the boundary before, and its LOAD:P
+    LOAD:P@v       after STEP@v and the host's step it brings; before the readers of version v, and before its UNSHARD
 
-A STEP waits for no STORE:G: what a device steps is there. The order at a boundary is that of the release: the device
-has stepped, takes in what the host has made, and hands it the next window. The rule itself:
-`rpbench.ir.policy`.
+A STEP waits for no STORE:G: the columns that a device steps stay there. The order at a boundary is that of DeepSpeed:
+the device has stepped, takes in the host's result, and hands it the next window. The rule itself: `rpbench.ir.policy`.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from rpbench.ir.action import Kind, parts_of
@@ -18,92 +17,72 @@ from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.policy import Boundary, Policy, boundaries, versions_stored
 from rpbench.ir.schedule import ScheduleError
+from rpbench.ir.waits.saved_inputs import What
 from rpbench.ir.waits.visits import Transfer, Visit
 
-What = tuple[Kind, str | None]
 Moved = dict[tuple[What, int, int], list[int]]  # what, device and stage -> its actions
 
 
 def host_step(index: Index, stage: int, version: int) -> int:
-    """The number of what the host does at a boundary: STEP_REST, or STEP in the warm-up."""
+    """The number of the host's step at a boundary: STEP_REST, or STEP in the warm-up."""
     return index.rests.get((stage, version), index.steps.get((stage, version), -1))
 
 
-class RestEdges:
-    """What stands in a schedule of a late rest waits for; arguments are transfers as `rpbench.ir.waits.moves` matches
-    them.
+def rest_edges(
+    index: Index,
+    loads: Mapping[tuple[int, int], Sequence[int]],
+    visits: Mapping[tuple[int, int], Sequence[Visit]],
+    stores: Sequence[Transfer],
+    reduces: Sequence[Transfer],
+    gathers: Sequence[Transfer],
+) -> Iterator[tuple[int, int]]:
+    """The edges of a late rest, (producer, consumer) by number; transfers are matched by `rpbench.ir.waits.moves`.
 
     Args:
         loads: (device, stage) -> numbers of its LOAD:P.
         visits: (device, stage) -> its visits.
         stores, reduces, gathers: STORE:G, REDUCE_GRAD and UNSHARD.
     """
+    assert index.schedule.late_rest is not None
+    ends = boundaries(index.schedule.late_rest, index.shape.num_steps)
+    end_of = {version: end.version for end in ends for version in end.window}
+    reduced = _by_stage((transfer.visits[-1], 1, transfer) for transfer in reduces)
+    for transfer in stores:
+        stage, version = transfer.visits[-1].stage, transfer.visits[-1].step + 1
+        yield from ((number, transfer.pieces[0]) for number in reduced[stage, version])
+        yield transfer.pieces[0], host_step(index, stage, end_of[version])
+    for (stage, version), number in index.rests.items():
+        yield index.steps[stage, version], number
+    for stage in range(index.shape.num_backward_stages):
+        done = [host_step(index, stage, end.version) for end in ends]
+        yield from ((before, after) for before, after in pairwise(done) if min(before, after) >= 0)
+    brings = {end.version: end.brings for end in ends}
+    gathered = _by_stage((transfer.visits[0], 0, transfer) for transfer in gathers)
+    for (device, stage), numbers in loads.items():
+        for number in numbers:
+            version = index.actions[number].version or 0
+            origin = brings.get(version)
+            if origin is None:
+                rule = f"{index.actions[number]} brings nothing: no step of the host is taken in there"
+                raise broken(index.schedule, rule, [number], way_out="take it out")
+            yield host_step(index, stage, origin), number
+            yield index.steps[stage, version], number
+            if origin != version:
+                yield number, index.rests[stage, version]
+            of_version = (visit.first for visit in visits[device, stage] if visit.step == version)
+            yield from ((number, reader) for reader in gathered[stage, version] or of_version)
 
-    def __init__(
-        self,
-        index: Index,
-        loads: Mapping[tuple[int, int], Sequence[int]],
-        visits: Mapping[tuple[int, int], Sequence[Visit]],
-        stores: Sequence[Transfer],
-        reduces: Sequence[Transfer],
-        gathers: Sequence[Transfer],
-    ) -> None:
-        rule = index.schedule.late_rest
-        assert rule is not None
-        self._index, self._visits = index, visits
-        self._loads = loads
-        self._ends = boundaries(rule, index.shape.num_steps)
-        self._stores, self._reduces, self._gathers = stores, reduces, gathers
 
-    def edges(self) -> Iterator[tuple[int, int]]:
-        """(producer, consumer) by number."""
-        yield from self._of_gradients()
-        yield from self._of_host()
-        yield from self._of_loads()
-
-    def _of_gradients(self) -> Iterator[tuple[int, int]]:
-        end_of = {version: end.version for end in self._ends for version in end.window}
-        reduced: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for transfer in self._reduces:
-            visit = transfer.visits[-1]
-            reduced[visit.stage, visit.step + 1].append(transfer.pieces[0])
-        for transfer in self._stores:
-            stage, version = transfer.visits[-1].stage, transfer.visits[-1].step + 1
-            yield from ((number, transfer.pieces[0]) for number in reduced[stage, version])
-            yield transfer.pieces[0], host_step(self._index, stage, end_of[version])
-
-    def _of_host(self) -> Iterator[tuple[int, int]]:
-        for (stage, version), number in self._index.rests.items():
-            yield self._index.steps[stage, version], number
-        for stage in range(self._index.shape.num_backward_stages):
-            done = [host_step(self._index, stage, end.version) for end in self._ends]
-            yield from ((before, after) for before, after in pairwise(done) if min(before, after) >= 0)
-
-    def _of_loads(self) -> Iterator[tuple[int, int]]:
-        brings = {end.version: end.brings for end in self._ends}
-        gathers: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for transfer in self._gathers:
-            visit = transfer.visits[0]
-            gathers[visit.stage, visit.step].append(transfer.pieces[0])
-        for (device, stage), numbers in self._loads.items():
-            for number in numbers:
-                version = self._index.actions[number].version or 0
-                origin = brings.get(version)
-                if origin is None:
-                    rule = f"{self._index.actions[number]} brings nothing: no step of the host is taken in there"
-                    raise broken(self._index.schedule, rule, [number], way_out="take it out")
-                yield host_step(self._index, stage, origin), number
-                yield self._index.steps[stage, version], number
-                if origin != version:
-                    yield number, self._index.rests[stage, version]
-                readers = gathers[stage, version] or [
-                    visit.first for visit in self._visits[device, stage] if visit.step == version
-                ]
-                yield from ((number, reader) for reader in readers)
+def _by_stage(transfers: Iterable[tuple[Visit, int, Transfer]]) -> dict[tuple[int, int], list[int]]:
+    """(stage, step + offset) of a visit -> the numbers of its transfers."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for visit, offset, transfer in transfers:
+        found[visit.stage, visit.step + offset].append(transfer.pieces[0])
+    return found
 
 
 def check_late_rest(index: Index) -> None:
-    """A rule stands with policy selective alone; all that it moves is there, or nothing of it.
+    """Check that a late rest goes with policy selective alone, and that all its moves are there, or none.
 
     Raises:
         ScheduleError: naming the first action that breaks a rule.
@@ -147,7 +126,7 @@ def _check_host(index: Index, ends: Sequence[Boundary], num_warmup_steps: int, *
 
 
 def _moved(index: Index) -> Moved:
-    """The LOAD:P and STORE:G, by what they are, device and stage."""
+    """The LOAD:P and STORE:G, by object, device and stage."""
     found: Moved = defaultdict(list)
     for lane in index.lanes:
         for number in range(lane.start, lane.stop):
@@ -158,7 +137,7 @@ def _moved(index: Index) -> Moved:
 
 
 def _check_moved(index: Index, moved: Moved, what: What, user: Kind, versions: Sequence[int]) -> None:
-    """Every device that runs a stage moves something of it for each of some versions, once.
+    """Check that every device that runs a stage moves a part of it for each of some versions, once.
 
     Args:
         user: of the actions that run it, in one direction.
@@ -184,7 +163,7 @@ def _check_moved(index: Index, moved: Moved, what: What, user: Kind, versions: S
 
 
 def _check_sums(index: Index, moved: Moved) -> None:
-    """Where several devices store the gradient of a stage, its columns are chosen by their sum: all of them reduce."""
+    """Check that all devices that store the gradient of a stage reduce it: its columns are chosen by the sum."""
     storing: dict[int, dict[int, int]] = defaultdict(dict)  # stage -> device -> a STORE:G
     for (what, device, stage), numbers in moved.items():
         if what == (Kind.STORE, "G") and numbers:

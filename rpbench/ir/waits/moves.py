@@ -1,6 +1,6 @@
-"""Moves: what LOAD, STORE, FREE, UNSHARD, RESHARD and REDUCE_GRAD wait for, what waits for them, what they carry.
+"""Moves: what LOAD, STORE, FREE, UNSHARD, RESHARD and REDUCE_GRAD wait for, and what waits for them.
 
-Nothing is stored in a schedule; as for computation, edges follow from what stands in the lanes:
+A schedule stores no edges; they follow from the actions in its lanes:
 
     LOAD:P UNSHARD       after the STEP that publishes the version read; before the first action of its visit
     UNSHARD              after the LOAD:P of every device whose shard it gathers
@@ -9,13 +9,13 @@ Nothing is stored in a schedule; as for computation, edges follow from what stan
     STORE:G              after the last weight gradient of its visit, or after its REDUCE_GRAD; FREE:G after STORE:G
     STEP                 after every STORE:G and REDUCE_GRAD of its window, and after LOAD:O; STORE:O after STEP
     VALIDATE             after every STORE:G and REDUCE_GRAD of its step
-    ROLLBACK             after the LOAD:P that brings what its step has made; UNSHARD and later LOAD:P after ROLLBACK
-    STORE:A              after the forward that makes what backward stage s keeps for microbatch m
+    ROLLBACK             after the LOAD:P that brings the version of its step; UNSHARD and later LOAD:P after ROLLBACK
+    STORE:A              after the forward that makes the activations a backward stage needs for a microbatch
     LOAD:A               after STORE:A; before the recomputation or backward that reads it
-    FREE:A               after STORE:A where that stands, after the backward where LOAD:A stands; one that only says
-                         that there is room: `rpbench.ir.waits.saved_inputs`
+    FREE:A               after STORE:A where that stands, after the backward where LOAD:A stands; one that only makes
+                         room: `rpbench.ir.waits.saved_inputs`
     LOAD:P>q STORE:G>q   go from device to device: `rpbench.ir.waits.handovers`
-    STEP_REST            and what is moved for it: `rpbench.ir.waits.late_rest`
+    STEP_REST            and its transfers: `rpbench.ir.waits.late_rest`
 
 A buffer is free for the next LOAD when its FREE has run: both stand in one lane, in that order, so the number of
 LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is needed for double buffering.
@@ -33,10 +33,10 @@ from rpbench.ir.policy import KNOWN, STEPS_BEHIND, versions_stored
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.waits.edges import version_read
 from rpbench.ir.waits.handovers import Handovers
-from rpbench.ir.waits.late_rest import RestEdges
+from rpbench.ir.waits.late_rest import rest_edges
 from rpbench.ir.waits.saved_inputs import What, activation_edges
 from rpbench.ir.waits.visits import Transfer as Transfer
-from rpbench.ir.waits.visits import Visit, actions_of, served
+from rpbench.ir.waits.visits import Visit, actions_of
 
 TRANSFERS = MOVES | {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
 CARRIERS = TRANSFERS | SUMS  # kinds that go over a link whenever they stand in a schedule
@@ -70,15 +70,16 @@ def moves_activations_alone(schedule: Schedule) -> bool:
 
 
 class Moves:
-    """The transfers of a schedule, matched with what they serve: the visits of every device.
+    """The transfers of a schedule, matched with the visits they serve.
 
     Attributes:
         edges: (producer, consumer) by number, for the whole schedule.
         transfers: (kind, object) -> transfers of weights and gradients, devices and stages ascending.
-        replicas: stage -> the devices that share it, those outside the schedule too, for one gathered or reduced.
-        sources: number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there; where they are loaded.
-        handovers: what goes from device to device.
-        rest_loads: (device, stage) -> its LOAD:P under policy selective, which bring a part of what stays.
+        replicas: stage -> the number of devices that share it, those outside the schedule counted; of stages gathered
+            or reduced.
+        sources: number of an UNSHARD -> device -> the LOAD:P of the shard it gathers from there, if loaded.
+        handovers: weights and gradients that go from device to device.
+        rest_loads: (device, stage) -> its LOAD:P under policy selective, which bring the host's columns.
 
     Raises:
         ScheduleError: for a transfer on a wrong lane, of nothing, too often, or never ended.
@@ -88,7 +89,7 @@ class Moves:
         self.index, self._visits_of_devices = index, visits_of_devices
         self.edges: list[tuple[int, int]] = []
         self.transfers: dict[What, list[Transfer]] = defaultdict(list)
-        self.replicas: dict[int, int] = {}  # stage -> devices that share it
+        self.replicas: dict[int, int] = {}
         self.sources: dict[int, dict[int, Transfer]] = {}
         self._numbers: dict[tuple[What, int, int], list[int]] = defaultdict(list)  # (what, device, stage)
         for lane in index.lanes:
@@ -102,7 +103,9 @@ class Moves:
                         rule = f"{index.actions[number]} stands on lane {lane.name}, it belongs on lane {where}"
                         raise broken(index.schedule, rule, [number])
                     self._numbers[(kind, moved), lane.device, stage].append(number)
-        self.rest_loads = self._rest_loads()
+        late = index.schedule.late_rest is not None
+        brought = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")] if late else []
+        self.rest_loads = {(device, stage): self._numbers.pop((what, device, stage)) for what, device, stage in brought}
         for arrive, leave in _ARRIVALS:
             self._match_weights(arrive, leave)
         for what in _LEAVERS:
@@ -114,9 +117,9 @@ class Moves:
         self.edges += self.handovers.edges
         self._match_states()
         self.edges += activation_edges(index, self._numbers)
-        if index.schedule.late_rest is not None and index.steps:
+        if late and index.steps:
             around = (self.transfers[what] for what in (*reversed(_LEAVERS), (Kind.UNSHARD, None)))
-            self.edges += RestEdges(index, self.rest_loads, self._visits, *around).edges()
+            self.edges += rest_edges(index, self.rest_loads, self._visits, *around)
 
     def moves(self, what: What, stage: int) -> bool:
         """Whether a stage has transfers of a kind."""
@@ -124,7 +127,7 @@ class Moves:
 
     @cached_property
     def _visits(self) -> dict[tuple[int, int], list[Visit]]:
-        """(device, stage) -> visits; of no use where nothing but activations and states is moved."""
+        """(device, stage) -> visits; not found where only activations and states move."""
         found: dict[tuple[int, int], list[Visit]] = defaultdict(list)
         for visits in self._visits_of_devices():
             for visit in visits:
@@ -165,7 +168,7 @@ class Moves:
             self._count_replicas(arrive)
 
     def _publish(self, stage: int, version: int, pieces: Sequence[int], *, early: bool) -> None:
-        """A transfer waits for the version it brings; one that is early does not wait until that lasts."""
+        """Join a transfer to the STEP of the version it brings, and to the ROLLBACK that ends that step."""
         index, ends = self.index, self.index.rollbacks.get((stage, version))
         if ends is None or early:
             self.edges.append((index.steps[stage, version], pieces[0]))
@@ -173,7 +176,7 @@ class Moves:
             self.edges.append((pieces[-1], ends) if early else (ends, pieces[0]))
 
     def _keeps(self, device: int, stage: int) -> bool:
-        """Whether a device runs a stage on what it keeps of it, where the others take it from device to device."""
+        """Whether a device runs a stage on the weights it keeps, while others take copies from device to device."""
         step = self.index.steps.get((stage, 1))
         if step is None or stage not in self._handed_on:
             return False
@@ -191,7 +194,7 @@ class Moves:
         }
 
     def _check_whole(self) -> None:
-        """Refuse transfers from device to device of a stage that is in shards: they move all of it."""
+        """Refuse transfers from device to device of a stage that is in shards: they move whole stages."""
         index, shared = self.index, {Kind.UNSHARD, Kind.REDUCE_GRAD}
         shards = {stage: own[0] for ((kind, _), _, stage), own in self._numbers.items() if kind in shared and own}
         for ((_, what), _, stage), numbers in self._numbers.items() if shards else ():
@@ -203,7 +206,7 @@ class Moves:
                 raise broken(index.schedule, rule, shown, way_out="one of both for a stage")
 
     def _check_known(self, arrive: What) -> None:
-        """Weights that are brought have a version which follows from microbatch and stage: it is known beforehand."""
+        """Refuse to bring weights under a policy whose versions do not follow from microbatch and stage."""
         index = self.index
         if index.steps and index.schedule.policy not in KNOWN:
             for (what, _, _), numbers in self._numbers.items():
@@ -213,7 +216,7 @@ class Moves:
                     raise broken(index.schedule, rule, numbers[:1], way_out=way_out)
 
     def _check_serves(self, pieces: Sequence[int], visits: Sequence[Visit]) -> None:
-        """All visits that one transfer serves read what it brings: the same layers, in the same version."""
+        """Check that all visits of one transfer read what it brings: the same layers, in the same version."""
         index = self.index
         first = visits[0]
         for visit in visits[1:]:
@@ -236,7 +239,7 @@ class Moves:
 
     @cached_property
     def _versions(self) -> list[int]:
-        """By step, where the step decides."""
+        """The version read by step, under policies that read one version in a step."""
         shape, policy = self.index.shape, self.index.schedule.policy
         return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in range(shape.num_steps)]
 
@@ -285,10 +288,9 @@ class Moves:
         if what[0] is Kind.REDUCE_GRAD:
             self._check_equally_often(together.values())
         for transfers in together.values():
-            # A sum over replicas is complete when the last of them has its part.
-            sources = transfers if what[0] is Kind.REDUCE_GRAD else ()
             for transfer in transfers:
-                for source in sources or (transfer,):
+                # A sum over replicas is complete when the last replica has added its part.
+                for source in transfers if what[0] is Kind.REDUCE_GRAD else (transfer,):
                     last = source.visits[-1].last_gradient
                     self._check_after(last, transfer.pieces[0])
                     self.edges.append((last, transfer.pieces[0]))
@@ -296,7 +298,7 @@ class Moves:
             self._count_replicas(what)
 
     def _check_equally_often(self, sums: Iterable[Sequence[Transfer]]) -> None:
-        """A REDUCE_GRAD is of one step, and each sum of a stage takes a part of every replica."""
+        """Check that each REDUCE_GRAD is of one step, and that every replica takes part in each sum of a stage."""
         replicas: dict[int, dict[int, int]] = defaultdict(dict)  # stage -> device -> a REDUCE_GRAD there
         for transfer in (each for one in sums for each in one):
             number, (first, *others) = transfer.pieces[0], transfer.visits
@@ -317,7 +319,7 @@ class Moves:
                 raise broken(self.index.schedule, rule, shown, way_out="reduce equally often on all of them")
 
     def _goes(self, what: What, visit: Visit) -> bool:
-        """Whether a gradient goes anywhere: to the host only those steps' of which a part is left to it."""
+        """Whether a gradient moves; with a late rest, only those of which the host has a part go to the host."""
         rule = self.index.schedule.late_rest
         if rule is None or what[0] is not Kind.STORE or not self.index.steps:
             return True
@@ -326,7 +328,7 @@ class Moves:
     def _match_steps(self, number: int, stage: int, group: Sequence[Visit]) -> None:
         versions = sorted({visit.step + 1 for visit in group})
         if self.index.schedule.late_rest is not None and self.index.actions[number].kind is Kind.STORE:
-            return  # what a STEP on a device takes is there
+            return  # a STEP on a device takes columns that are there
         self.edges += [
             (number, self.index.steps[stage, version]) for version in versions if (stage, version) in self.index.steps
         ]
@@ -341,7 +343,7 @@ class Moves:
         self.edges += zip(stores, freed, strict=False)
 
     def _join(self) -> None:
-        """A shard that is loaded is gathered afterwards; a gradient that is reduced is stored afterwards."""
+        """Gathers wait for the loads of their shards; stores wait for the reduction of their gradients."""
         for before, after in (
             ((Kind.LOAD, "P"), (Kind.UNSHARD, None)),
             ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G")),
@@ -355,7 +357,7 @@ class Moves:
                 self.edges += [(number, transfer.pieces[0]) for number in sorted(last)]
 
     def _join_shards(self) -> None:
-        """The k-th gathers of a stage, one on each device, gather what all of them have loaded for it."""
+        """The k-th gathers of a stage, one on each device, gather the shards that all devices have loaded for it."""
         loads = {visit.key: load for load in self.transfers[Kind.LOAD, "P"] for visit in load.visits}
         together: dict[tuple[int, int], list[Transfer]] = defaultdict(list)  # (stage, k) -> one of each device
         num_of: dict[tuple[int, int], int] = defaultdict(int)  # (device, stage) -> gathers so far
@@ -374,11 +376,11 @@ class Moves:
             for gather in gathers if sources else ():
                 self.sources[gather.pieces[0]] = sources
                 for device, load in sources.items():
-                    if device != gather.visits[0].device:  # its own has been joined
+                    if device != gather.visits[0].device:  # `_join` has its own
                         self.edges += [(load.pieces[-1], gather.pieces[0]), (gather.pieces[0], load.end)]
 
     def _steps_before(self, visit: Visit, load: int) -> Iterable[tuple[int, int]]:
-        """(stage, version) of the STEPs that make the weights a visit reads, the version written on its transfer."""
+        """(stage, version) of the STEPs that make the weights a visit reads; check the version its transfer names."""
         index = self.index
         version, written = self._version(visit) if index.steps else 0, index.actions[load].version
         if written not in (None, version):
@@ -391,21 +393,22 @@ class Moves:
         return [(stage, version) for stage in updated if (stage, version) in index.steps]
 
     def _served(self, visits: Sequence[Visit], loads: Sequence[Sequence[int]], what: What) -> list[list[Visit]]:
-        found = served(visits, len(loads))
-        if found is None:
-            device, stage = visits[0].device, visits[0].stage
-            steps = len({visit.step for visit in visits})
-            numbers = [loads[0][0]] if loads else [visits[0].first]
-            raise broken(
-                self.index.schedule,
-                f"stage {stage} has {len(visits)} visits in {steps} steps on rank {device} and {len(loads)} "
-                f"{_name(what)}: one for each visit, one for each step, or one for all",
-                numbers,
-            )
-        return found
+        """The visits that each of some transfers of one stage serves."""
+        steps = sorted({visit.step for visit in visits})
+        if len(loads) == len(visits):
+            return [[visit] for visit in visits]
+        if len(loads) == len(steps):
+            return [[visit for visit in visits if visit.step == step] for step in steps]
+        if len(loads) == 1:
+            return [list(visits)]
+        rule = (
+            f"stage {visits[0].stage} has {len(visits)} visits in {len(steps)} steps on rank {visits[0].device} and "
+            f"{len(loads)} {_name(what)}: one for each visit, one for each step, or one for all"
+        )
+        raise broken(self.index.schedule, rule, [loads[0][0] if loads else visits[0].first])
 
     def _pieces(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
-        """Transfers as their pieces: piece 0 begins one, and the others follow in order."""
+        """Transfers as their pieces: piece 0 begins a transfer, and the others follow in order."""
         found: list[list[int]] = []
         for number in numbers:
             part = self.index.actions[number].part
@@ -418,7 +421,7 @@ class Moves:
         return [tuple(pieces) for pieces in found]
 
     def _check_used(self, what: What) -> None:
-        """Every transfer of this kind is of a stage that its device runs."""
+        """Check that every transfer of this kind is of a stage that its device runs."""
         for (found, device, stage), numbers in self._numbers.items():
             if found == what and numbers:
                 visits = self._visits.get((device, stage), [])
@@ -440,15 +443,6 @@ class Moves:
             devices[transfer.visits[0].stage].add(transfer.visits[0].device)
         outer = self.index.shape.outer_replicas
         self.replicas |= {stage: outer * len(found) for stage, found in devices.items()}
-
-    # --- a rest that is late ---
-
-    def _rest_loads(self) -> dict[tuple[int, int], list[int]]:
-        """The LOAD:P that bring a part of the weights to those that stay on a device."""
-        if self.index.schedule.late_rest is None:
-            return {}
-        keys = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")]
-        return {(device, stage): self._numbers.pop((what, device, stage)) for what, device, stage in keys}
 
     # --- optimizer state and activations ---
 

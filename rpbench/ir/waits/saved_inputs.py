@@ -1,4 +1,4 @@
-"""Kept activations: STORE:A, LOAD:A and FREE:A of what a backward stage recomputes from, matched with each other."""
+"""Saved inputs: STORE:A, LOAD:A and FREE:A of the inputs a backward stage recomputes from, matched with each other."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -29,20 +29,25 @@ class _Group(NamedTuple):
 
 
 def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
-    """(producer, consumer) of what STORE:A, LOAD:A and FREE:A add.
+    """(producer, consumer) that STORE:A, LOAD:A and FREE:A add.
 
-    A FREE:A on lane d2h ends what has been stored, one elsewhere what has been loaded. Where weights are bound, one
-    more may stand on another lane and only say that there is room: what stands behind it waits until activations are
-    gone. That is on lane compute before the backward, and on lane h2d before the LOAD:A, when they have been stored; on
-    lane h2d, of activations that never move, when their backward has used them.
+    A FREE:A on lane d2h ends a STORE:A, one elsewhere a LOAD:A. Where weights are bound, one more may stand on another
+    lane and only make room: the actions after it wait until the activations are gone. After a store it stands on lane
+    compute before the backward, or on lane h2d before the LOAD:A; of activations that never move it stands on lane
+    h2d, and waits for their backward.
 
     Args:
-        transfers: the numbers of all transfers by what they are, device and stage.
+        transfers: the numbers of all transfers by kind and object, device and stage.
 
     Raises:
         ScheduleError: for one that stands twice, or alone.
     """
-    groups = _groups(index, transfers)
+    parts, actions = index.shape.num_parts, index.actions
+    groups = [
+        _Group(what[0], device, stage, numbers, [(actions[n][2] or 0) * parts + actions[n][3] for n in numbers])
+        for (what, device, stage), numbers in transfers.items()
+        if what[1] == "A"
+    ]
     moved = _moved(index, groups)
     ends, edges = _ended(index, groups, moved)
     for group in groups:
@@ -52,16 +57,6 @@ def activation_edges(index: Index, transfers: Numbers) -> list[tuple[int, int]]:
     for end in (number for group in groups for number in group.numbers if number in unused):
         raise broken(index.schedule, f"{index.actions[end]} frees what is not there", [end])
     return edges
-
-
-def _groups(index: Index, transfers: Numbers) -> list[_Group]:
-    """The transfers of activations."""
-    parts, actions = index.shape.num_parts, index.actions
-    return [
-        _Group(what[0], device, stage, numbers, [(actions[n][2] or 0) * parts + actions[n][3] for n in numbers])
-        for (what, device, stage), numbers in transfers.items()
-        if what[1] == "A"
-    ]
 
 
 def _moved(index: Index, groups: Sequence[_Group]) -> Moved:
@@ -76,7 +71,7 @@ def _moved(index: Index, groups: Sequence[_Group]) -> Moved:
 
 
 def _ended(index: Index, groups: Sequence[_Group], moved: Moved) -> tuple[Ends, list[tuple[int, int]]]:
-    """The FREE:A that ends each move, and the edges of those FREE:A that end none."""
+    """The FREE:A that ends each move, and the edges of those FREE:A that only make room."""
     ends: Ends = defaultdict(dict)
     rooms: dict[str, dict[tuple[int, int, int], int]] = defaultdict(dict)  # lane -> stage, place, device
     edges: list[tuple[int, int]] = []
@@ -101,7 +96,7 @@ def _ended(index: Index, groups: Sequence[_Group], moved: Moved) -> tuple[Ends, 
 
 
 def _edges_of(index: Index, group: _Group, moved: Moved, ends: dict[int, int]) -> list[tuple[int, int]]:
-    """The edges of the stores or loads of a stage on a device; what ends them is taken out of `ends`."""
+    """The edges of the stores or loads of a stage on a device; their FREEs are taken out of `ends`."""
     edges: list[tuple[int, int]] = []
     stored = group.kind is Kind.STORE
     others, users = moved.get((Kind.LOAD if stored else Kind.STORE, group.stage), {}), _Users(index, group)
@@ -121,13 +116,16 @@ def _edges_of(index: Index, group: _Group, moved: Moved, ends: dict[int, int]) -
         else:
             reader, last = _readers(index, users, number, place)
             edges += [(spill, number), (users.maker(number, place), number)] if other is None else ()
-            _check_after_use(index, end, last)
+            lane = index.lanes[index.lane_of[end]]
+            if lane.name == "compute" and end < last < lane.stop:
+                rule = f"{index.actions[last]} uses what {index.actions[end]} has freed"
+                raise broken(index.schedule, rule, [end, last], way_out="free it after its last use")
             edges += ((number, reader), (last, end))
     return edges
 
 
 def _once(index: Index, found: dict[Key, int], key: Key, number: int) -> None:
-    """Note where something stands; refuse it if it stands somewhere already."""
+    """Note an action under a key; refuse a second one."""
     before = found.setdefault(key, number)
     if before != number:
         raise broken(index.schedule, f"{index.actions[number]} stands twice; it moves once", [before, number])
@@ -152,7 +150,7 @@ class _Users:
         return self._index.device(number) == self._device
 
     def maker(self, number: int, place: int) -> int:
-        """The forward that makes what a backward stage keeps of a microbatch."""
+        """The forward that makes the activations a backward stage needs for a microbatch."""
         maker = self._makers[place]
         if maker < 0 or not self.is_here(maker):
             rule = f"{self._index.actions[number]} stores what no forward on rank {self._device} makes"
@@ -169,11 +167,11 @@ class _Users:
 def _awaited_for_room(
     users: _Users, lane: Lane, free: int, place: int, store: int | None, load: int | None
 ) -> int | None:
-    """The action that a FREE:A awaits which ends no move and only makes room; None for one that ends a move."""
+    """The action that a FREE:A waits for if it only makes room; None if it ends a move."""
     if users.streamed:
         return None
     if lane.name == "h2d" and load is not None and not free < load < lane.stop:
-        return None  # as nearly all
+        return None  # nearly all end here
     found = users.of(place)
     if not found or not users.is_here(found[0]):
         return None
@@ -184,7 +182,7 @@ def _awaited_for_room(
 
 
 def _spill(index: Index, load: int) -> int:
-    """The SEND that took to the host what a forward of this device then read, and its backward loads again; or -1."""
+    """The SEND of a tensor to the host that a forward of this device read, and its backward loads again; or -1."""
     action = index.actions[load]
     stage = keeping_stage(index.schedule, action.stage)
     if not stage or not index.holds(Kind.SEND_F):
@@ -203,15 +201,8 @@ def _readers(index: Index, users: _Users, load: int, place: int) -> tuple[int, i
     return readers[0], readers[-1]
 
 
-def _check_after_use(index: Index, end: int, reader: int) -> None:
-    lane = index.lanes[index.lane_of[end]]
-    if lane.name == "compute" and end < reader < lane.stop:
-        rule = f"{index.actions[reader]} uses what {index.actions[end]} has freed"
-        raise broken(index.schedule, rule, [end, reader], way_out="free it after its last use")
-
-
 def keeping_stage(schedule: Schedule, backward_stage: int) -> int:
-    """The forward stage that comes past the first layer of a backward stage, and keeps its input.
+    """The forward stage that runs the first layer of a backward stage, and so keeps its input.
 
     Raises:
         ScheduleError: if forward and backward are cut apart and the layers are not known.
@@ -223,9 +214,9 @@ def keeping_stage(schedule: Schedule, backward_stage: int) -> int:
     return _keeping_stages(schedule.partition)[backward_stage]
 
 
-@lru_cache(maxsize=16)  # asked for every microbatch of a cut
+@lru_cache(maxsize=16)  # asked for every microbatch
 def _keeping_stages(partition: Partition) -> list[int]:
-    """By backward stage."""
+    """By backward stage, the forward stage that keeps its input."""
     ranges = partition.forward_ranges()
     starts = [layers.start for layers in partition.backward_ranges()]
     return [next((at for at, layers in enumerate(ranges) if start in layers), len(ranges) - 1) for start in starts]

@@ -1,4 +1,4 @@
-"""Visits: the unbroken runs of one stage on a device, and which of them a transfer of weights or gradients serves.
+"""Visits: the unbroken runs of one stage on a device, and the transfers of weights or gradients that serve them.
 
 Transfers name a stage, not a visit; they are matched by order. The transfers of a stage on a device are
 
@@ -85,7 +85,7 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
                 yield Visit(device, *now, tuple(run), gradient)
                 run, gradient = [], -1
             now, again = place, kind is is_alone
-            if run[-1:] != [number]:  # an OVERLAP may hold two of one visit
+            if run[-1:] != [number]:  # an OVERLAP may hold two actions of one visit
                 run.append(number)
             gradient = number if kind in GRADIENT else gradient
     if now is not None:
@@ -93,14 +93,14 @@ def _runs(index: Index, numbers: range, device: int) -> Iterator[Visit]:
 
 
 def _by_visit(parts: Sequence[Action], size: int) -> list[Action]:
-    """The parts of an OVERLAP, which run together: those of one visit side by side, whatever stands between them."""
+    """The parts of an OVERLAP, ordered by visit: an OVERLAP runs its parts together, so visits stay unbroken."""
     places: dict[tuple[bool, int, int], int] = {}
     order = [places.setdefault(_place(part, size), len(places)) for part in parts]
     return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
 
 
 def actions_of(index: Index, visit: Visit) -> Iterator[Action]:
-    """The plain actions of a visit, in order: of an OVERLAP those that belong to it."""
+    """The plain actions of a visit, in order; of an OVERLAP only those that belong to it."""
     place, size = (visit.backward, visit.stage, visit.step), index.shape.num_microbatches
     for number in visit.numbers:
         action = index.actions[number]
@@ -110,15 +110,5 @@ def actions_of(index: Index, visit: Visit) -> Iterator[Action]:
 
 
 def _place(part: Action, size: int) -> tuple[bool, int, int]:
-    """Direction, stage and step of what computes."""
+    """Direction, stage and step of a computing action."""
     return part.kind is not Kind.F, part.stage, (part.microbatch or 0) // size
-
-
-def served(visits: Sequence[Visit], num_transfers: int) -> list[list[Visit]] | None:
-    """The visits that each of some transfers of one stage serves; None if the numbers do not fit."""
-    steps = sorted({visit.step for visit in visits})
-    if num_transfers == len(visits):
-        return [[visit] for visit in visits]
-    if num_transfers == len(steps):
-        return [[visit for visit in visits if visit.step == step] for step in steps]
-    return [list(visits)] if num_transfers == 1 and visits else None
