@@ -1,7 +1,7 @@
 """Exact: a job timed with the project's own schedules and simulator, not by a closed form.
 
-The seconds of a mesh's layers fill today's `LayerTimes`, so everything that takes those (schedules, partitions,
-simulators, records) works under a mesh. What data parallelism moves: `rpbench.mesh.ordered_step`.
+The seconds of a mesh's layers fill a `LayerTimes`, so everything that takes one (schedules, partitions, simulators,
+records) works under a mesh. The exchanges of data parallelism: `rpbench.mesh.ordered_step`.
 """
 
 from functools import lru_cache
@@ -32,13 +32,13 @@ def mesh_times(job: Job) -> LayerTimes:
 
 
 def _blocked_s(job: Job) -> float:
-    """Seconds that all stages of one microbatch wait, one way, for transfers which a framework does not hide."""
+    """Seconds that all stages wait for the transfers of one microbatch, one way, where a framework hides none."""
     blocks = job.software.blocking_hops and job.schedule in WAITING
     return job.hop_s * (job.num_stages - 1) if blocks and job.mesh.pipeline > 1 else 0.0
 
 
 def exact_terms(job: Job) -> Terms:
-    """Seconds of a step by cause, the pipeline and what its replicas exchange simulated."""
+    """Seconds of a step by cause; the pipeline and the exchanges of its replicas are simulated."""
     if scatter_layers(job):
         return with_rest(job, layered(job).terms, ends_together=True)
     terms = step_terms(job)
@@ -55,7 +55,7 @@ def exact_terms(job: Job) -> Terms:
 
 
 def _exchanges_s(job: Job) -> float:
-    """Seconds that data parallelism adds to a step of a pipeline; more of it hides between chunks than at the end."""
+    """Seconds that data parallelism adds to a step; more exchanges hide between chunks than at the end of the step."""
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
     return simulate_step(job, order, costs, counts_layers=True).terms["data"]
@@ -63,8 +63,7 @@ def _exchanges_s(job: Job) -> float:
 
 def makespan_s(job: Job) -> float:
     """Seconds from the first forward to the last backward of a step, simulated."""
-    partition = symmetric(job.cut)
-    problem = problem_of(job)
+    partition, problem = symmetric(job.cut), problem_of(job)
     if problem.entry.needs_costs:
         graph = build_graph(problem.order(partition))
     else:
@@ -74,13 +73,9 @@ def makespan_s(job: Job) -> float:
 
 
 def problem_of(job: Job) -> Problem:
-    """A job's pipeline as the planning problem that today's searches and simulators take."""
+    """A job's pipeline as the planning problem that searches and simulators take."""
     return Problem(
-        entry(job.schedule),
-        mesh_times(job),
-        job.mesh.pipeline,
-        job.num_microbatches,
-        chunks_per_rank=job.chunks,
+        entry(job.schedule), mesh_times(job), job.mesh.pipeline, job.num_microbatches, chunks_per_rank=job.chunks
     )
 
 

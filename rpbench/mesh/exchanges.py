@@ -10,7 +10,7 @@ from rpbench.mesh.parameters import held_layers
 from rpbench.passes.offload import Per
 from rpbench.workload.counts import Layer
 
-# What is gathered and what is reduced, and how often, by what replicas share (`rpbench.passes.offload.shard`).
+# How often weights are gathered and gradients summed, by what replicas share (`rpbench.passes.offload.shard`).
 LOWERED: dict[str, tuple[Per | None, Per]] = {
     "none": (None, "step"),
     "optimizer": ("step", "step"),
@@ -20,7 +20,7 @@ LOWERED: dict[str, tuple[Per | None, Per]] = {
 
 
 def lowered(job: Job, order: Schedule) -> tuple[Per | None, Per | None]:
-    """When weights are gathered and gradients summed on lane net; None where that follows the step.
+    """When weights are gathered and gradients summed on lane net; None for an exchange after the step.
 
     An order whose weights change with every microbatch has no place for either.
     """
@@ -39,7 +39,7 @@ def gathers_late(job: Job, parameters: Per | None) -> bool:
 
 
 def late_s(order: Schedule, up: tuple[Reduced, ...], down: tuple[Reduced, ...], *, gathers: bool, sums: bool) -> float:
-    """Seconds of the rank that waits longest for exchanges which nothing hides."""
+    """Exposed seconds of the exchanges after the step, on the rank that waits longest."""
     found = 0.0
     for rank in range(order.shape.num_ranks):
         parts = [part for action in order.compute(rank) for part in parts_of(action)]
@@ -58,10 +58,10 @@ def transfer_time(up: tuple[Reduced, ...], down: tuple[Reduced, ...], units: int
 
 
 def exchanged(job: Job, counts: tuple[int, ...], *, ends_together: bool = False) -> tuple[Reduced, ...]:
-    """Seconds of what data parallelism moves of each stage of a cut.
+    """Seconds of the exchanges of each stage of a cut.
 
     Args:
-        ends_together: whether a device has both ends, and of a tied matrix one.
+        ends_together: whether one device has both ends, and so a tied matrix once.
     """
     end = len(counts) - 1
     found, begin = [], 0

@@ -1,7 +1,7 @@
 """Wrapping: today's times of layers, made for one device, under a mesh.
 
-Whatever the times come from (published, profiled, analytic), what a mesh changes is a ratio of this package's seconds:
-those of a device of the mesh over those of one device alone. A mesh of ones changes nothing, to the last bit.
+A mesh changes the times of any source (published, profiled, analytic) by a ratio of this package's seconds: those of a
+device of the mesh over those of one device alone. A mesh of ones changes nothing, to the last bit.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rpbench.mesh.layout import Mesh, Sharing
 
 
 def under_mesh(times: LayerTimes, job: Job) -> LayerTimes:
-    """The times of a job's layers on one device, as they are on a device of its mesh.
+    """The times of a job's layers on a device of its mesh, from those on one device.
 
     Args:
         times: of one microbatch through each layer on one device.
@@ -49,7 +49,7 @@ def under_mesh(times: LayerTimes, job: Job) -> LayerTimes:
 
 
 def _alone(job: Job) -> Job:
-    """The same layers on one device, a microbatch and nobody to share with."""
+    """The same layers on one device, one microbatch, without replicas."""
     return replace(
         job,
         mesh=Mesh(sharing=Sharing("none")),
