@@ -33,13 +33,11 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def rank_bytes(job: Job, rank: int) -> Bytes:
-    """Bytes of a device of a pipeline rank, by class; allocated tensors, no reserve."""
-    return bytes_of_ranks(job)[rank]
-
-
 def bytes_of_ranks(job: Job) -> list[Bytes]:
-    """The same of every rank, of the order that the job's schedule has without costs."""
+    """Bytes of a device of each pipeline rank, by class: allocated tensors, no reserve.
+
+    The order is the one that the job's schedule has without costs.
+    """
     ranks, chunks, microbatches = job.mesh.pipeline, job.chunks, job.num_microbatches
     enough = min(microbatches, 4 * ranks * chunks)  # most orders have no more in flight in a long step
     found = _replayed(job.schedule, ranks, chunks, enough)
@@ -49,7 +47,7 @@ def bytes_of_ranks(job: Job) -> list[Bytes]:
 
 
 def bytes_of_order(job: Job, order: Schedule, analysis: Analysis) -> list[Bytes]:
-    """The same of another order.
+    """The same for another order.
 
     Args:
         order: what the ranks compute, with its partition; without what data parallelism moves.

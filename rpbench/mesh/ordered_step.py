@@ -21,8 +21,15 @@ from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.mesh.data_parallel import Reduced, beside_computation
-from rpbench.mesh.exchanges import exchanged, gathers_late, late_s, lowered, transfer_time
+from rpbench.mesh.data_parallel import (
+    Reduced,
+    beside_computation,
+    exchanged,
+    gathers_late,
+    late_s,
+    lowered,
+    transfer_time,
+)
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Sharing
 from rpbench.mesh.replicas import exchange_alone, layered, scatter_layers

@@ -12,8 +12,7 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape, from_text, to_text
 from rpbench.mesh.data_parallel import reduced
-from rpbench.mesh.exact import exact_terms, makespan_s, mesh_times, problem_of
-from rpbench.mesh.layers.wrapping import under_mesh
+from rpbench.mesh.exact import exact_terms, makespan_s, mesh_times, problem_of, under_mesh
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.ordered_step import _copies, simulate_step
 from rpbench.mesh.parameters import held, held_by_stage

@@ -14,8 +14,7 @@ from rpbench.ir.partition import split_evenly
 from rpbench.mesh.memory import fullest
 from rpbench.mesh.placement import reached
 from rpbench.mesh.plan_search import closed_forms
-from rpbench.mesh.plan_search.closed_bytes import rank_layers
-from rpbench.mesh.plan_search.closed_forms import Question, layer_table, time_plans
+from rpbench.mesh.plan_search.closed_forms import Question, layer_table, rank_layers, time_plans
 from rpbench.mesh.plan_search.fitting import job_of
 from rpbench.mesh.plan_search.plans import SHARED, Inner, Space, _chunks, enumerate_plans
 from rpbench.mesh.plan_search.search import search, simulate_job
