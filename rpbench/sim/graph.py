@@ -33,9 +33,9 @@ _READERS = (Kind.R, Kind.B, Kind.I, Kind.W)  # in this order
 class Graph:
     """Columns of a schedule and its edges, the latter in topological positions.
 
-    `order[i]` is the flat index of the i-th action. Edges within a lane that its order already implies are left
-    out. `slot` numbers what costs are looked up by: the kind and stage of an action, or of all that an OVERLAP
-    holds; `slots` lists them. Actions that carry something over a link have slots of their own, one for each cargo.
+    `order[i]` is the flat index of the i-th action. Edges that the order of a lane already implies are left out. `slot`
+    numbers the keys that costs are looked up by: the kind and stage of an action, or of all parts of an OVERLAP;
+    `slots` lists them. Actions that move something over a link have slots of their own, one for each cargo.
     """
 
     schedule: Schedule
@@ -51,7 +51,7 @@ class Graph:
     to_fused: Bools  # the edge brings a fused stage its input
     slot: Ints
     slots: tuple[Members, ...]
-    cargo: tuple[Cargo | None, ...] = ()  # by slot, what its actions carry over a link; empty: nothing does
+    cargo: tuple[Cargo | None, ...] = ()  # by slot, the object its actions move over a link; empty: none moves any
 
     @property
     def num_actions(self) -> int:
@@ -66,7 +66,7 @@ class Graph:
 
     @cached_property
     def slots_on_devices(self) -> tuple[Ints, tuple[tuple[int, int], ...]]:
-        """`slot` told apart by device as well, and the (slot, device) pairs that it numbers then."""
+        """`slot` distinguished by device as well, and the (slot, device) pairs that it then numbers."""
         device = self.columns.device[self.order].astype(np.int64)
         codes, numbers = np.unique(self.slot.astype(np.int64) << 32 | device, return_inverse=True)
         return numbers.astype(np.int32), tuple((code >> 32, code & 0xFFFFFFFF) for code in codes.tolist())
@@ -78,7 +78,7 @@ class Graph:
 
 
 class Carried(NamedTuple):
-    """Actions that use a link: their numbers, and which of the distinct objects each of them moves."""
+    """Actions that use a link: their numbers, and which of the distinct objects each moves."""
 
     numbers: Ints
     which: Ints
@@ -113,7 +113,7 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
     before = before[order]
     previous = np.where(before >= 0, rank[before], -1).astype(np.int32)
 
-    # Separate cuts hold back only the main phase: recomputation needs no more than its own kept input.
+    # Separate cuts hold back only the main phase: recomputation needs no more than its own saved input.
     kind = columns.kind[consumer]
     backward = (kind == Kind.B) | (kind == Kind.I)
     computed = moved != _MOVED["transfer"]
@@ -140,7 +140,7 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
 
 
 def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
-    """What costs are looked up by, and for each action which of these."""
+    """The keys that costs are looked up by, and for each action the number of its key."""
     what, fused = columns.stage.astype(np.int64), list[Members]()
     if columns.sub:
         what[list(columns.sub)], held = columns.alike_inside
@@ -157,13 +157,13 @@ _kind_and_stage = itemgetter(0, 1)
 
 
 def _carried(analysis: Analysis, columns: Columns) -> Carried | None:
-    """The objects that actions move, each once for a kind; None where nothing uses a link."""
+    """The objects that actions move, each once for a kind; None if nothing uses a link."""
     if not carries(analysis.schedule):
         return None
     carried, kinds = analysis.cargo, columns.kind.tolist()
     numbers = sorted(carried)
     distinct: dict[tuple[Kind, Cargo], int] = {}
-    known: dict[tuple[int, int], int] = {}  # the same by identity: equal cargoes are few objects, and slow to compare
+    known: dict[tuple[int, int], int] = {}  # the same by identity: equal objects are slow to compare
     chosen = []
     for number in numbers:
         kind, cargo = kinds[number], carried[number]
@@ -189,9 +189,9 @@ _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 
 
 def _edges(analysis: Analysis, rows: ArrayRows, kept: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
-    """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies.
+    """Producer, consumer (flat indices) and what moves, without the edges that the order of a lane implies.
 
-    Those that LOAD, STORE, FREE and their like add come last, and take no hop.
+    The edges of transfers come last, and take no hop.
     """
     columns = rows.columns
     pairs = analysis.transfer_edges if kept is None else []
@@ -209,7 +209,7 @@ def _edges(analysis: Analysis, rows: ArrayRows, kept: tuple[Ints, Ints] | None) 
 
 
 def _starts(consumer: Ints, num: int, order: Ints | None = None) -> Ints:
-    """Where the edges of each action begin among edges sorted by consumer: by number, or in an order."""
+    """Where the edges of each action begin among edges sorted by consumer; actions by number, or in an order."""
     counts = np.bincount(consumer, minlength=num)
     if order is not None:
         counts = counts[order]
@@ -252,11 +252,11 @@ def _refuse(schedule: Schedule, columns: Columns, heads: Ints) -> None:
 
 
 def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None:
-    """The edges that transfers add, where activations alone move and in the plainest form.
+    """The edges of transfers, where only activations move, in the plainest form.
 
-    Each activation is stored by the device that makes and uses it (lane d2h), loaded once more (lane h2d), and freed
-    once behind either. Large schedules that offload hold little else. Other moves, or some out of order, are matched
-    action by action, with the same edges (`rpbench.ir.waits.saved_inputs.activation_edges`), which shows what is wrong.
+    The device that makes and uses an activation stores it (lane d2h), loads it once (lane h2d), and frees it once after
+    either. Large schedules that offload hold little else. `rpbench.ir.waits.saved_inputs.activation_edges` matches all
+    other schedules action by action, with the same edges, and shows what is wrong.
 
     Returns:
         producer and consumer; None for a schedule with other transfers or none, or with some that are not in order.
@@ -283,7 +283,7 @@ def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None
 
 
 class _ByPlace:
-    """Plain actions by their places, ascending; of moves those on one lane."""
+    """Plain actions by their places, ascending; moves of one lane only."""
 
     def __init__(self, schedule: Schedule, columns: Columns) -> None:
         lanes = np.array([LANES.index(name) for _, name, _ in schedule.items()], np.int8)
