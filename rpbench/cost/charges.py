@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import Kind
-from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.waits.moves import has_transfers, moves_activations_alone
 from rpbench.passes.boundary_lanes import send_over_links
@@ -36,7 +36,7 @@ class Charge:
     """One kind of object that is transferred.
 
     Args:
-        name: the `object` of its transfers (`Cargo`).
+        name: the `object` of its transfers (`Payload`).
         bytes_of: bytes of a stage as a whole, of numbers or of arrays of stages alike.
         exchanged: whether it is a collective between devices: a cause of its own, at the pace that collectives reach.
         place: puts it into the lanes of a schedule with steps; None: generators and their passes do.
@@ -52,9 +52,9 @@ class Charge:
     ends: frozenset[Kind] = frozenset()
     lane: str = "net"
 
-    def after(self, kind: Kind, stage: int) -> Cargo:
+    def after(self, kind: Kind, stage: int) -> Payload:
         """The transfer at the end of a computation."""
-        return Cargo(self.name, stage, kind not in (Kind.F, Kind.R), Fraction(1), self.lane)
+        return Payload(self.name, stage, kind not in (Kind.F, Kind.R), Fraction(1), self.lane)
 
 
 def _sum_copies(schedule: Schedule, cluster: "Machine") -> Schedule:
@@ -81,26 +81,26 @@ CHARGES: tuple[Charge, ...] = (  # in the order in which they are put into lanes
 _ROWS = {charge.name: charge for charge in CHARGES}
 
 
-def charge_of(cargo: Cargo) -> Charge:
+def charge_of(payload: Payload) -> Charge:
     """The row of a transfer."""
-    return _ROWS[cargo.object]
+    return _ROWS[payload.object]
 
 
-def cause_of(cargo: Cargo) -> str:
+def cause_of(payload: Payload) -> str:
     """The cause of a step that the time of a transfer belongs to."""
-    if cargo.lane == "host":
+    if payload.lane == "host":
         return "optimizer"
-    return "collectives" if is_collective(cargo) else "transfers"
+    return "collectives" if is_collective(payload) else "transfers"
 
 
-def is_collective(cargo: Cargo) -> bool:
+def is_collective(payload: Payload) -> bool:
     """Whether a transfer is an exchange between devices, at the pace that collectives reach."""
-    return cargo.lane == "net" and charge_of(cargo).exchanged
+    return payload.lane == "net" and charge_of(payload).exchanged
 
 
-def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tuple[Cargo, ...]]:
+def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tuple[Payload, ...]]:
     """The transfers at the end of computations, by kind and stage."""
-    found: dict[tuple[Kind, int], tuple[Cargo, ...]] = {}
+    found: dict[tuple[Kind, int], tuple[Payload, ...]] = {}
     for charge in CHARGES:
         for kind in charge.ends:
             forward = kind in (Kind.F, Kind.R)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
-from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import ScheduleError, Shape
 
@@ -69,9 +69,9 @@ class CostTable:
     units_per_second: int = 1
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
-    transfer_time: Callable[[Cargo], Number | None] | None = None
+    transfer_time: Callable[[Payload], Number | None] | None = None
     each: tuple["CostTable", ...] = ()
-    carry: Mapping[tuple[Kind, int], tuple[Cargo, ...]] = field(default_factory=dict)
+    carry: Mapping[tuple[Kind, int], tuple[Payload, ...]] = field(default_factory=dict)
 
     def at(self, microbatch: int | None) -> "CostTable":
         """The costs of a microbatch, counted through over all steps."""
@@ -92,7 +92,7 @@ class CostTable:
             kind = Kind.STEP  # the schedule knows which part is stepped
         if kind in self.work:
             own = self.work[kind][stage]
-            for carried in map(self.of_cargo, self.carry.get((kind, stage), ())):
+            for carried in map(self.of_payload, self.carry.get((kind, stage), ())):
                 own = own if carried is None else own._replace(main=own.main + carried.main)
             return own
         if kind in (Kind.I, Kind.W):
@@ -107,9 +107,9 @@ class CostTable:
             )
         return _NO_WORK
 
-    def of_cargo(self, cargo: Cargo | None) -> Work | None:
+    def of_payload(self, payload: Payload | None) -> Work | None:
         """Time on a link, whatever the speed of its device; None if its bytes do not decide."""
-        time = None if cargo is None or self.transfer_time is None else self.transfer_time(cargo)
+        time = None if payload is None or self.transfer_time is None else self.transfer_time(payload)
         return None if time is None else Work(time)
 
     def of_order(self, shape: Shape) -> "CostTable":

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from rpbench.ir.action import Kind, parts_of
-from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule
 from rpbench.mesh.job import Job
@@ -160,10 +160,10 @@ def late_s(order: Schedule, up: tuple[Reduced, ...], down: tuple[Reduced, ...], 
     return found
 
 
-def transfer_time(up: tuple[Reduced, ...], down: tuple[Reduced, ...], units: int, cargo: Cargo) -> float | None:
+def transfer_time(up: tuple[Reduced, ...], down: tuple[Reduced, ...], units: int, payload: Payload) -> float | None:
     """Time of a gather or a sum of a stage."""
-    found = (down if cargo.backward else up)[cargo.stage]
-    seconds = {"P": found.parameters, "G": found.gradients}.get(cargo.object)
+    found = (down if payload.backward else up)[payload.stage]
+    seconds = {"P": found.parameters, "G": found.gradients}.get(payload.object)
     return None if seconds is None else seconds * units
 
 

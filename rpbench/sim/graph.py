@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rpbench.cost.table import Members
 from rpbench.ir.action import COMPUTE, MOVES, Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.moved_objects import Cargo, carries
+from rpbench.ir.moved_objects import Payload, carries
 from rpbench.ir.schedule import LANES, Schedule, ScheduleError, Shape, Weights
 from rpbench.ir.waits.edges import edges_of
 from rpbench.ir.waits.moves import LANES as LANES_OF
@@ -35,7 +35,7 @@ class Graph:
 
     `order[i]` is the flat index of the i-th action. Edges that the order of a lane already implies are left out. `slot`
     numbers the keys that costs are looked up by: the kind and stage of an action, or of all parts of an OVERLAP;
-    `slots` lists them. Actions that move something over a link have slots of their own, one for each cargo.
+    `slots` lists them. Actions that move something over a link have slots of their own, one for each payload.
     """
 
     schedule: Schedule
@@ -51,7 +51,7 @@ class Graph:
     to_fused: Bools  # the edge brings a fused stage its input
     slot: Ints
     slots: tuple[Members, ...]
-    cargo: tuple[Cargo | None, ...] = ()  # by slot, the object its actions move over a link; empty: none moves any
+    payload: tuple[Payload | None, ...] = ()  # by slot, the object its actions move over a link; empty: none moves any
 
     @property
     def num_actions(self) -> int:
@@ -82,7 +82,7 @@ class Carried(NamedTuple):
 
     numbers: Ints
     which: Ints
-    distinct: Sequence[tuple[Kind, Cargo]]
+    distinct: Sequence[tuple[Kind, Payload]]
 
 
 def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) -> Graph:
@@ -119,8 +119,8 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
     computed = moved != _MOVED["transfer"]
     gradient = backward & ((moved == 2) | (schedule.shape.separate_cuts & computed))
     slots, slot = _slots(columns)
-    carried = _carried(analysis, columns) if kept is None else kept_cargo(schedule.shape, columns)
-    slots, cargo = _with_cargo(slot, slots, carried)
+    carried = _carried(analysis, columns) if kept is None else kept_payload(schedule.shape, columns)
+    slots, payload = _with_payload(slot, slots, carried)
     return Graph(
         schedule,
         analysis,
@@ -135,7 +135,7 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
         (kind == Kind.FB) & computed,
         slot[order].astype(np.int32),
         slots,
-        cargo,
+        payload,
     )
 
 
@@ -160,29 +160,29 @@ def _carried(analysis: Analysis, columns: Columns) -> Carried | None:
     """The objects that actions move, each once for a kind; None if nothing uses a link."""
     if not carries(analysis.schedule):
         return None
-    carried, kinds = analysis.cargo, columns.kind.tolist()
+    carried, kinds = analysis.payload, columns.kind.tolist()
     numbers = sorted(carried)
-    distinct: dict[tuple[Kind, Cargo], int] = {}
+    distinct: dict[tuple[Kind, Payload], int] = {}
     known: dict[tuple[int, int], int] = {}  # the same by identity: equal objects are slow to compare
     chosen = []
     for number in numbers:
-        kind, cargo = kinds[number], carried[number]
-        place = known.get((kind, id(cargo)))
+        kind, payload = kinds[number], carried[number]
+        place = known.get((kind, id(payload)))
         if place is None:
-            place = known[kind, id(cargo)] = distinct.setdefault((Kind(kind), cargo), len(distinct))
+            place = known[kind, id(payload)] = distinct.setdefault((Kind(kind), payload), len(distinct))
         chosen.append(place)
     return Carried(np.array(numbers, np.int32), np.array(chosen, np.int32), list(distinct))
 
 
-def _with_cargo(
+def _with_payload(
     slot: Ints, slots: tuple[Members, ...], carried: Carried | None
-) -> tuple[tuple[Members, ...], tuple[Cargo | None, ...]]:
-    """The slots, with one more for every kind, stage and cargo; `slot` is changed in place."""
+) -> tuple[tuple[Members, ...], tuple[Payload | None, ...]]:
+    """The slots, with one more for every kind, stage and payload; `slot` is changed in place."""
     if carried is None:
         return slots, ()
     slot[carried.numbers] = len(slots) + carried.which
-    more = tuple(((kind, cargo.stage),) for kind, cargo in carried.distinct)
-    return slots + more, (None,) * len(slots) + tuple(cargo for _, cargo in carried.distinct)
+    more = tuple(((kind, payload.stage),) for kind, payload in carried.distinct)
+    return slots + more, (None,) * len(slots) + tuple(payload for _, payload in carried.distinct)
 
 
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
@@ -306,7 +306,7 @@ class _ByPlace:
         return np.where(own[at] == places, numbers[at], -1)
 
 
-def kept_cargo(shape: Shape, columns: Columns) -> Carried:
+def kept_payload(shape: Shape, columns: Columns) -> Carried:
     """The activations that move in a schedule that has `kept_edges`."""
     kind, stage = columns.kind, columns.stage
     numbers = np.flatnonzero(among(kind, (Kind.LOAD, Kind.STORE))).astype(np.int32)
@@ -315,7 +315,7 @@ def kept_cargo(shape: Shape, columns: Columns) -> Carried:
     order = np.argsort(first)  # as they come first
     alike = [(Kind(kind[number]), int(stage[number])) for number in numbers[first[order]].tolist()]
     share = Fraction(1, shape.num_parts)
-    distinct = [(member, Cargo("A", of, True, share, LANES_OF[member][0])) for member, of in alike]
+    distinct = [(member, Payload("A", of, True, share, LANES_OF[member][0])) for member, of in alike]
     return Carried(numbers, np.argsort(order)[which].astype(np.int32), distinct)
 
 

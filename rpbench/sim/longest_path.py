@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rpbench.cost.table import CostTable, Members, Number, Work
 from rpbench.ir.action import STEPPING, Action, Kind
-from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.policy import LateRest
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
@@ -131,19 +131,19 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
 
 def _works_of(graph: Graph, costs: CostTable, pairs: Sequence[tuple[int, int]]) -> list[Work]:
     """The work of slots on devices."""
-    num_parts, cargo = graph.schedule.shape.num_parts, graph.cargo or (None,) * len(graph.slots)
+    num_parts, payload = graph.schedule.shape.num_parts, graph.payload or (None,) * len(graph.slots)
     works = [costs.together(members) for members in graph.slots]
     if graph.schedule.late_rest is not None:
-        works = _in_two_parts(graph.schedule.late_rest, graph.slots, cargo, works)
-    return [costs.of_cargo(cargo[number]) or costs.on(device, works[number], num_parts) for number, device in pairs]
+        works = _in_two_parts(graph.schedule.late_rest, graph.slots, payload, works)
+    return [costs.of_payload(payload[number]) or costs.on(device, works[number], num_parts) for number, device in pairs]
 
 
 def _in_two_parts(
-    rule: LateRest, slots: Sequence[Members], cargo: Sequence[Cargo | None], works: Sequence[Work]
+    rule: LateRest, slots: Sequence[Members], payload: Sequence[Payload | None], works: Sequence[Work]
 ) -> list[Work]:
-    """The works with those of steps divided: a device steps its columns, the host the fraction in its cargo."""
+    """The works with those of steps divided: a device steps its columns, the host the fraction in its payload."""
     found = []
-    for members, carried, work in zip(slots, cargo, works, strict=True):
+    for members, carried, work in zip(slots, payload, works, strict=True):
         if members[0][0] in (Kind.STEP, Kind.STEP_REST) and work.main:
             part = 1 - rule.rest if carried is None else carried.share
             work = Work(work.main * (part if isinstance(work.main, Fraction) else float(part)))

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
-from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.fair_shares import Edges, Servers, Works, timed
 from rpbench.sim.graph import COMPILE_FROM, Graph
@@ -68,7 +68,7 @@ def simulate_charged(graph: Graph, costs: CostTable, less: Sequence[float] = ())
 def shares_links(graph: Graph, costs: CostTable) -> bool:
     """Whether the time of a transfer depends on other transfers."""
     times = costs.transfer_time
-    return isinstance(times, TransferTimes) and bool(graph.cargo) and times.cluster.shares_links
+    return isinstance(times, TransferTimes) and bool(graph.payload) and times.cluster.shares_links
 
 
 class MovingGraph:
@@ -129,7 +129,7 @@ def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[F
         each: the times of every microbatch of a step, where they differ.
     """
     cluster, table, capacity = times.cluster, np.array(-1), [times.cluster.shared_host_bytes_per_s or inf]
-    flows = [[_flow(cargo, own) for cargo in graph.cargo] for own in (*each, times)]
+    flows = [[_flow(payload, own) for payload in graph.payload] for own in (*each, times)]
     if each:
         microbatch = microbatches_of(graph)
         table = np.where(microbatch < 0, -1, microbatch % len(each))
@@ -151,16 +151,16 @@ def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[F
     return amounts[table, graph.slot], of[table, graph.slot] + complexes, servers, np.array(capacity)
 
 
-def _flow(cargo: Cargo | None, times: TransferTimes) -> tuple[float, float, int, int, float]:
+def _flow(payload: Payload | None, times: TransferTimes) -> tuple[float, float, int, int, float]:
     """Bytes; pace of the link alone; the number of the host's memory (-1: not used); the direction through a complex;
     and seconds of SSDs a byte."""
-    carried, pace = (0, 0) if cargo is None else (times.bytes_of(cargo), times.bytes_per_s(cargo))
-    ssd_s = 0.0 if cargo is None else times.ssd_s(cargo)
-    if cargo is None or not carried or not (pace or ssd_s or times.cluster.transfer_latency_s):
+    carried, pace = (0, 0) if payload is None else (times.bytes_of(payload), times.bytes_per_s(payload))
+    ssd_s = 0.0 if payload is None else times.ssd_s(payload)
+    if payload is None or not carried or not (pace or ssd_s or times.cluster.transfer_latency_s):
         return 0.0, inf, -1, -1, 0.0  # takes no time
-    if cargo.lane == "host":
+    if payload.lane == "host":
         return carried, inf, 0, -1, ssd_s / carried
-    way = ("h2d", "d2h", "net").index(cargo.lane)
+    way = ("h2d", "d2h", "net").index(payload.lane)
     return (carried, pace or inf, *((-1, -1) if way == 2 else (0, way)), ssd_s / carried)
 
 

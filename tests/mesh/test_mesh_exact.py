@@ -112,7 +112,7 @@ def test_gradients_of_early_stages_hide_behind_the_last_microbatch():
     reduces = [action for row in schedule.lanes for action in row["net"] if action.kind is Kind.REDUCE_GRAD]
     assert len(reduces) == 4
     assert max(step.timeline.end) - makespan_s(found) == pytest.approx(
-        max(float(costs.transfer_time(cargo)) for cargo in Analysis(schedule).cargo.values()), rel=0.2
+        max(float(costs.transfer_time(payload)) for payload in Analysis(schedule).payload.values()), rel=0.2
     )
 
 
@@ -120,7 +120,7 @@ def test_devices_outside_the_schedule_count_as_replicas():
     order = entries()["1f1b"].build(Shape(2, 2, 4))
     outside = replace(order, shape=replace(order.shape, outer_replicas=4))
     analysis = Analysis(shard(outside, parameters="step", gradients="step"))
-    shares = {cargo.share for cargo in analysis.cargo.values()}
+    shares = {payload.share for payload in analysis.payload.values()}
     assert shares == {Fraction(3, 4)}
 
 

@@ -272,7 +272,7 @@ class ReplicaShares:
         self._stored_by_visit = self._served_by_visit((Kind.STORE, "G"))
         if self.rule is not None:  # a sum that is scattered by visits may be stored by steps
             self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None)) | self._stored_by_visit
-        self._cargo = analysis.cargo
+        self._payload = analysis.payload
         self._tries = analysis.schedule.policy is Policy.TRIAL
 
     def held(self, device: int) -> list[int]:
@@ -332,9 +332,10 @@ class ReplicaShares:
     def _arrivals(self) -> tuple[dict[int, int], int]:
         """Number -> the units of its stage's weights that it brings for a while; and the units of a whole stage."""
         found = {
-            number: Fraction(1) if cargo.stage in self.homes else cargo.share
-            for number, cargo in self._cargo.items()
-            if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
+            number: Fraction(1) if payload.stage in self.homes else payload.share
+            for number, payload in self._payload.items()
+            if self._index.actions[number].kind is Kind.UNSHARD
+            or (payload.object == "P" and payload.stage in self._loaded)
         }
         whole = lcm(*{share.denominator for share in found.values()})
         return {number: share.numerator * (whole // share.denominator) for number, share in found.items()}, whole
