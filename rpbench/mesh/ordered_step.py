@@ -1,13 +1,13 @@
 """Ordered step: a step of any registered schedule under a mesh, simulated, with its seconds by cause.
 
-The schedule's ranks are groups of devices. Collectives inside layers are a part of the seconds of actions; what data
-parallelism moves stands on lane net, over partners outside the schedule. Causes are differences of simulations of one
-order: without hops, with hops, with what data parallelism moves.
+The schedule's ranks are groups of devices. Collectives inside layers are a part of the seconds of actions; exchanges of
+data parallelism stand on lane net, over partners outside the schedule. Causes are differences of simulations of one
+order: without hops, with hops, with these exchanges.
 
-    kernels, recompute, collectives, host    the busiest rank's work, by what its layers' seconds are made of
-    bubble                                   what that rank waits where hops take no time
-    hops                                     what hops add
-    data                                     what data parallelism adds
+    kernels, recompute, collectives, host    the busiest rank's work, by the parts of its layers' seconds
+    bubble                                   waits of that rank if hops take no time
+    hops                                     seconds that hops add
+    data                                     seconds that data parallelism adds
     tied, optimizer, fixed, jitter           as in `rpbench.mesh.step`, where the layers' seconds are counted here
 """
 
