@@ -1,12 +1,12 @@
-"""Charges: what takes time beside computing, a row each. Simulation, search, advice, memory and `why` read this table.
+"""Charges: the transfers that take time beside computing, one row each; all costs of transfers follow from this table.
 
 A row names its bytes, whether all devices exchange them, and which actions carry them:
 
     in lanes          actions of their own on a link (`rpbench.ir.moved_objects` finds them); a pass may put them there
     on computations   kinds of computation that end with an exchange over a link, which blocks the device
 
-From its row follow what it takes on a link (`rpbench.cost.transfers`), which cause of a step its seconds belong to, the
-bytes over each link, and the buffers on a device. A new charge is a row here, and a pass where it has lanes.
+The row gives its seconds on a link (`rpbench.cost.transfers`), the cause of a step they belong to, the bytes over each
+link, and the buffers on a device. A new charge is a row here, and a pass where it has lanes.
 
 charge=hops    a boundary tensor takes a hop of the costs, the optimizer nothing, transfers what their bytes take
 charge=bytes   all rows take what their bytes take
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, StageSizes
 from rpbench.ir.action import Kind
-from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.waits.moves import has_transfers, moves_activations_alone
 from rpbench.passes.boundary_lanes import send_over_links
@@ -27,23 +27,22 @@ from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import shard, stream
 from rpbench.registry import Entry
 
-if TYPE_CHECKING:  # read from YAML, which a browser has not
+if TYPE_CHECKING:  # it is read from YAML, which a browser lacks
     from rpbench.cost.hardware.machine import Machine
 
 
 @dataclass(frozen=True)
 class Charge:
-    """One thing that travels.
+    """One kind of object that is transferred.
 
     Args:
-        name: as a `Cargo` calls it.
+        name: the `object` of its transfers (`Payload`).
         bytes_of: bytes of a stage as a whole, of numbers or of arrays of stages alike.
-        exchanged: whether what goes from device to device of it is a collective: a cause of its own, at the pace that
-            collectives reach.
-        place: puts it into the lanes of a schedule with steps; None: generators and the passes they ask for do.
-        ends: kinds of computation that end with it, where it has no actions of its own. It stretches them, and like
-            them takes longer on a slower device; other transfers on the same link are not slowed down.
-        lane: the link that these use.
+        exchanged: whether it is a collective between devices: a cause of its own, at the pace that collectives reach.
+        place: puts it into the lanes of a schedule with steps; None: generators and their passes do.
+        ends: kinds of computation that end with it, if it has no actions of its own. It stretches them, and like them
+            takes longer on a slower device; other transfers on the same link are not slowed down.
+        lane: the link that these computations use.
     """
 
     name: str
@@ -53,9 +52,9 @@ class Charge:
     ends: frozenset[Kind] = frozenset()
     lane: str = "net"
 
-    def after(self, kind: Kind, stage: int) -> Cargo:
-        """What a computation that ends with it carries."""
-        return Cargo(self.name, stage, kind not in (Kind.F, Kind.R), Fraction(1), self.lane)
+    def after(self, kind: Kind, stage: int) -> Payload:
+        """The transfer at the end of a computation."""
+        return Payload(self.name, stage, kind not in (Kind.F, Kind.R), Fraction(1), self.lane)
 
 
 def _sum_copies(schedule: Schedule, cluster: "Machine") -> Schedule:
@@ -72,9 +71,8 @@ CHARGES: tuple[Charge, ...] = (  # in the order in which they are put into lanes
     Charge("P", lambda stage, sizes: stage.weights),
     Charge("G", lambda stage, sizes: stage.gradients, place=_sum_copies),
     Charge("O", lambda stage, sizes: stage.optimizer),
-    Charge(
-        "A", lambda stage, sizes: stage.inputs or sizes.boundary
-    ),  # of stages that recompute; `StageBytes` knows which do
+    # Of stages that recompute; `StageBytes` knows which stages do.
+    Charge("A", lambda stage, sizes: stage.inputs or sizes.boundary),
     Charge("boundary", lambda stage, sizes: sizes.boundary, exchanged=False, place=_send_boundaries),
     Charge("sum", lambda stage, sizes: sizes.boundary),
 )
@@ -83,26 +81,26 @@ CHARGES: tuple[Charge, ...] = (  # in the order in which they are put into lanes
 _ROWS = {charge.name: charge for charge in CHARGES}
 
 
-def charge_of(cargo: Cargo) -> Charge:
-    """The row of something that moves."""
-    return _ROWS[cargo.object]
+def charge_of(payload: Payload) -> Charge:
+    """The row of a transfer."""
+    return _ROWS[payload.object]
 
 
-def cause_of(cargo: Cargo) -> str:
-    """Which cause of a step the time of something that moves belongs to."""
-    if cargo.lane == "host":
+def cause_of(payload: Payload) -> str:
+    """The cause of a step that the time of a transfer belongs to."""
+    if payload.lane == "host":
         return "optimizer"
-    return "collectives" if is_collective(cargo) else "transfers"
+    return "collectives" if is_collective(payload) else "transfers"
 
 
-def is_collective(cargo: Cargo) -> bool:
-    """Whether devices exchange it, at the pace that collectives reach."""
-    return cargo.lane == "net" and charge_of(cargo).exchanged
+def is_collective(payload: Payload) -> bool:
+    """Whether a transfer is an exchange between devices, at the pace that collectives reach."""
+    return payload.lane == "net" and charge_of(payload).exchanged
 
 
-def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tuple[Cargo, ...]]:
-    """What computations of a schedule end with, by kind and stage."""
-    found: dict[tuple[Kind, int], tuple[Cargo, ...]] = {}
+def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tuple[Payload, ...]]:
+    """The transfers at the end of computations, by kind and stage."""
+    found: dict[tuple[Kind, int], tuple[Payload, ...]] = {}
     for charge in CHARGES:
         for kind in charge.ends:
             forward = kind in (Kind.F, Kind.R)
@@ -130,18 +128,17 @@ def check_ssd(schedule: Schedule, cluster: "Machine") -> None:
 def with_everything(
     order: Schedule, entry: Entry, cluster: "Machine", options: Mapping[str, Any], prefetch: int
 ) -> Schedule:
-    """The order with steps and with all that it moves.
+    """The order with steps and all transfers.
 
-    Streamed schedules move weights, gradients, boundary tensors and kept inputs over the host; methods that say
-    themselves what they move do that; everybody's optimizer steps.
+    Streamed schedules move weights, gradients, boundary tensors and saved inputs through the host. Methods with a
+    lowering of their own use it.
 
     Args:
         options: of the schedule; a method's own lowering reads them.
         prefetch: visits whose weights come ahead, where weights come for every visit.
 
     Raises:
-        ScheduleError: if a link between devices has something beside boundary tensors and sums, or what lives on SSDs
-            has none.
+        ScheduleError: if a link between devices has more than boundary tensors and sums, or SSDs are missing.
     """
     if entry.lower is not None:
         lowered = entry.lower(order, prefetch=prefetch, **(entry.options | dict(options)))
@@ -154,12 +151,12 @@ def with_everything(
 
 
 def with_charges(schedule: Schedule, cluster: "Machine") -> Schedule:
-    """The schedule with what every row of the table puts into lanes.
+    """The schedule with the transfers that every row of the table puts into lanes.
 
     Streamed schedules, and methods that move weights or gradients themselves, have everything already.
 
     Raises:
-        ScheduleError: if a link between devices has something beside boundary tensors, sums and activations.
+        ScheduleError: if a link between devices has more than boundary tensors, sums and activations.
     """
     if schedule.weights is Weights.STREAMED or (has_transfers(schedule) and not moves_activations_alone(schedule)):
         return schedule

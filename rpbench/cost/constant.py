@@ -15,10 +15,10 @@ def constant_times(
     head_share: Number = 0,
     overlap_gain: Number = 0,
 ) -> LayerTimes:
-    """Layer times such that an even share of the layers on each device takes the given times.
+    """Layer times such that an even share of the layers on each device takes the given times for one microbatch.
 
-    A chunk of a device that holds v of them costs 1/v. Times are those of one microbatch. Forward, input and weight
-    gradient of the head take `head_share` of the given times, on top of them.
+    A chunk costs 1/v on a device that holds v chunks. Forward, input and weight gradient of the head take `head_share`
+    of the given times, on top of them.
 
     Raises:
         ValueError: if a time is negative, infinite or not a number, or forward takes none.

@@ -1,4 +1,4 @@
-"""LayerGraph: what each layer of a model takes and weighs, and which layer feeds which; PipeDream's profile.
+"""LayerGraph: time and size of each layer of a model, and which layer feeds which; PipeDream's profile.
 
 As two tables: nodes (node, operator, forward_ms, backward_ms, activation_bytes, parameter_bytes; one minibatch) and
 edges (from_node, to_node).
@@ -28,7 +28,7 @@ class Layer:
         activation_bytes: of its output.
 
     Raises:
-        ValueError: if the name is empty, or a number is negative, not a number, or beyond everything there is.
+        ValueError: if the name is empty, or a number is negative, not a number, or above `LARGEST`.
     """
 
     node: str
@@ -104,13 +104,13 @@ class LayerGraph:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Layers so that each stands behind those that feed it; shorter than `layers` if there is a cycle."""
+        """Layers so that each comes after those that feed it; shorter than `layers` if there is a cycle."""
         waiting = [0] * len(self.layers)
         for after in self.successors:
             for layer in after:
                 waiting[layer] += 1
         ready = [layer for layer, count in enumerate(waiting) if not count]
-        for layer in ready:  # it grows while it is gone through
+        for layer in ready:  # it grows during the loop
             for other in self.successors[layer]:
                 waiting[other] -= 1
                 if not waiting[other]:
@@ -118,7 +118,7 @@ class LayerGraph:
         return tuple(ready)
 
     def without_inputs(self) -> "LayerGraph":
-        """The graph without the nodes that stand for data: they are where the first stage is, wherever that is.
+        """The graph without the nodes that stand for data, which belong to the first stage.
 
         Raises:
             ValueError: if nothing else is left, or the rest falls apart.
@@ -148,7 +148,7 @@ class LayerGraph:
 
 
 def chain(layers: Sequence[Layer]) -> LayerGraph:
-    """Layers of which each feeds the next."""
+    """A graph in which each layer feeds the next."""
     names = [layer.node for layer in layers]
     return LayerGraph(tuple(layers), tuple(pairwise(names)))
 

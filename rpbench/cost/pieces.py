@@ -1,4 +1,4 @@
-"""Pieces: given times of a microbatch as those of others, smaller ones or such of unequal lengths."""
+"""Pieces: given times of a microbatch turned into those of smaller ones, or of sequences of unequal lengths."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,9 +10,9 @@ from rpbench.workload.architecture import Architecture
 
 
 def of_piece(times: LayerTimes, pieces: int) -> LayerTimes:
-    """Given times of a whole microbatch as those of a piece, which does its part of the work.
+    """Given times of a whole microbatch as those of a piece of it.
 
-    A hop keeps its time: given times do not say what of it is latency. Nor do optimizer steps change.
+    A hop keeps its time: given times do not say how much of it is latency. Optimizer steps do not change either.
     """
     if pieces == 1:
         return times
@@ -35,14 +35,14 @@ def of_piece(times: LayerTimes, pieces: int) -> LayerTimes:
 
 
 def of_lengths(times: LayerTimes, model: Architecture | None, lengths: Sequence[int], num_tokens: float) -> LayerTimes:
-    """Given times of a microbatch of `num_tokens` tokens as those of one of sequences of these lengths.
+    """Given times of a microbatch of `num_tokens` tokens as those of a microbatch of sequences of these lengths.
 
-    Products and the head take time by tokens. Attention takes it by the keys that each query sees; its part of a
-    layer's forward is its part of the FLOPs, twice as many of the input gradient, and none of the weight gradient. A
-    hop keeps its time, as in `of_piece`.
+    Products and the head scale with tokens. Attention scales with the keys that each query sees; its fraction of a
+    layer's forward is its fraction of the FLOPs; the input gradient has twice as many, the weight gradient none. A hop
+    keeps its time, as in `of_piece`.
 
     Args:
-        model: None: nothing is known of its attention, and all goes by tokens.
+        model: None: its attention is unknown, and everything scales with tokens.
     """
     tokens = sum(lengths) / num_tokens
     both = inputs = tokens
@@ -56,7 +56,7 @@ def of_lengths(times: LayerTimes, model: Architecture | None, lengths: Sequence[
         return [value * factor for value in values]
 
     backward = scaled(times.backward, both)
-    if times.input_grad:  # so that both halves together stay what the whole is
+    if times.input_grad:  # both halves together stay the whole
         halves = zip(times.backward, times.input_grad, times.weight_grad, strict=True)
         backward = [
             whole * (first * inputs + second * tokens) / (first + second) if first + second else whole * both
@@ -74,11 +74,11 @@ def of_lengths(times: LayerTimes, model: Architecture | None, lengths: Sequence[
 
 
 def between(short: LayerTimes, whole: LayerTimes, one: LayerTimes, other: LayerTimes) -> LayerTimes:
-    """Times of a microbatch on the line through two that were measured: what a kernel takes besides its FLOPs counts.
+    """Times of a microbatch on the line through two measured ones: fixed costs of kernels count as well as FLOPs.
 
     Args:
-        short, whole: as they were measured.
-        one, other: those of `whole` by `of_lengths`: of the microbatch that is asked for, and of `short`.
+        short, whole: as measured.
+        one, other: those of `whole` by `of_lengths`: of the microbatch asked for, and of `short`.
     """
 
     def on_line(low: Number, high: Number, now: Number, then: Number) -> Number:
@@ -107,7 +107,7 @@ def _flops(model: Architecture, length: int) -> tuple[float, float]:
 
 
 def mean_times(each: Sequence[LayerTimes]) -> LayerTimes:
-    """The mean of several microbatches' times, for who looks at all of them at once."""
+    """The mean of several microbatches' times."""
     number = len(each)
 
     def mean(values: Sequence[Number]) -> Number:

@@ -42,10 +42,7 @@ def from_text(source: str) -> LayerTimes:
 def _check(times: Mapping[str, Any]) -> None:
     """Refuse a list where a number stands, a number where a list does, and lists of different lengths."""
     for key, value in times.items():
-        is_list, cells = (
-            key in (*PER_LAYER, "speeds", "shards", "shards_along"),
-            value if isinstance(value, tuple) else (value,),
-        )
+        is_list, cells = key in _LISTS, value if isinstance(value, tuple) else (value,)
         if isinstance(value, tuple) != is_list or not all(type(cell) in (int, float) for cell in cells):
             raise ValueError(f"{key}={value!r:.80}: {'a list of numbers' if is_list else 'a number'}")
     lengths = {key: len(times[key]) for key in PER_LAYER if times.get(key)}

@@ -38,7 +38,7 @@ def published_times(model: str) -> LayerTimes:
 
 
 def published_tokens_per_microbatch(model: str) -> int:
-    """Tokens behind one microbatch of the published timings."""
+    """Tokens in one microbatch of the published timings."""
     row = _row("layer_timings.csv", model)
     return int(row["microbatch_sequences"]) * int(row["seq_len_tokens"])
 

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
-from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import ScheduleError, Shape
 
 Number = Any  # float, or Fraction where an exact result is wanted
-# Longer times, in any unit, and slower devices are nobody's; sums of them would leave what a float holds.
+# Bounds of times, in any unit, and of device speeds: sums of times must stay within what a float holds.
 LONGEST = 1e15
 LEAST_SPEED = 1e-6
 
 
 class Work(NamedTuple):
-    """What one action does on its device, in the cost table's unit of time.
+    """The work of one action on its device, in the cost table's unit of time.
 
     `pre` (recomputation, or the forward half of a fused stage) stands directly before `main`. `first_gradient` is
     the time from the start of the action to the first layer's backward, which the artifact's metrics ask for;
@@ -29,11 +29,11 @@ class Work(NamedTuple):
     num_records: int = 0
 
     def without_pre(self) -> "Work":
-        """The same where what it recomputes is still there."""
+        """The work without recomputation."""
         return self._replace(pre=0, first_gradient=max(0, self.first_gradient - self.pre))
 
     def over(self, divisor: Number) -> "Work":
-        """The same work done in a share of the time: by a faster device, or for a part of a microbatch."""
+        """The same work in less time: on a faster device, or for a part of a microbatch."""
         times = (self.main, self.pre, self.first_gradient)
         main, pre, first = (time / divisor if time else time for time in times)  # 0 / 2 would make fractions floats
         return Work(main, pre, first, self.num_records)
@@ -54,13 +54,12 @@ class CostTable:
         recompute_ahead: whether `pre` of a backward may begin before its gradient arrives.
         fused_ahead: whether `pre` of a fused stage may begin before its input arrives (see `published`).
         units_per_second: 1000 when times are milliseconds.
-        overlap_gain: share of the shorter of two actions that run together which is hidden behind the longer one.
+        overlap_gain: fraction of the shorter of two actions run together that is hidden behind the longer one.
         speeds: of the devices; times are those of speed 1. Empty where all are equal.
-        transfer_time: time of what goes over a link, in a schedule that has LOADs and the like; None where `work` says
-            it, which is nothing for transfers.
-        each: the costs of every microbatch of a step, where they differ; what belongs to no microbatch, or to several,
-            takes what the table itself says: that of their mean. Empty where all are alike.
-        carry: what actions of a kind and stage end with, whose time comes on top of their work.
+        transfer_time: time of a transfer over a link, in a schedule with transfers; None: `work` has it, or it is 0.
+        each: the costs of every microbatch of a step, where they differ; actions of no microbatch, or of several, take
+            the table's own, which are of the mean. Empty where all are alike.
+        carry: transfers at the end of actions of a kind and stage, whose time comes on top of their work.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -70,16 +69,16 @@ class CostTable:
     units_per_second: int = 1
     overlap_gain: Number = 0
     speeds: tuple[Number, ...] = ()
-    transfer_time: Callable[[Cargo], Number | None] | None = None
+    transfer_time: Callable[[Payload], Number | None] | None = None
     each: tuple["CostTable", ...] = ()
-    carry: Mapping[tuple[Kind, int], tuple[Cargo, ...]] = field(default_factory=dict)
+    carry: Mapping[tuple[Kind, int], tuple[Payload, ...]] = field(default_factory=dict)
 
     def at(self, microbatch: int | None) -> "CostTable":
         """The costs of a microbatch, counted through over all steps."""
         return self if microbatch is None or not self.each else self.each[microbatch % len(self.each)]
 
     def hop_between(self, producer: Action, consumer: Action) -> Number:
-        """Time of what passes from one action to another on another device."""
+        """Time of a boundary tensor from one action to another on another device."""
         one, other = (None if each.kind is Kind.OVERLAP else each.microbatch for each in (consumer, producer))
         return self.at(other if one is None else one).hop
 
@@ -87,13 +86,13 @@ class CostTable:
         """The work of an action; communication and bookkeeping take no time of their own.
 
         Raises:
-            ScheduleError: if nothing is known of an action that takes time.
+            ScheduleError: if the time of an action is unknown.
         """
         if kind is Kind.STEP_REST:
-            kind = Kind.STEP  # of a part, which the schedule knows
+            kind = Kind.STEP  # the schedule knows which part is stepped
         if kind in self.work:
             own = self.work[kind][stage]
-            for carried in map(self.of_cargo, self.carry.get((kind, stage), ())):
+            for carried in map(self.of_payload, self.carry.get((kind, stage), ())):
                 own = own if carried is None else own._replace(main=own.main + carried.main)
             return own
         if kind in (Kind.I, Kind.W):
@@ -108,20 +107,20 @@ class CostTable:
             )
         return _NO_WORK
 
-    def of_cargo(self, cargo: Cargo | None) -> Work | None:
-        """What something takes on a link, whatever the speed of its device; None if its bytes do not decide."""
-        time = None if cargo is None or self.transfer_time is None else self.transfer_time(cargo)
+    def of_payload(self, payload: Payload | None) -> Work | None:
+        """Time on a link, whatever the speed of its device; None if its bytes do not decide."""
+        time = None if payload is None or self.transfer_time is None else self.transfer_time(payload)
         return None if time is None else Work(time)
 
     def of_order(self, shape: Shape) -> "CostTable":
-        """The same where R is a run of its own, not the first part of its backward: it makes an input again."""
+        """The table for a shape: where R recomputes the input of another stage, it is an action of its own."""
         if shape.keeps_every == 1 or Kind.R in self.work:
             return self
         work = {**self.work, Kind.R: tuple(Work(own.pre) for own in self.work[Kind.B])}
         return replace(self, work=work, each=tuple(own.of_order(shape) for own in self.each))
 
     def together(self, members: Members) -> Work:
-        """The work of actions that run together; nothing of it runs ahead of its inputs."""
+        """The work of actions that run together; none of it runs ahead of its inputs."""
         return self._beside([self.of(kind, stage) for kind, stage in members], members)
 
     def _beside(self, works: Sequence[Work], members: Members) -> Work:
@@ -140,7 +139,7 @@ class CostTable:
         return self.on(device, self._beside(works, members_of(action)), num_parts)
 
     def on(self, device: int, work: Work, num_parts: int = 1) -> Work:
-        """What some work for a whole microbatch is for one of its parts on a device."""
+        """A whole microbatch's work as that of one of its parts on a device."""
         if num_parts > 1:
             work = work.over(num_parts)
         return work.over(self.speeds[device]) if self.speeds else work
@@ -160,11 +159,10 @@ class LayerTimes:
         head_forward, head_backward: norm, LM head and loss; never recomputed.
         input_grad, weight_grad, head_input_grad, head_weight_grad: the two halves of backward, where known.
         step, head_step: the optimizer's step for the weights of each layer and of the head; none where not known.
-        rank_loss: of every forward and backward of a layer, its part of what a rank loses with a microbatch.
-        beside: loss of layers that run while weights come over a link, as a share.
-        shards, shards_along: kernels of layers' forwards, of their backwards and of the head where every device has a
-            shard of every matrix, times the devices, over those of whole ones; along: sequences are cut between
-            matrices too. Empty: the same.
+        rank_loss: for every forward and backward of a layer, its part of a rank's lost time a microbatch.
+        beside: slowdown of layers that run while weights come over a link, as a fraction.
+        shards, shards_along: for tensor-parallel layers, time of kernels times the devices over that of whole layers:
+            forwards, backwards, head; along: with sequence parallelism too. Empty: the same.
         hop: one boundary tensor between two devices.
         overlap_gain, speeds: as in `CostTable`.
 
@@ -209,7 +207,7 @@ class LayerTimes:
         return len(self.forward)
 
     def of_whole_microbatches(self, num_ranks: int, *, gathers: bool) -> "LayerTimes":
-        """The same on devices that run all layers: each loses once with a microbatch what else every rank loses.
+        """The times on devices that run all layers: each loses a rank's time once a microbatch.
 
         Args:
             gathers: whether the weights of layers come beside the computation of others.
@@ -233,7 +231,7 @@ class LayerTimes:
         )
 
     def of_shards(self, *, along_sequence: bool) -> "LayerTimes":
-        """The same where every device has a shard of every matrix: of all of them together."""
+        """The times where every device has a shard of every matrix: of all shards together."""
         factors = self.shards_along if along_sequence else self.shards
         if not factors:
             return self
@@ -254,7 +252,7 @@ class LayerTimes:
         return replace(self, **found, shards=(), shards_along=())
 
     def frozen(self, num_layers: int) -> "LayerTimes":
-        """The same where the first layers are not trained: nothing of them runs again, and no backward goes there."""
+        """The times with the first layers frozen: they are not recomputed, and have no backward."""
         ways = ("recompute", "backward", "input_grad", "weight_grad", "step")
         known = {name: getattr(self, name) for name in ways if num_layers and getattr(self, name)}
         changed: dict[str, Any] = {name: [0] * num_layers + list(own[num_layers:]) for name, own in known.items()}
@@ -270,11 +268,11 @@ class LayerTimes:
         keeps_last: bool = False,
         keeps: Collection[int] = (),
     ) -> CostTable:
-        """Times per stage of a partition; of the head's equal shares, if it is cut over the devices.
+        """Times per stage of a partition; of the head's equal shards, if it is cut over the devices.
 
         Args:
             keeps_last: the last stage's backward recomputes nothing.
-            keeps: the same of these backward stages.
+            keeps: backward stages that recompute nothing.
 
         Raises:
             ValueError: if the partition does not cover the layers, or a stage keeps and the head is shared.
@@ -302,7 +300,7 @@ class LayerTimes:
         )
 
     def _with_shared_head(self, partition: Partition, num_shards: int, recompute_ahead: bool) -> CostTable:
-        """No stage has the head's work; every device has a share of it as actions of their own."""
+        """A table whose stages lack the head's work; every device has a shard of the head as actions of their own."""
         headless = replace(self, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0, head_step=0)
         found = headless.table(partition, recompute_ahead=recompute_ahead)
         shares = {

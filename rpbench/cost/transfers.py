@@ -1,8 +1,8 @@
 """Transfers: bytes and seconds of what goes over links, by the rows of `rpbench.cost.charges`.
 
 Bytes are counted from actions, never from a formula: every action that uses a link carries a share of a stage's
-weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.moved_objects.Cargo`). What a
-stage keeps for recomputation is one boundary tensor; a stage that recomputes nothing moves all its activations.
+weights, gradients or optimizer state, or a boundary tensor of one microbatch (`rpbench.ir.moved_objects.Payload`). A
+stage that recomputes saves one boundary tensor; one that recomputes nothing moves all its activations.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +17,7 @@ from rpbench.cost.rings import ring_hops
 from rpbench.cost.table import CostTable, Number, Work, members_of
 from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.moved_objects import LINKS, Cargo
+from rpbench.ir.moved_objects import LINKS, Payload
 from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.workload.counts import BYTES_PER_VALUE
@@ -40,18 +40,18 @@ class StageBytes:
         self._forward = _stages(partition.forward_ranges(), sizes, has_head=not partition.fused)
         self._backward = _stages(partition.backward_ranges(), sizes, has_head=True)
 
-    def of(self, cargo: Cargo) -> Number:
+    def of(self, payload: Payload) -> Number:
         """Bytes that an action carries over the link of its device."""
-        if cargo.object == "A" and cargo.stage in self._keeps:
-            last = cargo.stage == len(self._backward) - 1
-            kept = self.stage(cargo.stage, backward=True).activations + self._sizes.logits * last
-            return _part(kept, cargo.share)
-        stages = self._backward if cargo.backward else self._forward
-        stage = stages[min(cargo.stage, len(stages) - 1)]  # a fused stage receives as the one after the last
-        amount = charge_of(cargo).bytes_of(stage, self._sizes)
-        if cargo.object == "G" and cargo.lane == "net":
+        if payload.object == "A" and payload.stage in self._keeps:
+            last = payload.stage == len(self._backward) - 1
+            kept = self.stage(payload.stage, backward=True).activations + self._sizes.logits * last
+            return _part(kept, payload.share)
+        stages = self._backward if payload.backward else self._forward
+        stage = stages[min(payload.stage, len(stages) - 1)]  # a fused stage receives as the one after the last
+        amount = charge_of(payload).bytes_of(stage, self._sizes)
+        if payload.object == "G" and payload.lane == "net":
             amount = amount * self._sizes.reduced_bytes // BYTES_PER_VALUE
-        return _part(amount, cargo.share)
+        return _part(amount, payload.share)
 
     def stage(self, number: int, *, backward: bool) -> LayerSize:
         """Bytes of a forward or a backward stage."""
@@ -67,7 +67,7 @@ def moved_bytes(
     schedule: Schedule | Analysis,
     sizes: ModelBytes,
     keeps: Collection[int] | None = None,
-    carry: Mapping[tuple[Kind, int], Sequence[Cargo]] | None = None,
+    carry: Mapping[tuple[Kind, int], Sequence[Payload]] | None = None,
 ) -> list[dict[str, int]]:
     """Bytes over the links of each device by lane and kind, such as `h2d LOAD:P`, for the whole schedule.
 
@@ -84,19 +84,19 @@ def moved_bytes(
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
     stages = [StageBytes(partition, own, keeps) for own in sizes.under(analysis.schedule).of_each]
 
-    def bytes_of(number: int, cargo: Cargo) -> Number:
-        return stages[(index.actions[number].microbatch or 0) % len(stages)].of(cargo)
+    def bytes_of(number: int, payload: Payload) -> Number:
+        return stages[(index.actions[number].microbatch or 0) % len(stages)].of(payload)
 
     found: list[dict[str, Number]] = [defaultdict(int) for _ in range(analysis.schedule.shape.num_ranks)]
-    for number, cargo in analysis.cargo.items():
-        if cargo.lane not in LINKS:
+    for number, payload in analysis.payload.items():
+        if payload.lane not in LINKS:
             continue
         action = index.actions[number]
         what = f"{action.kind.name}:{action.object}" if action.object else action.kind.name
-        found[index.device(number)][f"{cargo.lane} {what}"] += bytes_of(number, cargo)
+        found[index.device(number)][f"{payload.lane} {what}"] += bytes_of(number, payload)
     for number, action in enumerate(index.actions) if carry else ():
-        for cargo in (cargo for member in members_of(action) for cargo in (carry or {}).get(member, ())):
-            found[index.device(number)][f"{cargo.lane} {cargo.object}"] += bytes_of(number, cargo)
+        for payload in (payload for member in members_of(action) for payload in (carry or {}).get(member, ())):
+            found[index.device(number)][f"{payload.lane} {payload.object}"] += bytes_of(number, payload)
     return [{what: round(moved) for what, moved in sorted(device.items())} for device in found]
 
 
@@ -124,15 +124,15 @@ class TransferTimes:
     hop_latency_s: float = 0.0
     hidden_sums: float = 0.0
 
-    def __call__(self, cargo: Cargo) -> float | None:
+    def __call__(self, payload: Payload) -> float | None:
         """Time of one action on its link, 0 if it carries nothing; None if its bytes do not decide."""
-        if cargo.lane == "host" and self.optimizer_bytes is None:
+        if payload.lane == "host" and self.optimizer_bytes is None:
             return None
-        carried, pace = self.bytes_of(cargo), self.bytes_per_s(cargo)
-        seconds = self.cluster.transfer_latency_s + max(carried / pace if pace else 0.0, self.ssd_s(cargo))
+        carried, pace = self.bytes_of(payload), self.bytes_per_s(payload)
+        seconds = self.cluster.transfer_latency_s + max(carried / pace if pace else 0.0, self.ssd_s(payload))
         return seconds * self.units_per_second if carried else 0.0
 
-    def ssd_s(self, cargo: Cargo) -> float:
+    def ssd_s(self, payload: Payload) -> float:
         """Seconds of the host's SSDs that an action takes: a STEP reads states and writes them, a load reads weights.
 
         What is read, worked on and written back goes in pieces, beside each other, and as the SSDs let it.
@@ -140,43 +140,43 @@ class TransferTimes:
         ssd = self.cluster.ssd
         if ssd is None or not self.on_ssd:
             return 0.0
-        if cargo.lane == "host":
-            stage = self.stages.stage(cargo.stage, backward=cargo.backward)
-            state, weights = (float(_part(size, cargo.share)) for size in (stage.optimizer, stage.gradients))
+        if payload.lane == "host":
+            stage = self.stages.stage(payload.stage, backward=payload.backward)
+            state, weights = (float(_part(size, payload.share)) for size in (stage.optimizer, stage.gradients))
             return ssd.seconds(state, state + weights * ("P" in self.on_ssd))  # new weights are as large as gradients
-        reads = cargo.object == "P" and cargo.lane == "h2d" and "P" in self.on_ssd
-        return ssd.seconds(float(self.stages.of(cargo)), 0.0) if reads else 0.0
+        reads = payload.object == "P" and payload.lane == "h2d" and "P" in self.on_ssd
+        return ssd.seconds(float(self.stages.of(payload)), 0.0) if reads else 0.0
 
-    def bytes_of(self, cargo: Cargo) -> float:
+    def bytes_of(self, payload: Payload) -> float:
         """Bytes that an action moves over its link, or through the host's memory.
 
         Collectives move what would pass during their hops' latency too, and of sums only what nothing hides.
         """
-        if self.free and cause_of(cargo) in self.free:
+        if self.free and cause_of(payload) in self.free:
             return 0.0
-        found = float(self.stages.of(cargo))
-        if cargo.lane != "host":
-            if found and self.hop_latency_s and is_collective(cargo):
-                found += self._hops(cargo) * self.hop_latency_s * (self.bytes_per_s(cargo) or 0.0)
-            return found * (1 - self.hidden_sums) if cargo.object == "sum" else found
-        saved = float(_part(saved_state(self.stages.stage(cargo.stage, backward=cargo.backward)), cargo.share))
+        found = float(self.stages.of(payload))
+        if payload.lane != "host":
+            if found and self.hop_latency_s and is_collective(payload):
+                found += self._hops(payload) * self.hop_latency_s * (self.bytes_per_s(payload) or 0.0)
+            return found * (1 - self.hidden_sums) if payload.object == "sum" else found
+        saved = float(_part(saved_state(self.stages.stage(payload.stage, backward=payload.backward)), payload.share))
         return (found + saved) / OPTIMIZER_BYTES * (self.optimizer_bytes or 0.0) - 2 * saved
 
-    def _hops(self, cargo: Cargo) -> float:
+    def _hops(self, payload: Payload) -> float:
         """Hops whose latency is seen, of all the rings of a collective: of n devices each sends (n - 1) / n in one."""
-        if cargo.object == "sum":
-            return float(cargo.share) * self.num_parts / (self.num_parts - 1) * ring_hops(self.num_parts)
-        rings = 1 if cargo.share < 1 else 2  # a gather or a scatter, or both
-        size = round(1 / (1 - cargo.share / rings)) if cargo.share < rings else 1
+        if payload.object == "sum":
+            return float(payload.share) * self.num_parts / (self.num_parts - 1) * ring_hops(self.num_parts)
+        rings = 1 if payload.share < 1 else 2  # a gather or a scatter, or both
+        size = round(1 / (1 - payload.share / rings)) if payload.share < rings else 1
         return rings * ring_hops(size)
 
-    def bytes_per_s(self, cargo: Cargo) -> float | None:
+    def bytes_per_s(self, payload: Payload) -> float | None:
         """The pace of a link alone; None without limit. What all devices exchange goes at that of collectives."""
-        if cargo.lane == "host":
+        if payload.lane == "host":
             return self.cluster.host_bytes_per_s
-        if self.cluster.collective_bytes_per_s and is_collective(cargo):
+        if self.cluster.collective_bytes_per_s and is_collective(payload):
             return self.cluster.collective_bytes_per_s
-        return self.cluster.link_bytes_per_s(cargo.lane)
+        return self.cluster.link_bytes_per_s(payload.lane)
 
 
 def _stages(ranges: Sequence[range], sizes: ModelBytes, *, has_head: bool) -> list[LayerSize]:
@@ -252,7 +252,9 @@ class Traffic:
         """
         times = TransferTimes(StageBytes(partition, self.sizes), self.cluster, units_per_second)
         return tuple(
-            tuple(times(Cargo("A", stage, True, Fraction(1), lane)) or 0.0 for stage in range(len(partition.backward)))
+            tuple(
+                times(Payload("A", stage, True, Fraction(1), lane)) or 0.0 for stage in range(len(partition.backward))
+            )
             for lane in ("d2h", "h2d")
         )
 
@@ -312,7 +314,7 @@ class Traffic:
 
 
 def slowed_by_exchanges(
-    schedule: Schedule, work: Mapping[Kind, Sequence[Work]], times: Callable[[Cargo], Number | None], beside: float
+    schedule: Schedule, work: Mapping[Kind, Sequence[Work]], times: Callable[[Payload], Number | None], beside: float
 ) -> dict[Kind, tuple[Work, ...]]:
     """What replicas compute beside their sums, and beside gathers of a step; nothing for other schedules.
 
@@ -338,7 +340,7 @@ def slowed_by_exchanges(
         share = Fraction(n - 1, n) * (2 if name == "G" and Kind.UNSHARD not in kinds else 1)
         found[kind] = tuple(
             own._replace(
-                main=own.main + beside * each * (times(Cargo(name, stage, kind is Kind.B, share, "net")) or 0.0)
+                main=own.main + beside * each * (times(Payload(name, stage, kind is Kind.B, share, "net")) or 0.0)
             )
             for stage, own in enumerate(work[kind])
         )

@@ -6,7 +6,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.checks.deadlock import execution_rounds
 from rpbench.ir.checks.versions import Versions, implied_versions, replay_in
 from rpbench.ir.index import Index
-from rpbench.ir.moved_objects import Cargo, cargo_of, carries
+from rpbench.ir.moved_objects import Payload, carries, payloads_of
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.waits.moves import Moves, all_producers, has_transfers
 from rpbench.ir.waits.visits import Visit, visits_of
@@ -64,11 +64,11 @@ class Analysis:
         return Kind.STEP in self.schedule.kinds
 
     @cached_property
-    def cargo(self) -> dict[int, Cargo]:
+    def payload(self) -> dict[int, Payload]:
         """The objects that actions move over links, by number of the action."""
         if not carries(self.schedule):
             return {}
-        return cargo_of(self.schedule, self.moves if has_transfers(self.schedule) else None)
+        return payloads_of(self.schedule, self.moves if has_transfers(self.schedule) else None)
 
 
 def analysed(schedule: Schedule | Analysis) -> Analysis:

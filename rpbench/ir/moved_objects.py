@@ -25,7 +25,7 @@ def carries(schedule: Schedule) -> bool:
     return any(lane != "compute" for lanes in schedule.lanes for lane in lanes)
 
 
-class Cargo(NamedTuple):
+class Payload(NamedTuple):
     """The object that an action moves over a link, and the fraction of it.
 
     Args:
@@ -43,7 +43,7 @@ class Cargo(NamedTuple):
     lane: str
 
 
-def cargo_of(schedule: Schedule, moves: Moves | None) -> dict[int, Cargo]:
+def payloads_of(schedule: Schedule, moves: Moves | None) -> dict[int, Payload]:
     """The object that each action with a link moves, by number.
 
     With n replicas, a gather brings (n - 1) / n of a stage to each and a reduce-scatter moves as much of its gradient;
@@ -58,14 +58,14 @@ def cargo_of(schedule: Schedule, moves: Moves | None) -> dict[int, Cargo]:
     return _brought(moves) | _others(schedule) | _rest(schedule, moves)
 
 
-def _brought(moves: Moves) -> dict[int, Cargo]:
+def _brought(moves: Moves) -> dict[int, Payload]:
     """The weights and gradients that actions move, by number."""
-    found, between_devices = dict[int, Cargo](), moves.handovers.are_there
+    found, between_devices = dict[int, Payload](), moves.handovers.are_there
     for what, transfers in moves.transfers.items():
-        cargo = cache(partial(_of_weights, moves, what))  # fractions are slow to make and to compare
+        payload = cache(partial(_of_weights, moves, what))  # fractions are slow to make and to compare
         for transfer in transfers:
             visit = transfer.visits[0]
-            carried = cargo(visit.stage, visit.backward, len(transfer.pieces))
+            carried = payload(visit.stage, visit.backward, len(transfer.pieces))
             for number in transfer.pieces:
                 found[number] = carried
                 if between_devices and moves.handovers.peer(number) is not None:
@@ -74,33 +74,33 @@ def _brought(moves: Moves) -> dict[int, Cargo]:
     return found
 
 
-def _of_weights(moves: Moves, what: What, stage: int, backward: bool, num_pieces: int) -> Cargo:
+def _of_weights(moves: Moves, what: What, stage: int, backward: bool, num_pieces: int) -> Payload:
     name = "P" if what in ((Kind.LOAD, "P"), (Kind.UNSHARD, None)) else "G"
-    return Cargo(name, stage, backward, _share(moves, what, stage) / num_pieces, LANES[what[0]][0])
+    return Payload(name, stage, backward, _share(moves, what, stage) / num_pieces, LANES[what[0]][0])
 
 
-def _rest(schedule: Schedule, moves: Moves) -> dict[int, Cargo]:
+def _rest(schedule: Schedule, moves: Moves) -> dict[int, Payload]:
     """Gradients, weights and steps of the host's part of each stage, where devices step the other part."""
     rule, index = schedule.late_rest, moves.index
     if rule is None or not index.steps:
         return {}
-    found = dict[int, Cargo]()
+    found = dict[int, Payload]()
     for transfer in moves.transfers[Kind.STORE, "G"]:
         visit = transfer.visits[-1]
         share = _share(moves, (Kind.STORE, "G"), visit.stage) * share_moved(rule, visit.step + 1)
-        found[transfer.pieces[0]] = Cargo("G", visit.stage, True, share, "d2h")
+        found[transfer.pieces[0]] = Payload("G", visit.stage, True, share, "d2h")
     for (_, stage), numbers in moves.rest_loads.items():
         for number in numbers:  # whole, as DeepSpeed sends them, although a device uses only its rest
-            found[number] = Cargo("P", stage, True, Fraction(1, moves.replicas.get(stage, 1)), "h2d")
+            found[number] = Payload("P", stage, True, Fraction(1, moves.replicas.get(stage, 1)), "h2d")
     for (stage, _), number in index.rests.items():
-        found[number] = Cargo("O", stage, True, rule.rest, "host")
+        found[number] = Payload("O", stage, True, rule.rest, "host")
     return found
 
 
-def _others(schedule: Schedule) -> dict[int, Cargo]:
+def _others(schedule: Schedule) -> dict[int, Payload]:
     """The objects that are neither weights nor gradients, by number."""
-    found, first = dict[int, Cargo](), 0
-    known: dict[str, dict[tuple[Kind, int, str | None], Cargo | None]] = {lane: {} for lane in LANE_NAMES}
+    found, first = dict[int, Payload](), 0
+    known: dict[str, dict[tuple[Kind, int, str | None], Payload | None]] = {lane: {} for lane in LANE_NAMES}
     for _, lane, row in schedule.items():
         if lane != "compute" or not SUMS.isdisjoint(schedule.kinds):
             alike = known[lane]
@@ -108,17 +108,17 @@ def _others(schedule: Schedule) -> dict[int, Cargo]:
                 key = action[0], action[1], action[5]
                 if key not in alike:
                     alike[key] = _other(schedule, action, lane)
-                if (cargo := alike[key]) is not None:
-                    found[number] = cargo
+                if (payload := alike[key]) is not None:
+                    found[number] = payload
         first += len(row)
     return found
 
 
-def _other(schedule: Schedule, action: Action, lane: str) -> Cargo | None:
+def _other(schedule: Schedule, action: Action, lane: str) -> Payload | None:
     if (name := _object_of(action, lane)) is None:
         return None
     share = Fraction(1) if name == "O" else Fraction(1, schedule.shape.num_parts)
-    return Cargo(name, action.stage, name in ("O", "A"), _summed(schedule, action) if name == "sum" else share, lane)
+    return Payload(name, action.stage, name in ("O", "A"), _summed(schedule, action) if name == "sum" else share, lane)
 
 
 def _object_of(action: Action, lane: str) -> str | None:

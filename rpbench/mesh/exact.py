@@ -1,18 +1,22 @@
 """Exact: a job timed with the project's own schedules and simulator, not by a closed form.
 
-The seconds of a mesh's layers fill today's `LayerTimes`, so everything that takes those (schedules, partitions,
-simulators, records) works under a mesh. What data parallelism moves: `rpbench.mesh.ordered_step`.
+The seconds of a mesh's layers fill a `LayerTimes`, so everything that takes one (schedules, partitions, simulators,
+records) works under a mesh. The exchanges of data parallelism: `rpbench.mesh.ordered_step`.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from rpbench.cost.table import LayerTimes
+from rpbench.cost.table import LayerTimes, Number
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.mesh.job import Job
+from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.layers.layer_times import as_times, lost_s
+from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.ordered_step import simulate_step, with_rest
 from rpbench.mesh.replicas import layered, scatter_layers
 from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
@@ -32,13 +36,13 @@ def mesh_times(job: Job) -> LayerTimes:
 
 
 def _blocked_s(job: Job) -> float:
-    """Seconds that all stages of one microbatch wait, one way, for transfers which a framework does not hide."""
+    """Seconds that all stages wait for the transfers of one microbatch, one way, where a framework hides none."""
     blocks = job.software.blocking_hops and job.schedule in WAITING
     return job.hop_s * (job.num_stages - 1) if blocks and job.mesh.pipeline > 1 else 0.0
 
 
 def exact_terms(job: Job) -> Terms:
-    """Seconds of a step by cause, the pipeline and what its replicas exchange simulated."""
+    """Seconds of a step by cause; the pipeline and the exchanges of its replicas are simulated."""
     if scatter_layers(job):
         return with_rest(job, layered(job).terms, ends_together=True)
     terms = step_terms(job)
@@ -55,7 +59,7 @@ def exact_terms(job: Job) -> Terms:
 
 
 def _exchanges_s(job: Job) -> float:
-    """Seconds that data parallelism adds to a step of a pipeline; more of it hides between chunks than at the end."""
+    """Seconds that data parallelism adds to a step; more exchanges hide between chunks than at the end of the step."""
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
     return simulate_step(job, order, costs, counts_layers=True).terms["data"]
@@ -63,8 +67,7 @@ def _exchanges_s(job: Job) -> float:
 
 def makespan_s(job: Job) -> float:
     """Seconds from the first forward to the last backward of a step, simulated."""
-    partition = symmetric(job.cut)
-    problem = problem_of(job)
+    partition, problem = symmetric(job.cut), problem_of(job)
     if problem.entry.needs_costs:
         graph = build_graph(problem.order(partition))
     else:
@@ -74,13 +77,9 @@ def makespan_s(job: Job) -> float:
 
 
 def problem_of(job: Job) -> Problem:
-    """A job's pipeline as the planning problem that today's searches and simulators take."""
+    """A job's pipeline as the planning problem that searches and simulators take."""
     return Problem(
-        entry(job.schedule),
-        mesh_times(job),
-        job.mesh.pipeline,
-        job.num_microbatches,
-        chunks_per_rank=job.chunks,
+        entry(job.schedule), mesh_times(job), job.mesh.pipeline, job.num_microbatches, chunks_per_rank=job.chunks
     )
 
 
@@ -88,3 +87,63 @@ def problem_of(job: Job) -> Problem:
 def shared_graph(name: str, ranks: int, stages: int, microbatches: int) -> Graph:
     """The graph of an order that does not depend on times: plans with equal sizes share it."""
     return build_graph(entry(name).build(Shape(ranks, stages, microbatches)))
+
+
+# --- times of other sources: published, profiled, analytic ---
+
+
+def under_mesh(times: LayerTimes, job: Job) -> LayerTimes:
+    """The times of a job's layers on a device of its mesh, from those on one device.
+
+    They change by the ratio of this package's seconds on a device of the mesh to those on one device. A mesh of ones
+    changes nothing, to the last bit.
+
+    Args:
+        times: of one microbatch through each layer on one device.
+
+    Raises:
+        ValueError: if the layers are not those of the job.
+    """
+    if times.num_layers != len(job.architecture.layers):
+        raise ValueError(f"times of {times.num_layers} layers for a model of {len(job.architecture.layers)}")
+    if all(getattr(job.mesh, axis) == 1 for axis in ("tensor", "context", "expert")):
+        return times
+    alone = _alone(job)
+    pairs = [(job.kinds[kind], alone.kinds[kind]) for kind in job.architecture.layers]
+
+    def scaled(values: Sequence[Number], of: str) -> list[Number]:
+        return [value * _ratio(new, old, of) for value, (new, old) in zip(values, pairs, strict=True)]
+
+    return replace(
+        times,
+        forward=scaled(times.forward, "forward_all"),
+        recompute=scaled(times.recompute, "forward_all"),
+        backward=scaled(times.backward, "backward_all"),
+        input_grad=scaled(times.input_grad, "input_grad") if times.input_grad else (),
+        weight_grad=scaled(times.weight_grad, "weight_grad") if times.weight_grad else (),
+        head_forward=times.head_forward * _ratio(job.head, alone.head, "forward_all"),
+        head_backward=times.head_backward * _ratio(job.head, alone.head, "backward_all"),
+        head_input_grad=times.head_input_grad * _ratio(job.head, alone.head, "input_grad"),
+        head_weight_grad=times.head_weight_grad * _ratio(job.head, alone.head, "weight_grad"),
+        step=[value / job.mesh.tensor for value in times.step],
+        head_step=times.head_step / job.mesh.tensor,
+    )
+
+
+def _alone(job: Job) -> Job:
+    """The same layers on one device, one microbatch, without replicas."""
+    return replace(
+        job,
+        mesh=Mesh(sharing=Sharing("none")),
+        machine=job.machine.with_devices(1),
+        num_microbatches=1,
+        chunks=1,
+        cut=(),
+        schedule="1f1b",
+    )
+
+
+def _ratio(new: Seconds, old: Seconds, of: str) -> float:
+    before: float = getattr(old, of)
+    after: float = getattr(new, of)
+    return after / before if before else 1.0

@@ -34,7 +34,7 @@ class Job:
         schedule: a registered name.
         chunks: stages on each pipeline rank.
         cut: layers of each stage, in model order; empty for an even cut.
-        adapters: what learns beside weights that stay as they are (LoRA); None where all weights learn.
+        adapters: low-rank matrices that learn while the weights stay (LoRA); None where all weights learn.
 
     Raises:
         ValueError: for sizes that do not fit each other, with those that do.
@@ -100,7 +100,7 @@ class Job:
 
     @cached_property
     def setting(self) -> Setting:
-        """What the seconds of a layer depend on."""
+        """The sizes, software and machine that the seconds of a layer depend on."""
         return Setting(
             self.architecture,
             self.machine,
@@ -125,7 +125,7 @@ class Job:
 
     @cached_property
     def stage_layers(self) -> tuple[tuple[tuple[Layer, int], ...], ...]:
-        """(kind, how many) of the layers of each stage."""
+        """(kind, number of layers) of each stage."""
         found, first = [], 0
         for count in self.cut:
             layers = self.architecture.layers[first : first + count]
@@ -144,7 +144,7 @@ class Job:
 
 
 class StageSeconds(NamedTuple):
-    """Seconds of every stage for one microbatch: recomputation stands apart."""
+    """Seconds of every stage for one microbatch; the backward is without recomputation."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -156,7 +156,7 @@ class StageSeconds(NamedTuple):
 
 
 def stage_seconds(job: Job) -> StageSeconds:
-    """Seconds of the stages of a job whose parameters are at home on every device."""
+    """Seconds of the stages of a job whose devices keep their parameters (no FSDP)."""
     forward, backward, recompute = [], [], []
     for stage, layers in enumerate(job.stage_layers):
         last = stage == job.num_stages - 1
@@ -168,5 +168,5 @@ def stage_seconds(job: Job) -> StageSeconds:
 
 
 def _embedding_s(job: Job) -> float:
-    """Seconds of looking up the tokens, and of positions and dropout."""
+    """Seconds of the embedding: tokens looked up, positions and dropout."""
     return 8.0 * job.setting.tokens * job.architecture.hidden / job.setting.memory_rate / job.setting.spread

@@ -19,11 +19,11 @@ from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.mesh.layers.layer_seconds import Setting, eager_kernels, padded_vocab
 from rpbench.workload.counts import BYTES_PER_VALUE, Layer
 
-WEIGHT_SHARE = 0.55  # of a layer's activations that the gradient of the weights still needs
+WEIGHT_SHARE = 0.55  # fraction of a layer's activations that the gradient of the weights still needs
 
 
 def layer_bytes(setting: Setting, layer: Layer) -> float:
-    """Bytes one layer keeps of one microbatch, if nothing but attention's scores is made again."""
+    """Bytes one layer keeps of one microbatch, if nothing but attention's scores is recomputed."""
     if setting.software.kernels in ("eager", "fused"):
         return eager_kernels(setting).kept_bytes()
     own, software = setting.architecture, setting.software
@@ -50,7 +50,7 @@ def input_bytes(setting: Setting) -> float:
 
 
 def working_bytes(setting: Setting) -> float:
-    """Bytes of buffers that a backward needs besides."""
+    """Bytes of the further buffers that a backward needs."""
     return 8.0 * setting.tokens * setting.architecture.hidden
 
 
@@ -60,8 +60,9 @@ def logits_bytes(setting: Setting) -> float:
 
 
 def with_software(sizes: ModelBytes, setting: Setting) -> ModelBytes:
-    """The sizes with logits, buffers and what W needs as the setting's software has them; of logits W needs the
-    gradient, in 16 bits.
+    """The sizes with logits, buffers and activations held until W as the setting's software has them.
+
+    Of the logits, W needs the gradient, in 16 bits.
     """
     logits: Any = logits_bytes(setting)
     working: Any = working_bytes(setting)
@@ -78,8 +79,8 @@ def with_software(sizes: ModelBytes, setting: Setting) -> ModelBytes:
 def sizes_of(setting: Setting, num_tokens: int) -> ModelBytes:
     """Sizes of a model on one host, in bytes, as the setting's software has them.
 
-    Layers are their mean; those that predict further tokens are in it. Counted kernels keep gradients in 16 bits and
-    all of a layer until W, and make a stage again from its input.
+    Layers are their mean, which includes those that predict further tokens. Counted kernels keep gradients in 16 bits
+    and a whole layer until W, and recompute a stage from its input.
     """
     own, software = setting.architecture, setting.software
     kinds = {kind: layer_bytes(setting, kind) for kind in dict.fromkeys(own.layers)}

@@ -1,4 +1,4 @@
-"""Mesh: how many devices do what together, in which order they stand, and what they share.
+"""Mesh: the groups of devices, their order, and the states they share.
 
 A pipeline rank is a group of data x context x tensor devices that do the same at the same time. Experts live on the
 devices of data x context (with `expert_tensor` shards of an expert, usually 1 or `tensor`): `expert` is no further
@@ -18,7 +18,7 @@ SHARDED: tuple[Sharded, ...] = get_args(Sharded)
 
 @dataclass(frozen=True)
 class Sharing:
-    """What data parallelism shares.
+    """The states that replicas share.
 
     Args:
         what: none (plain data parallel), optimizer (ZeRO-1), gradients (ZeRO-2), parameters (ZeRO-3, FSDP).
@@ -47,7 +47,7 @@ class Mesh:
         expert: devices that the experts of a layer are dealt to.
         expert_tensor: shards of one expert; 0 for 1.
         sequence_parallel: element-wise work between tensor-parallel maps is cut as well.
-        sharing: see `Sharing`.
+        sharing: the states that replicas share.
         order: axes, innermost first.
 
     Raises:
@@ -132,9 +132,7 @@ class Mesh:
         return prod(getattr(self, other) for other in self.order[: self.order.index(axis)])
 
     def check_devices(self, num_devices: int) -> None:
-        """Raises:
-        ValueError: if the mesh is not made of that many devices.
-        """
+        """Raise ValueError unless the mesh has that many devices."""
         if self.num_devices != num_devices:
             sizes = " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES)
             rest = num_devices * self.data // self.num_devices if num_devices * self.data % self.num_devices == 0 else 0
@@ -142,9 +140,7 @@ class Mesh:
             raise ValueError(f"mesh {sizes} = {self.num_devices} devices, the cluster has {num_devices}; {way_out}")
 
     def check_model(self, heads: int, key_value_heads: int, experts: int, num_layers: int) -> None:
-        """Raises:
-        ValueError: if a model cannot be cut like this, with the sizes that can.
-        """
+        """Raise ValueError, with the sizes that can be, if a model cannot be cut like this."""
         if heads % self.tensor:
             rule = "more tensor shards than heads" if self.tensor > heads else "heads that do not divide"
             raise ValueError(f"mesh.tensor={self.tensor} of {heads} heads: {rule}; take one of {_divisors(heads)}")

@@ -1,7 +1,7 @@
 """Bytes of each device by class, under any mesh, of any order.
 
 `rpbench.cost.footprint.memory` replays an order: stages dealt in turn or in a V, copies of stages, stashed versions,
-streamed stages. Here the sizes of a device of the mesh, under its software, take the place of the model's.
+streamed stages. Here the sizes are those of a device of the mesh under its software.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,11 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def rank_bytes(job: Job, rank: int) -> Bytes:
-    """Bytes of a device of a pipeline rank, by class; allocated tensors, no reserve."""
-    return bytes_of_ranks(job)[rank]
-
-
 def bytes_of_ranks(job: Job) -> list[Bytes]:
-    """The same of every rank, of the order that the job's schedule has without costs."""
+    """Bytes of a device of each pipeline rank, by class: allocated tensors, no reserve.
+
+    The order is the one that the job's schedule has without costs.
+    """
     ranks, chunks, microbatches = job.mesh.pipeline, job.chunks, job.num_microbatches
     enough = min(microbatches, 4 * ranks * chunks)  # most orders have no more in flight in a long step
     found = _replayed(job.schedule, ranks, chunks, enough)
@@ -49,10 +47,10 @@ def bytes_of_ranks(job: Job) -> list[Bytes]:
 
 
 def bytes_of_order(job: Job, order: Schedule, analysis: Analysis) -> list[Bytes]:
-    """The same of another order.
+    """The same for another order.
 
     Args:
-        order: what the ranks compute, with its partition; without what data parallelism moves.
+        order: the computations of the ranks, with its partition; without the exchanges of data parallelism.
         analysis: of the order.
     """
     assert order.partition is not None
@@ -61,7 +59,7 @@ def bytes_of_order(job: Job, order: Schedule, analysis: Analysis) -> list[Bytes]
 
 
 def _with_mesh(job: Job, order: Schedule, footprint: Footprint, cut: Partition) -> list[Bytes]:
-    """Classes of a footprint with the sizes of a mesh, and what a device of the mesh holds beside an order."""
+    """Classes of a footprint with the sizes of a mesh, and those that no order shows: layers on their way."""
     streamed = order.weights is Weights.STREAMED
     sized = footprint.of_sizes(mesh_sizes(job, streamed=streamed))
     tables = sized.classes(np.array([cut.forward]), np.array([cut.backward]))
@@ -75,7 +73,7 @@ def _with_mesh(job: Job, order: Schedule, footprint: Footprint, cut: Partition) 
 
 
 def measured_bytes(job: Job, classes: Mapping[str, float]) -> float:
-    """What a source reports for these classes: fragments and a reserve on top."""
+    """Bytes that a source reports for these classes, with fragments and a reserve on top."""
     return job.software.scale * sum(classes.values()) + job.software.reserve_bytes
 
 
@@ -102,7 +100,7 @@ def verdict(job: Job, log_sd: float = 0.06) -> Verdict:
 
 
 def verdict_of(job: Job, rank: int, classes: Mapping[str, float], log_sd: float = 0.06) -> Verdict:
-    """The same of a rank whose bytes are known."""
+    """The verdict on a rank whose bytes are known."""
     need, room = needed_bytes(job, classes), job.machine.device.memory_bytes
     largest = max(classes, key=lambda name: classes[name])
     text = f"rank {rank} needs {need / 1e9:.1f} GB of {room / 1e9:.1f} GB; the most is {largest}"
@@ -120,7 +118,7 @@ def kept_bytes(job: Job, layer: Layer) -> float:
 
 
 def working_set_bytes(job: Job) -> float:
-    """What a backward needs besides: one layer's activations where everything is recomputed, and buffers."""
+    """Bytes of a backward's buffers, and of one layer's activations where everything is recomputed."""
     own = working_bytes(job.setting)
     if job.recompute == "full":
         return own + max(layer_bytes(job.setting, kind) for kind in dict.fromkeys(job.architecture.layers))
@@ -128,7 +126,7 @@ def working_set_bytes(job: Job) -> float:
 
 
 class _Replayed(NamedTuple):
-    """An order with what it holds when, and most microbatches of a stage in flight."""
+    """An order, its footprint, and the most microbatches of a stage in flight."""
 
     order: Schedule
     footprint: Footprint
@@ -151,7 +149,7 @@ def _replayed(name: str, ranks: int, chunks: int, microbatches: int) -> _Replaye
 
 
 def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
-    """A model's layers as one device of the mesh holds them, after data parallelism has shared their states."""
+    """A model's layers as one device of the mesh holds them, after data parallelism has sharded their states."""
     own = job.architecture
     sizes = {kind: _layer(job, kind, streamed) for kind in dict.fromkeys(own.layers)}
     found = ModelBytes(
@@ -176,7 +174,7 @@ def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
 
 
 def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> LayerSize:
-    """Bytes of parameters on one device; what is shared is divided by the devices that share it."""
+    """Bytes of parameters and their states on one device; sharded states are divided by the devices."""
     learns = learning(job, own, layers)
     _, gradients, optimizer = states_held(job, learns)
     weights, adapters = states_held(job, own).weights, 2.0 * learns.dense if job.adapters else 0.0
@@ -189,7 +187,7 @@ def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> Layer
 
 
 def _on_their_way(job: Job) -> Bytes:
-    """Two layers' gathered weights where parameters are shared, and the gradient of one that is scattered."""
+    """Two layers' gathered weights where parameters are sharded, and the gradient of one that is scattered."""
     what = job.mesh.sharing.what
     if what not in ("gradients", "parameters") or job.mesh.shard_group == 1:
         return {}

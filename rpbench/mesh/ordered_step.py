@@ -1,13 +1,13 @@
 """Ordered step: a step of any registered schedule under a mesh, simulated, with its seconds by cause.
 
-The schedule's ranks are groups of devices. Collectives inside layers are a part of the seconds of actions; what data
-parallelism moves stands on lane net, over partners outside the schedule. Causes are differences of simulations of one
-order: without hops, with hops, with what data parallelism moves.
+The schedule's ranks are groups of devices. Collectives inside layers are a part of the seconds of actions; exchanges of
+data parallelism stand on lane net, over partners outside the schedule. Causes are differences of simulations of one
+order: without hops, with hops, with these exchanges.
 
-    kernels, recompute, collectives, host    the busiest rank's work, by what its layers' seconds are made of
-    bubble                                   what that rank waits where hops take no time
-    hops                                     what hops add
-    data                                     what data parallelism adds
+    kernels, recompute, collectives, host    the busiest rank's work, by the parts of its layers' seconds
+    bubble                                   waits of that rank if hops take no time
+    hops                                     seconds that hops add
+    data                                     seconds that data parallelism adds
     tied, optimizer, fixed, jitter           as in `rpbench.mesh.step`, where the layers' seconds are counted here
 """
 
@@ -21,8 +21,15 @@ from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.timeline import Timeline
-from rpbench.mesh.data_parallel import Reduced, beside_computation
-from rpbench.mesh.exchanges import exchanged, gathers_late, late_s, lowered, transfer_time
+from rpbench.mesh.data_parallel import (
+    Reduced,
+    beside_computation,
+    exchanged,
+    gathers_late,
+    late_s,
+    lowered,
+    transfer_time,
+)
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Sharing
 from rpbench.mesh.replicas import exchange_alone, layered, scatter_layers

@@ -19,7 +19,7 @@ from rpbench.cost.transfers import slowed_by_exchanges
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.ir.timeline import Timeline
-from rpbench.mesh.exchanges import LOWERED, exchanged, gathers_late, late_s, lowered, transfer_time
+from rpbench.mesh.data_parallel import LOWERED, exchanged, gathers_late, late_s, lowered, transfer_time
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.step import Terms

@@ -1,12 +1,12 @@
-"""Boundary lanes: what passes between stages as SEND and RECV on the links of the devices.
+"""Boundary lanes: boundary tensors as SEND and RECV on the links of the devices.
 
     through the host   SEND on lane d2h of the device that made it, RECV on lane h2d of the one that uses it
     directly           SEND on lane net, RECV on lane compute, right before the action that uses it
 
-A device sends in the order in which it makes things and receives in the order in which it needs them, so that no
-tensor waits behind one that is needed later; between two devices that order may differ. Where copies of a stage sum
-their gradients over the same link, a sum goes behind what the last gradient in it makes; where activations wait on the
-host, they share the link with what passes between stages. With 2 devices and through the host:
+A device sends tensors in the order in which it makes them and receives them in the order in which it needs them, so
+that no tensor waits for one that is needed later; between two devices that order may differ. Where copies of a stage
+sum their gradients over the same link, a sum goes after the boundary tensor of its last gradient; activations that wait
+on the host share the link with boundary tensors. With 2 devices and through the host:
 
     device 0   compute   0F0 0F1                      0B0
                d2h           0SEND_F0 0SEND_F1
@@ -23,10 +23,9 @@ from rpbench.ir.communication import hops
 from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import Schedule, ScheduleError
 
-Placed = list[tuple[int, Action]]  # with the number of the computation that it stands behind
+Placed = list[tuple[int, Action]]  # each after the number of the computation it follows
 
-# An activation comes back behind what runs so many computations before its backward.
-AHEAD = 2
+AHEAD = 2  # computations between the LOAD of an activation and its backward
 _READERS = (Kind.R, Kind.B, Kind.I, Kind.W)
 
 
@@ -67,7 +66,7 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
 
 
 def _merged(boundaries: Placed, row: list[Action], index: Index, lane: Lane) -> list[Action]:
-    """Boundary tensors among what a link has already; behind the same computation they go first, for they are small."""
+    """Boundary tensors among other transfers of a link; after the same computation they go first: they are small."""
     return [action for _, action in sorted([*boundaries, *_placed(row, index, lane)], key=lambda item: item[0])]
 
 
@@ -100,9 +99,9 @@ def _last_gradient(action: Action, version: int, index: Index, lane: Lane) -> in
 
 
 def _beside_activation(action: Action, loaded: set[Action], index: Index, lane: Lane) -> int | None:
-    """The action that a STORE:A, LOAD:A or FREE:A stands behind; None for any other kind.
+    """The action that a STORE:A, LOAD:A or FREE:A follows; None for any other kind.
 
-    What leaves stands behind its forward, what comes back shortly before its backward, and a FREE:A of that behind it.
+    A STORE:A and its FREE:A follow the forward; a LOAD:A stands shortly before the backward, its FREE:A after that.
     """
     if action.object != "A":
         return None

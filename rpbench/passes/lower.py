@@ -1,4 +1,4 @@
-"""Passes: a schedule in, the same work with more said about it out.
+"""Passes: a schedule in, the same work with more of its actions written out.
 
 Generators order compute actions. These passes add communication and optimizer steps, and cut backward in two
 or join it again.
@@ -115,7 +115,7 @@ def _last(analysis: Analysis, numbers: Sequence[int]) -> int:
 
 
 def _name_versions(schedule: Schedule) -> Schedule:
-    """Every forward with the version it reads."""
+    """The schedule with the version that every forward reads."""
     read = lane_reads(schedule).forward
 
     def named(action: Action) -> Action:
@@ -130,7 +130,7 @@ def _name_versions(schedule: Schedule) -> Schedule:
 
 
 def split_backward(schedule: Schedule) -> Schedule:
-    """Every B as I and, right after it, W."""
+    """The schedule with every B replaced by I and, right after it, W."""
     return _each_row(schedule, _split)
 
 

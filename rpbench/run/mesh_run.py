@@ -6,9 +6,8 @@ from typing import Any
 from rpbench.config.mesh import RECOMPUTED, MeshChoice
 from rpbench.config.request import Request
 from rpbench.cost.table import LayerTimes
-from rpbench.mesh.exact import mesh_times
+from rpbench.mesh.exact import mesh_times, under_mesh
 from rpbench.mesh.job import Job
-from rpbench.mesh.layers.wrapping import under_mesh
 from rpbench.mesh.memory import Bytes, bytes_of_order, verdict_of
 from rpbench.mesh.ordered_step import Step, simulate_step
 from rpbench.mesh.plan_search.smallest_change import smallest_change

@@ -1,11 +1,11 @@
-"""The event loop of what shares links, memory or an interpreter: plain Python on lists, or compiled, with one result.
+"""The event loop of tasks that share links, memory or an interpreter: in plain Python or compiled, with one result.
 
-An action begins when all that it waits for has ended and its port, if it needs one, is free; a port takes one action at
-a time, urgent ones first. It ends when its own time has passed and its amount, such as bytes, has been served.
+An action begins when all actions that it waits for have ended and its port, if it needs one, is free; a port takes one
+action at a time, urgent ones first. It ends when its own time has passed and its amount, such as bytes, is served.
 
-A server gives all actions under way in it the same rate, and so has one clock of what each has been given: the action
-whose amount ends first is the one whose turn on that clock comes first, and no amount is stored for each. Rates are
-max-min fair and change whenever an amount begins or ends. Ties go to the lower action, so the order of events is one.
+A server gives all its actions under way the same rate, so it has one clock of what each has been given: the action with
+the lowest end on that clock ends first, and no remaining amounts are stored. Rates are max-min fair and change whenever
+an amount begins or ends. Ties go to the lower action, so the order of events is one.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from rpbench.sim.kernels import Array, compiled
 
 
 class Edges(NamedTuple):
-    """Who waits for whom, and how: `previous` in the same lane, `pred` before an action, `consumers` behind it."""
+    """The waits of a graph: `previous` in the same lane, `pred` before an action, `consumers` after it."""
 
     previous: Array
     pred_start: Array
@@ -42,8 +42,8 @@ class Works(NamedTuple):
 
 
 class Servers(NamedTuple):
-    """By server, the pace of one action alone; two of the links that servers share (-1: none); whether its actions
-    share one part of these, being threads of the host that fill its cores; and seconds of SSDs that a unit takes."""
+    """By server, the pace of one action alone; two of the links that servers share (-1: none); whether its actions,
+    threads of the host that fill its cores, share one part of these; and seconds of SSDs for a unit."""
 
     pace: Array
     memory: Array
@@ -53,8 +53,8 @@ class Servers(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Links that servers share, the last that of SSDs, if any: units a second of each, those beside the host's threads,
-    and room to note what is left of it, for how many, and what these take of it for a unit each."""
+    """Links that servers share, the last that of SSDs, if any: units a second of each, also beside the host's threads,
+    and workspace: what is left of it, for how many actions, and how much of it these take for a unit each."""
 
     capacity: Array
     beside_host: Array
@@ -64,8 +64,8 @@ class Shared(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """Sorted entries, from `head` to `tail`, of each server, behind these of each port, and last of moments at which an
-    action's own time ends (twice its number) or its amount begins to be served (and one)."""
+    """Sorted entries, from `head` to `tail`: queues of servers, then of ports, and last of moments at which an action's
+    own time ends (entry: twice its number) or its amount begins to be served (that plus one)."""
 
     key: Array
     entry: Array
@@ -74,8 +74,8 @@ class Queues(NamedTuple):
 
 
 class Way(NamedTuple):
-    """What changes: by action for how many others it waits, and its open parts; those that are ready; whether a port is
-    taken; by server the clock and the rate."""
+    """State: by action, how many others it waits for, and its open parts; ready actions; whether a port is taken; by
+    server the clock and the rate."""
 
     waiting: Array
     open_parts: Array
@@ -86,7 +86,7 @@ class Way(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When actions start, begin their main phase and end, and the time that their hops hold up."""
+    """When actions start, begin their main phase and end, and the time that their hops delay them."""
 
     start: Array
     begun: Array
@@ -106,7 +106,7 @@ def enqueue(queues: Queues, queue: int, key: float, entry: int) -> None:
 
 
 def begin(place: int, now: float, edges: Edges, pre: Array, times: Times) -> None:
-    """Everything that an action waits for has ended: write its start and the begin of its main phase."""
+    """Write the start of an action whose inputs have all ended, and the begin of its main phase."""
     previous = edges.previous[place]
     free = times.end[previous] if previous >= 0 else 0.0
     early, early_free, behind, behind_free = free, free, now, free
@@ -125,7 +125,7 @@ def begin(place: int, now: float, edges: Edges, pre: Array, times: Times) -> Non
 
 
 def follow(place: int, edges: Edges, waiting: Array, queue: Array, ready: int) -> int:
-    """An action has ended: what waited for it alone is ready; how many are."""
+    """Note that an action has ended and append those that waited for it alone; return how many are ready."""
     for edge in range(edges.consumer_start[place], edges.consumer_start[place + 1]):
         consumer = edges.consumers[edge]
         waiting[consumer] -= 1
@@ -138,7 +138,7 @@ def follow(place: int, edges: Edges, waiting: Array, queue: Array, ready: int) -
 def end_part(
     place: int, now: float, edges: Edges, port: Array, way: Way, queues: Queues, times: Times, ready: int
 ) -> int:
-    """A part of an action has ended, and with the last all of it; how many are ready then."""
+    """Note that a part of an action has ended, and with the last part the action; return how many are ready."""
     way.open_parts[place] -= 1
     if way.open_parts[place] == 0:
         times.end[place] = now
@@ -156,7 +156,7 @@ def end_part(
 def begin_all(
     ready: int, now: float, latency: float, edges: Edges, works: Works, way: Way, queues: Queues, times: Times
 ) -> None:
-    """Begin what is ready, and note when own times end and amounts begin to be served."""
+    """Begin all ready actions, and note when own times end and amounts begin to be served."""
     main, amount, port, moments = works.main, works.amount, works.port, len(queues.head) - 1
     while ready > 0:
         ready -= 1
@@ -180,7 +180,7 @@ def begin_all(
 
 
 def next_served(queues: Queues, way: Way, now: float, unit: float) -> tuple[float, int]:
-    """When the first of the amounts under way would end, and its server; -1 for none."""
+    """When the first of the amounts under way would end, and its server; -1 without one."""
     moment, first = inf, -1
     for server in range(len(way.clock)):
         head = queues.head[server]
@@ -199,7 +199,7 @@ def advance(queues: Queues, way: Way, time: float) -> None:
 
 
 def join(server: int, num: int, rate: float, servers: Servers, shared: Shared) -> None:
-    """So many actions of a server rise on its links; or, a negative number, have stopped at a rate."""
+    """Add actions of a server to its links; a negative number takes out actions that have stopped at a rate."""
     for link in (servers.memory[server], servers.complex[server]):
         if link >= 0:
             shared.room[link] += num * rate
@@ -213,17 +213,11 @@ def join(server: int, num: int, rate: float, servers: Servers, shared: Shared) -
 
 
 def share(queues: Queues, servers: Servers, shared: Shared, rates: Array) -> None:
-    """Max-min fair rates: all rise together; the slowest of them stop at their own pace, or at the fair part of the
-    link that is full first, whichever is less."""
+    """Max-min fair rates: all rise together; the slowest stop at their own pace, or at the fair part of the link that
+    is full first, whichever is less."""
     (pace, memory, complexes, together, ssd), (_, _, head, tail) = servers, queues
-    room, users, taken, rising, crowded, drives = (
-        shared.room,
-        shared.users,
-        shared.taken,
-        0,
-        False,
-        len(shared.room) - 1,
-    )
+    room, users, taken, drives = shared.room, shared.users, shared.taken, len(shared.room) - 1
+    rising, crowded = 0, False
     for server in range(len(pace)):
         crowded = crowded or (together[server] and tail[server] > head[server])
     for link in range(len(room)):
@@ -306,17 +300,7 @@ def run_events(
                 ready = end_part(entry[first] // 2, now, edges, works.port, way, queues, times, ready)
 
 
-PARTS = (
-    enqueue,
-    begin,
-    follow,
-    end_part,
-    begin_all,
-    next_served,
-    advance,
-    join,
-    share,
-)
+PARTS = (enqueue, begin, follow, end_part, begin_all, next_served, advance, join, share)
 
 
 def timed(
@@ -336,7 +320,7 @@ def timed(
         capacity: of the links that servers share, and beside the host's threads.
         waiting: for how many others each action waits.
         latency, unit: as of `run_events`.
-        compiles: whether by the compiled loop, where it can be had.
+        compiles: whether to use the compiled loop, if numba is there.
     """
     num, num_servers = len(waiting), len(servers.pace)
     served, lines = works.server[works.amount > 0], np.bincount(works.port[works.port >= 0])
@@ -355,7 +339,7 @@ def timed(
         Times(*np.zeros((4, num))),
     )
     kernel: Callable[..., Any] = compiled(run_events, *PARTS, allocates=False) if compiles else run_events
-    if kernel is run_events:  # plain Python is at home on lists
+    if kernel is run_events:  # plain Python is faster on lists
         groups = (type(group)(*(column.tolist() for column in group)) for group in groups)
     edges, works, servers, shared, way, queues, times = groups
     kernel(edges, works, servers, shared, latency, unit, way, queues, times)

@@ -1,4 +1,4 @@
-"""Freezing: how much of its weight gradients each backward may leave out so that the batch ends first.
+"""Freezing: the fraction of its weight gradients each backward may leave out so that the batch ends first.
 
 A backward takes from d_min, its input gradient alone, to d_max, all of it; its freeze ratio is
 r = (d_max - d) / (d_max - d_min). A linear program over the schedule's graph finds the ratios:
@@ -7,10 +7,10 @@ r = (d_max - d) / (d_max - d_min). A linear program over the schedule's graph fi
                        P_end >= every end of a computation,
                        mean of r over the backwards of a stage <= max_ratio
 
-and among those that end as early the ones that leave out least. Where transfers share links, the program gives each its
-link to itself; the timeline lets them share, and ratios that would end later than none are dropped. W vanishes at
-ratio 1; B becomes as long as I. What a ratio between 0 and 1 leaves out is a part of the stage's parameters, which is
-not chosen here.
+and among those that end as early the ratios that leave out least. Where transfers share links, the program gives each
+transfer its link to itself; the timeline shares them, and ratios that would end later than no freezing are dropped. W
+vanishes at ratio 1; B becomes as long as I. A ratio between 0 and 1 leaves out some of the stage's parameters; which
+ones is not chosen here.
 
 Source: "TimelyFreeze" (arXiv 2602.05754), its abstract; the program is derived from it. Needs the extra `exact`
 (OR-tools).
@@ -41,11 +41,11 @@ class Frozen:
     Args:
         ratios: of every B or W, by stage, microbatch and part, in this order.
         ratio_of_stage: their mean, by stage.
-        fraction: of the time of all weight gradients, what is left out.
-        less: by topological position, by how much an action is shorter, in the costs' unit.
+        fraction: of the time of all weight gradients, the part left out.
+        less: by topological position, how much shorter an action is, in the costs' unit.
         timeline: of the shortened backwards.
         plain: the timeline without freezing.
-        proven: whether no ratios end sooner; not where transfers share links.
+        proven: whether no ratios end sooner; False where transfers share links.
     """
 
     ratios: tuple[float, ...]
@@ -118,11 +118,11 @@ def check_freezable(graph: Graph, costs: CostTable) -> None:
             f"{graph.num_actions} actions: a linear program of freezing takes at most {LARGEST}; take fewer "
             "microbatches"
         )
-    costs.of(Kind.W, 0)  # or it says what splits backward
+    costs.of(Kind.W, 0)  # raises if costs do not split backward
 
 
 def _savings(graph: Graph, costs: CostTable, works: Sequence[Work]) -> dict[int, float]:
-    """What a backward is shorter by without weight gradients, by topological position."""
+    """Time that a backward saves without weight gradients, by topological position."""
     actions, order, num_parts = graph.analysis.index.actions, graph.order.tolist(), graph.schedule.shape.num_parts
     found = {}
     for place, number in enumerate(order):
@@ -149,11 +149,11 @@ class _Program:
         self.last = self.solver.NumVar(0, self.solver.infinity(), "last")
         self._wait(costs)
         for first, stop in ((first, stop) for _, first, stop in compute_lanes(graph)):
-            if stop > first:  # the row's last action ends last of it
+            if stop > first:  # the last action of a row ends last
                 self.solver.Add(self.last >= self.end[int(graph.rank[stop - 1])])
 
     def ratios(self, max_ratio: float) -> dict[int, float]:
-        """By topological position."""
+        """The ratio of each B or W, by topological position."""
         actions, order = self.graph.analysis.index.actions, self.graph.order.tolist()
         of_stage: dict[int, list[Any]] = defaultdict(list)
         for place, ratio in self.ratio.items():
@@ -175,7 +175,7 @@ class _Program:
         return end - self.savings[place] / self.unit * self.ratio[place] if place in self.savings else end
 
     def _wait(self, costs: CostTable) -> None:
-        """Every action behind the one before it in its lane, and behind its inputs."""
+        """Every action waits for the one before it in its lane, and for its inputs."""
         graph, late = self.graph, late_edges(self.graph, costs).tolist()
         first, pred, crosses = graph.pred_start.tolist(), graph.pred.tolist(), graph.crosses.tolist()
         for place, before in enumerate(graph.previous.tolist()):

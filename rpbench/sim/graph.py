@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rpbench.cost.table import Members
 from rpbench.ir.action import COMPUTE, MOVES, Kind
 from rpbench.ir.analysis import Analysis, analysed
-from rpbench.ir.moved_objects import Cargo, carries
+from rpbench.ir.moved_objects import Payload, carries
 from rpbench.ir.schedule import LANES, Schedule, ScheduleError, Shape, Weights
 from rpbench.ir.waits.edges import edges_of
 from rpbench.ir.waits.moves import LANES as LANES_OF
@@ -33,9 +33,9 @@ _READERS = (Kind.R, Kind.B, Kind.I, Kind.W)  # in this order
 class Graph:
     """Columns of a schedule and its edges, the latter in topological positions.
 
-    `order[i]` is the flat index of the i-th action. Edges within a lane that its order already implies are left
-    out. `slot` numbers what costs are looked up by: the kind and stage of an action, or of all that an OVERLAP
-    holds; `slots` lists them. Actions that carry something over a link have slots of their own, one for each cargo.
+    `order[i]` is the flat index of the i-th action. Edges that the order of a lane already implies are left out. `slot`
+    numbers the keys that costs are looked up by: the kind and stage of an action, or of all parts of an OVERLAP;
+    `slots` lists them. Actions that move something over a link have slots of their own, one for each payload.
     """
 
     schedule: Schedule
@@ -51,7 +51,7 @@ class Graph:
     to_fused: Bools  # the edge brings a fused stage its input
     slot: Ints
     slots: tuple[Members, ...]
-    cargo: tuple[Cargo | None, ...] = ()  # by slot, what its actions carry over a link; empty: nothing does
+    payload: tuple[Payload | None, ...] = ()  # by slot, the object its actions move over a link; empty: none moves any
 
     @property
     def num_actions(self) -> int:
@@ -66,7 +66,7 @@ class Graph:
 
     @cached_property
     def slots_on_devices(self) -> tuple[Ints, tuple[tuple[int, int], ...]]:
-        """`slot` told apart by device as well, and the (slot, device) pairs that it numbers then."""
+        """`slot` distinguished by device as well, and the (slot, device) pairs that it then numbers."""
         device = self.columns.device[self.order].astype(np.int64)
         codes, numbers = np.unique(self.slot.astype(np.int64) << 32 | device, return_inverse=True)
         return numbers.astype(np.int32), tuple((code >> 32, code & 0xFFFFFFFF) for code in codes.tolist())
@@ -78,11 +78,11 @@ class Graph:
 
 
 class Carried(NamedTuple):
-    """Actions that use a link: their numbers, and which of the distinct objects each of them moves."""
+    """Actions that use a link: their numbers, and which of the distinct objects each moves."""
 
     numbers: Ints
     which: Ints
-    distinct: Sequence[tuple[Kind, Cargo]]
+    distinct: Sequence[tuple[Kind, Payload]]
 
 
 def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) -> Graph:
@@ -113,14 +113,14 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
     before = before[order]
     previous = np.where(before >= 0, rank[before], -1).astype(np.int32)
 
-    # Separate cuts hold back only the main phase: recomputation needs no more than its own kept input.
+    # Separate cuts hold back only the main phase: recomputation needs no more than its own saved input.
     kind = columns.kind[consumer]
     backward = (kind == Kind.B) | (kind == Kind.I)
     computed = moved != _MOVED["transfer"]
     gradient = backward & ((moved == 2) | (schedule.shape.separate_cuts & computed))
     slots, slot = _slots(columns)
-    carried = _carried(analysis, columns) if kept is None else kept_cargo(schedule.shape, columns)
-    slots, cargo = _with_cargo(slot, slots, carried)
+    carried = _carried(analysis, columns) if kept is None else kept_payload(schedule.shape, columns)
+    slots, payload = _with_payload(slot, slots, carried)
     return Graph(
         schedule,
         analysis,
@@ -135,12 +135,12 @@ def build_graph(schedule: Schedule | Analysis, rows: ArrayRows | None = None) ->
         (kind == Kind.FB) & computed,
         slot[order].astype(np.int32),
         slots,
-        cargo,
+        payload,
     )
 
 
 def _slots(columns: Columns) -> tuple[tuple[Members, ...], Ints]:
-    """What costs are looked up by, and for each action which of these."""
+    """The keys that costs are looked up by, and for each action the number of its key."""
     what, fused = columns.stage.astype(np.int64), list[Members]()
     if columns.sub:
         what[list(columns.sub)], held = columns.alike_inside
@@ -157,41 +157,41 @@ _kind_and_stage = itemgetter(0, 1)
 
 
 def _carried(analysis: Analysis, columns: Columns) -> Carried | None:
-    """The objects that actions move, each once for a kind; None where nothing uses a link."""
+    """The objects that actions move, each once for a kind; None if nothing uses a link."""
     if not carries(analysis.schedule):
         return None
-    carried, kinds = analysis.cargo, columns.kind.tolist()
+    carried, kinds = analysis.payload, columns.kind.tolist()
     numbers = sorted(carried)
-    distinct: dict[tuple[Kind, Cargo], int] = {}
-    known: dict[tuple[int, int], int] = {}  # the same by identity: equal cargoes are few objects, and slow to compare
+    distinct: dict[tuple[Kind, Payload], int] = {}
+    known: dict[tuple[int, int], int] = {}  # the same by identity: equal objects are slow to compare
     chosen = []
     for number in numbers:
-        kind, cargo = kinds[number], carried[number]
-        place = known.get((kind, id(cargo)))
+        kind, payload = kinds[number], carried[number]
+        place = known.get((kind, id(payload)))
         if place is None:
-            place = known[kind, id(cargo)] = distinct.setdefault((Kind(kind), cargo), len(distinct))
+            place = known[kind, id(payload)] = distinct.setdefault((Kind(kind), payload), len(distinct))
         chosen.append(place)
     return Carried(np.array(numbers, np.int32), np.array(chosen, np.int32), list(distinct))
 
 
-def _with_cargo(
+def _with_payload(
     slot: Ints, slots: tuple[Members, ...], carried: Carried | None
-) -> tuple[tuple[Members, ...], tuple[Cargo | None, ...]]:
-    """The slots, with one more for every kind, stage and cargo; `slot` is changed in place."""
+) -> tuple[tuple[Members, ...], tuple[Payload | None, ...]]:
+    """The slots, with one more for every kind, stage and payload; `slot` is changed in place."""
     if carried is None:
         return slots, ()
     slot[carried.numbers] = len(slots) + carried.which
-    more = tuple(((kind, cargo.stage),) for kind, cargo in carried.distinct)
-    return slots + more, (None,) * len(slots) + tuple(cargo for _, cargo in carried.distinct)
+    more = tuple(((kind, payload.stage),) for kind, payload in carried.distinct)
+    return slots + more, (None,) * len(slots) + tuple(payload for _, payload in carried.distinct)
 
 
 _MOVED = {"order": 0, "activation": 1, "gradient": 2, "transfer": 3}
 
 
 def _edges(analysis: Analysis, rows: ArrayRows, kept: tuple[Ints, Ints] | None) -> tuple[Ints, Ints, Ints]:
-    """Producer, consumer (flat indices) and what moves, less the edges a lane's own order implies.
+    """Producer, consumer (flat indices) and what moves, without the edges that the order of a lane implies.
 
-    Those that LOAD, STORE, FREE and their like add come last, and take no hop.
+    The edges of transfers come last, and take no hop.
     """
     columns = rows.columns
     pairs = analysis.transfer_edges if kept is None else []
@@ -209,7 +209,7 @@ def _edges(analysis: Analysis, rows: ArrayRows, kept: tuple[Ints, Ints] | None) 
 
 
 def _starts(consumer: Ints, num: int, order: Ints | None = None) -> Ints:
-    """Where the edges of each action begin among edges sorted by consumer: by number, or in an order."""
+    """Where the edges of each action begin among edges sorted by consumer; actions by number, or in an order."""
     counts = np.bincount(consumer, minlength=num)
     if order is not None:
         counts = counts[order]
@@ -252,11 +252,11 @@ def _refuse(schedule: Schedule, columns: Columns, heads: Ints) -> None:
 
 
 def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None:
-    """The edges that transfers add, where activations alone move and in the plainest form.
+    """The edges of transfers, where only activations move, in the plainest form.
 
-    Each activation is stored by the device that makes and uses it (lane d2h), loaded once more (lane h2d), and freed
-    once behind either. Large schedules that offload hold little else. Other moves, or some out of order, are matched
-    action by action, with the same edges (`rpbench.ir.waits.saved_inputs.activation_edges`), which shows what is wrong.
+    The device that makes and uses an activation stores it (lane d2h), loads it once (lane h2d), and frees it once after
+    either. Large schedules that offload hold little else. `rpbench.ir.waits.saved_inputs.activation_edges` matches all
+    other schedules action by action, with the same edges, and shows what is wrong.
 
     Returns:
         producer and consumer; None for a schedule with other transfers or none, or with some that are not in order.
@@ -283,7 +283,7 @@ def kept_edges(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints] | None
 
 
 class _ByPlace:
-    """Plain actions by their places, ascending; of moves those on one lane."""
+    """Plain actions by their places, ascending; moves of one lane only."""
 
     def __init__(self, schedule: Schedule, columns: Columns) -> None:
         lanes = np.array([LANES.index(name) for _, name, _ in schedule.items()], np.int8)
@@ -306,7 +306,7 @@ class _ByPlace:
         return np.where(own[at] == places, numbers[at], -1)
 
 
-def kept_cargo(shape: Shape, columns: Columns) -> Carried:
+def kept_payload(shape: Shape, columns: Columns) -> Carried:
     """The activations that move in a schedule that has `kept_edges`."""
     kind, stage = columns.kind, columns.stage
     numbers = np.flatnonzero(among(kind, (Kind.LOAD, Kind.STORE))).astype(np.int32)
@@ -315,7 +315,7 @@ def kept_cargo(shape: Shape, columns: Columns) -> Carried:
     order = np.argsort(first)  # as they come first
     alike = [(Kind(kind[number]), int(stage[number])) for number in numbers[first[order]].tolist()]
     share = Fraction(1, shape.num_parts)
-    distinct = [(member, Cargo("A", of, True, share, LANES_OF[member][0])) for member, of in alike]
+    distinct = [(member, Payload("A", of, True, share, LANES_OF[member][0])) for member, of in alike]
     return Carried(numbers, np.argsort(order)[which].astype(np.int32), distinct)
 
 

@@ -25,8 +25,8 @@ def order_lanes(
 ) -> int:
     """Write a topological order of all actions into `order`; return how many could be ordered.
 
-    Lanes run as far as they can; a lane that meets an action not done yet is hung on that action and taken up
-    again when it is done, so every edge is looked at once. `heads` ends as each lane's next action.
+    Lanes run as far as they can; a lane whose next action waits is queued at the action it waits for and resumed when
+    that is done, so every edge is looked at once. `heads` ends as each lane's next action.
     """
     num_lanes = len(lane_start) - 1
     stack = [0] * num_lanes
@@ -150,12 +150,12 @@ def relax_batch(
                 begin = early if early > behind[j] else behind[j]
                 last = begin + main[first + j]
                 at[j] = last
-                ended = last if last > begin - pre[first + j] else 0.0  # an action of no length ends no run
+                ended = last if last > begin - pre[first + j] else 0.0  # an action without duration ends no run
                 makespan[first + j] = ended if ended > makespan[first + j] else makespan[first + j]
 
 
 def is_warm() -> bool:
-    """Whether numba is there already, so that one more kernel costs little."""
+    """Whether numba is loaded already, so that one more kernel costs little."""
     return "numba" in sys.modules
 
 
@@ -164,15 +164,15 @@ def compiled(kernel: Callable[..., Any], *parts: Callable[..., Any], allocates: 
     """The kernel compiled for arrays; the plain function where numba cannot be had.
 
     Args:
-        parts: functions that it calls, and that call each other, of the same module: those that are called first.
-        allocates: whether one of them makes lists or arrays. Those that do not need not count references to arrays,
-            which took seven eighths of the time of a loop over thirty of them.
+        parts: functions of the same module that it or other parts call, callees first.
+        allocates: whether one of them makes lists or arrays. The others need not count references to arrays, which took
+            seven eighths of the time of a loop over thirty of them.
     """
     try:
         from numba import njit
     except ImportError:
         return kernel
-    names, made = dict(kernel.__globals__), kernel  # where compiled functions find each other; the plain ones stay
+    names, made = dict(kernel.__globals__), kernel  # a namespace of compiled functions; the plain ones stay
     compile_one: Any = njit(cache=True, nogil=True, _nrt=allocates)  # type: ignore[call-overload]
     for function in (*parts, kernel):
         made = compile_one(FunctionType(function.__code__, names, function.__name__))
@@ -182,7 +182,7 @@ def compiled(kernel: Callable[..., Any], *parts: Callable[..., Any], allocates: 
 
 @cache
 def compile_orders() -> None:
-    """Have orders under given times made by compiled loops from now on, where numba can be had."""
+    """Make orders under given times with compiled loops from now on, if numba is there."""
     import numpy as np
 
     from rpbench.ordering import loops

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rpbench.cost.table import CostTable, Members, Number, Work
 from rpbench.ir.action import STEPPING, Action, Kind
-from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.policy import LateRest
 from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
@@ -29,10 +29,10 @@ def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = ()) 
     """Time a graph that is already built; floats and Fractions give the same numbers.
 
     Args:
-        less: by topological position, by how much an action is shorter than the costs say; empty: none is.
+        less: by topological position, how much shorter an action is than the costs say; empty: not at all.
 
     Raises:
-        ScheduleError: if the costs say nothing of an action.
+        ScheduleError: if the costs lack an action.
     """
     slot, works = works_by_slot(graph, costs)
     if less:
@@ -82,7 +82,7 @@ def hop_times(graph: Graph, costs: CostTable) -> Floats:
 
 
 def _hops(graph: Graph, costs: CostTable) -> list[Number]:
-    """The same, exact where the costs are."""
+    """The same times, exact where the costs are."""
     if not costs.each:
         return [costs.hop if crosses else 0 for crosses in graph.crosses.tolist()]
     of = microbatches_of(graph)
@@ -95,12 +95,12 @@ def _hops(graph: Graph, costs: CostTable) -> list[Number]:
 
 
 def all_hops(graph: Graph, costs: CostTable) -> Number:
-    """The time of all of them together."""
+    """The time of all hops together."""
     return sum(_hops(graph, costs)) if costs.each else graph.num_hops * costs.hop
 
 
 def microbatches_of(graph: Graph) -> Ints:
-    """The microbatch of every action, by topological position; -1 for what belongs to none, or to several."""
+    """The microbatch of every action, by topological position; -1 for actions of none, or of several."""
     columns = graph.columns
     return np.where(among(columns.kind, (*STEPPING, Kind.OVERLAP)), -1, columns.index)[graph.order]
 
@@ -109,20 +109,20 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
     """The slot of every action, by topological position, and the work of each slot.
 
     Raises:
-        ScheduleError: if the costs say nothing of an action.
+        ScheduleError: if the costs lack an action.
     """
     costs = costs.of_order(graph.schedule.shape)
     slot, pairs = graph.slots_on_devices if costs.speeds else (graph.slot, [(i, 0) for i in range(len(graph.slots))])
     if not costs.each:
         return slot, _works_of(graph, costs, pairs)
-    tables = list({id(table): table for table in (costs, *costs.each)}.values())  # few where many are as long
+    tables = list({id(table): table for table in (costs, *costs.each)}.values())  # few, if many lengths are equal
     places = {id(table): len(pairs) * place for place, table in enumerate(tables)}
     works = [work for table in tables for work in _works_of(graph, table, pairs)]
     shift = np.array([places[id(table)] for table in (*costs.each, costs)])
     of = microbatches_of(graph)
     slot = (slot + shift[np.where(of < 0, -1, of % len(costs.each))]).astype(np.int32)
     rank = graph.rank
-    for number, parts in graph.columns.sub.items():  # of an OVERLAP each part has costs of its own
+    for number, parts in graph.columns.sub.items():  # each part of an OVERLAP has costs of its own
         slot[rank[number]] = len(works)
         together = Action(Kind.OVERLAP, parts[0].stage, sub=parts)
         works.append(costs.of_action(together, int(graph.columns.device[number]), graph.schedule.shape.num_parts))
@@ -131,19 +131,19 @@ def works_by_slot(graph: Graph, costs: CostTable) -> tuple[Ints, list[Work]]:
 
 def _works_of(graph: Graph, costs: CostTable, pairs: Sequence[tuple[int, int]]) -> list[Work]:
     """The work of slots on devices."""
-    num_parts, cargo = graph.schedule.shape.num_parts, graph.cargo or (None,) * len(graph.slots)
+    num_parts, payload = graph.schedule.shape.num_parts, graph.payload or (None,) * len(graph.slots)
     works = [costs.together(members) for members in graph.slots]
     if graph.schedule.late_rest is not None:
-        works = _in_two_parts(graph.schedule.late_rest, graph.slots, cargo, works)
-    return [costs.of_cargo(cargo[number]) or costs.on(device, works[number], num_parts) for number, device in pairs]
+        works = _in_two_parts(graph.schedule.late_rest, graph.slots, payload, works)
+    return [costs.of_payload(payload[number]) or costs.on(device, works[number], num_parts) for number, device in pairs]
 
 
 def _in_two_parts(
-    rule: LateRest, slots: Sequence[Members], cargo: Sequence[Cargo | None], works: Sequence[Work]
+    rule: LateRest, slots: Sequence[Members], payload: Sequence[Payload | None], works: Sequence[Work]
 ) -> list[Work]:
-    """The works with those of steps divided: a device steps its columns, the host what its cargo says."""
+    """The works with those of steps divided: a device steps its columns, the host the fraction in its payload."""
     found = []
-    for members, carried, work in zip(slots, cargo, works, strict=True):
+    for members, carried, work in zip(slots, payload, works, strict=True):
         if members[0][0] in (Kind.STEP, Kind.STEP_REST) and work.main:
             part = 1 - rule.rest if carried is None else carried.share
             work = Work(work.main * (part if isinstance(work.main, Fraction) else float(part)))
@@ -152,7 +152,7 @@ def _in_two_parts(
 
 
 def shortened(works: Sequence[Work], less: Sequence[Number]) -> list[Work]:
-    """The works of actions whose main phases are so much shorter; with nothing in `less`, as they are."""
+    """The works of actions whose main phases are shorter by `less`; unchanged if that is empty."""
     if not less:
         return list(works)
     return [work._replace(main=max(0, work.main - short)) for work, short in zip(works, less, strict=True)]
@@ -167,6 +167,4 @@ def works_by_action(graph: Graph, costs: CostTable) -> list[Work]:
 def late_edges(graph: Graph, costs: CostTable) -> Bools:
     """Edges that hold back only the main phase of their action."""
     late = graph.gradient & costs.recompute_ahead
-    if costs.fused_ahead:
-        late = late | graph.to_fused
-    return late
+    return late | graph.to_fused if costs.fused_ahead else late

@@ -1,4 +1,4 @@
-"""What is alive on each device: microbatches in flight, replayed from the order of a schedule."""
+"""Microbatches in flight on each device, replayed from the order of a schedule."""
 
 from collections.abc import Iterator
 
@@ -21,8 +21,8 @@ Changes = tuple[Ints, Times, npt.NDArray[np.int64]]  # device, moment, how many 
 def peak_in_flight(graph: Graph) -> list[int]:
     """Most stage activations each device holds at once: one more at F, one less at the end of B or W.
 
-    Streamed schedules keep activations on the host, so a device holds those of the action it runs. Where bound
-    schedules move activations away and back, what is away does not count (`rpbench.ir.checks.residency`).
+    Streamed schedules keep activations on the host, so a device holds those of the action it runs. Activations that
+    bound schedules have moved away do not count (`rpbench.ir.checks.residency`).
     """
     if graph.schedule.weights is Weights.BOUND and moves_activations(graph.schedule):
         return _peak_resident(graph)
@@ -57,7 +57,7 @@ def compute_lanes(graph: Graph) -> list[tuple[int, int, int]]:
 
 
 def _peak_resident(graph: Graph) -> list[int]:
-    """The same where some are moved elsewhere, its partners' included: the replay of `rpbench.ir.checks.residency`.
+    """The same if some move elsewhere, those of partners included: the replay of `rpbench.ir.checks.residency`.
 
     Every computation takes one slot, transfers take none.
     """
@@ -69,7 +69,7 @@ def _peak_resident(graph: Graph) -> list[int]:
         *_moved(graph, start),
     ]
     device, moment, change = (np.concatenate(columns) for columns in zip(*found, strict=True))
-    order = np.lexsort((change, moment, device))  # what is let go in a slot makes room for others
+    order = np.lexsort((change, moment, device))  # releases in a slot make room for others
     ends = np.searchsorted(device[order], np.arange(graph.schedule.shape.num_ranks + 1))
     levels = np.split(change[order], ends[1:-1])
     return [int(np.cumsum(own).max(initial=0)) for own in levels]
@@ -88,7 +88,7 @@ def _slots(graph: Graph) -> tuple[Times, Times]:
 
 
 def _moved(graph: Graph, start: Times) -> Iterator[Changes]:
-    """A LOAD:A takes room, the FREE:A behind a STORE:A makes room; a partner holds them from STORE:A to LOAD:A."""
+    """LOAD:A takes room, FREE:A after STORE:A makes room; a partner holds activations from STORE:A to LOAD:A."""
     for (device, lane, row), first in zip(graph.schedule.items(), graph.columns.lane_start.tolist(), strict=False):
         if lane not in ("h2d", "d2h"):
             continue

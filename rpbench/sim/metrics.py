@@ -1,8 +1,8 @@
 """Metrics: the numbers of a timeline, with units in their names; among them pace and bubble of the steady phase.
 
-The steady phase is that of a step among many that run back to back: the window lies in the middle of a run, away from
-its first and last sixth or more. Where stages rotate over the devices, a step in which a device has much to do comes
-before one in which it has little, and the window is cut to whole rotations, after which every stage is on the same
+The steady phase is that of a step among many that run back to back: the window lies in the middle of a run, without at
+least its first and last sixth. Where stages rotate over the devices, steps in which a device has much work alternate
+with steps in which it has little, and the window is cut to whole rotations, after which every stage is on the same
 devices again:
 
     step       0   1   2   3   4   5   6   7   8   9  10  11        12 steps, a rotation every 4
@@ -10,9 +10,8 @@ devices again:
 
 A run too short for a whole rotation in its middle has the window uncut.
 
-Where the next step begins before one has ended, the last step has all devices to itself and ends sooner after the one
-before it than any other. The window of such steps leaves the last end out, and begins sooner where it would hold less
-than three.
+Where steps overlap, the last step has all devices to itself and ends sooner after the one before it than any other. The
+window of such steps leaves the last end out, and begins sooner where it would hold less than three.
 """
 
 from collections.abc import Iterator
@@ -43,8 +42,8 @@ _BACKWARD = (Kind.B, Kind.FB, Kind.I, Kind.OVERLAP)
 class Idle:
     """Idle device-time of a step, split as the RoundPipe artifact does.
 
-    The parts sum to the whole where the last work of a device is a backward. `drain` counts all that follows it, so
-    that weight gradients and steps behind it make the sum larger.
+    The parts sum to the whole where the last work of a device is a backward. `drain` counts everything after it, so
+    weight gradients and steps after it make the sum larger.
     """
 
     fill: float
@@ -63,7 +62,7 @@ def measure(graph: Graph, timeline: Timeline, costs: CostTable, *, switch_after_
     """
     second = timeline.units_per_second
     lanes = _device_times(graph, timeline, costs)
-    # An empty stage may wait for a last gradient that nobody uses: only actions that take time end a run.
+    # An empty stage may wait for a last gradient that has no use: only actions that take time end a run.
     makespan = max(lane.last_end for lane in lanes)
     work = sum(lane.busy for lane in lanes)
     span = max((lane.last_end - lane.first_start for lane in lanes), default=0.0)
@@ -106,7 +105,7 @@ def _hops_with_data(graph: Graph, costs: CostTable) -> float:
 
 @dataclass(frozen=True)
 class _DeviceTimes:
-    """What one device's compute lane did; only actions that take time count."""
+    """Times of one device's compute lane; only actions that take time count."""
 
     start: Floats
     end: Floats
@@ -164,7 +163,7 @@ def _split_idle(lanes: list[_DeviceTimes], makespan: float, after_last_forward: 
 def _switch(lane: _DeviceTimes, warmup: int | None) -> float:
     """Idle time between the last forward of the warmup and the first backward.
 
-    `warmup` is the number of forwards the artifact takes for it; None takes all that end before the backward.
+    `warmup` is the artifact's number of forwards in it; None takes all forwards that end before the backward.
     """
     until = lane.first_gradient
     if until is None:
@@ -194,8 +193,8 @@ def step_ends(graph: Graph, timeline: Timeline) -> Floats:
 def step_time(graph: Graph, timeline: Timeline) -> float:
     """Time per step: the mean distance between step ends in the window, or each step's part of the run.
 
-    The latter of one or two steps, and where the window's two steps end together, on different devices. What devices
-    update behind the last backward is a part of the run.
+    The latter for one or two steps, and where the window's two steps end together on different devices. Updates after
+    the last backward are a part of the run.
     """
     ends = step_ends(graph, timeline)
     if interval := _interval(ends, *_window(graph, *_paced(graph))) if len(ends) >= 3 else 0.0:
@@ -211,14 +210,14 @@ def step_time(graph: Graph, timeline: Timeline) -> float:
 def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
     """Idle fraction of the devices in the middle of a run; None for fewer than three steps, or if they end together.
 
-    Every device is watched from the end of its own last work for the step before the window to the end of its last work
-    for the last step in it. Idle are the gaps between the actions of its lane, so that no order has a bubble below 0.
+    Every device is watched from the end of its last work for the step before the window to the end of its last work for
+    the last step in it. The gaps between the actions of its lane are idle, so no order has a bubble below 0.
     """
     num_steps = graph.schedule.shape.num_steps
     if num_steps < 3:
         return None
     first, last = _window(graph, *_middle(num_steps))
-    last = last if last < num_steps - 1 else max(first + 1, num_steps - 2)  # behind the last step a pipeline drains
+    last = last if last < num_steps - 1 else max(first + 1, num_steps - 2)  # a pipeline drains after the last step
     watched = list(_watched(graph, timeline, first, last))
     time, idle = (sum(column) for column in zip(*watched, strict=True))
     if not time:
@@ -228,11 +227,11 @@ def steady_bubble(graph: Graph, timeline: Timeline) -> float | None:
 
 
 def bubble_between_ends(graph: Graph, timeline: Timeline) -> float | None:
-    """The same as a table of calls back to back is defined: the window uncut, between two ends on any devices.
+    """The bubble as a table of calls back to back defines it: the window uncut, between two ends on any devices.
 
     Of 60 calls it takes the ends of calls 20 and 50 (`analysis/published/async_bubble.csv`). Where stages rotate, it is
     up to 0.14 points off the bubble of whole rotations, and below 0 for some runs of few steps. None for fewer than
-    three steps, and where the two ends are one.
+    three steps, and where the two steps end together.
     """
     if graph.schedule.shape.num_steps < 3:
         return None
@@ -247,7 +246,7 @@ def bubble_between_ends(graph: Graph, timeline: Timeline) -> float | None:
 
 
 def rotation_of(columns: Columns, shape: Shape) -> int:
-    """Steps after which every device has as much of every stage to do again; all of a run's where none are alike.
+    """Steps after which every device has the same work again; all steps of a run where no two are alike.
 
     1 where stages stay. RoundPipe of S jobs a step on p devices: p / gcd(S, p).
     """
@@ -261,7 +260,7 @@ def _middle(num_steps: int) -> tuple[int, int]:
 
 
 def _paced(graph: Graph) -> tuple[int, int]:
-    """The steps between whose ends the pace is taken."""
+    """The steps whose ends the pace is taken between."""
     num_steps = graph.schedule.shape.num_steps
     first, last = _middle(num_steps)
     if graph.schedule.policy is Policy.FLUSH:
@@ -271,8 +270,8 @@ def _paced(graph: Graph) -> tuple[int, int]:
 
 
 def _window(graph: Graph, first: int, last: int) -> tuple[int, int]:
-    """The steps whose ends are the window's."""
-    if last - first <= 2:  # either no rotation fits in, or any that does leaves it as it is
+    """The steps whose ends bound the window."""
+    if last - first <= 2:  # no rotation fits in, or it leaves the window as it is
         return first, last
     rotation = rotation_of(graph.columns, graph.schedule.shape)
     whole = (last - first) // rotation * rotation
@@ -284,7 +283,7 @@ def _interval(ends: Floats, first: int, last: int) -> float:
 
 
 def _watched(graph: Graph, timeline: Timeline, first: int, last: int) -> Iterator[tuple[float, float]]:
-    """Time and idle time of every device that works, from its last action of a step or before to that of another."""
+    """Time and idle time of every working device, from its last action up to one step to that up to another."""
     start, end = (np.asarray(times, float) for times in (timeline.start, timeline.end))
     steps = _steps(graph.columns, graph.schedule.shape)
     for _, begin, stop in compute_lanes(graph):
@@ -298,7 +297,7 @@ def _watched(graph: Graph, timeline: Timeline, first: int, last: int) -> Iterato
 
 
 def _steps(columns: Columns, shape: Shape) -> Steps:
-    """The step that each action computes for, the earlier one of those in an OVERLAP; -1 for what computes nothing."""
+    """The step that each action computes for, the earliest of those in an OVERLAP; -1 for other actions."""
     computes = among(columns.kind, COMPUTE)
     found = np.where(computes, columns.index // shape.num_microbatches, -1).astype(np.int64)
     for number, parts in columns.sub.items():
@@ -307,7 +306,7 @@ def _steps(columns: Columns, shape: Shape) -> Steps:
 
 
 def _work_by_step(columns: Columns, shape: Shape) -> npt.NDArray[np.int64]:
-    """How often each step has each pair of device and stage, forth and back: (steps, pairs)."""
+    """How often each step has each pair of device and stage, in either direction: (steps, pairs)."""
     plain = among(columns.kind, COMPUTE - {Kind.OVERLAP})
     device, stage, kind, index = (
         column[plain].astype(np.int64) for column in (columns.device, columns.stage, columns.kind, columns.index)

@@ -1,14 +1,13 @@
 """Times of transfers and tasks that share links, a host's memory or an interpreter: an event simulation, fair shares.
 
-Where devices hang on one root complex, or all of them on the host's memory, the time of a transfer depends on what else
-travels; no longest path can say that. The optimizer of the host shares that memory with the transfers. Every transfer
-gets its max-min fair share: rates rise together until a link is full, the transfers on it stay there, and the others go
-on rising. Rates change whenever a transfer begins or ends. Without shared links, the times are those of
-`rpbench.sim.longest_path`.
+Where devices share a root complex or the host's memory, the time of a transfer depends on the other transfers; no
+longest path gives it. The host's optimizer shares that memory with them. Every transfer gets its max-min fair share:
+rates rise together until a link is full, the transfers on it stay there, and the others go on rising. Rates change
+whenever a transfer begins or ends. Without shared links, the times are those of `rpbench.sim.longest_path`.
 
-Tasks are the same without a schedule. A task begins when all that it waits for has ended - the order of a lane is one
-more thing to wait for - and its port, if it needs one, is free; it ends when its own seconds have passed and its amount
-has been served. Servers of amounts:
+Tasks are the same without a schedule. A task begins when all that it waits for has ended, the task before it in a lane
+included, and its port, if it needs one, is free; it ends when its own seconds have passed and its amount is served.
+Servers of amounts:
 
     copies    bytes over a link; at most the rate of a link each, the rate that copies of a root complex share, and a
               fair share of the host's memory
@@ -28,7 +27,7 @@ import numpy.typing as npt
 
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
-from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.timeline import Timeline
 from rpbench.sim.fair_shares import Edges, Servers, Works, timed
 from rpbench.sim.graph import COMPILE_FROM, Graph
@@ -47,7 +46,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def simulate_links(graph: Graph, costs: CostTable, times: TransferTimes, less: Sequence[float] = ()) -> Timeline:
-    """When each action runs, in the costs' unit; transfers share what the cluster says they share.
+    """When each action runs, in the costs' unit; transfers share links as the cluster does.
 
     Args:
         less: as in `rpbench.sim.longest_path.simulate_graph`.
@@ -67,9 +66,9 @@ def simulate_charged(graph: Graph, costs: CostTable, less: Sequence[float] = ())
 
 
 def shares_links(graph: Graph, costs: CostTable) -> bool:
-    """Whether what a transfer takes depends on what else travels."""
+    """Whether the time of a transfer depends on other transfers."""
     times = costs.transfer_time
-    return isinstance(times, TransferTimes) and bool(graph.cargo) and times.cluster.shares_links
+    return isinstance(times, TransferTimes) and bool(graph.payload) and times.cluster.shares_links
 
 
 class MovingGraph:
@@ -86,7 +85,7 @@ class MovingGraph:
 
 
 class _Waits:
-    """Who waits for whom in a graph, by topological position, and for how many; what does not depend on costs."""
+    """The waits of a graph, by topological position, and their numbers: independent of costs."""
 
     def __init__(self, graph: Graph) -> None:
         places, behind = np.arange(graph.num_actions), graph.previous >= 0
@@ -124,13 +123,13 @@ def _simulate(
 
 
 def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[Floats, Integers, Servers, Floats]:
-    """By position, bytes that flow and their server; servers of flows that are alike; the capacity of shared links.
+    """By position, bytes and their server; servers of equal flows; the capacity of shared links.
 
     Args:
         each: the times of every microbatch of a step, where they differ.
     """
     cluster, table, capacity = times.cluster, np.array(-1), [times.cluster.shared_host_bytes_per_s or inf]
-    flows = [[_flow(cargo, own) for cargo in graph.cargo] for own in (*each, times)]
+    flows = [[_flow(payload, own) for payload in graph.payload] for own in (*each, times)]
     if each:
         microbatch = microbatches_of(graph)
         table = np.where(microbatch < 0, -1, microbatch % len(each))
@@ -152,33 +151,33 @@ def _amounts(graph: Graph, times: TransferTimes, each: Sequence[Any]) -> tuple[F
     return amounts[table, graph.slot], of[table, graph.slot] + complexes, servers, np.array(capacity)
 
 
-def _flow(cargo: Cargo | None, times: TransferTimes) -> tuple[float, float, int, int, float]:
-    """Bytes; pace of the link alone; the number of the host's memory where it is used; the way through a complex; and
-    seconds of SSDs a byte."""
-    carried, pace = (0, 0) if cargo is None else (times.bytes_of(cargo), times.bytes_per_s(cargo))
-    ssd_s = 0.0 if cargo is None else times.ssd_s(cargo)
-    if cargo is None or not carried or not (pace or ssd_s or times.cluster.transfer_latency_s):
-        return 0.0, inf, -1, -1, 0.0  # as nothing takes time
-    if cargo.lane == "host":
+def _flow(payload: Payload | None, times: TransferTimes) -> tuple[float, float, int, int, float]:
+    """Bytes; pace of the link alone; the number of the host's memory (-1: not used); the direction through a complex;
+    and seconds of SSDs a byte."""
+    carried, pace = (0, 0) if payload is None else (times.bytes_of(payload), times.bytes_per_s(payload))
+    ssd_s = 0.0 if payload is None else times.ssd_s(payload)
+    if payload is None or not carried or not (pace or ssd_s or times.cluster.transfer_latency_s):
+        return 0.0, inf, -1, -1, 0.0  # takes no time
+    if payload.lane == "host":
         return carried, inf, 0, -1, ssd_s / carried
-    way = ("h2d", "d2h", "net").index(cargo.lane)
+    way = ("h2d", "d2h", "net").index(payload.lane)
     return (carried, pace or inf, *((-1, -1) if way == 2 else (0, way)), ssd_s / carried)
 
 
 # --- tasks ---
 
-NOTHING, HOST, LOOP, COPY = 0, 1, 2, 3  # what serves the amount; COPY + g: over the links of group g
+NOTHING, HOST, LOOP, COPY = 0, 1, 2, 3  # servers of amounts; COPY + g: the links of group g
 
 
 @dataclass
 class Tasks:
-    """Tasks with what they wait for; their times and amounts stand apart, by slot, so that they can be varied.
+    """Tasks and their waits; times and amounts are given apart, by slot, so that they can be varied.
 
     Attributes:
-        slot: what the times of a task are looked up by.
-        waits: how many tasks it waits for.
+        slot: key of a task's times.
+        waits: number of tasks it waits for.
         followers: the tasks that wait for it.
-        port: what it occupies; -1 for nothing.
+        port: port it occupies; -1 for none.
         urgent: whether it goes before others that wait for the same port.
     """
 
@@ -189,7 +188,7 @@ class Tasks:
     followers: list[list[int]] = field(default_factory=list)
 
     def add(self, slot: int, *after: int, port: int = -1, urgent: bool = False) -> int:
-        """A task that waits for others (negative numbers for none); its number."""
+        """Add a task that waits for others (negative numbers for none); return its number."""
         number = len(self.slot)
         self.slot.append(slot)
         self.port.append(port)
@@ -211,13 +210,13 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What is shared.
+    """Rates of shared servers.
 
     Args:
         copy_bytes_per_s: pace of one copy alone.
         host_bytes_per_s: of the host's memory, all copies and the host's own threads together.
         group_bytes_per_s: of all copies of one group: one way through one root complex.
-        loop_share: of a core that the interpreter has while the host's threads fill them all.
+        loop_share: fraction of a core that the interpreter has while the host's threads fill all cores.
 
     Raises:
         ValueError: for a share that is not one.
@@ -233,7 +232,7 @@ class Capacity:
             raise ValueError(f"loop_share={self.loop_share}: a share of a core, above 0 and at most 1")
 
     def servers(self, num: int) -> Servers:
-        """So many servers: `NOTHING`, `HOST`, `LOOP`, and `COPY` of each group."""
+        """`num` servers: `NOTHING`, `HOST`, `LOOP`, and `COPY` of each group."""
         groups = num - COPY
         return Servers(
             np.array([inf, inf, inf, *[self.copy_bytes_per_s] * groups]),
@@ -244,7 +243,7 @@ class Capacity:
         )
 
     def links(self, num: int, *, beside_host: bool) -> npt.NDArray[np.float64]:
-        """Units a second of what so many servers share: the memory, the interpreter, and the links of groups."""
+        """Units a second of the links that `num` servers share: memory, interpreter, and links of groups."""
         loop = self.loop_share if beside_host else 1.0
         return np.array([self.host_bytes_per_s, loop, *[self.group_bytes_per_s] * (num - COPY)])
 
@@ -255,7 +254,7 @@ def run(
     """When each task begins and ends, in seconds.
 
     Args:
-        own_s, amount, served_by: by slot: seconds of a task, what must be served besides, and by what.
+        own_s, amount, served_by: by slot: own seconds of a task, its amount, and the server of that.
     """
     num, num_servers, slot = len(tasks.slot), max(COPY, *served_by) + 1, np.array(tasks.slot)
     none, first = np.zeros(num), np.cumsum([0, *map(len, tasks.followers)])

@@ -1,7 +1,6 @@
 """Walk: the times of one small schedule with the standard library alone, for places without numpy such as a browser.
 
-The loop is that of the simulator (`rpbench.sim.kernels.relax`). Its columns are lists here, its edges those that the
-checks walk along.
+The loop is the simulator's (`rpbench.sim.kernels.relax`), with lists as columns and the edges of the checks.
 """
 
 from typing import NamedTuple
@@ -28,13 +27,13 @@ class _Edge(NamedTuple):
 
 
 def walk(analysis: Analysis, costs: CostTable) -> Timeline:
-    """When each action runs, as `rpbench.sim.longest_path.simulate` says it.
+    """When each action runs: the times of `rpbench.sim.longest_path.simulate`.
 
     Args:
-        costs: without times of transfers or of optimizer steps; those of constant costs have none.
+        costs: without times of transfers or of optimizer steps, as constant costs are.
 
     Raises:
-        ScheduleError: if no lane can move, or the costs say nothing of an action.
+        ScheduleError: if no lane can move, or the costs lack an action.
     """
     index = analysis.index
     order = in_rounds(analysis.rounds)
@@ -65,7 +64,7 @@ def walk(analysis: Analysis, costs: CostTable) -> Timeline:
 
 
 def _edges(analysis: Analysis, costs: CostTable) -> list[list[_Edge]]:
-    """By action what it waits for, less what its lane puts before it."""
+    """For each action those it waits for, without those that its lane puts before it."""
     index = analysis.index
     found: list[list[_Edge]] = [[] for _ in index.actions]
     for edges in edges_of(index):
@@ -86,7 +85,7 @@ def _edges(analysis: Analysis, costs: CostTable) -> list[list[_Edge]]:
 
 
 def _is_needed(index: Index, producer: int, number: int) -> bool:
-    """Whether no lane puts one before the other anyway."""
+    """Whether lanes do not imply this edge."""
     return index.lane_of[producer] != index.lane_of[number] or producer >= number
 
 

@@ -13,7 +13,7 @@ from rpbench.config.configuration import MeshConfig, composed, register
 from rpbench.config.mesh import mesh_of
 from rpbench.config.request import ScheduleChoice, load, request_of
 from rpbench.mesh.exact import makespan_s
-from rpbench.mesh.memory import rank_bytes
+from rpbench.mesh.memory import bytes_of_ranks
 from rpbench.places import with_dirs
 from rpbench.records import provenance, record
 from rpbench.registry import entries
@@ -93,7 +93,7 @@ def test_memory_of_an_order_is_that_of_searches(shard, recompute):
     )  # fmt: skip
     request, found = load(asked), fields_of(*asked)
     job = job_of(request, request.mesh)
-    assert found["peak_memory_bytes"] == pytest.approx([sum(rank_bytes(job, r).values()) for r in range(4)], rel=1e-6)
+    assert found["peak_memory_bytes"] == pytest.approx([sum(own.values()) for own in bytes_of_ranks(job)], rel=1e-6)
 
 
 def test_the_head_of_a_v_stands_on_the_first_rank():

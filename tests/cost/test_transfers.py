@@ -12,7 +12,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.moved_objects import Cargo
+from rpbench.ir.moved_objects import Payload
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.passes.lower import add_steps
@@ -99,18 +99,20 @@ def test_time_is_latency_and_bytes_at_the_pace_of_the_direction():
     cluster = Machine("x", host_to_device_bytes_per_s=1e3, device_to_host_bytes_per_s=5e2, transfer_latency_s=0.25)
     stages = StageBytes(schedule.partition, SIZES)
 
-    for cargo in (cargo for cargo in Analysis(schedule).cargo.values() if cargo.lane != "host"):
-        pace = 1e3 if cargo.lane == "h2d" else 5e2
-        assert TransferTimes(stages, cluster, 1000)(cargo) == pytest.approx(250 + 1000 * float(stages.of(cargo)) / pace)
+    for payload in (payload for payload in Analysis(schedule).payload.values() if payload.lane != "host"):
+        pace = 1e3 if payload.lane == "h2d" else 5e2
+        assert TransferTimes(stages, cluster, 1000)(payload) == pytest.approx(
+            250 + 1000 * float(stages.of(payload)) / pace
+        )
         free = replace(cluster, host_to_device_bytes_per_s=None, device_to_host_bytes_per_s=None)
-        assert TransferTimes(stages, free)(cargo) == 0.25
+        assert TransferTimes(stages, free)(payload) == 0.25
 
 
 def net_times(schedule, **traits):
     """Seconds of what goes over lane net of a schedule, on links of 1,000 bytes a second."""
     cluster = Machine("x", copy_bytes_per_s=1e3, collective_bytes_per_s=1e3)
     times = TransferTimes(StageBytes(schedule.partition, SIZES), cluster, num_parts=schedule.shape.num_parts, **traits)
-    return {cargo: times(cargo) for cargo in Analysis(schedule).cargo.values() if cargo.lane == "net"}
+    return {payload: times(payload) for payload in Analysis(schedule).payload.values() if payload.lane == "net"}
 
 
 @pytest.mark.parametrize("gradients, rings", [("visit", 1), ("step", 2)])
@@ -119,9 +121,9 @@ def test_a_collective_waits_for_its_hops(gradients, rings, devices, hops):
     """A ring of n has n - 1, a tree of many 2 log2 n + 1; a gather or a scatter is one ring, an all-reduce two."""
     schedule = shard(data_parallel(devices, 2), parameters="visit" if rings == 1 else None, gradients=gradients)
     plain, waiting = net_times(schedule), net_times(schedule, hop_latency_s=0.5)
-    assert {cargo.object for cargo in plain} == ({"P", "G"} if rings == 1 else {"G"})
-    for cargo, seconds in plain.items():
-        assert waiting[cargo] - seconds == pytest.approx(0.5 * rings * hops)
+    assert {payload.object for payload in plain} == ({"P", "G"} if rings == 1 else {"G"})
+    for payload, seconds in plain.items():
+        assert waiting[payload] - seconds == pytest.approx(0.5 * rings * hops)
 
 
 def test_of_sums_over_shards_computation_hides_a_part():
@@ -131,10 +133,10 @@ def test_of_sums_over_shards_computation_hides_a_part():
     schedule = found.lower(order, prefetch=1, **found.options)
     plain, shown = net_times(schedule), net_times(schedule, hidden_sums=0.25)
     waiting = net_times(schedule, hop_latency_s=0.5)
-    assert {cargo.object for cargo in plain} == {"sum"}
-    for cargo, seconds in plain.items():
-        assert shown[cargo] == pytest.approx(0.75 * seconds)
-    sums = sorted((waiting[cargo] - seconds) / (0.5 * 2 * 3) for cargo, seconds in plain.items())
+    assert {payload.object for payload in plain} == {"sum"}
+    for payload, seconds in plain.items():
+        assert shown[payload] == pytest.approx(0.75 * seconds)
+    sums = sorted((waiting[payload] - seconds) / (0.5 * 2 * 3) for payload, seconds in plain.items())
     assert sums == pytest.approx([6, 7, 13, 13])
 
 
@@ -142,9 +144,9 @@ def test_whole_activations_that_move_have_the_logits_in_the_last_stage_alone():
     """What a graph saves of a stage is what its layers save; behind the last layer come a logit a token and word."""
     whole = replace(SIZES, keeps_activations=True)
     stages = StageBytes(symmetric((2, 2, 2)), whole)
-    moved = [stages.of(Cargo("A", stage, True, Fraction(1), "d2h")) for stage in range(3)]
+    moved = [stages.of(Payload("A", stage, True, Fraction(1), "d2h")) for stage in range(3)]
     layers = 2 * SIZES.layers[0].activations
     assert SIZES.logits > 0
     assert moved[1] == layers
     assert moved[2] - SIZES.logits == layers + SIZES.head.activations
-    assert StageBytes(symmetric((2, 2, 2)), SIZES).of(Cargo("A", 2, True, Fraction(1), "d2h")) == SIZES.boundary
+    assert StageBytes(symmetric((2, 2, 2)), SIZES).of(Payload("A", 2, True, Fraction(1), "d2h")) == SIZES.boundary

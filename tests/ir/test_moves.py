@@ -100,7 +100,7 @@ def test_replicas_that_gather_and_sum_nothing_bring_what_they_lack(outer):
     outside = replace(plain, shape=replace(plain.shape, outer_replicas=outer))
     found = Analysis(shard(outside, parameters="visit", gradients=None))
     replicas = outer * plain.shape.num_ranks
-    assert {each.share for each in found.cargo.values() if each.lane == "net"} == {Fraction(replicas - 1, replicas)}
+    assert {each.share for each in found.payload.values() if each.lane == "net"} == {Fraction(replicas - 1, replicas)}
 
 
 def test_a_shard_is_loaded_before_it_is_gathered_and_stored_after_it_is_reduced():

@@ -10,7 +10,7 @@ from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Adapters, Seconds, _distinct_nodes
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import rank_bytes
+from rpbench.mesh.memory import bytes_of_ranks
 from rpbench.mesh.placement import Group
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
@@ -30,10 +30,10 @@ def test_frozen_weights_have_neither_gradients_nor_states_nor_reductions():
     whole = job(architecture("llama3_8b"), Mesh(16, sharing=Sharing("none")))
     lora = replace(whole, adapters=Adapters(16, mlp=False))
     learns = 32 * 16 * (4096 + 6144 + 4096 + 4096)
-    found = rank_bytes(lora, 0)
+    found = bytes_of_ranks(lora)[0]
     assert found["gradients"] == pytest.approx(4 * learns)
     assert found["optimizer state"] == pytest.approx(12 * learns)
-    assert found["weights"] == pytest.approx(rank_bytes(whole, 0)["weights"] + 2 * learns)
+    assert found["weights"] == pytest.approx(bytes_of_ranks(whole)[0]["weights"] + 2 * learns)
     assert step_terms(lora)["data"] < 0.02 * step_terms(whole)["data"]
     assert step_terms(lora)["optimizer"] < 0.02 * step_terms(whole)["optimizer"]
 

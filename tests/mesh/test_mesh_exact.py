@@ -12,8 +12,7 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape, from_text, to_text
 from rpbench.mesh.data_parallel import reduced
-from rpbench.mesh.exact import exact_terms, makespan_s, mesh_times, problem_of
-from rpbench.mesh.layers.wrapping import under_mesh
+from rpbench.mesh.exact import exact_terms, makespan_s, mesh_times, problem_of, under_mesh
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.ordered_step import _copies, simulate_step
 from rpbench.mesh.parameters import held, held_by_stage
@@ -113,7 +112,7 @@ def test_gradients_of_early_stages_hide_behind_the_last_microbatch():
     reduces = [action for row in schedule.lanes for action in row["net"] if action.kind is Kind.REDUCE_GRAD]
     assert len(reduces) == 4
     assert max(step.timeline.end) - makespan_s(found) == pytest.approx(
-        max(float(costs.transfer_time(cargo)) for cargo in Analysis(schedule).cargo.values()), rel=0.2
+        max(float(costs.transfer_time(payload)) for payload in Analysis(schedule).payload.values()), rel=0.2
     )
 
 
@@ -121,7 +120,7 @@ def test_devices_outside_the_schedule_count_as_replicas():
     order = entries()["1f1b"].build(Shape(2, 2, 4))
     outside = replace(order, shape=replace(order.shape, outer_replicas=4))
     analysis = Analysis(shard(outside, parameters="step", gradients="step"))
-    shares = {cargo.share for cargo in analysis.cargo.values()}
+    shares = {payload.share for payload in analysis.payload.values()}
     assert shares == {Fraction(3, 4)}
 
 

@@ -13,7 +13,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import fits, needed_bytes, rank_bytes, verdict
+from rpbench.mesh.memory import bytes_of_ranks, fits, needed_bytes, verdict
 from rpbench.mesh.software import declared_software
 from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture, architecture
@@ -68,7 +68,7 @@ def test_selective_recomputation_drops_the_scores():
 def test_states_by_what_is_shared(what, weights, gradients, optimizer):
     """Rajbhandari et al., SC'20, figure 1, with gradients summed in fp32."""
     own = replace(architecture("llama3_8b"), vocab=128256)
-    found = rank_bytes(job(own, Mesh(data=8, sharing=Sharing(what))), 0)
+    found = bytes_of_ranks(job(own, Mesh(data=8, sharing=Sharing(what))))[0]
     parameters = own.total_parameters
     for name, each in (("weights", weights), ("gradients", gradients), ("optimizer state", optimizer)):
         assert found[name] == pytest.approx(each * parameters, rel=1e-3)
@@ -78,7 +78,7 @@ def test_everything_shared_adds_up_to_the_whole_model():
     own = architecture("qwen3_30b_a3b")
     mesh = Mesh(data=8, expert=8, sharing=Sharing("parameters"))
     found = job(own, mesh)
-    held = 8 * rank_bytes(found, 0)["weights"]
+    held = 8 * bytes_of_ranks(found)[0]["weights"]
     assert held == pytest.approx(2 * own.total_parameters, rel=0.01)
 
 
@@ -86,7 +86,7 @@ def test_everything_shared_adds_up_to_the_whole_model():
 def test_cuts_conserve_the_parameters(tensor, pipeline):
     own = replace(architecture("llama3_8b"), vocab=131072)
     found = job(own, Mesh(pipeline=pipeline, tensor=tensor, sharing=Sharing("none")))
-    held = tensor * sum(rank_bytes(found, rank)["weights"] for rank in range(pipeline))
+    held = tensor * sum(bytes_of_ranks(found)[rank]["weights"] for rank in range(pipeline))
     assert held == pytest.approx(2 * own.total_parameters, rel=1e-3)
 
 
@@ -106,14 +106,14 @@ def test_activations_in_flight_come_from_the_order(name, chunks, num, in_flight)
     own = replace(architecture("llama3_8b"), num_layers=32)
     found = job(own, Mesh(pipeline=4, sharing=Sharing("none")), schedule=name, chunks=chunks, num_microbatches=num)
     of_rank = 8 * layer_bytes(found.setting, own.layers[0])
-    assert rank_bytes(found, 0)["activations"] == pytest.approx(in_flight * of_rank)
+    assert bytes_of_ranks(found)[0]["activations"] == pytest.approx(in_flight * of_rank)
 
 
 @pytest.mark.parametrize("tensor", [2, 4, 8])
 def test_sequence_parallelism_never_needs_more(tensor):
     own = architecture("llama3_8b")
     plain, cut = (
-        sum(rank_bytes(job(own, Mesh(tensor=tensor, sequence_parallel=sp)), 0).values()) for sp in (False, True)
+        sum(bytes_of_ranks(job(own, Mesh(tensor=tensor, sequence_parallel=sp)))[0].values()) for sp in (False, True)
     )
     assert cut < plain
 
@@ -145,7 +145,7 @@ def test_what_the_gradient_of_the_weights_still_needs_stays_between_the_halves(n
             if action.kind is Kind.F:
                 logits = (found.software.logit_bytes * begun + 2 * halved) * num_logits * (rank == ranks - 1)
                 most = max(most, (begun + 0.55 * halved) * of_stage + logits)
-        assert rank_bytes(found, rank)["activations"] == pytest.approx(most)
+        assert bytes_of_ranks(found)[rank]["activations"] == pytest.approx(most)
 
 
 @pytest.mark.parametrize("more, answer", [(-1, True), (0, True), (1, False)])

@@ -7,7 +7,7 @@ import pytest
 from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import measured_bytes, rank_bytes
+from rpbench.mesh.memory import bytes_of_ranks, measured_bytes
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.fitting import FACTORS, job_of, timed_plans
 from rpbench.mesh.plan_search.plans import Space
@@ -30,7 +30,7 @@ def job(name, mesh, *, layers=0, software=PLAIN, **options):
 
 def fits(found):
     """By every rank of the pipeline, without what the package thinks may be left out."""
-    most = max(sum(rank_bytes(found, rank).values()) for rank in range(found.mesh.pipeline))
+    most = max(sum(bytes_of_ranks(found)[rank].values()) for rank in range(found.mesh.pipeline))
     return found.software.scale * most + found.machine.reserved_memory_bytes <= found.machine.device.memory_bytes
 
 
@@ -186,10 +186,10 @@ def test_a_search_that_finds_nothing_names_a_change_of_its_smallest_plan():
 def test_the_fullest_rank_is_found_where_larger_stages_stand_in_the_middle(pipeline, layers):
     found = job("llama3_8b", Mesh(1, pipeline), layers=layers, num_microbatches=64)
     need = predict_job(found).peak_memory_bytes
-    assert need == max(sum(rank_bytes(found, rank).values()) for rank in range(pipeline))
+    assert need == max(sum(bytes_of_ranks(found)[rank].values()) for rank in range(pipeline))
     assert measured_bytes(found, {"all": need}) == found.software.scale * need + found.software.reserve_bytes
 
 
 def test_gpipe_keeps_all_microbatches_of_a_long_step():
     few, many = (job("llama3_8b", Mesh(1, 2), schedule="gpipe", num_microbatches=m) for m in (4, 64))
-    assert rank_bytes(many, 0)["activations"] == pytest.approx(16 * rank_bytes(few, 0)["activations"])
+    assert bytes_of_ranks(many)[0]["activations"] == pytest.approx(16 * bytes_of_ranks(few)[0]["activations"])

@@ -144,7 +144,7 @@ def costs(schedule: Schedule, transfer: float) -> CostTable:
     """Forward 1, backward 2, step 1 of a stage; every transfer as given."""
     stages = schedule.shape.num_stages
     table = LayerTimes([1] * stages, [0] * stages, [2] * stages, step=[1] * stages).table(schedule.partition)
-    return replace(table, transfer_time=lambda cargo: transfer)
+    return replace(table, transfer_time=lambda payload: transfer)
 
 
 def starts(schedule: Schedule, transfer: float, token: str) -> float:

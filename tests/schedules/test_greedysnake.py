@@ -85,7 +85,7 @@ def test_some_steps_beside_the_next_forward_are_better_than_none_and_than_all():
         layers = 4
         ones = [1.0] * layers
         table = LayerTimes(ones, [0.0] * layers, ones, step=[4.0] * layers).table(symmetric((1,) * layers))
-        return simulate(complete(1, layers, 2, 3, delayed), replace(table, transfer_time=lambda cargo: None)).makespan
+        return simulate(complete(1, layers, 2, 3, delayed), replace(table, transfer_time=lambda payload: None)).makespan
 
     plain, half, late = map(makespan, (0.0, 0.5, 1.0))
     assert half < plain

@@ -139,7 +139,7 @@ def test_a_layer_runs_forward_three_times(layers, interval, m):
     """m L (f + r + r + b) where links take no time."""
     f, r, b = Fraction(2), Fraction(3), Fraction(5)
     costs = LayerTimes([f] * layers, [r] * layers, [b] * layers).table(symmetric((1,) * layers))
-    timeline = simulate(complete(1, layers, m, interval), replace(costs, transfer_time=lambda cargo: Fraction(0)))
+    timeline = simulate(complete(1, layers, m, interval), replace(costs, transfer_time=lambda payload: Fraction(0)))
     assert timeline.makespan == m * layers * (f + 2 * r + b)
 
 
@@ -148,7 +148,7 @@ def test_loads_hide_behind_layers_that_run_as_long():
     costs = LayerTimes([Fraction(1)] * 4, [Fraction(1)] * 4, [Fraction(2)] * 4).table(symmetric((1,) * 4))
 
     def makespan(load: int) -> Fraction:
-        loaded = replace(costs, transfer_time=lambda cargo: Fraction(load if cargo.object == "P" else 0))
+        loaded = replace(costs, transfer_time=lambda payload: Fraction(load if payload.object == "P" else 0))
         return simulate(complete(1, 4, 1, 2), loaded).makespan
 
     work = 4 * (1 + 1 + 3)

@@ -45,7 +45,7 @@ def test_the_bound_is_reached_and_without_moves_it_is_not_kept():
 def timed(schedule, transfer: float):
     stages = schedule.shape.num_stages
     table = LayerTimes([1.0] * stages, [0.0] * stages, [2.0] * stages).table(symmetric((1,) * stages))
-    return simulate(schedule, replace(table, transfer_time=lambda cargo: transfer))
+    return simulate(schedule, replace(table, transfer_time=lambda payload: transfer))
 
 
 @pytest.mark.parametrize(

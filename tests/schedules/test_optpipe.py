@@ -39,7 +39,7 @@ def timeline_of(schedule: Schedule, costs: StageCosts):
     table = CostTable({kind: tuple(map(Work, times)) for kind, times in work.items()}, costs.hop)
     ways = {"d2h": costs.store, "h2d": costs.load}
     return simulate(
-        schedule, replace(table, transfer_time=lambda cargo: (ways[cargo.lane] or costs.forward)[cargo.stage])
+        schedule, replace(table, transfer_time=lambda payload: (ways[payload.lane] or costs.forward)[payload.stage])
     )
 
 

@@ -99,7 +99,7 @@ def costs(schedule: Schedule, step: float, transfer: float = 1) -> CostTable:
     """Forward 1, backward 2, step as given; every transfer as given."""
     stages = schedule.shape.num_stages
     table = LayerTimes([1] * stages, [0] * stages, [2] * stages, step=[step] * stages).table(schedule.partition)
-    return replace(table, transfer_time=lambda cargo: None if cargo.lane == "host" else transfer)
+    return replace(table, transfer_time=lambda payload: None if payload.lane == "host" else transfer)
 
 
 def spans(schedule: Schedule, step: float, transfer: float = 1) -> dict[str, tuple[float, float]]:

@@ -268,7 +268,7 @@ def test_a_step_is_longer_than_its_work_by_a_forward_for_each_group_but_one(p, g
     """G p (f + b) + (Q - 1) f; h of the first slice more where a group has several ranks; for h up to f / 2."""
     schedule, f, b = complete(p, groups, 2), Fraction(1), Fraction(2)
     costs = LayerTimes([f] * p, [Fraction(0)] * p, [b] * p).table(symmetric((1,) * p))
-    timeline = simulate(schedule, replace(costs, transfer_time=lambda cargo: hop if cargo.share else 0))
+    timeline = simulate(schedule, replace(costs, transfer_time=lambda payload: hop if payload.share else 0))
     last = max(span.end for span in timeline.spans() if span.action.kind is Kind.B)
     assert last == 2 * p * (f + b) + (groups - 1) * f + hop * (p > groups)
 

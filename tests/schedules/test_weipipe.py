@@ -148,7 +148,7 @@ def test_one_microbatch_is_in_flight_on_every_rank():
 def last_backward(schedule: Schedule, f: Fraction, b: Fraction, hop: Fraction) -> Fraction:
     p = schedule.shape.num_ranks
     costs = LayerTimes([f] * p, [Fraction(0)] * p, [b] * p).table(symmetric((1,) * p))
-    timeline = simulate(schedule, replace(costs, transfer_time=lambda cargo: hop if cargo.share else 0))
+    timeline = simulate(schedule, replace(costs, transfer_time=lambda payload: hop if payload.share else 0))
     return max(span.end for span in timeline.spans() if span.action.kind is Kind.B)
 
 

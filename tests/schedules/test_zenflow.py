@@ -131,7 +131,7 @@ def costs(schedule: Schedule, step: float) -> CostTable:
     """Forward 1, backward 2, a whole step as given; every transfer 1."""
     stages = schedule.shape.num_stages
     table = LayerTimes([1] * stages, [0] * stages, [2] * stages, step=[step] * stages).table(schedule.partition)
-    return replace(table, transfer_time=lambda cargo: None if cargo.lane == "host" else 1)
+    return replace(table, transfer_time=lambda payload: None if payload.lane == "host" else 1)
 
 
 def spans(schedule: Schedule, step: float) -> dict[str, tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Edges and cargoes of kept activations found on columns are those that are matched action by action."""
+"""Edges and payloads of kept activations found on columns are those that are matched action by action."""
 
 import pytest
 from hypothesis import assume, given
@@ -9,7 +9,7 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.schedule import Schedule, Shape, from_text
 from rpbench.registry import entries
 from rpbench.sim.columns import read_columns
-from rpbench.sim.graph import kept_cargo, kept_edges
+from rpbench.sim.graph import kept_edges, kept_payload
 
 
 def built(name, *sizes, **options):
@@ -32,10 +32,10 @@ def test_both_find_the_same(ranks, chunks, rounds, share, least_gap, as_text):
     found = kept_edges(schedule, columns)
     assert found is not None
     assert sorted(zip(*map(list, found), strict=True)) == sorted(analysis.transfer_edges)
-    carried = kept_cargo(schedule.shape, columns)
-    cargo = {n: carried.distinct[w] for n, w in zip(carried.numbers.tolist(), carried.which.tolist(), strict=True)}
-    assert {number: of for number, (_, of) in cargo.items()} == analysis.cargo
-    assert all(analysis.index.actions[number].kind is kind for number, (kind, _) in cargo.items())
+    carried = kept_payload(schedule.shape, columns)
+    payload = {n: carried.distinct[w] for n, w in zip(carried.numbers.tolist(), carried.which.tolist(), strict=True)}
+    assert {number: of for number, (_, of) in payload.items()} == analysis.payload
+    assert all(analysis.index.actions[number].kind is kind for number, (kind, _) in payload.items())
 
 
 @pytest.mark.parametrize("stage, microbatch, part", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, -1, 0)])

@@ -70,7 +70,7 @@ def test_prefetch_hides_the_weights_and_without_it_every_visit_waits():
     schedule = schedule.with_partition(symmetric((3, 3)))
     order = replace(schedule, weights=entry("roundpipe").build(Shape(1, 1, 1)).weights)
     times = constant_times(6, 1, forward_ms=4000, input_grad_ms=4000, weight_grad_ms=0).table(symmetric((3, 3)))
-    costs = replace(times, transfer_time=lambda cargo: 1000 * float(cargo.share) * (cargo.lane == "h2d"))
+    costs = replace(times, transfer_time=lambda payload: 1000 * float(payload.share) * (payload.lane == "h2d"))
     makespans = [
         float(simulate_graph(build_graph(stream(order, prefetch=prefetch, activations=False)), costs).makespan)
         for prefetch in (0, 1, 2)

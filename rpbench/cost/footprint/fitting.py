@@ -1,7 +1,7 @@
-"""Fitting: what devices hold when they are fullest, and as little recomputation as the memory allows, stage by stage.
+"""Fitting: activations on each device at its peak, and as little recomputation as the memory allows, stage by stage.
 
-Stages keep their activations from the last one up, for it has fewest microbatches in flight, as long as every device
-that holds them has room. Stages that share no device are decided at once.
+From the last stage up, for it has the fewest microbatches in flight, a stage keeps its activations if every device that
+runs it has room. Stages that share no device are decided at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from rpbench.ir.checks.residency import moves_activations, resident_levels
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-# Products that BLAS adds up on one thread: beyond that several wait for each other, longer than such a product takes.
+# Size of a product that BLAS adds up on one thread; beyond it, threads wait for each other longer than it takes.
 ON_ONE_THREAD = 200_000
 
 
 class Moments:
-    """What each device holds at its moments; asked for thousands of cuts, so that all devices are looked up together.
+    """The microbatches on each device at its moments; asked for thousands of cuts, so for all devices at once.
 
     Args:
         of_devices: for each device, microbatches of each stage, (moments, stages); every device has a moment.
@@ -35,21 +35,21 @@ class Moments:
         self.hold_anything = bool(self._levels.any())
 
     def peaks(self, each: Ints) -> Ints:
-        """The most bytes on each device, (plans, devices), at so many a microbatch of a stage, (plans, stages)."""
+        """The most bytes on each device, (plans, devices), from bytes a microbatch of each stage, (plans, stages)."""
         held = np.empty((len(each), self._levels.shape[1]))
         step = max(1, ON_ONE_THREAD // self._levels.size)
-        for at in range(0, len(each), step):  # exact below 2^53 bytes, and many times as fast as of integers
+        for at in range(0, len(each), step):  # exact below 2^53 bytes, and many times as fast as integers
             held[at : at + step] = each[at : at + step].astype(np.float64) @ self._levels
         found: Ints = np.maximum.reduceat(held, self._first, axis=1).astype(each.dtype)
         return found
 
 
 def undominated(levels: Ints) -> Ints:
-    """The rows that have more of some stage than every other one, once; the row of nothing where there is none."""
+    """The rows that have more of some stage than every other row, once each; a row of zeros if there are none."""
     kept, others = [], np.concatenate([np.zeros((1, levels.shape[1]), np.int64), levels])
     others = others[np.lexsort(others.T[::-1])[::-1]]  # from the most of the first stage down
     others = others[np.concatenate([[True], (others[1:] != others[:-1]).any(axis=1)])]
-    while len(others):  # those of which a row has as much of everything stand behind it
+    while len(others):  # a row is dropped if the first one has at least as much of every stage
         kept.append(others[0])
         others = others[(others > others[0]).any(axis=1)]
     return np.array(kept)
@@ -58,10 +58,10 @@ def undominated(levels: Ints) -> Ints:
 def levels_of(
     analysis: Analysis, each: Sequence[float] = (), until_weights: float = 1.0, of_logits: float | None = None
 ) -> list[Ints]:
-    """For each device, microbatches of each stage that it holds, when most are, (moments, stages).
+    """Microbatches of each stage on each device at its peaks, (moments, stages) for each device.
 
-    A microbatch counts what `each` says of it (1 where that is empty), or 1 where some move; between I and W the part
-    that W lets go. One column more, where `of_logits` says their part: those whose logits are there.
+    A microbatch counts `each` (1 where that is empty), or 1 where activations move; between I and W it counts the
+    fraction `until_weights`. With `of_logits` one more column counts the logits, between I and W at that fraction.
     """
     schedule = analysis.schedule
     if moves_activations(schedule):
@@ -73,7 +73,7 @@ def levels_of(
 
 
 def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float], parts: Sequence[float]) -> Ints:
-    """Microbatches in flight of each stage as its forwards begin, when most are, (moments, stages)."""
+    """Microbatches in flight of each stage at forwards, at the peaks, (moments, stages)."""
     kind, stage, counts = columns_of(row, each)
     columns = [*range(num_stages), num_stages - 1][: num_stages + len(parts) - 1]
 
@@ -90,7 +90,7 @@ def _moments(row: Sequence[Action], num_stages: int, each: Sequence[float], part
 
 
 def waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float] = ()) -> Ints:
-    """Microbatches of each stage between I and W, when most are, (moments, stages)."""
+    """Microbatches of each stage between I and W, at the peaks, (moments, stages)."""
     kind, stage, counts = columns_of(row, each)
     begun = kind == Kind.I
     changes = _changes(begun, stage, num_stages, counts) - _changes(kind == Kind.W, stage, num_stages, counts)
@@ -99,7 +99,7 @@ def waiting_halves(row: Sequence[Action], num_stages: int, each: Sequence[float]
 
 
 def columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints, Ints, Any]:
-    """Kind and stage of every plain action of a row, and what its microbatch counts; 1 where all are alike."""
+    """Kind and stage of every plain action of a row, and the count of its microbatch; 1 where all are alike."""
     parts = [part for action in row for part in action.sub or (action,)]
     kind, stage = (np.fromiter(map(itemgetter(field), parts), np.int64, len(parts)) for field in (0, 1))
     counts = np.array([each[(part.microbatch or 0) % len(each)] for part in parts] if each else 1)
@@ -107,19 +107,19 @@ def columns_of(row: Sequence[Action], each: Sequence[float] = ()) -> tuple[Ints,
 
 
 def _changes(chosen: npt.NDArray[np.bool_], stage: Ints, num_stages: int, counts: Any) -> Ints:
-    """What its microbatch counts in the column of its stage for every chosen action, (actions, stages)."""
+    """The count of each chosen action's microbatch in the column of its stage, (actions, stages)."""
     found = np.zeros((len(stage), num_stages), counts.dtype)
     found[np.flatnonzero(chosen), stage[chosen]] = counts[chosen]
     return found
 
 
 def fitting_stages(peak_bytes: Callable[[Bools], Ints], num_plans: int, holds: Ints, limit_bytes: int | None) -> Bools:
-    """Which backward stages of each plan recompute nothing, (plans, stages).
+    """The backward stages of each plan that recompute nothing, (plans, stages).
 
     Args:
         peak_bytes: of the devices of each plan, (plans, devices), by the stages that keep their activations.
         holds: 1 where a stage runs on a device, (stages, devices).
-        limit_bytes: of a device; None: no limit, and every stage keeps them.
+        limit_bytes: of a device; None: no limit, and every stage keeps its activations.
     """
     num_stages = len(holds)
     everyone, chosen = np.ones((num_plans, num_stages), bool), np.zeros((num_plans, num_stages), bool)
@@ -142,7 +142,7 @@ def fitting_stages(peak_bytes: Callable[[Bools], Ints], num_plans: int, holds: I
 
 
 def _turns(holds: Ints) -> Ints:
-    """When each stage has its turn, (stages,): behind all higher ones that share a device with it."""
+    """The turn of each stage, (stages,): after all higher stages that share a device with it."""
     found = np.zeros(len(holds), np.int64)
     shares = (holds @ holds.T) > 0
     for stage in reversed(range(len(holds))):

@@ -1,19 +1,19 @@
 """Bytes on a device by class of tensor, for weights bound to a device and for weights that stream through it.
 
     bound      weights, gradients and optimizer state of every stage of the device, older versions of the weights
-               that a policy stashes, the input of every stage and microbatch in flight, the recomputed
-               activations of one stage, logits; where devices share the head, its logits of every microbatch that
-               waits for the other shares; where backward is in halves, the activations of what waits for its second
-    streamed   weights of the stage that runs and of those that come ahead (the next one, where no transfers say
+               that a policy stashes, the input of every stage and microbatch in flight, the recomputed activations of
+               one stage, logits; where devices share the head, its logits of every microbatch that waits for the other
+               shards; where backward is in halves, the activations of microbatches that wait for the second half
+    streamed   weights of the stage that runs and of those that come ahead (the next one, unless transfers say
                otherwise), gradients of the stage that runs, its recomputed activations, boundary tensors
                double-buffered both ways, a chunk of logits
 
-What replicas share, or keep on the host while stages are bound, is counted in `rpbench.cost.footprint.replicas`.
+Stages that replicas share or keep on the host are counted in `rpbench.cost.footprint.replicas`.
 
 Both recompute everything from the input of a stage. Where bound stages recompute nothing, the activations and logits of
-every microbatch in flight stand in place of kept inputs and recomputed activations. Mixed precision: weights and
-gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits, on the device when bound, on
-the host when streamed; so are the kept inputs of streamed stages. Working memory of kernels and allocator is left out.
+every microbatch in flight replace saved inputs and recomputed activations. Mixed precision: weights and gradients in 16
+bits; the optimizer (Adam) keeps master weights and two moments in 32 bits, on the device when bound, on the host when
+streamed; so are the saved inputs of streamed stages. Working memory of kernels and allocator is left out.
 
 Source: bytes per parameter as in Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models", SC'20, section 3.1; streamed tensors as in the released library of RoundPipe
@@ -47,7 +47,7 @@ from rpbench.passes.lower import add_steps
 
 # Boundary tensors of a streamed stage: two on their way in, two on their way out.
 BOUNDARY_BUFFERS = 4
-STAYING_BUFFERS = 2  # what comes into a stage and what it makes, where nothing of it leaves the device
+STAYING_BUFFERS = 2  # a stage's input and output, where neither leaves the device
 
 # Backward reads what forward read, which may be older than the newest weights.
 _STASHING = frozenset({Policy.STASH, Policy.VERTICAL, Policy.TWO_BW})
@@ -106,7 +106,7 @@ def classes_of(
 class Footprint:
     """Peak bytes of partitions with the same numbers of stages; a schedule says which stage runs where.
 
-    Where replicas share stages or keep parts of them on the host, the schedule must say so: with its transfers.
+    A schedule whose replicas share stages or keep parts of them on the host must hold its transfers.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Footprint:
         self._along_sequence = schedule.shape.sequence_parallel
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
         self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
-        self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # a copy, from which steps are taken back
+        self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # ROLLBACK restores a copy
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
         self._in_flight_by_stage = list[Moments]()
@@ -156,10 +156,10 @@ class Footprint:
 
     @property
     def least_bytes(self) -> int:
-        """What the fullest device holds at least, however the layers are cut.
+        """A lower bound on the bytes of the fullest device, for any cut of the layers.
 
-        The fullest device holds no less than any weighted mean of them all. A device counts the more the less a layer
-        takes there, so that a cut which evens them out meets the bound; a layer goes where it adds least to the mean.
+        The fullest device holds no less than any weighted mean of all devices. A device weighs more the fewer bytes a
+        layer takes there, so that an even cut meets the bound; a layer goes where it adds least to the mean.
         """
         if self._streamed:
             return 0
@@ -185,13 +185,11 @@ class Footprint:
         return self._staying(np.array(self._sizes.layers, np.float64), versions).min(axis=0), (ends[0, 0], ends[1, -1])
 
     def moments(self) -> list[Ints]:
-        """For each device, microbatches in flight of each stage, when most are, (moments, stages)."""
+        """Microbatches in flight of each stage at the peaks, for each device, (moments, stages)."""
         return levels_of(self._analysis, (), self._sizes.until_weights)
 
     def between_halves(self) -> list[Any]:
-        """The same of microbatches between the two halves of their backward, of each the part that W lets go; empty
-        where it is in one piece.
-        """
+        """Microbatches between I and W at the peaks, counted by the fraction that W frees; empty without halves."""
         devices = range(0 if self._between_halves is None else len(self._holds[0]))
         schedule = self._analysis.schedule
         part, stages = self._sizes.until_weights, schedule.shape.num_stages
@@ -203,13 +201,13 @@ class Footprint:
         return np.outer(weights, versions) + (gradients + optimizer * self._num_states)[:, None]
 
     def keeping(self, keeps: Collection[int]) -> "Footprint":
-        """The same where the activations of these stages stay."""
+        """The footprint if the activations of these stages stay."""
         found = copy(self)
         found._keeps = frozenset(keeps)
         return found
 
     def of_sizes(self, sizes: ModelBytes) -> "Footprint":
-        """The same of other sizes."""
+        """The footprint with other sizes."""
         found = copy(self)
         found._take(sizes)
         return found
@@ -259,7 +257,7 @@ class Footprint:
         return found
 
     def _with_activations(self, stages: StageSizes, keeps: Bools) -> dict[str, Ints]:
-        """Activations and logits of all that is in flight where they stay, and the inputs of the other stages."""
+        """Activations and logits of all microbatches in flight in stages that keep them; inputs in the others."""
         if not self._in_flight_by_stage:
             sizes = self._sizes
             levels = levels_of(self._analysis, sizes.each, sizes.until_weights, sizes.logits_until_weights)
@@ -281,7 +279,7 @@ class Footprint:
         return kept | {"activations": peaks * some}
 
     def fitting(self, forward: Ints, backward: Ints, limit_bytes: int | None) -> Bools:
-        """Which backward stages recompute nothing where as few do as the memory allows, (plans, stages)."""
+        """The backward stages that recompute nothing, as many as the memory allows, (plans, stages)."""
         holds = self._holds[: backward.shape[1]]
         return fitting_stages(lambda keeps: self.peaks(forward, backward, keeps), len(backward), holds, limit_bytes)
 
@@ -315,15 +313,13 @@ class Footprint:
         }
 
     def _made_again(self, stages: StageSizes) -> dict[str, Ints]:
-        """Recomputed activations that stay from the first half of a backward to the second; of layers that are made
-        again one by one, the inputs of all that is in flight and the activations of one.
-        """
+        """Recomputed activations between I and W; with layers recomputed one by one, also inputs and one layer."""
         found = dict[str, Ints]()
         if self._between_halves is not None and self._between_halves.hold_anything:
             waiting = self._between_halves.peaks(stages.activations) * self._sizes.until_weights
             found["activations between halves"] = waiting.astype(np.int64)
         if self._sizes.by_layer:
-            if self._inputs is None:  # which the first half of a backward lets go
+            if self._inputs is None:  # I frees them
                 self._inputs = Moments(levels_of(self._analysis, self._sizes.each, 0.0))
             found["kept stage inputs"] = self._inputs.peaks(np.maximum(stages.inputs, self._sizes.boundary))
             one = np.minimum(stages.activations, max(layer.activations for layer in self._sizes.layers))
@@ -331,7 +327,7 @@ class Footprint:
         return found
 
     def _streamed_classes(self, up: StageSizes, down: StageSizes) -> dict[str, Ints]:
-        """Classes at the visit that needs most; visits differ in what is prefetched beside them."""
+        """Classes at the visit that needs most; visits differ in the stages prefetched beside them."""
         plans, num_up = up.weights.shape
         none = num_up + down.weights.shape[1]  # the column of no stage: after forward and backward stages
         visits = [
@@ -373,7 +369,7 @@ def _holds(schedule: Schedule) -> Ints:
 
 
 def _kept_versions(schedule: Schedule) -> Sequence[int]:
-    """The most versions of its weights that each stage keeps at a time, itself or under its policy."""
+    """The most versions of its weights that each stage keeps at a time, under its policy."""
     if schedule.policy not in _STASHING:
         return (1,) * schedule.shape.num_backward_stages
     return Analysis(schedule if Kind.STEP in schedule.kinds else add_steps(schedule)).versions.live
@@ -397,7 +393,7 @@ def _visits(row: Sequence[Action]) -> list[Visit]:
 
 
 def _most_waiting(row: Sequence[Action]) -> int:
-    """The most microbatches between the two halves of a device's share of the head."""
+    """The most microbatches between the two halves of a device's shard of the head."""
     most = waiting = 0
     for action in row:
         waiting += (action.kind is Kind.HF) - (action.kind is Kind.HB)
@@ -406,7 +402,7 @@ def _most_waiting(row: Sequence[Action]) -> int:
 
 
 def _with_next(visits: Sequence[Visit], depth: int) -> list[tuple[Visit | None, ...]]:
-    """Every visit and as many after it, each run once; a device that is never visited holds no stage."""
+    """Every visit with the `depth` visits after it, each run once; a device without visits holds no stage."""
     ahead = [*visits, *[None] * depth]
     runs = (tuple(ahead[place : place + depth + 1]) for place in range(len(visits)))
     return list(dict.fromkeys(runs)) or [(None,) * (depth + 1)]

@@ -1,23 +1,23 @@
 """Bytes where replicas share a model or keep parts of it on the host: counted from a schedule's actions.
 
     weights             whole; a shard where they are gathered (UNSHARD); none where they come from the host for a visit
-    gathered weights    what UNSHARD and LOAD:P bring before RESHARD and FREE:P take it: the peak of those lanes
+    gathered weights    from UNSHARD and LOAD:P to RESHARD and FREE:P: the peak of those lanes
     gradients           whole; a shard where they are scattered after every visit; none where they are stored (STORE:G)
     gradients on their way   of two backward visits in a row: one is made while the other is scattered or stored; where
-                        layers are made again one by one, they are gathered and scattered one by one too, whatever
-                        stages hold of them: two are gathered, and of one the gradient is on its way
+                        layers are recomputed one by one, they are gathered and scattered one by one too: two are
+                        gathered, and the gradient of one is on its way
     optimizer state     whole; a shard where gradients are scattered; none where the STEP stands on the host's lane;
-                        twice where a ROLLBACK may take steps back, from a copy; of important columns alone where the
-                        host steps the rest, which has that of all and the sums of one window, or of two that overlap
+                        twice where a ROLLBACK restores a copy; of important columns alone where the host steps the
+                        rest, which holds all state and the sums of one window, or of two that overlap
     kept by trials      under policy trial a copy of the optimizer state of the stage that is tried, the largest one;
                         and the gradients of the round before, in shards
 
 Where stages go from device to device (LOAD:P>q), the home of a stage keeps its weights and optimizer state, and the
-others have what they have loaded. It keeps the gradient as well where sums of groups come to it.
+others have the copies they load. The home keeps the gradient as well where sums of groups come to it.
 
-A gathered stage holds its device's own shard too. Of n devices each brings, keeps and updates 1/n. What stays is
-exact; how many gradients are on their way depends on the links, and two stages are what a device has room for.
-Where sums of whole gradients run beside the next round (policy trial), that is all of them once more.
+A gathered stage includes its device's own shard. Each of n devices brings, keeps and updates 1/n. Classes that stay are
+exact; the number of gradients on their way depends on the links, and a device has room for two stages. Where sums of
+whole gradients run beside the next round (policy trial), all gradients are there once more.
 
 Source: Rajbhandari et al., "ZeRO", SC'20, section 5.
 """
@@ -49,7 +49,7 @@ Shares = Mapping[int, Fraction]  # stage -> the part of it that is there
 
 
 def shares_or_offloads(schedule: Schedule) -> bool:
-    """Whether anything but activations moves between devices, or to the host."""
+    """Whether weights or gradients move between devices, or to the host."""
     return any(
         action.kind in _SHARING or action.object in ("P", "G") for _, _, row in schedule.items() for action in row
     )
@@ -61,13 +61,13 @@ def host_bytes(
     analysis: Analysis | None = None,
     shares: "ReplicaShares | None" = None,
 ) -> int:
-    """Bytes in the host's memory: what is loaded for every visit, stored, or updated there.
+    """Bytes in the host's memory: weights loaded for every visit, gradients stored, and state updated there.
 
-    Streamed schedules keep everything there, and of every microbatch of a step the inputs they recompute from, unless
-    those stay on the device. Of what lives on SSDs there is a layer for each device, on its way.
+    Streamed schedules keep everything there, with the inputs they recompute from for every microbatch of a step, unless
+    those stay on the device. Of objects on SSDs, the host holds one layer for each device, on its way.
 
     Args:
-        analysis, shares: of the same actions, if there are some already; they serve every cut.
+        analysis, shares: of the same actions, if known; they serve every cut.
     """
     found = _at_home(schedule, sizes, analysis, shares)
     if not schedule.on_ssd:
@@ -77,14 +77,14 @@ def host_bytes(
 
 
 class SsdBytes(NamedTuple):
-    """What the SSDs of a host hold, and what a step writes there."""
+    """Bytes that the SSDs of a host hold, and that a step writes there."""
 
     held: int
     written: int
 
 
 def ssd_bytes(on_ssd: str, sizes: ModelBytes) -> SsdBytes:
-    """Bytes of what lives on the host's SSDs; of weights, those that are trained are written.
+    """Bytes on the host's SSDs; only trained weights are written.
 
     Args:
         on_ssd: as of a `Schedule`.
@@ -125,7 +125,7 @@ def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None, s
 
 
 def _late_bytes(rule: LateRest, size: LayerSize) -> int:
-    """What the host has of a stage whose rest it steps: all masters and moments, and sums of gradients in 32 bits."""
+    """Bytes on the host for a stage whose rest it steps: all masters and moments, and sums of gradients in 32 bits."""
     if rule.all_at_once and not rule.num_warmup_steps:
         return 0
     sums = 2 * size.gradients * rule.rest * (1 + rule.overlap)
@@ -133,7 +133,7 @@ def _late_bytes(rule: LateRest, size: LayerSize) -> int:
 
 
 class _Device(NamedTuple):
-    """What a device has of each stage: (stages,), or one row for each moment (moments, stages)."""
+    """Fractions of each stage on a device: (stages,), or one row for each moment (moments, stages)."""
 
     weights: Floats
     gathered: tuple[Floats, ...]  # by lane
@@ -193,7 +193,7 @@ class ReplicaFootprint:
         return found | (self._layer_by_layer(stages, sizes) if sizes.by_layer else {})
 
     def _layer_by_layer(self, stages: StageSizes, sizes: ModelBytes) -> dict[str, Ints]:
-        """What is on its way on devices whose layers come and go one by one."""
+        """Bytes on their way on devices that gather and scatter layer by layer."""
         layer = LayerSize(*(max(each) for each in zip(*sizes.layers, strict=True)))
         plans, found = len(stages.weights), dict[str, Ints]()
         if any(device.by_visit for device in self._devices):
@@ -206,7 +206,7 @@ class ReplicaFootprint:
         return found
 
     def least_bytes(self, sizes: ModelBytes) -> int:
-        """What the fullest device keeps at least, however the layers are cut."""
+        """A lower bound on the bytes of the fullest device, for any cut of the layers."""
         layers = [*sizes.layers, sizes.embedding, sizes.head]
         found = 0.0
         for name in ("weights", "gradients", "optimizer"):
@@ -243,18 +243,18 @@ class ReplicaFootprint:
 
 
 def _peak(sizes: Ints, moments: Floats) -> Floats:
-    """The most that is there at any moment, for each plan."""
+    """The most bytes at any moment, for each plan."""
     found: Floats = (sizes @ moments.T).max(axis=1)
     return found
 
 
 def _least_at_peak(moments: Floats) -> float:
-    """What is there of every byte at the peak, at least: at one moment, or as a mean of all."""
+    """The least fraction of all bytes that is there at the peak: at one moment, or as a mean of all."""
     return float(max(moments.min(axis=1).max(), moments.mean(axis=0).min()))
 
 
 class ReplicaShares:
-    """Which part of every stage is on a device: for good, and at each moment."""
+    """The fraction of every stage that is on a device: for good, and at each moment."""
 
     def __init__(self, analysis: Analysis) -> None:
         self._index, self.moves, self._visits = analysis.index, analysis.moves, analysis.visits
@@ -272,7 +272,7 @@ class ReplicaShares:
         self._stored_by_visit = self._served_by_visit((Kind.STORE, "G"))
         if self.rule is not None:  # a sum that is scattered by visits may be stored by steps
             self._leaving = self._served_by_visit((Kind.REDUCE_GRAD, None)) | self._stored_by_visit
-        self._cargo = analysis.cargo
+        self._payload = analysis.payload
         self._tries = analysis.schedule.policy is Policy.TRIAL
 
     def held(self, device: int) -> list[int]:
@@ -282,7 +282,7 @@ class ReplicaShares:
     # --- what stays on a device ---
 
     def of_weights(self, device: int, stage: int) -> Fraction:
-        """Of its weights."""
+        """The fraction of a stage's weights that stays on a device."""
         if stage in self.homes:
             return Fraction(int(self.homes[stage] == device))
         if stage in self._loaded:
@@ -291,18 +291,18 @@ class ReplicaShares:
         return Fraction(1, self.moves.replicas.get(stage, 1)) if gathered else Fraction(1)
 
     def of_gradients(self, device: int, stage: int) -> Fraction:
-        """Of its gradients."""
+        """The fraction of a stage's gradients that stays on a device."""
         if stage in self._grouped:
             return Fraction(int(self.homes[stage] == device))
         if not self._leaves_after_visits(device, stage):
             return Fraction(1)
         shard = Fraction(1, self.moves.replicas.get(stage, 1))
-        if self.rule is not None:  # what the device steps itself stays, and all that is stored once a step
+        if self.rule is not None:  # the gradients of the device's own columns stay, and all that are stored once a step
             return shard * (1 - self.rule.rest if (device, stage) in self._stored_by_visit else 1)
         return Fraction(0) if self.moves.moves((Kind.STORE, "G"), stage) else shard
 
     def of_state(self, device: int, stage: int) -> Fraction:
-        """Of its optimizer state."""
+        """The fraction of a stage's optimizer state that stays on a device."""
         if stage in self.homes:
             return Fraction(int(self.homes[stage] == device))
         shared = self.moves.moves((Kind.UNSHARD, None), stage)
@@ -312,7 +312,7 @@ class ReplicaShares:
         return Fraction(0) if self.on_host.get(stage, False) else whole
 
     def num_states(self, stage: int) -> int:
-        """Its optimizer state, and a copy where steps are taken back."""
+        """Copies of a stage's optimizer state: two if a ROLLBACK restores one."""
         return 1 + any(stage == other for other, _ in self._index.rollbacks)
 
     def _leaves_after_visits(self, device: int, stage: int) -> bool:
@@ -330,17 +330,18 @@ class ReplicaShares:
 
     @cached_property
     def _arrivals(self) -> tuple[dict[int, int], int]:
-        """Number -> the part of its stage's weights that it brings for a while, in units; and the units of a whole."""
+        """Number -> the units of its stage's weights that it brings for a while; and the units of a whole stage."""
         found = {
-            number: Fraction(1) if cargo.stage in self.homes else cargo.share
-            for number, cargo in self._cargo.items()
-            if self._index.actions[number].kind is Kind.UNSHARD or (cargo.object == "P" and cargo.stage in self._loaded)
+            number: Fraction(1) if payload.stage in self.homes else payload.share
+            for number, payload in self._payload.items()
+            if self._index.actions[number].kind is Kind.UNSHARD
+            or (payload.object == "P" and payload.stage in self._loaded)
         }
         whole = lcm(*{share.denominator for share in found.values()})
         return {number: share.numerator * (whole // share.denominator) for number, share in found.items()}, whole
 
     def arrivals(self, device: int, name: str) -> list[Shares]:
-        """The weights that a lane has brought and not taken away again, after some action of it; each case once."""
+        """The weights that a lane has brought and not freed, after each action that brings some; each case once."""
         units, whole = self._arrivals
         brought: dict[int, deque[int]] = defaultdict(deque)  # stage -> what is there, oldest first
         there: dict[int, int] = {}  # the same in all
@@ -365,7 +366,7 @@ class ReplicaShares:
         return next((range(lane.start, lane.stop) for lane in found), range(0))
 
     def passing(self, device: int) -> list[Shares]:
-        """Gradients of backward visits that follow each other, where they leave after each; each case once."""
+        """Gradients of successive backward visits, where they leave after each; each case once."""
         made = [visit.stage for visit in self._visits[device] if visit.last_gradient >= 0]
         if self._tries and any(self.of_gradients(device, stage) == 1 for stage in set(made)):
             return [dict.fromkeys(made, Fraction(1))]  # of a round, beside the one that runs

@@ -2,8 +2,8 @@
 
 Mixed precision: weights and gradients in 16 bits; the optimizer (Adam) keeps master weights and two moments in 32 bits.
 
-Of frozen layers there are weights alone. With 8-bit moments a parameter of a layer or of the head has a master of 4
-bytes and two moments of one, each with a scale of 4 bytes for a block of 2,048; the embedding keeps 32 bits.
+Frozen layers have weights alone. With 8-bit moments a parameter of a layer or of the head has a master of 4 bytes and
+two moments of one, each with a scale of 4 bytes for a block of 2,048; the embedding keeps 32 bits.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20, section 3.1;
 Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, sections 2 and 3.
@@ -16,7 +16,7 @@ from rpbench.ir.schedule import Schedule, Weights
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
 
-if TYPE_CHECKING:  # planning by rule runs where there is no numpy
+if TYPE_CHECKING:  # planning by rule runs without numpy
     import numpy as np
     import numpy.typing as npt
 
@@ -29,7 +29,7 @@ OPTIMIZER_BYTES_8 = 4 + 2 * (1 + 4 / 2048)  # the same with block-wise moments o
 LOGITS_BYTES = 6
 # The library computes head, loss and their gradients in chunks of so many tokens.
 HEAD_CHUNK_TOKENS = 4096
-# Of software that gathers layer by layer: the one that runs and the next. Their buffers hold a device's own shard too.
+# Layers gathered at a time by software that gathers layer by layer: the current and the next, own shards included.
 LAYERS_GATHERED = 2
 
 
@@ -37,8 +37,8 @@ class LayerSize(NamedTuple):
     """Bytes of one layer; `optimizer` where it is kept on the device, `activations` of one microbatch.
 
     Args:
-        inputs: what stays of a microbatch where every layer is made again from its own input; 0: the input of its stage
-            stays, and all its layers are made again at once.
+        inputs: of a microbatch, if every layer is recomputed from its own input; 0: only the input of its stage stays,
+            and all its layers are recomputed at once.
     """
 
     weights: int
@@ -49,7 +49,7 @@ class LayerSize(NamedTuple):
 
 
 class StageSizes(NamedTuple):
-    """The same of the stages of many cuts, (plans, stages)."""
+    """The sizes of stages for many cuts, (plans, stages)."""
 
     weights: "Ints"
     gradients: "Ints"
@@ -64,18 +64,18 @@ class ModelBytes:
 
     Args:
         layers: the decoder layers, in model order.
-        embedding, head: stand in the first and in the last stage.
-        boundary: bytes that pass from one stage to the next for one microbatch.
+        embedding, head: of the first and of the last stage.
+        boundary: bytes of the tensor between two stages, for one microbatch.
         logits, logits_chunk: of a whole microbatch, and of as many tokens as a chunked loss takes at a time.
         keeps_activations: whether they stay from forward to backward; otherwise a stage's input does.
-        until_weights: the part of activations that stay which only W lets go; the rest goes at I.
+        until_weights: fraction of the activations kept that is held until W; the rest goes at I.
         logits_until_weights: the same of logits, of which W needs the gradient.
         each: tokens of every microbatch of a step over those of the largest, which the sizes are of; empty where all
             are alike.
-        working: what a backward needs besides, of bound stages.
-        tied: embedding and head are one matrix, which a device that has both holds once; otherwise it is there twice.
-        summed_bytes: of a gradient that adds up on its device; `reduced_bytes` where replicas sum it. Other sizes of
-            gradients are in 16 bits.
+        working: further buffers of a backward, of bound stages.
+        tied: embedding and head are one matrix, which a device with both holds once; otherwise there are two.
+        summed_bytes: of a gradient value that adds up on its device; `reduced_bytes` where replicas sum it. Other sizes
+            of gradients are in 16 bits.
     """
 
     layers: tuple[LayerSize, ...]
@@ -94,18 +94,18 @@ class ModelBytes:
     reduced_bytes: int = BYTES_PER_VALUE
 
     def under(self, schedule: Schedule) -> "ModelBytes":
-        """The same where a tied matrix counts once if the devices of a schedule have both its ends."""
+        """The sizes for a schedule: a tied matrix counts once if devices have both its ends."""
         once = self.tied and schedule.weights is Weights.BOUND and schedule.ends_together
         return replace(self, head=LayerSize(0, 0, 0), tied=False) if once else self
 
     @property
     def by_layer(self) -> bool:
-        """Whether layers are made again one by one."""
+        """Whether layers are recomputed one by one."""
         return any(layer.inputs for layer in self.layers)
 
     @property
     def added_up(self) -> "ModelBytes":
-        """The same with gradients as they add up on a device."""
+        """The sizes with gradients as they add up on a device."""
         if self.summed_bytes == BYTES_PER_VALUE:
             return self
 
@@ -144,14 +144,14 @@ class ModelBytes:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What a model's layers weigh, and the bytes a device has for them."""
+    """Sizes of a model's layers, and the bytes a device has for them."""
 
     sizes: ModelBytes
     limit_bytes: int
 
 
 def model_bytes(model: Architecture, tokens_per_microbatch: int, kept: float | None = None) -> ModelBytes:
-    """Sizes of a model's layers; a matrix that embedding and head share is there twice, at either end.
+    """Sizes of a model's layers; a matrix that embedding and head share counts twice, once at either end.
 
     Args:
         kept: bytes that a layer keeps of a microbatch; None: the tensors that figure 2 of RoundPipe counts.
@@ -182,22 +182,22 @@ def saved_state(size: LayerSize) -> int:
     return OPTIMIZER_BYTES // BYTES_PER_VALUE * size.gradients - size.optimizer
 
 
-# --- what a forward leaves for the halves of its backward, without recomputation ---------------------------------
+# --- activations held for the halves of a backward, without recomputation -----------------------------------------
 
 
 class LayerActivations(NamedTuple):
     """Bytes of one microbatch in one layer.
 
     Args:
-        whole: from F on.
-        for_weights: the part that only W lets go; the rest goes at I.
+        whole: held from F on.
+        for_weights: the part held until W; the rest goes at I.
     """
 
     whole: int
     for_weights: int
 
 
-# Nothing is known of the layers: then nothing goes before W.
+# Of unknown layers, all is held until W.
 UNKNOWN = LayerActivations(1, 1)
 
 

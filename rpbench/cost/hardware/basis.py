@@ -1,4 +1,4 @@
-"""Basis: the numbers a prediction rests on - a cluster's figures and what `conf/software/` counts with."""
+"""Basis: the numbers behind a prediction - a cluster's figures and those that `conf/software/` counts with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ COUNTED = ("roundpipe", "deepspeed", "fsdp", "megatron_counted", "mobius")  # of
 
 @dataclass(frozen=True)
 class Basis:
-    """Named constants with their origins; it notes which of them a prediction has read.
+    """Named constants with their origins; it records which of them a prediction has read.
 
     Args:
         cluster_name: for error messages.
@@ -33,7 +33,7 @@ class Basis:
         """The value of a constant.
 
         Raises:
-            ValueError: if there is none, for a prediction has no silent defaults.
+            ValueError: if there is none: a prediction has no silent defaults.
         """
         if name not in self.values:
             field_name = f"measured.{name}" if name in MEASURED else name
@@ -46,11 +46,11 @@ class Basis:
         return self.values[name]
 
     def get(self, name: str, default: float) -> float:
-        """The value of a constant, or what stands for *without limit* where there is none."""
+        """The value of a constant, or `default`, which stands for *without limit*."""
         return self[name] if name in self.values else default
 
     def scaled(self, name: str, factor: float) -> "Basis":
-        """The same with one constant multiplied."""
+        """The basis with one constant multiplied."""
         return Basis(self.cluster_name, {**self.values, name: self.values[name] * factor}, self.declared)
 
     def uncertain(self) -> list[str]:
@@ -80,7 +80,7 @@ def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mappi
     """A cluster's figures and the numbers of the counted frameworks together.
 
     Args:
-        constants, declared: that take the place of these numbers.
+        constants, declared: replace these numbers.
 
     Raises:
         ValueError: for a constant that is no finite number of at least 0, or a wrong declaration.
@@ -92,7 +92,7 @@ def make_basis(cluster: Machine, constants: Mapping[str, float], declared: Mappi
     figures |= {name: float(value) for name, value in cluster.measured.items()}
     numbers, known = counted_numbers()
     origins = declarations({**known, **declared})
-    origins |= declarations(cluster.declared)  # what a machine says of itself comes first
+    origins |= declarations(cluster.declared)  # a machine's own declarations come first
     if cluster.collective_bytes_per_s is None and cluster.intra_bytes_per_s is not None:
         figures["collective_bytes_per_s"] = COLLECTIVE_SHARE * cluster.intra_bytes_per_s
         source = f"{COLLECTIVE_SHARE} of the direct link"

@@ -1,6 +1,6 @@
-"""Collective rates: what the collectives of a machine were measured to reach, as a latency and a bandwidth each.
+"""Collective rates: measured latency and bandwidth of each collective of a machine.
 
-A collective over n ranks of a tensor of X bytes (all of it: what is gathered, reduced or exchanged) takes
+A collective over n ranks of a tensor of X bytes (the whole tensor gathered, reduced or exchanged) takes
 
     seconds = latency + volume X / bandwidth,     volume = (n - 1) / n, and twice that for an all-reduce
 
@@ -27,7 +27,7 @@ INTERVAL = (5.0, 95.0)  # percentiles: nine of ten
 
 @dataclass(frozen=True)
 class CollectiveRate:
-    """A collective as measured.
+    """The measured rate of a collective.
 
     Args:
         name: one of `COLLECTIVES`.
@@ -91,8 +91,8 @@ def collective_rates(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Colle
 def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) -> CollectiveRate:
     """Latency and bandwidth of a collective from its seconds, with intervals.
 
-    Relative errors count, so that small sizes tell the latency and large ones the bandwidth. The intervals are those of
-    fits to repeats drawn anew for every size.
+    Relative errors count, so that small sizes decide the latency and large ones the bandwidth. The intervals are those
+    of fits to repeats drawn anew for every size.
 
     Args:
         samples: bytes of the tensor -> seconds of each repeat.
@@ -123,10 +123,7 @@ def fit_rate(name: str, num_ranks: int, samples: Mapping[int, Sequence[float]]) 
 
 
 def _lines(sent: Floats, seconds: Floats) -> Floats:
-    """Latency and seconds a byte of each row of seconds, (rows, 2): least squares of relative errors.
-
-    No latency where it would be below 0.
-    """
+    """Latency and seconds a byte of each row of seconds, (rows, 2): least squares of relative errors; latency >= 0."""
     one, byte = 1 / seconds, sent / seconds
     aa, ab, bb = (one**2).sum(axis=1), (one * byte).sum(axis=1), (byte**2).sum(axis=1)
     determinant = aa * bb - ab**2

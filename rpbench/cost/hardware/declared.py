@@ -7,9 +7,9 @@ from typing import Any
 from rpbench.registry import unknown_name
 
 # vendor: data sheet. published: follows from figures of the paper's artifact. counted: read off an implementation,
-# operator by operator. assumed: our judgement, tested by nothing here. fitted: set, or solved for, so that the named
-# cells of analysis/published/ are met, timings of layers included. measured: by `python -m rpbench calibrate`. chosen:
-# a size, not a finding.
+# operator by operator. assumed: our judgement, not tested here. fitted: set, or solved for, to meet the named cells of
+# analysis/published/, timings of layers included. measured: by `python -m rpbench calibrate`. chosen: a size, not a
+# finding.
 ORIGINS = ("vendor", "published", "counted", "assumed", "fitted", "measured", "chosen")
 
 
@@ -21,7 +21,7 @@ class Declared:
         origin: one of `ORIGINS`.
         source: document or reasoning, for people.
         within: one standard deviation of the constant, relative to its value.
-        cells: what a fitted constant was fitted on, as `table/system/platform/model`.
+        cells: the cells a fitted constant was fitted on, as `table/system/platform/model`.
 
     Raises:
         ValueError: for an unknown origin, a negative deviation, no source, or a fit without cells.

@@ -1,4 +1,4 @@
-"""Device: what one accelerator can do, from `conf/gpu/`, and Ssd: what SSDs can, from `conf/ssd/`.
+"""Device: the figures of one accelerator, from `conf/gpu/`, and Ssd: those of SSDs, from `conf/ssd/`.
 
 Every figure has an origin, a source and an uncertainty.
 """
@@ -39,8 +39,6 @@ EAGER = (
     "memory_efficiency",
 )
 _NO_NUMBERS = ("name", "declared", "attention_flops_per_s", "peer_to_peer", "machine", "usual", "eager")
-
-
 T = TypeVar("T")
 
 
@@ -49,18 +47,18 @@ class Device:
     """One accelerator. Peaks are dense.
 
     Args:
-        memory_bytes: what the driver shows of it where that is known, or else as the sheet says.
+        memory_bytes: as the driver shows it where that is known, else as the data sheet says.
         flops_16, flops_8, flops_4: matrix peaks in 16, 8 and 4 bits; None: not supported.
         sustained_16, sustained_8, sustained_4: shares of the peaks that large products reach.
-        attention_flops_per_s: what fused attention reaches forward, by generation of the kernel.
+        attention_flops_per_s: of fused attention, forward, by generation of the kernel.
         link_bytes_per_s: to other devices of its domain, one way.
         peer_to_peer: whether devices copy to each other without the host in between.
-        machine: of the machines in `conf/cluster/` the one that it usually stands in; None where none is shipped.
+        machine: the machine in `conf/cluster/` that it usually stands in; None where none is shipped.
         multiprocessors: units among which the tiles of a product are dealt.
         sustained_memory: share of the memory's bandwidth that element-wise kernels reach.
         usual: whether it is meant where several devices of a chip fit a name.
-        eager: what the eager kernels of the RoundPipe paper's systems reach where that is another figure, by the name
-            that it has in a machine (`EAGER`): products may be summed in 16 bits there, at twice the rate of GeForce.
+        eager: figures of the eager kernels of the RoundPipe paper's systems where those differ, by their names in a
+            machine (`EAGER`): products may be summed in 16 bits there, at twice the rate on GeForce.
         declared: for each number its origin; see `rpbench.cost.hardware.declared`.
 
     Raises:
@@ -107,7 +105,7 @@ class Device:
         declarations(self.declared)
 
     def figures(self) -> dict[str, Any]:
-        """Its figures by the names that they have in a machine."""
+        """Its figures by their names in a machine."""
         found = {name: getattr(self, own) for name, own in IN_MACHINE.items()}
         found["attention_efficiency"] = min(1.0, self.attention_rate("flash2") / self.flops_16)
         if not self.peer_to_peer:
@@ -115,10 +113,10 @@ class Device:
         return {**found, **self.eager}
 
     def with_figures(self, given: Mapping[str, Any]) -> "Device":
-        """The same device where a machine says other figures than its file: what a run was asked to suppose.
+        """The device with figures that a machine gives instead of those of the device's file.
 
         Args:
-            given: figures by the names that they have in a machine; None: as the file says.
+            given: figures by their names in a machine; None: as the file says.
         """
         own, changed = self.figures(), dict[str, Any]()
         for name, field_name in IN_MACHINE.items():
@@ -128,7 +126,7 @@ class Device:
             if name == "attention_efficiency":
                 scale = value / own[name]
                 changed[field_name] = {kernel: rate * scale for kernel, rate in self.attention_flops_per_s.items()}
-            elif name in self.eager:  # of kernels that sum otherwise: in proportion
+            elif name in self.eager:  # kernels that sum in another precision: in proportion
                 changed[field_name] = getattr(self, field_name) * value / own[name]
             else:
                 changed[field_name] = value
@@ -140,7 +138,7 @@ class Device:
         return {name: self.declared[each] for name, each in own.items() if each in self.declared}
 
     def attention_rate(self, kernel: str) -> float:
-        """FLOP/s of fused attention, forward; the nearest older generation where that one does not exist."""
+        """FLOP/s of fused attention, forward; of the nearest older generation if the device lacks this one."""
         known = self.attention_flops_per_s
         older = [name for name in KERNELS[: KERNELS.index(kernel) + 1] if name in known]
         return known[older[-1]] if older else known[next(name for name in KERNELS if name in known)]
@@ -162,9 +160,9 @@ class Ssd:
     """SSDs of a host, which share all work evenly. Reading and writing take turns.
 
     Args:
-        bytes: that they hold.
+        bytes: capacity.
         read_bytes_per_s, write_bytes_per_s: in long runs.
-        endurance_bytes: that may be written in their life; None: not known.
+        endurance_bytes: that may be written in their lifetime; None: not known.
         declared: for each number its origin; see `rpbench.cost.hardware.declared`.
 
     Raises:
@@ -186,11 +184,11 @@ class Ssd:
         declarations(self.declared)
 
     def seconds(self, read_bytes: float, written_bytes: float) -> float:
-        """What reading and writing so much take, with nothing else beside it."""
+        """Seconds of reading and writing so many bytes, with nothing else beside it."""
         return read_bytes / self.read_bytes_per_s + written_bytes / self.write_bytes_per_s
 
     def days(self, written_bytes: float, seconds: float) -> float | None:
-        """Days until they have been written as often as they may, at so many bytes in so many seconds."""
+        """Days until `endurance_bytes` are written, at `written_bytes` every `seconds`."""
         if self.endurance_bytes is None or not written_bytes:
             return None
         return self.endurance_bytes / written_bytes * seconds / 86_400
@@ -215,7 +213,7 @@ def ssds_named(text: str) -> Ssd:
 
 
 def device(name: str) -> Device:
-    """The accelerator of a file in gpu/, as one writes its name: `L40S`, `RTX 4090`, `A100 SXM4 80GB`.
+    """The accelerator of a file in gpu/, by its name as people write it: `L40S`, `RTX 4090`, `A100 SXM4 80GB`.
 
     Raises:
         ValueError: for a name that fits several files, with these, or none, with the nearest, or a file of the user's
@@ -251,7 +249,7 @@ def _is_needed(each: Field[Any]) -> bool:
 
 
 def _fits(asked: str, name: str) -> bool:
-    """Whether a name is what was asked for: the chip in full, for an L40 is no L40S, and what follows as it begins."""
+    """Whether a name fits the one asked for: the chip in full (an L40 is no L40S), other words by their beginning."""
     chip, *others = name.split("_")
     words = [word for word in re.split(r"[^a-z0-9]+", asked.lower()) if word]
     for start in range(len(words)):

@@ -1,4 +1,4 @@
-"""Machine: hosts of devices with levels of links, what stands in a host, and what an hour of it costs.
+"""Machine: hosts of devices with levels of links, the memory and SSDs of a host, and the price of an hour.
 
 A host is a machine of one node. The figures of its devices come from `conf/gpu/` where the machine names one.
 """
@@ -31,7 +31,7 @@ _SHARES = ("matmul_efficiency", "wide_matmul_efficiency", "attention_efficiency"
 
 COLLECTIVE_SHARE = 0.8  # of the direct link that rings reach; as measured on the shipped machines
 COPIED_SHARE = 0.66  # the same of the nominal link to the host
-# What stands for figures of a host that nobody gave, one way where it is a link: value, origin.
+# Assumed figures of a host for those not given, one way where it is a link: value, origin.
 _USUAL: Mapping[str, tuple[float, Mapping[str, Any]]] = {
     "host_to_device_bytes_per_s": (32.0e9, {"origin": "assumed", "within": 0.3, "source": "PCIe 4.0 x16, nominal"}),
     "host_bytes_per_s": (
@@ -55,7 +55,7 @@ class Machine:
 
     Args:
         name: as in `conf/cluster/`.
-        gpu: what its devices are; None where only figures are known, as of a machine that was calibrated.
+        gpu: its devices; None where only figures are known, as of a calibrated machine.
         num_devices: accelerators of all nodes; None for as many as a run asks for.
         devices_per_node: of one host; None: all.
         domain: devices that the fast links join; 0 for those of a node.
@@ -68,24 +68,24 @@ class Machine:
         intra_latency_s, inter_latency_s: of one hop of a collective.
         transfer_latency_s: from the start of a transfer to its first byte.
         devices_per_root_complex: neighbours that share one; None: each has its own.
-        root_complex_bytes_per_s: what those get together, one way; None: without limit.
-        host_memory_bytes_per_s: what all devices get together, both ways; None: `host_bytes_per_s`.
+        root_complex_bytes_per_s: of all its devices together, one way; None: without limit.
+        host_memory_bytes_per_s: of all devices together, both ways; None: `host_bytes_per_s`.
         price_usd_per_hour: rent of the whole machine.
         device_speeds: of devices that differ, as multiples of the device that costs were measured on; None where all
             are equal. They divide the time of work, not that of transfers.
         published_name: the machine's name in `analysis/published/`, None for one without published numbers.
-        reserved_memory_bytes: what contexts and libraries of a process take of a device's memory.
+        reserved_memory_bytes: of a device's memory, for contexts and libraries of a process.
         wide_matmul_flops_per_s: peak where products are summed in fp32; lower than the other on consumer devices.
         matmul_efficiency, wide_matmul_efficiency, attention_efficiency, memory_efficiency: shares of the peaks that
             large products (of either kind), fused attention and element-wise kernels reach.
         memory_bytes_per_s: of a device's own memory, read and write together.
         copy_bytes_per_s: one way between a device and pinned host memory, as achieved by one device.
-        collective_bytes_per_s: what each device sends in a ring collective inside a domain ("bus bandwidth"), as
-            achieved; None: a share of the links, which a framework's file says.
+        collective_bytes_per_s: sent by each device in a ring collective inside a domain ("bus bandwidth"), as
+            achieved; None: a share of the links, which a framework's file gives.
         host_bytes_per_s: traffic of the host's memory under an optimizer or many copies, all devices together.
         host_memory_bytes: memory of a host.
         ssd: the SSDs of a host; None for one without any that training may use.
-        launch_s: what a layer costs its device beside its operators: interpreter and launches.
+        launch_s: time of a layer on its device beside its operators: interpreter and launches.
         measured: constants of `cost=analytic` on this machine, which come before the general ones; see
             `rpbench.cost.hardware.measured`. Empty where the machine was not calibrated (`python -m rpbench
             calibrate`).
@@ -231,7 +231,7 @@ class Machine:
 
     @cached_property
     def device(self) -> Device:
-        """One of its devices; of a machine that was calibrated, with the rates that were found, as achieved.
+        """One of its devices; of a calibrated machine, with the rates achieved.
 
         Devices that share their host's memory have equal parts of it.
 
@@ -265,7 +265,7 @@ class Machine:
         )
 
     def known(self, name: str) -> float:
-        """A figure without which there is no answer.
+        """A figure that an answer needs.
 
         Raises:
             ValueError: if it is not known, with the way out.
@@ -285,7 +285,7 @@ class Machine:
 
     @property
     def ring_bytes_per_s(self) -> float | None:
-        """What collectives reach inside a domain, where that was measured or is given; None: a share of the links."""
+        """Rate of collectives inside a domain, measured or given; None: a share of the links."""
         return self.rates["all_gather"].bytes_per_s if self.rates else self.collective_bytes_per_s
 
     @property
@@ -298,7 +298,7 @@ class Machine:
 
     @property
     def usable_memory_bytes(self) -> int | None:
-        """What a plan may fill of one device: its memory less what contexts and libraries take; None without limit.
+        """Bytes that a plan may fill of one device: less those reserved; None without limit.
 
         Below 0 where a device has less than these take: then nothing fits.
         """
@@ -313,7 +313,7 @@ class Machine:
 
     @property
     def shared_host_bytes_per_s(self) -> float | None:
-        """What all devices and the host's optimizer get of the host's memory together; None without limit."""
+        """The host memory's rate for all devices and the host's optimizer together; None without limit."""
         return self.host_memory_bytes_per_s or self.host_bytes_per_s
 
     @property
@@ -354,7 +354,7 @@ def _checked_speeds(speeds: object) -> tuple[float, ...]:
 
 
 def machine_of(values: Mapping[str, Any]) -> Machine:
-    """The machine of a file's keys; what is null or missing comes from its devices' file, then from what is usual.
+    """The machine of a file's keys; missing values come from its devices' file, then from what is usual.
 
     Raises:
         ValueError: for an unknown key or device, with the nearest, or a number that cannot be.
@@ -384,7 +384,7 @@ def machine_of(values: Mapping[str, Any]) -> Machine:
 
 
 def devices_named(text: str) -> dict[str, Any] | None:
-    """The keys of so many devices of a kind in the machine where they usually stand, from a text such as `4x_l40s`.
+    """The keys of a machine from a text such as `4x_l40s`: devices of a kind in the machine where they usually stand.
 
     None for a text of another form.
 

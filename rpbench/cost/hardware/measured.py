@@ -1,17 +1,15 @@
-"""Measured: constants of `cost=analytic` that a machine has for itself, by the names they have in its `measured`.
+"""Measured: constants of `cost=analytic` that a machine has for itself, by their names in its `measured`.
 
-Calibration sets all but `expert_pass_s`, the interpreter's launches for an expert, which differ between platforms;
-`engine_issues_ahead` on accelerators alone.
-
-They come before the numbers of `conf/software/`, which are of no machine in particular.
+Calibration sets all but `expert_pass_s`, the interpreter's launches for an expert, which differ between platforms, and
+sets `engine_issues_ahead` on accelerators alone. They come before the numbers of `conf/software/`, which hold for any
+machine.
 """
 
 from collections.abc import Iterable
 
 TERMS = ("layer", "products", "traffic", "weights")
 
-# Parts of the engine's work -> the terms that each consists of; `rpbench.mesh.layers.engine_kernels` says what they
-# count.
+# Parts of the engine's work -> the terms of each; `rpbench.mesh.layers.engine_kernels` says what the terms count.
 PARTS: dict[str, tuple[str, ...]] = {
     "forward": ("layer", "products", "traffic"),
     "recompute": ("layer", "products", "traffic"),  # with graph
@@ -31,13 +29,13 @@ def factor_name(part: str, term: str) -> str:
     return f"engine_{part}_{term}" + ("_s" if term == "layer" else "")
 
 
-# Where a backward is split: what either half takes over the whole backward of a layer. The first has what it costs to
-# put the second off, in the recomputation too; together they are more than 1.
+# Seconds of each half of a split backward over those of a whole one. The first half includes the cost of putting the
+# second off, in the recomputation too; together they are more than 1.
 HALVES = ("engine_input_grad_share", "engine_weight_grad_share")
 FACTORS = tuple(factor_name(part, term) for part, terms in PARTS.items() for term in terms)
-# 1 where the host issues work ahead of an accelerator: what issuing a layer takes hides behind what the layer does.
+# 1 where the host issues work ahead of an accelerator: the time to issue a layer hides behind the layer's own work.
 ISSUES_AHEAD = "engine_issues_ahead"
-ON_HOST = ("step", "head_step", "embedding_step")  # parts that no accelerator does
+ON_HOST = ("step", "head_step", "embedding_step")  # parts that run on the host, not on an accelerator
 CALIBRATED = ("half_rate_width", *FACTORS, *HALVES)
 MEASURED = ("expert_pass_s", ISSUES_AHEAD, *CALIBRATED)
 

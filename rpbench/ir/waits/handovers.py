@@ -100,7 +100,7 @@ class Handovers:
     def _find_origin(
         self, load: Transfer, place: int, on_rank: Mapping[tuple[int, int, bool, int], Sequence[Transfer]]
     ) -> None:
-        """Find the transfer whose copy a load takes; `place` is its own on its device, by stage, direction and step."""
+        """Find whose copy a load takes; `place` counts it among those of its device, stage, direction and step."""
         number, visit, origin = load.pieces[0], load.visits[0], None
         rank = self.peer(number)
         assert rank is not None

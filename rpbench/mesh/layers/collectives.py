@@ -3,7 +3,7 @@
 Ring over n members with bus bandwidth B and hop latency l: a gather or a scatter of X bytes (the whole tensor) takes
 X (n - 1) / n / B and a latency between log2(n) and n - 1 hops; an all-reduce takes twice that.
 
-Where a machine's collectives were measured (`rpbench calibrate ranks=N`), those inside a node take what was measured.
+Collectives inside a node take their measured times, if a machine has any (`rpbench calibrate ranks=N`).
 
 Source: NCCL tests, PERFORMANCE.md, for the volumes.
 """
@@ -15,12 +15,12 @@ from rpbench.mesh.placement import Group
 
 
 def gather_s(total_bytes: float, group: Group) -> float:
-    """Seconds of an all-gather of that many bytes in all."""
+    """Seconds of an all-gather; `total_bytes` is the whole tensor."""
     return _ring_s("all_gather", total_bytes, group)
 
 
 def scatter_s(total_bytes: float, group: Group) -> float:
-    """Seconds of a reduce-scatter of that many bytes in all."""
+    """Seconds of a reduce-scatter; `total_bytes` is the whole tensor."""
     return _ring_s("reduce_scatter", total_bytes, group)
 
 
@@ -40,17 +40,17 @@ def reduce_s(total_bytes: float, group: Group) -> float:
 
 
 def hops(group: Group) -> float:
-    """Hops whose latency is seen: a ring inside a domain, trees of domains beyond."""
+    """Hops whose latency counts: a ring inside a domain, trees of domains beyond."""
     outside = max(1, group.size // max(1, group.here))
     return ring_hops(min(group.size, group.here)) + 2 * log2(outside) if group.size > 1 else 0.0
 
 
 def exchange_s(bytes_each: float, group: Group, *, copies_outside: float = 1.0) -> float:
-    """Seconds of an all-to-all in which every member sends that many bytes in all.
+    """Seconds of an all-to-all in which every member sends `bytes_each` in all.
 
     Args:
-        copies_outside: copies of a token that leave the domain, relative to one for each expert it visits; below 1
-            where a dispatcher sends a token once to a domain.
+        copies_outside: copies of a token that leave the domain, for each expert it visits; below 1 where a dispatcher
+            sends a token once to a domain.
     """
     if group.size == 1:
         return 0.0
@@ -64,7 +64,7 @@ def exchange_s(bytes_each: float, group: Group, *, copies_outside: float = 1.0) 
 
 
 def ring_pass_s(bytes_each: float, group: Group) -> float:
-    """Seconds in which every member's block goes around the ring once: keys and values of context parallelism."""
+    """Seconds in which every member's block of keys and values goes around the ring once (context parallelism)."""
     if group.size == 1:
         return 0.0
     pace = group.bytes_per_s if group.inside else min(group.bytes_per_s, group.outside_bytes_per_s * group.here)

@@ -9,11 +9,11 @@ the rate of a large one: with d its smallest dimension - inputs, outputs, or tok
 it counts 1 + w/d times, w being the width that reaches half the rate. Attention counts the keys that a causal mask and
 sliding windows leave, as a mean over the layers, which published timings are too. Element-wise kernels are counted in
 bytes: each reads and writes whole tensors, and an eager implementation runs many of them; fused ones move a share.
-Shards have a part of each product's weights and of the heads; norms and residuals are the same on all.
+Shards have a part of each product's weights and of the heads; every shard runs all norms and residuals.
 
 Where the artifact of RoundPipe (arXiv 2604.27085) has measured a model's layers on an RTX 4090, the sum is corrected by
-measured / counted of that machine, and the same correction is carried to other machines: it stands for what the kernels
-of that model do worse or better than counted.
+measured / counted of that machine. Other machines take the same correction: it stands for how far the kernels of that
+model are faster or slower than counted.
 
 Source of attention's backward: five products for two forward, Dao, "FlashAttention-2: Faster Attention with Better
 Parallelism and Work Partitioning", ICLR'24.
@@ -101,12 +101,12 @@ def _flops(own: Architecture, num_tokens: float, half: float, shards: int = 1) -
 
 
 class EagerKernels:
-    """What the kernels of one layer do, and take, for one microbatch on one device.
+    """The work and the seconds of one layer's kernels, for one microbatch on one device.
 
     Args:
         num_tokens: need not be whole, for a mean microbatch.
-        shards: devices that divide the layer among them; all is that of one.
-        fused: kernels as Megatron's: products summed in fp32, a share of the element-wise traffic, no corrections.
+        shards: devices that divide the layer among them; results are those of one of them.
+        fused: kernels like Megatron's: products summed in fp32, less element-wise traffic, no corrections.
 
     Raises:
         ValueError: if the numbers lack a figure of the machine.
@@ -149,9 +149,9 @@ class EagerKernels:
     def correction(self, part: str) -> float:
         """Measured over counted time of a part of a model's layers on the machine where it was measured.
 
-        1 for models that were not measured, and for the backward of layers with experts: what that takes beyond the
-        count is counted as bytes of their weights. Their forward was timed on one device alone; the turns of one
-        interpreter among several are counted elsewhere (`rpbench.predict.case`).
+        1 for models that were not measured, and for the backward of layers with experts, whose further time is counted
+        as bytes of their weights. Their forward was timed on one device alone; `rpbench.predict.case` counts the time
+        that one interpreter takes to serve several devices.
         """
         name = correction_name(self.own.published_name or "", part)
         return 1.0 if self.fused or name not in self.numbers.values else self.numbers[name]
@@ -174,9 +174,9 @@ class EagerKernels:
         """Bytes one layer's forward keeps for its backward, without recomputation.
 
         Both norms (the fp32 input and the fp16 product of each; fused ones keep fp16 inputs alone), the inputs of the
-        products, queries, keys, values and attention output, what gate and product keep of each inner value; with
-        experts, what the gather and the weighting keep of each visit. A layer with adapters keeps the inputs of its
-        frozen products too, for the adapters' sake. Shards divide heads and inner values.
+        products, queries, keys, values and attention output, the values of gate and product for each inner value; with
+        experts, those of gather and weighting for each visit. A layer with adapters also keeps the inputs of its frozen
+        products, which the adapters need. Shards divide heads and inner values.
         """
         own, numbers = self.own, self.numbers
         norm, gate = float(BYTES_PER_VALUE), 2.0 * BYTES_PER_VALUE
@@ -191,8 +191,10 @@ class EagerKernels:
         return self.tokens * (whole + cut / self.shards)
 
     def working_bytes(self) -> float:
-        """Bytes one layer's backward needs besides: gradients of the inner values while the MLP's backward runs, one
-        expert at a time. The gradient of one expert's slice of a stacked weight is a tensor of the whole stack.
+        """Bytes of one layer's further buffers in its backward.
+
+        They are gradients of the inner values, one expert at a time. The gradient of one expert's slice of a stacked
+        weight is a tensor of the whole stack.
         """
         own = self.own
         stack = BYTES_PER_VALUE * own.layer_parameters if stacked(own) else 0
@@ -214,7 +216,7 @@ class EagerKernels:
         return Load(products, attention, self.tokens * self._token_bytes())
 
     def input_grad(self) -> Load:
-        """The half of a backward that the layer below waits for."""
+        """The half of a backward that the layer below waits for: gradients of inputs."""
         forward = self.forward()
         return Load(
             forward.matmul_flops,
@@ -223,7 +225,7 @@ class EagerKernels:
         )
 
     def weight_grad(self) -> Load:
-        """The other half: products, and adding the gradient to what has accumulated."""
+        """The other half: gradients of weights, added to those accumulated."""
         own, numbers = self.own, self.numbers
         _, flops = _flops(own, self.tokens, numbers["half_rate_width"], self.shards)
         added = numbers["accumulate_bytes"] * own.trainable_layer_parameters
@@ -232,7 +234,7 @@ class EagerKernels:
         return Load(flops, memory_bytes=added / self.shards)
 
     def experts(self) -> Load:
-        """The part of a layer's forward that its experts are: what cannot begin before the router has chosen."""
+        """The experts' part of a layer's forward, which cannot begin before the router has chosen."""
         own, half = self.own, self.numbers["half_rate_width"]
         products = sum(product.flops(self.tokens, half) for product in products_of(own) if product.share < 1)
         if own.experts is None:

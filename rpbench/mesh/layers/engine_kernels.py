@@ -1,18 +1,18 @@
 """Engine kernels: layer times on this project's own engine, from the figures that `rpbench calibrate` has measured.
 
-What a device is asked for is counted as of eager kernels, in seconds at the machine's own rates:
+A device's work is counted as for eager kernels, in seconds at the machine's own rates:
 
-    layer      1: what a layer takes however little there is to do - interpreter, launches, the action around it;
-               where an accelerator works behind the host, only what its work does not hide
+    layer      1: the time of a layer that does not depend on its size - interpreter, launches, the action around it;
+               where an accelerator works behind the host, only the part that its work does not hide
     products   FLOPs of matrix products and attention
     traffic    bytes of element-wise kernels
     weights    bytes of the gradients that are added up, or of the optimizer's step
 
-Every part of the engine's work - see `PARTS` - takes so many times each of these. The factors were measured on probe
-layers, by the engine itself, with as many workers busy as there are devices. They hold what counts leave out: caches,
-allocations, how slow an exponential is. The engine's head makes its gradients in its forward and runs it once
-(`rpbench.models.loss`); its embedding is counted with the first layer, its steps are work of their own. A backward
-that is split takes longer in all than a whole one.
+Every part of the engine's work (`PARTS`) takes a factor times each of these. The engine itself measured the factors on
+probe layers, with as many workers busy as there are devices. They hold the effects that counts leave out: caches,
+allocations, slow exponentials. The engine's head makes its gradients in its forward and runs it once
+(`rpbench.models.loss`); its embedding is counted with the first layer, its steps are work of their own. A split
+backward takes longer in all than a whole one.
 """
 
 from collections.abc import Mapping
@@ -60,8 +60,10 @@ def engine_times(kernels: EagerKernels, hop_s: float) -> LayerTimes:
 
 
 def part_s(part: str, counts: Terms, numbers: Basis | Mapping[str, float]) -> float:
-    """Seconds of a part of the engine's work: the sum of its terms; where it is issued ahead, the longer of the term
-    `layer` and of all others together."""
+    """Seconds of a part of the engine's work: the sum of its terms.
+
+    Where work is issued ahead, it is the longer of the term `layer` and of all other terms together.
+    """
     layer, *work = (numbers[factor_name(part, term)] * counts[term] for term in PARTS[part])
     if numbers.get(ISSUES_AHEAD, 0.0) and part not in ON_HOST:
         return max(layer, sum(work))
@@ -97,7 +99,7 @@ def counted(kernels: EagerKernels) -> dict[str, Terms]:
 
 
 def _terms(kernels: EagerKernels, load: Load, added: float, stepped: float) -> Terms:
-    """The terms of a load, of so many gradient values that are added and parameters that are stepped."""
+    """The terms of a load that adds so many gradient values and steps so many parameters."""
     numbers = kernels.numbers
     products = kernels.seconds(load._replace(memory_bytes=0.0))
     traffic = kernels.seconds(Load(0.0, 0.0, load.memory_bytes))

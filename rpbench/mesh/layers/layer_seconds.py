@@ -15,20 +15,17 @@ from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import Experts, Layer, mean_keys
 
-# Products: which share of a device's rate a matrix product reaches: tiles, waves, alignment, thin and narrow sizes.
-#
+# Products: the fraction of the rate that a matrix product reaches, by tiles, waves, alignment, thin and narrow sizes.
 # Source: NVIDIA, Matrix multiplication background user's guide (tile and wave quantization, alignment).
-
-
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.75), (64, 64, 0.55))
-SPLIT_DEPTH = 2048  # inner values of a part of a split product
+SPLIT_DEPTH = 2048  # inner values in each part of a split product
 SPLIT_COST = 0.97
 MAX_SPLIT = 16
 
 
 @lru_cache(maxsize=65536)
 def filled(m: int, n: int, k: int, units: int, batch: int = 1) -> float:
-    """Share of the device's units that work on real outputs: the best tile and split of k."""
+    """Fraction of the device's units that work on real outputs, with the best tile and split of k."""
     best = 0.0
     for rows, columns, rate in TILES:
         tiles = batch * ceil(m / rows) * ceil(n / columns)
@@ -47,7 +44,7 @@ def _waves(tiles: int, units: int) -> float:
 
 @lru_cache(maxsize=65536)
 def alignment(size: int) -> float:
-    """Rate of a product one of whose sizes has only so many powers of two, in 16-bit elements."""
+    """Fraction of the rate that a 16-bit product reaches by the powers of two in one of its sizes."""
     for multiple, rate in ((64, 1.0), (32, 0.97), (16, 0.94), (8, 0.86), (4, 0.66), (2, 0.5)):
         if size % multiple == 0:
             return rate
@@ -55,7 +52,7 @@ def alignment(size: int) -> float:
 
 
 def efficiency(m: int, n: int, k: int, units: int, narrow: float, shallow: float) -> float:
-    """Share of the rate of large aligned products: m tokens, n outputs, k inputs."""
+    """Fraction of the rate of large aligned products: m tokens, n outputs, k inputs."""
     thin = min(m, n)
     return filled(m, n, k, units) * min(alignment(n), alignment(k)) * (k / (k + shallow)) * (thin / (thin + narrow))
 
@@ -64,7 +61,7 @@ Recompute = Literal["none", "selective", "per_op", "full"]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 BITS: dict[str, int] = {"bf16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
-# 16-bit passes that quantising a value costs; by blocks it is done for either orientation. Decided on rows of
+# 16-bit passes that quantising a value costs; by blocks it is done in both orientations. Decided on rows of
 # Megatron-Bridge that differ in their format alone.
 QUANTISED = {"bf16": 0.0, "fp8": 3.0, "mxfp8": 8.0, "nvfp4": 9.0}
 PER_OP_SHARE = 0.45  # of a forward: every second product is kept
@@ -78,7 +75,7 @@ class Seconds(NamedTuple):
         forward, input_grad, weight_grad: kernels.
         recompute: kernels run again before the backward, collectives included.
         forward_exposed, backward_exposed: collectives that nothing hides.
-        host: of the interpreter, one way, beside the device's: what takes longer decides.
+        host: of the interpreter, one way, which runs beside the device: the longer of both counts.
     """
 
     forward: float
@@ -101,13 +98,13 @@ class Seconds(NamedTuple):
 
     @property
     def waits(self) -> float:
-        """What the host takes longer than the device, both ways."""
+        """Seconds that the host takes longer than the device, both ways."""
         device = self.forward + self.forward_exposed + self.input_grad + self.weight_grad + self.backward_exposed
         return self.forward_all + self.backward_all - device
 
     @property
     def input_grad_all(self) -> float:
-        """The gradient of the input with what it waits for, where the backward is split."""
+        """The gradient of the input and the collectives it waits for, where the backward is split."""
         return max(self.input_grad + self.backward_exposed, self.host)
 
 
@@ -125,11 +122,11 @@ class Adapters(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how layers are computed.
+    """The sizes, software and machine that the seconds of a layer depend on.
 
     Args:
         sequences: of a microbatch on one device of the data group; need not be whole for a mean microbatch.
-        numbers: what kernels that are not tiled are counted with: figures of the machine, constants of the software.
+        numbers: figures of the machine and constants of the software, for kernels that are not tiled.
     """
 
     architecture: Architecture
@@ -150,7 +147,7 @@ class Setting:
 
     @property
     def links(self) -> Links:
-        """What collectives reach of the machine's links."""
+        """The rates and latencies of the machine's links that collectives reach."""
         return reached(self.machine, self.software)
 
     @property
@@ -254,7 +251,7 @@ def eager_kernels(setting: Setting) -> EagerKernels:
 
 
 def numbers_of(setting: Setting) -> Basis:
-    """The numbers that kernels are counted with: those that were given, or what the machine's file and ours say."""
+    """The numbers that kernels are counted with: those given, or those of the machine's file and the software."""
     if setting.numbers is not None:
         return setting.numbers
     return make_basis(setting.machine, setting.software.numbers, setting.software.declared)
@@ -306,12 +303,12 @@ def adapted_maps(setting: Setting, layer: Layer) -> list[tuple[int, int]]:
 
 
 def adapted_values(setting: Setting, layer: Layer) -> float:
-    """16-bit values that adapters read and write, one way: products as narrow as a rank wait for memory alone."""
+    """16-bit values that adapters read and write, one way; products that narrow are bound by memory."""
     return float(setting.tokens * sum(k + 2 * n for k, n in adapted_maps(setting, layer)))
 
 
 def _maps(kernels: _Kernels, layer: Layer) -> tuple[float, float, float]:
-    """Products of a layer apart from routed experts."""
+    """Seconds of a layer's products without routed experts."""
     own, mesh = kernels.setting.architecture, kernels.setting.mesh
     maps = list(own.attention_maps())
     if not layer.routed:
@@ -352,7 +349,7 @@ def _attention(kernels: _Kernels, layer: Layer) -> tuple[float, float]:
 
 
 def _unfused(kernels: _Kernels, heads: float) -> tuple[float, float]:
-    """Two batched products and passes over all scores."""
+    """Seconds of unfused attention, forward and backward: two batched products, and passes over all scores."""
     setting, own = kernels.setting, kernels.setting.architecture
     s, d = setting.seq_len, own.head_dim
     batch = max(1, round(setting.sequences * heads))
@@ -395,7 +392,7 @@ def _experts(kernels: _Kernels) -> tuple[float, float, float]:
 
 
 def _grouped_weights(kernels: _Kernels, pairs: float, groups: int, n: int, k: int) -> float:
-    """Gradients of the weights of experts: an inner size of an expert's tokens, outputs accumulated."""
+    """Seconds of the weight gradients of experts; the inner size is an expert's tokens, and outputs are accumulated."""
     each = max(1, round(pairs / groups))
     share = filled(n, k, each, kernels.units, groups) * (each / (each + kernels.c["shallow"])) * kernels.c["grouped"]
     moved = 2.0 * kernels.setting.software.accumulate_bytes * groups * n * k + 2.0 * pairs * (n + k)
@@ -429,7 +426,7 @@ def _tensor_s(setting: Setting) -> tuple[float, float]:
 
 
 def _ring_s(setting: Setting, layer: Layer, attention: float, attention_back: float) -> tuple[float, float]:
-    """Exposed seconds of the ring of keys and values: what is longer than 0.9 of attention's core."""
+    """Exposed seconds of the ring of keys and values: its time beyond 0.9 of attention's core."""
     if setting.mesh.context == 1:
         return 0.0, 0.0
     own = setting.architecture
@@ -459,7 +456,7 @@ def _dispatch_s(setting: Setting) -> float:
 
 
 def _distinct_nodes(experts: Experts, group: Group) -> float:
-    """Nodes that the experts of a token are expected on, all choices as likely, and no more than routing allows."""
+    """Expected number of nodes with experts of a token, all choices equally likely, and at most as routing allows."""
     nodes = max(1, group.size // group.here)
     each = experts.total / nodes
     missed = prod((experts.total - each - number) / (experts.total - number) for number in range(experts.active))

@@ -29,7 +29,7 @@ from rpbench.workload.counts import BYTES_PER_VALUE
 
 
 def setting_of(model: Architecture, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
-    """A microbatch of so many tokens on one device, counted with these numbers; recomputed if a run says so."""
+    """A microbatch of `num_tokens` on one device, counted with these numbers; recomputed if a run says so."""
     sequences = num_tokens / model.seq_len
     where, known = _nowhere(numbers.cluster_name), software(framework)
     return Setting(model, where, Mesh(), known, model.seq_len, sequences, recompute="full", numbers=numbers)
@@ -38,7 +38,7 @@ def setting_of(model: Architecture, num_tokens: float, numbers: Basis, framework
 def pipeline_setting(
     model: Architecture, machine: Machine, num_devices: int, known: Software, num_tokens: float, numbers: Basis
 ) -> Setting:
-    """A microbatch of so many tokens in a pipeline on devices of a machine; recomputed if a run says so."""
+    """A microbatch of `num_tokens` in a pipeline on devices of a machine; recomputed if a run says so."""
     node = machine.devices_per_node or num_devices  # a pipeline may leave devices of its last node to others
     where = machine.with_devices(num_devices if num_devices < node else -(-num_devices // node) * node)
     sequences = num_tokens / model.seq_len
@@ -49,7 +49,7 @@ def pipeline_setting(
 
 @cache
 def _nowhere(name: str) -> Machine:
-    """A machine of which all that is known stands in the numbers."""
+    """A machine without figures of its own: the numbers have all of them."""
     return Machine(name)
 
 
@@ -77,9 +77,9 @@ def times_of(setting: Setting) -> LayerTimes:
 
 
 def _shards(setting: Setting, *, along_sequence: bool) -> tuple[float, ...]:
-    """Kernels of a device's shards, times the devices, over those of whole layers: forwards, backwards, head.
+    """Seconds of a device's shards times the devices, over those of whole layers: forwards, backwards, head.
 
-    Empty where the heads of attention cannot be cut, or one device has all.
+    Empty where the heads of attention cannot be cut, or there is one device.
     """
     own, devices = setting.architecture, setting.mesh.num_devices
     if devices == 1 or own.heads % devices or max(own.key_value_heads, devices) % min(own.key_value_heads, devices):
@@ -101,7 +101,7 @@ def _kernels_s(setting: Setting) -> tuple[float, float, float]:
 
 
 def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
-    """What a step takes beside its microbatches; counted kernels have numbers of their own for it."""
+    """The work of a step beside its microbatches; counted kernels have numbers of their own for it."""
     numbers, constants = numbers_of(setting), setting.software.constants
     on_host = numbers["optimizer_bytes"]
     if setting.software.kernels == "tiled":
@@ -129,7 +129,7 @@ def tied_s(setting: Setting) -> float:
 
 
 def lost_s(setting: Setting) -> float:
-    """Seconds that a rank loses with a microbatch, of a layer one way; in counted kernels they are counted."""
+    """Seconds that a rank loses with each microbatch, for a layer and one way; 0 where kernels are counted."""
     if setting.software.kernels != "tiled":
         return 0.0
     ways = 2 * len(setting.architecture.layers)
@@ -162,8 +162,8 @@ def as_times(
 def hop_s(setting: Setting) -> float:
     """Seconds of a boundary tensor from one stage to the next.
 
-    Eager software and this project's engine send it down to the host, then up, and so does everybody in a host whose
-    devices have no link to each other; 0 without a link.
+    Eager software, this project's engine, and all software in a host whose devices have no link to each other send it
+    down to the host, then up; 0 without a link.
     """
     own, mesh, machine = setting.architecture, setting.mesh, setting.machine
     if setting.software.kernels != "tiled":
@@ -179,7 +179,7 @@ def hop_s(setting: Setting) -> float:
 
 
 def boundary_bytes(own: Architecture, num_tokens: float) -> float:
-    """Bytes that pass between stages for so many tokens."""
+    """Bytes of the boundary tensor of `num_tokens`."""
     return BYTES_PER_VALUE * num_tokens * own.hidden
 
 
@@ -196,7 +196,7 @@ def with_halves(times: LayerTimes, own: Architecture) -> LayerTimes:
 
 
 def penalised(times: LayerTimes, penalty: float) -> LayerTimes:
-    """The same times where both halves of a backward together take `penalty` times what one whole backward takes.
+    """The same times, with both halves of a backward together taking `penalty` times one whole backward.
 
     Args:
         penalty: at least 1; 1.02 to 1.04 in measured runs of others. A whole backward (B) keeps its time.

@@ -2,8 +2,7 @@
 
 Seconds of layers depend on a few choices and are computed once for each (`layer_table`); all else is arithmetic on
 columns. The forms are those of `rpbench.mesh.step` and `rpbench.mesh.memory`, with layers as their mean where kinds
-differ; bytes are those of the fullest device, with the textbook's microbatches in flight instead of those of the order
-itself. The best plans are simulated afterwards.
+differ; the best plans are simulated afterwards.
 """
 
 from dataclasses import replace
@@ -219,7 +218,7 @@ def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -
     return pace, hops * np.where(inside, machine.hop_latency_s, machine.inter_latency_s)
 
 
-# --- bytes ----------------------------------------------------------------------------------------------------------
+# --- bytes ---
 
 
 Columns = dict[str, Floats]

@@ -1,4 +1,4 @@
-"""Smallest change: what makes a run fit that does not, the least first.
+"""Smallest change: the fewest settings to change so that a run fits its devices.
 
 One setting is changed before two are, two before three, on the same devices and with the same global batch. Among
 changes of equally many settings, those that stand higher here come first, and a smaller one before a larger:
@@ -35,12 +35,12 @@ CUTS = ("tensor", "pipeline", "context")
 
 @dataclass(frozen=True)
 class Change:
-    """What makes a run fit.
+    """A change that makes a run fit.
 
     Args:
-        lacks_bytes: what a device lacks without it.
-        job: the changed run; None where nothing that is tried fits.
-        settings: what is set otherwise, by name: fields of `Job` and `Mesh`, `shard` for what replicas share.
+        lacks_bytes: bytes that a device lacks without the change.
+        job: the changed run; None if no change tried fits.
+        settings: changed settings by name: fields of `Job` and `Mesh`, `shard` for the states that replicas share.
         num_devices: devices of the changed run where they are more; then its settings are not a change of the run's.
     """
 
