@@ -13,7 +13,7 @@ Where every other step is a trial (ACCO), g~ and g being the means over the two 
 Where important columns are stepped at once and the rest late: `rpbench.engine.reference_steps`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ import torch
 from torch.func import functional_call
 
 from rpbench.engine.compute.randomness import seeded
-from rpbench.engine.compute.stage import Grain, pieces
+from rpbench.engine.compute.stage import Grain, pieces, present
 from rpbench.engine.layout import Layout
 from rpbench.engine.reference_steps import (
     Lateness,
@@ -161,12 +161,8 @@ def train_reference(
 
 
 def _newest(version: int) -> Reads:
-    """What everybody reads where nothing is late."""
-
-    def newest(module: int, microbatch: int) -> int:
-        return version
-
-    return Reads(newest, newest)
+    """Every module reads one version, in forward and in backward."""
+    return Reads(lambda module, microbatch: version, lambda module, microbatch: version)
 
 
 def _go_on(start: State, past: "_Past", optimizer: torch.optim.Optimizer, masters: Tensors) -> None:
@@ -381,7 +377,7 @@ class _Microbatch:
         if not wanted or not end.requires_grad:
             return end, None, {}
         found = torch.autograd.grad(end, wanted, slope, allow_unused=True)
-        return end, found[-1] if start.requires_grad else None, _present(leaves, found)
+        return end, found[-1] if start.requires_grad else None, present(leaves, found)
 
     def _run(
         self, modules: range, x: torch.Tensor, weights_of: WeightsOf, part: int = 0
@@ -443,10 +439,6 @@ class _Microbatch:
 
 def _trained(module: int, own: dict[str, torch.Tensor]) -> Tensors:
     return {(module, name): tensor for name, tensor in own.items() if tensor.requires_grad}
-
-
-def _present(leaves: Tensors, found: Sequence[torch.Tensor | None]) -> Tensors:
-    return {place: value for place, value in zip(leaves, found, strict=False) if value is not None}
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:

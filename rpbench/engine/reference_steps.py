@@ -27,7 +27,8 @@ from functools import cache
 import torch
 
 from rpbench.engine.state.accumulation import Groups
-from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.checkpoint import Moments
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import LateRest
@@ -97,9 +98,6 @@ def horizons(predictor: str, stage: int, late: int) -> tuple[int, int]:
         return 0, 0
     further = stage // 2 if predictor == "spectrain" else 0
     return late + further, further
-
-
-StateOf = dict[Place, dict[str, torch.Tensor]]
 
 
 class LateRestReference:
@@ -237,7 +235,7 @@ def _copy(tensors: Tensors) -> Tensors:
     return {place: tensor.clone() for place, tensor in tensors.items()}
 
 
-def _known(optimizer: torch.optim.Optimizer, masters: Tensors) -> StateOf:
+def _known(optimizer: torch.optim.Optimizer, masters: Tensors) -> Moments:
     """A copy of what an optimizer knows of each master."""
     return {
         place: {name: value.clone() for name, value in optimizer.state[master].items() if value is not None}

@@ -24,11 +24,10 @@ from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.shards.tensor_parallel import Team, TeamGradients
 from rpbench.engine.state.accumulation import Reduction, gradient_groups, reductions_of
-from rpbench.engine.state.carried_gradients import carried_windows
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.device_memory import DeviceMemory, StageBytes
 from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
-from rpbench.engine.state.gradients import Gradients, Tensors, Window
+from rpbench.engine.state.gradients import Gradients, Tensors, Window, carried_windows
 from rpbench.engine.state.ownership import sharing_of
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.updates.compensation import Compensation, Delays, check_compensation, slowdown
@@ -138,8 +137,9 @@ class Training:
         homes = self.analysis.moves.handovers.homes if has_transfers(self.schedule) else {}
         self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
         self._bytes = StageBytes(self.schedule, self.workload, self.layout, self.sharing, self.homes)
-        self.traffic, self.memory = Traffic(copy), self._device_memory()
-        self._hold = self.memory.change if self.memory else _not_counted
+        self.traffic, limit = Traffic(copy), self.settings.device_memory_bytes
+        self.memory = None if limit is None else DeviceMemory(limit, self._bytes.staying())
+        self._hold = self.memory.change if self.memory else lambda device, what, num_bytes: None
         whole = self.settings.recompute == "none" and moves_activations(self.schedule)
         self._saved = SavedActivations(self.memory) if whole else None
         moved = _moved(self.schedule)
@@ -217,7 +217,12 @@ class Training:
 
     def _optimizer(self) -> HostOptimizer:
         delays = self._delays if self.settings.compensation.spike_compensation else None
-        return self._make_optimizer()(
+        make: Callable[..., HostOptimizer] = HostOptimizer
+        rule = self.schedule.late_rest
+        if rule is not None:
+            num_steps = self.schedule.shape.num_steps
+            make = partial(SelectiveOptimizer, rule=rule, num_steps=num_steps, window_of=self._split_window)
+        return make(
             self.workload,
             self.layout,
             masters_of(self.workload, self.start, self._place_of),
@@ -233,13 +238,6 @@ class Training:
             self.analysis.index.rollbacks.keys(),
             self._place_of,
         )
-
-    def _make_optimizer(self) -> Callable[..., HostOptimizer]:
-        rule = self.schedule.late_rest
-        if rule is None:
-            return HostOptimizer
-        num_steps = self.schedule.shape.num_steps
-        return partial(SelectiveOptimizer, rule=rule, num_steps=num_steps, window_of=self._split_window)
 
     def _split_window(self, stage: int, version: int) -> SplitWindow:
         found = self.gradients.window(stage, version)
@@ -288,8 +286,7 @@ class Training:
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
         """What runs each kind of action."""
-        found = self._handlers()
-        memory = self.memory
+        found, memory = self._handlers(), self.memory
         if memory is None:
             return found
         return {
@@ -312,6 +309,9 @@ class Training:
         }
         if isinstance(self.weights, DeviceWeights):
             compute = {kind: self.weights.on_device(handler) for kind, handler in compute.items()}
+        late: dict[Kind, Handler] = {}
+        if self.schedule.late_rest is not None:
+            late = {Kind.STEP_REST: self._step_rest, Kind.LOAD: self._bring_rest}
         return (
             compute
             | dict(self.transfers.handlers)
@@ -319,16 +319,10 @@ class Training:
                 Kind.STEP: self._step,
                 Kind.VALIDATE: self._validate,
                 Kind.ROLLBACK: self._roll_back,
-                Kind.WAIT: _has_waited,
+                Kind.WAIT: lambda action, number, gate: None,  # an edge of the program has waited
             }
-            | dict(self._of_rest())
+            | late
         )
-
-    def _of_rest(self) -> Mapping[Kind, Handler]:
-        """What runs the host's steps of a late rest, and brings their weights."""
-        if self.schedule.late_rest is None:
-            return {}
-        return {Kind.STEP_REST: self._step_rest, Kind.LOAD: self._bring_rest}
 
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
         """What an executor runs: on a virtual clock what the simulator times, in real time what is possible.
@@ -443,10 +437,6 @@ class Training:
         if self.optimizer.settle(action.stage, action.version):
             self.weights.rewrite(modules, action.version, partial(self.optimizer.values, modules))
 
-    def _device_memory(self) -> DeviceMemory | None:
-        limit = self.settings.device_memory_bytes
-        return None if limit is None else DeviceMemory(limit, self._bytes.staying())
-
     def _scaler(self) -> LossScaler | None:
         rule = self.settings.optimizer.loss_scaling
         if rule is not None and self.schedule.policy is Policy.TRIAL:
@@ -476,14 +466,6 @@ class Training:
                 if again and again[-1].start in others:
                     found[stage] = forward
         return found
-
-
-def _has_waited(action: Action, number: int, gate: Gate) -> None:
-    """A WAIT: what it waits for is an edge of the program."""
-
-
-def _not_counted(device: int, what: str, num_bytes: int) -> None:
-    """What devices hold, where nobody asks."""
 
 
 def _moved(schedule: Schedule) -> dict[str, set[int]]:

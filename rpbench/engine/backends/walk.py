@@ -49,7 +49,9 @@ class Walk:
         self._lock = threading.Lock()  # of what sleeping lanes say, and of ending
         self.places = [place for place, lane in enumerate(program.lanes) if lane.stop > lane.start]
         self._working = set(self.places)
-        self._gates = {place: _shut() for place in self.places}
+        self._gates = {place: threading.Lock() for place in self.places}
+        for gate in self._gates.values():
+            gate.acquire()  # shut; `_open` releases it
         self._sleeping: dict[int, tuple[int, int]] = {}  # lane -> (its action, what that waits or has waited for)
         self._waiters: dict[int, list[int]] = {}  # action -> lanes whose gate is to be opened when it ends
         self._order = host_order()
@@ -67,7 +69,9 @@ class Walk:
         except Stopped:
             pass
         except BaseException as error:
-            self.fail(_caused(failed(self.program, runner.number, error), error))
+            found = failed(self.program, runner.number, error)
+            found.__cause__ = error
+            self.fail(found)
         finally:
             self._order.signal((self, "lane", place))
             if self._turns is not None:
@@ -171,13 +175,6 @@ class Walk:
         self.program.stop()
 
 
-def _shut() -> threading.Lock:
-    """A lock that waits to be opened."""
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
-
-
 def _took_back(waiters: list[int], place: int) -> bool:
     """Whether a lane could still strike itself out; if not, its gate is opened."""
     try:
@@ -236,8 +233,3 @@ def lane_lost(program: Program, place: int) -> Exception:
     lane = program.lanes[place]
     rule = f"the worker of device {lane.device}, lane {lane.name} has died"
     return RuntimeError(str(broken(program.schedule, rule, [lane.start])))
-
-
-def _caused(error: Exception, cause: BaseException) -> Exception:
-    error.__cause__ = cause
-    return error

@@ -22,6 +22,7 @@ from rpbench.engine.compute.stage import (
     backward,
     input_gradient,
     pieces,
+    present,
     weight_gradients,
 )
 from rpbench.engine.executor import Gate
@@ -99,8 +100,7 @@ def segment_backward(
     for number, (module, part) in enumerate(places):
         pair = found[num_leaves + 2 * number : num_leaves + 2 * number + 2]
         segments.add(module, (exchange.segment[0], part), pair)
-    gradients = {place: value for place, value in zip(graph.leaves, found, strict=False) if value is not None}
-    return (None if graph.start is None else found[-1]), gradients
+    return (None if graph.start is None else found[-1]), present(graph.leaves, found)
 
 
 Differentiate = Callable[[Graph, torch.Tensor | None], tuple[torch.Tensor | None, Tensors]]

@@ -13,6 +13,7 @@ import torch
 from rpbench.cost.hardware.measured import PARTS
 from rpbench.engine.compute.stage import Graph, Shells, Stages, backward, input_gradient, weight_gradients
 from rpbench.engine.measure.layer_times import time_stages
+from rpbench.engine.measure.profiles import OneBatch
 from rpbench.engine.measure.stopwatch import Stopwatch, Work
 from rpbench.engine.state.gradients import Sum, Tensors
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
@@ -120,20 +121,11 @@ def _workload(probe: Probe, dtype: torch.dtype = torch.float32, device: str = "c
 # --- on an accelerator, where lanes are streams: the engine's own calls, one after another ---------------------------
 
 
-class _OneBatch(NamedTuple):
-    """Data that is there already."""
-
-    batch: Batch
-
-    def microbatch(self, step: int, microbatch: int) -> Batch:
-        return self.batch
-
-
 def probe_on_accelerator(probe: Probe, watch: Stopwatch) -> Times:
     """What the parts of a probe take on one accelerator, and its steps on the host."""
     workload = _workload(probe, watch.dtype, watch.device)
     batch = Batch(*(each.to(watch.device) for each in workload.batch(0)))
-    workload = Workload(workload.modules, _OneBatch(batch), workload.num_microbatches, SEED)
+    workload = Workload(workload.modules, OneBatch(batch), workload.num_microbatches, SEED)
     stages = Stages(workload, Weights(workload, {}), Shells(workload.modules))
     embedding, layer, head = (range(module, module + 1) for module in (0, 1, len(workload.modules) - 1))
     x = stages.graph(embedding, batch.tokens, (0, 0), 0).end.detach()

@@ -6,6 +6,7 @@ anew. Where nobody holds a copy, or states are kept in files alone, all go back 
 plan's limit, and whatever happens the processes end with the block that started them.
 """
 
+import pickle
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rpbench.engine.recovery.plan import START_S, Plan
-from rpbench.engine.recovery.stage_process import Message, hear, say, unpacked
+from rpbench.engine.recovery.stage_process import Message, hear, say
 from rpbench.engine.state.gradients import Tensors
 from rpbench.ir.action import Kind
 from rpbench.side_processes import Started, end_all, start
@@ -290,7 +291,7 @@ class Watch:
         """Remember what a rank has said, and count the bytes of it."""
         word, about = message.word, message.about
         if word == "state":
-            self._masters |= unpacked(message.body).masters
+            self._masters |= pickle.loads(message.body).masters
         elif word == "holds":
             rank, holder, step, size = about
             self._bytes_given += size if rank == holder else 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from rpbench.engine.peers import fill, here
 from rpbench.engine.shards.reduced_gradients import Hold
-from rpbench.engine.state.device_weights import DeviceWeights
+from rpbench.engine.state.device_weights import DeviceWeights, num_bytes
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.ownership import Sharing, join, take
 from rpbench.engine.state.weights import MastersOf, Named, Weights
@@ -68,25 +68,25 @@ class ReplicaWeights(DeviceWeights):
         for (module, name), tensor in join(shards, sharing.shapes).items():
             copies[module][name] = tensor.requires_grad_(name not in self._frozen[module])
         self._copies[transfer] = copies
-        self._count(transfer, _num_bytes(copies))
+        self._count(transfer, num_bytes(copies))
 
     def load(self, action: Action, number: int) -> None:
         transfer = self._loads[number]
-        before = _num_bytes(self._copies.get(transfer, {}))
+        before = num_bytes(self._copies.get(transfer, {}))
         super().load(action, number)
-        self._count(transfer, _num_bytes(self._copies[transfer]) - before)
+        self._count(transfer, num_bytes(self._copies[transfer]) - before)
 
     def free(self, number: int) -> None:
         transfer = self._ends[number]
-        self._count(transfer, -_num_bytes(self._copies[transfer]))
+        self._count(transfer, -num_bytes(self._copies[transfer]))
         super().free(number)
 
-    def _count(self, transfer: Transfer, num_bytes: int) -> None:
+    def _count(self, transfer: Transfer, change_bytes: int) -> None:
         """What comes to a device for a while, or goes; a stage that is loaded whole is counted as if it stayed."""
         visit = transfer.visits[0]
         sharing = self._stages.get(visit.stage)
         if sharing is not None and sharing.gathers:
-            self._hold(visit.device, "gathered weights", num_bytes)
+            self._hold(visit.device, "gathered weights", change_bytes)
 
     def all_of(self, module: int, version: int) -> Named:
         sharing = self._sharing.get(module)
@@ -174,7 +174,3 @@ def _key(owner: int, name: str) -> str:
 def _owner(key: str) -> int | None:
     owner, divided, _ = key.partition("/")
     return int(owner) if divided else None
-
-
-def _num_bytes(copies: Mapping[int, Named]) -> int:
-    return sum(tensor.nbytes for named in copies.values() for tensor in named.values())

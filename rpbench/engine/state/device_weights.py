@@ -157,7 +157,7 @@ class DeviceWeights(Weights):
                 local = self._handovers.is_local(number)
                 copied = tensor.detach().clone() if local else self._copy(tensor, device, "net")
                 copies[module][name] = copied.requires_grad_(tensor.requires_grad)
-        self._hold(device, HANDED_OVER, _num_bytes(copies))
+        self._hold(device, HANDED_OVER, num_bytes(copies))
 
     def _version(self, visit: Visit) -> int:
         """The version that a visit reads."""
@@ -178,7 +178,7 @@ class DeviceWeights(Weights):
         """Let a device's copies go; whoever still reads them finds NaN."""
         transfer = self._ends[number]
         if transfer.pieces[0] in self._handovers.origins:
-            self._hold(transfer.visits[0].device, HANDED_OVER, -_num_bytes(self._copies[transfer]))
+            self._hold(transfer.visits[0].device, HANDED_OVER, -num_bytes(self._copies[transfer]))
         for named in self._copies.pop(transfer).values():
             for tensor in named.values():
                 if tensor.is_floating_point():
@@ -199,7 +199,8 @@ class DeviceWeights(Weights):
         return len(self._copies)
 
 
-def _num_bytes(copies: Mapping[int, Named]) -> int:
+def num_bytes(copies: Mapping[int, Named]) -> int:
+    """Bytes of the copies of some modules."""
     return sum(tensor.nbytes for named in copies.values() for tensor in named.values())
 
 

@@ -28,10 +28,10 @@ from rpbench.engine.host_order import ToldLock
 from rpbench.engine.layout import Layout
 from rpbench.engine.peers import at, finish, here
 from rpbench.engine.program import StepGroups
+from rpbench.engine.state.checkpoint import Moments
 from rpbench.engine.state.gradients import Gradients, Place, Tensors, mean_of
-from rpbench.engine.state.ownership import Sharing, join, take
+from rpbench.engine.state.ownership import Part, Sharing, join, make_parts, moments_of, resume, take
 from rpbench.engine.state.updates.compensation import SpikeCompensatedSGD
-from rpbench.engine.state.updates.owned_masters import Moments, Part, make_parts, moments_of, resume
 from rpbench.engine.state.weights import PlaceOf
 from rpbench.engine.state.whole_gradient import LossScaler, LossScaling, Outcome, WholeGradient
 from rpbench.engine.workload import Workload

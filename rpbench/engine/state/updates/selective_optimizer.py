@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from rpbench.engine.host_order import ToldLock
+from rpbench.engine.state.checkpoint import Moments
 from rpbench.engine.state.gradients import Place, Tensors, Window
-from rpbench.engine.state.ownership import Piece, Pieces, take
+from rpbench.engine.state.ownership import Part, Piece, Pieces, take
 from rpbench.engine.state.updates.optimizer import HostOptimizer
-from rpbench.engine.state.updates.owned_masters import Part
 from rpbench.engine.state.whole_gradient import Outcome
 from rpbench.ir.policy import LateRest, boundaries
 
@@ -132,7 +132,6 @@ class SplitWindow:
                 self._made.drop()
 
 
-State = dict[Place, dict[str, torch.Tensor]]
 WindowOf = Callable[[int, int], SplitWindow]  # (stage, version) -> its gradient
 
 
@@ -153,7 +152,7 @@ class SelectiveOptimizer(HostOptimizer):
         self._seen = {place: master.clone() for place, master in self.masters.items()}
         self._masks: dict[int, Tensors] = {}  # stage -> what is important of it
         self._chosen_by: dict[int, int] = {}  # stage -> the version whose gradient has chosen that
-        self._on_devices: dict[int, State] = {}  # by identity of the part: moments, packed
+        self._on_devices: dict[int, Moments] = {}  # by identity of the part: moments, packed
         self._outcomes: dict[tuple[int, int], Outcome] = {}  # (stage, version) that the host has not added up yet
         self._sums: dict[tuple[int, int], dict[int | None, Tensors]] = {}  # (stage, boundary) -> owner -> rest
         # stage -> the boundary and, by owner, the weights that the host has made last: brought before it makes more
@@ -297,7 +296,7 @@ class SelectiveOptimizer(HostOptimizer):
             return found
         return {place: gradient * outcome.clipping for place, gradient in found.items()}
 
-    def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: State, version: int) -> None:
+    def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: Moments, version: int) -> None:
         """Step some elements of a part.
 
         Args:
