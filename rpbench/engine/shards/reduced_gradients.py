@@ -17,7 +17,7 @@ from contextlib import nullcontext
 
 import torch
 
-from rpbench.engine.host_order import ToldLock
+from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.peers import at, here
 from rpbench.engine.state.accumulation import Reduction
 from rpbench.engine.state.gradients import Place, Sum, Tensors
@@ -60,7 +60,7 @@ class ReducedWindow:
         self._sharing, self._hold = sharing, hold
         # device -> owner -> what the device has of the owner's elements
         self._held = {device: {owner: Sum() for owner in sharing.owned} for device in sharing.owned}
-        self._lock = ToldLock()
+        self._lock = ReportedLock()
 
     def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
         found, device = self._of[microbatch]

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import torch
 
-from rpbench.engine.host_order import ToldLock
+from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.state.accumulation import Groups, microbatches_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.index import Index
@@ -110,7 +110,7 @@ class _Window(_OneSum):
         self.sums = [Sum() for _ in groups]
         self._sum = Sum()
         self.num_folded = 0
-        self.lock = ToldLock()
+        self.lock = ReportedLock()
 
     @property
     def is_complete(self) -> bool:
@@ -229,7 +229,7 @@ class GroupedWindow(_OneSum):
         }
         self._made: set[int] = set()
         self._num_added = 0
-        self._sum, self._lock = Sum(), ToldLock()
+        self._sum, self._lock = Sum(), ReportedLock()
 
     def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
         found, first = self._of[microbatch]

@@ -73,7 +73,7 @@ class _View(NamedTuple):
         return made.set_(storage, self.offset, self.size, self.stride)  # type: ignore[arg-type]  # untyped ones too
 
 
-class _OfForward:
+class _SavedByForward:
     """What the graph of one forward has saved.
 
     Args:
@@ -122,7 +122,7 @@ class SavedActivations:
 
     def __init__(self, memory: DeviceMemory | None) -> None:
         self._memory = memory
-        self._found: dict[tuple[int, Segment], _OfForward] = {}
+        self._found: dict[tuple[int, Segment], _SavedByForward] = {}
 
     def __len__(self) -> int:
         return len(self._found)
@@ -130,7 +130,7 @@ class SavedActivations:
     @contextmanager
     def noting(self, stage: int, segment: Segment, stays: Iterable[torch.Tensor]) -> Iterator[None]:
         """Inside, the forward of a stage makes its graph; `stays` are the weights and buffers that it reads."""
-        found = _OfForward(_not_back(f"the backward of {stage}F{segment[0]}", stage, segment), stays, self._hold)
+        found = _SavedByForward(_not_back(f"the backward of {stage}F{segment[0]}", stage, segment), stays, self._hold)
         with torch.autograd.graph.saved_tensors_hooks(found.pack, _unpack):
             yield
         found.end()

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from rpbench.engine.host_order import ToldLock
+from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.peers import empty_like, fill
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.gradients import Place, Tensors
@@ -57,7 +57,7 @@ class Weights:
     ) -> None:
         self._place_of = place_of
         self._reads = Counter(reads)
-        self._lock = ToldLock()
+        self._lock = ReportedLock()
         self._spare: dict[int, list[Named]] = {}
         self._frozen: list[Named] = []
         self._versions: dict[tuple[int, int], Named] = {}

@@ -1,14 +1,13 @@
-"""Machine: torch's accelerator as it would be with some devices, for CPU tensors.
+"""Machine: a simulated accelerator with some devices, for CPU tensors.
 
-Every operation runs at once, on the processor, and is noted as if it were given to a stream of a device. Inside
+Every operation runs at once, on the processor, and is noted as if it were issued to a stream of a device. Inside
 `with Machine(2) as machine:` torch shows two devices: `torch.accelerator`, `torch.Stream`, `torch.Event`,
 `torch.Generator`, `torch.autocast`, a module of their kind, factories with `device=`, `Tensor.to`, `Tensor.device`,
-pinned memory. Threads that are started inside see them too, and come after what they take from a `queue.Queue`. Then
-`findings(machine.trace)` says what may go wrong on a device: the races of the order that was issued, whatever the
-timing was.
+pinned memory. Threads started inside see them too, and are ordered after the puts to a `queue.Queue` they get from.
+Then `findings(machine.trace)` lists the races of the issued order, whatever the timing was.
 
-What it does not see: kernels that read beyond their arguments; the thread of autograd's engine, which on a device runs
-a backward on the streams of its forward and is here the caller, on the caller's stream; locks between threads.
+Not modelled: kernels that read beyond their arguments; autograd's own thread, which on a device runs a backward on the
+streams of its forward (here the caller runs it, on its stream); locks between threads.
 """
 
 import random
@@ -20,14 +19,14 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves
 
-from rpbench.engine.host_order import told
+from rpbench.engine.host_order import listening
 from rpbench.engine.stream_order.happens_before import HappensBefore
 from rpbench.engine.stream_order.notes import Notes, noting
 from rpbench.engine.stream_order.recorder import Recorder
 from rpbench.engine.stream_order.shown import Faces, shown
 from rpbench.engine.stream_order.trace import Call, Storage, Timeline, Trace, Work
 
-KIND = "privateuseone"  # what torch calls a device that it does not know: nothing can be in its code for it
+KIND = "privateuseone"  # torch's name for an unknown kind of device, for which the code has no special case
 
 
 class Machine(Notes):
@@ -35,11 +34,11 @@ class Machine(Notes):
 
     Args:
         num_devices: how many.
-        kind: what torch is to call them.
-        keep_calls: keep every operation, to be run again in another order; nothing is freed then.
-        memory_bytes: what a device has; None: no matter how much.
-        lost: device -> how many entries it is good for; what is asked of it after that is torch's error.
-        seed: of the order in which the lanes of a run go on, one at a time.
+        kind: their device type in torch.
+        keep_calls: keep every operation for a replay in another order; nothing is freed then.
+        memory_bytes: memory of a device; None: no limit.
+        lost: device -> entries until it is lost; later ones raise torch's error.
+        seed: of the order in which the lanes of a run take turns.
 
     Raises:
         ValueError: for fewer than one device, or a kind that this machine really has.
@@ -68,7 +67,7 @@ class Machine(Notes):
         self._stack.callback(noting.remove, self)
         for target, name, value in shown(self, self._issuing):
             self._stack.enter_context(mock.patch.object(target, name, value, create=name == self.kind))
-        self._stack.enter_context(told(self))
+        self._stack.enter_context(listening(self))
         self._stack.enter_context(self._issuing())
         return self
 
@@ -83,7 +82,7 @@ class Machine(Notes):
             yield
 
     def replay(self) -> "Replay":
-        """What has been issued, to be done in other orders; the machine is closed by then."""
+        """The replay of all issued work; the machine must be closed."""
         return Replay(self.trace, self.calls, self.begun_with, self.storages)
 
 
@@ -111,10 +110,10 @@ class _Step(NamedTuple):
 
 
 class Replay:
-    """What a machine with `keep_calls` has issued, ready to be done in other orders.
+    """The work of a machine with `keep_calls`, to be run again in other orders.
 
     Args:
-        begun_with: storage -> its bytes before the first work, for those that were there.
+        begun_with: storage -> its bytes before the first work, if it existed.
         storages: every storage of the trace, as bytes.
     """
 
@@ -132,11 +131,11 @@ class Replay:
 
     @property
     def num_steps(self) -> int:
-        """Pieces of work in an order."""
+        """The number of pieces of work."""
         return sum(map(len, self._queues.values()))
 
     def differences(self, seed: int) -> list[Storage]:
-        """The storages whose bits are other ones after a random order of that seed than after the order as it was."""
+        """The storages whose bits after a random order, drawn with a seed, differ from those after the issued order."""
         self._do_all(self._drawn(random.Random(seed)))
         return [number for number, flat in self._storages.items() if not torch.equal(flat, self.expected[number])]
 
@@ -181,7 +180,7 @@ class Replay:
 
 
 def _queues(trace: Trace, calls: Mapping[int, Call]) -> dict[Timeline, list[_Step]]:
-    """The work of every timeline, with what each piece of it waits for."""
+    """The work of every timeline, each piece with the work it waits for."""
     order, queues = HappensBefore(trace), dict[Timeline, list[_Step]]()
     ticks: dict[Timeline, list[int]] = {}
     known: dict[Timeline, dict[Timeline, int]] = {}
@@ -206,7 +205,7 @@ def _queues(trace: Trace, calls: Mapping[int, Call]) -> dict[Timeline, list[_Ste
 
 
 def _do(call: Call) -> None:
-    """An operation once more, with its results where they were."""
+    """Run an operation again and copy its results to their former storages."""
     func, args, kwargs, out = call
     if func._schema.name in _LEAVE_AS_IT_IS:
         return

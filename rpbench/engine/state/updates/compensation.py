@@ -24,7 +24,6 @@ Guan et al., PipeOptim (arXiv 2312.00839); Chen et al., SpecTrain (arXiv 1809.02
 2003.11666), after its description; the formula of the spike from memory, its sums derived.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -133,14 +132,6 @@ def correction_share(tau: float, settings: Compensation) -> float:
     """T2: gamma = D^(1 / tau), the share of the old mean in the new one."""
     assert settings.correction_decay is not None
     return float(settings.correction_decay ** (1 / tau)) if tau > 0 else 0.0
-
-
-def largest_stable_rate(curvature: float, tau: int) -> float:
-    """The learning rate above which gradient descent with a fixed delay diverges on a parabola.
-
-    Source: PipeMare, section 3.1, lemma 1: (2 / lambda) sin(pi / (4 tau + 2)).
-    """
-    return 2 / curvature * math.sin(math.pi / (4 * tau + 2))
 
 
 def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: bool) -> None:
