@@ -53,7 +53,7 @@ Reductions = Mapping[tuple[int, int], Sequence[Reduction]]
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run trains.
+    """The settings of a training run.
 
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.

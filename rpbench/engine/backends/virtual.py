@@ -56,7 +56,7 @@ class Together:
         try:
             wait(running)
         except BaseException:
-            self._program.stop()  # Ctrl-C: whoever waits for the others comes back
+            self._program.stop()  # Ctrl-C: the waiting shards come back
             raise
         errors = [(share, done.exception()) for share, done in zip(shares, running, strict=True)]
         for share, error in sorted(errors, key=lambda found: isinstance(found[1], Parted)):

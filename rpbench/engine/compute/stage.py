@@ -40,7 +40,7 @@ class Shell:
                     self._places[f"{prefix}.{key}" if prefix else key] = table, key, stand_in
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], *inputs: Any) -> Any:
-        """What the module makes of the inputs with these tensors, by name; all its weights must be there."""
+        """Call the module with these tensors, by name; all its weights must be among them."""
         try:
             for name, tensor in tensors.items():
                 table, key, _ = self._places[name]
@@ -101,7 +101,7 @@ class Graph(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What the first half of a backward leaves to the second.
+    """The work that the first half of a backward leaves to the second.
 
     Args:
         gradients: of the weights that could not be put off.

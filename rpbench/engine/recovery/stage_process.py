@@ -90,14 +90,14 @@ class StageStep:
         return self.state
 
     def _bring(self, training: Training, action: Action, step: int) -> None:
-        """What an action needs from another rank."""
+        """Receive the input of an action from another rank."""
         if (across := self._across(action, -1)) is not None:
             forward, source, microbatch = across
             name = Tensor(step, "F" if forward else "B", source, microbatch)
             training.passes.put_boundary(forward, source, microbatch, self._receive(name))
 
     def _hand_on(self, training: Training, action: Action, step: int) -> None:
-        """What another rank needs from an action."""
+        """Send the output of an action to another rank."""
         if (across := self._across(action, 1)) is not None:
             forward, target, microbatch = across
             name = Tensor(step, "F" if forward else "B", action.stage, microbatch)
@@ -116,13 +116,13 @@ class StageStep:
 
 
 class Message(NamedTuple):
-    """What is said.
+    """A message between a rank and the watching process.
 
     Args:
         word: what it is about.
         epoch: how many failures there had been; what is older is not heard.
         to: the rank it is for; -1: the process that watches.
-        about: whatever belongs to the word, plain.
+        about: the word's arguments, plain data.
         body: tensors, pickled by value.
     """
 
@@ -173,7 +173,7 @@ class StageProcess:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def serve(self) -> None:
-        """Do what is asked for until there is no more."""
+        """Carry out requests until `end`."""
         words: dict[str, Callable[..., None]] = {
             "step": self._step,
             "back": self._back,
@@ -300,7 +300,7 @@ class StageProcess:
 
 
 def file_of(plan: Plan, rank: int, step: int) -> Path:
-    """Where a rank's state after some steps is stored."""
+    """The file of a rank's state after some steps."""
     return Path(plan.folder) / f"rank{rank}-step{step}.pt"
 
 

@@ -1,4 +1,4 @@
-"""Reduced: gradients that replicas make together, and what each has of them.
+"""Reduced gradients: sums over replicas, and each replica's part of them.
 
 A REDUCE_GRAD on a device does that device's part: of every replica's gradient it fetches the elements it owns, and adds
 them up in the order of the replicas' first microbatches. That is a reduce-scatter. Where nothing is kept in shards the
@@ -121,7 +121,7 @@ class ReducedWindow:
         return self.share(next(iter(held)))
 
     def share(self, device: int) -> Tensors:
-        """What a device steps with: the elements it owns, flat; or everything, where nothing is scattered."""
+        """The gradient that a device steps with: the elements it owns, flat; or all, where nothing is scattered."""
         if self._sharing.scatters:
             return self._held[device][device].values
         return join((_here(held.values) for held in self._held[device].values()), self._sharing.shapes)

@@ -72,7 +72,7 @@ class Window(Protocol):
         """The sum over the step's microbatches."""
 
     def share(self, device: int) -> Tensors:
-        """What a device steps with."""
+        """The gradient that a device steps with."""
 
     def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
         """Add the gradient of one microbatch."""
@@ -313,7 +313,7 @@ class Gradients:
         return self._complete(stage, version).total
 
     def share(self, stage: int, version: int, device: int) -> Tensors:
-        """What one of the replicas that share a stage steps with: flat shards of the total, or all of it."""
+        """The gradient that a replica of a shared stage steps with: flat shards of the total, or all of it."""
         return self._complete(stage, version).share(device)
 
     def _complete(self, stage: int, version: int) -> Window:

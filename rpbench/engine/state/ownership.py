@@ -1,4 +1,4 @@
-"""Sharing: what the replicas of a stage divide among themselves, and which sums over them a step is made of.
+"""Ownership: how the replicas of a stage share its weights, gradients and optimizer state.
 
 A schedule says by its actions how a stage is shared:
 
@@ -80,7 +80,7 @@ def take(tensors: Mapping[Place, torch.Tensor], pieces: Iterable[Piece]) -> Tens
 
 
 def join(shards: Iterable[Mapping[Place, torch.Tensor]], shapes: Mapping[Place, torch.Size]) -> Tensors:
-    """Whole tensors, made of the pieces of all owners in order; none of what no shard has."""
+    """Whole tensors from the pieces of all owners, in order."""
     found: dict[Place, list[torch.Tensor]] = defaultdict(list)
     for shard in shards:
         for place, piece in shard.items():
@@ -179,7 +179,7 @@ Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Part:
-    """What one owner steps.
+    """The masters that one owner steps, with their optimizer.
 
     Args:
         owner: the device it is a part of; None where masters are stepped whole.
@@ -194,7 +194,7 @@ class Part:
 
     @property
     def place(self) -> torch.device:
-        """Where it is."""
+        """The device of its masters."""
         return next(iter(self.masters.values())).device
 
 

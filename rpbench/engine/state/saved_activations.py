@@ -60,7 +60,7 @@ class _View(NamedTuple):
     offset: int
 
     def tensor(self) -> torch.Tensor:
-        """It, on the device.
+        """The saved tensor, on the device.
 
         Raises:
             RuntimeError: while it is away.
@@ -74,10 +74,10 @@ class _View(NamedTuple):
 
 
 class _SavedByForward:
-    """What the graph of one forward has saved.
+    """The storages that the graph of one forward has saved.
 
     Args:
-        reader: what a backward that comes too early is told.
+        reader: the message of the error if a backward comes too early.
         stays: tensors whose storages outlive the graph.
         hold: told of every storage that the graph has saved, and of what lives as long.
     """
@@ -90,7 +90,7 @@ class _SavedByForward:
         self._live: list[weakref.ref[_Saved]] = []
 
     def pack(self, tensor: torch.Tensor) -> _View | torch.Tensor:
-        """What the graph holds in place of a tensor."""
+        """The view that the graph holds in place of a tensor."""
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address in self._stays or not storage.nbytes() or is_constant(tensor):
@@ -114,10 +114,10 @@ class _SavedByForward:
 
 
 class SavedActivations:
-    """What the graphs of a run have saved, by stage and microbatch.
+    """The saved activations of a run's graphs, by stage and microbatch.
 
     Args:
-        memory: counts it, on the device that has it; None where nobody asks.
+        memory: counts their bytes on devices; None: not counted.
     """
 
     def __init__(self, memory: DeviceMemory | None) -> None:
@@ -137,7 +137,7 @@ class SavedActivations:
         self._found[stage, segment] = found
 
     def store(self, action: Action, copy: Move) -> None:
-        """Move what an action names off its device: to the partner it names, or to the host.
+        """Move an action's activations off their device: to the partner it names, or to the host.
 
         Raises:
             RuntimeError: if it is not there.

@@ -26,7 +26,7 @@ PlaceOf = Callable[[int, int | None], torch.device]
 
 
 class WeightSource(Protocol):
-    """What forward and backward ask for weights."""
+    """The source of the weights of forward and backward."""
 
     def all_of(self, module: int, version: int) -> Named:
         """Every tensor a module needs to run, by name."""
@@ -105,7 +105,7 @@ class Weights:
                 self._enter(module, version, fresh)
 
     def rewrite(self, modules: Iterable[int], version: int, masters: MastersOf) -> None:
-        """Give a version of some modules that nobody has computed with other values."""
+        """Write other values into a version that no action has computed with."""
         for module in modules:
             if self._trains(module):
                 with torch.no_grad():
@@ -116,7 +116,7 @@ class Weights:
         return {name: self._copied(module, tensor) for name, tensor in tensors.items()}
 
     def _home(self, module: int, tensor: torch.Tensor, owner: int | None = None) -> torch.device:
-        """Where a module, or a replica's part of it, is kept."""
+        """The device that keeps a module, or a replica's part of it."""
         return tensor.device if self._place_of is None else self._place_of(module, owner)
 
     def _copied(self, module: int, tensor: torch.Tensor, owner: int | None = None) -> torch.Tensor:
@@ -184,7 +184,7 @@ def begin(workload: Workload, state: State, num_stale: int) -> dict[int, Tensors
 
 
 def at_home(place_of: Callable[[int], torch.device], devices: Mapping[int, int]) -> PlaceOf:
-    """Where replicas keep a module: each on its own accelerator; and who is alone, on that of the module's device."""
+    """Places of modules: a replica's on its own accelerator, others on that of the module's device."""
     return lambda module, owner: place_of(devices[module] if owner is None else owner)
 
 

@@ -1,4 +1,4 @@
-"""Compensation: what asynchronous methods do about late gradients besides choosing a version of the weights.
+"""Compensation of late gradients by asynchronous methods.
 
     rescheduling   PipeMare T1: a stage that is late by tau steps learns slower by tau^p, p falling from 1 to 0
     correction     PipeMare T2: backward on w - lateness * delta, delta a running mean of how the weights move
@@ -40,7 +40,7 @@ Predictor = Literal["", "pipelined_backprop", "pipeoptim", "spectrain", "xpipe"]
 
 @dataclass(frozen=True)
 class Compensation:
-    """How a run makes up for late gradients; left alone, not at all.
+    """The compensation of late gradients; by default none.
 
     Args:
         predictor: whose prediction forward (and SpecTrain's backward) reads.
@@ -85,7 +85,7 @@ class Compensation:
 
 
 class Delays:
-    """How late the gradients of a schedule are.
+    """The delays of a schedule's gradients.
 
     Attributes:
         tau: per stage, the mean over the microbatches of the last step; the same in every step once warm.

@@ -381,7 +381,7 @@ class HostOptimizer:
         """
         if stage not in self._parts:
             return {}
-        (part,) = self._parts[stage]  # nobody predicts the weights of replicas
+        (part,) = self._parts[stage]  # weights of replicas are never predicted
         optimizer, scale = part.optimizer, horizon * self._settings.rate(self._first_step + max(1, version))
         return {
             place: master if found is None else master - scale * found
