@@ -1,12 +1,11 @@
 """Walk: one run of a program by real threads, one a lane, by the wall clock.
 
-Every action has a flag that is set when it has ended. A lane does its actions in order; where something that it needs
-has not ended, it writes itself down there and sleeps at its gate, a lock that whoever ends the action opens for it.
-Nothing else synchronises: what the actions share is ordered by the program's edges. As long as nobody has to wait,
-no lock is taken: single reads and writes of lists and dictionaries are whole in every Python thread.
+Every action has a flag that is set at its end. A lane runs its actions in order. Before an action whose producer has
+not ended, the lane enters itself as a waiter of the producer and sleeps at its gate, a lock that the producer's lane
+opens. Nothing else synchronises: shared state is ordered by the program's edges. Without waits no lock is taken:
+single reads and writes of lists and dictionaries are atomic in Python.
 
-A lane that sleeps says what for. When all lanes that are not done sleep for something that has not ended, none of them
-can ever move, and the walk stops with the table of who waits for whom.
+If all unfinished lanes sleep for actions that have not ended, the walk stops with a table of the waits.
 """
 
 import threading

@@ -39,7 +39,7 @@ class WeightSource(Protocol):
 
 
 class Weights:
-    """The working weights of a model.
+    """The working weights of a model, as a `WeightSource`.
 
     Args:
         workload: whose modules give version 0; they are copied, not touched.
@@ -80,11 +80,9 @@ class Weights:
         self.most_live = self.num_live[0]
 
     def all_of(self, module: int, version: int) -> Named:
-        """Every tensor a module needs to run, by name."""
         return self._frozen[module] | self.leaves(module, version)
 
     def leaves(self, module: int, version: int) -> Named:
-        """The trainable ones: leaves that gradients are asked for."""
         if not self._trains(module):
             return {}
         found = self._versions.get((module, version))
@@ -141,7 +139,6 @@ class Weights:
         self._versions.pop((module, number), None)
 
     def release(self, module: int, version: int) -> None:
-        """Say that one of the reads a version was kept for is over."""
         with self._lock:
             self._reads[module, version] -= 1
             self._drop_if_unread(module, version)
