@@ -1,8 +1,7 @@
-"""Host order: who is told which thread of a run comes after which.
+"""Host order: the threads of a run report here which of them comes after which.
 
-Threads of a run wait for one another at few places, each of which says so here: at their gates (`backends.walk`), and
-at the locks of what they share. Nobody listens in a run that trains; a
-check of the order listens (`rpbench.engine.stream_order`).
+Threads wait for one another at their gates (`backends.walk`) and at the locks of shared state, and report it here. A
+check of the order listens (`rpbench.engine.stream_order`); in training nothing does.
 """
 
 import random
@@ -13,7 +12,7 @@ from typing import Protocol
 
 
 class Turns:
-    """Lanes that go on one at a time, so that a run is the same each time: who is next is drawn by a seed.
+    """Runs lanes one at a time in an order drawn by a seed, so that a run is repeatable.
 
     A turn lasts until its lane comes to an operation or a lock, has ended an action, or has to wait for another lane.
     """
@@ -32,22 +31,22 @@ class Turns:
             self._gates[lane].acquire()
 
     def give(self, lane: int, *, goes_on: bool) -> None:
-        """End the turn of a lane; one that does not go on is left out until somebody wakes it."""
+        """End the turn of a lane; one that does not go on gets no turn until `wake`."""
         if not goes_on:
             self._ready.discard(lane)
         self._hand_over()
 
     def pass_on(self, lane: int) -> None:
-        """Give the turn of a lane that goes on, and return when it has another one."""
+        """End the turn of a lane, and return at its next turn."""
         self.give(lane, goes_on=True)
         self.take(lane)
 
     def wake(self, lane: int) -> None:
-        """What a lane has waited for is there; by the lane whose turn it is."""
+        """A lane's wait is over; called by the lane whose turn it is."""
         self._ready.add(lane)
 
     def end(self) -> None:
-        """Everybody goes on at once: the run has failed."""
+        """Let all lanes go on at once: the run has failed."""
         self._has_ended = True
         for gate in self._gates.values():
             with suppress(RuntimeError):  # open already
@@ -58,31 +57,31 @@ class Turns:
             self._gates[self._rng.choice(sorted(self._ready))].release()
 
 
-class _Own(local):
-    """What the calling thread is at: its turns, and how many locks it has."""
+class _ThreadState(local):
+    """The turns, lane and number of held locks of the calling thread."""
 
     def __init__(self) -> None:
         self.turns: Turns | None = None
         self.lane = self.num_locks = 0
 
 
-_own = _Own()
+_own = _ThreadState()
 
 
 def pause() -> None:
-    """Let another lane have its turn, where lanes take turns, unless it would wait for a lock that this one has."""
+    """Pass the turn on where lanes take turns, unless this lane holds a lock."""
     if _own.turns is not None and not _own.num_locks:
         _own.turns.pass_on(_own.lane)
 
 
 class HostOrder(Protocol):
-    """Told by the threads of a run, each of itself."""
+    """Listens to the threads of a run; each reports about itself."""
 
     def begins(self, what: str) -> None:
         """The calling thread begins an action."""
 
     def signal(self, token: Hashable) -> None:
-        """What the calling thread has done so far comes before whatever follows a `wait` for the token."""
+        """The calling thread's work so far comes before any later `wait` for the token."""
 
     def wait(self, token: Hashable) -> None:
         """The calling thread has waited for the token."""
@@ -91,7 +90,7 @@ class HostOrder(Protocol):
         """The order in which the lanes of a run go on; None: all at the same time."""
 
 
-class _Nobody:
+class _NoListener:
     def begins(self, what: str) -> None:
         pass
 
@@ -105,17 +104,17 @@ class _Nobody:
         return None
 
 
-_listening: list[HostOrder] = [_Nobody()]
+_listening: list[HostOrder] = [_NoListener()]
 
 
 def host_order() -> HostOrder:
-    """Whom to tell."""
+    """The current listener."""
     return _listening[-1]
 
 
 @contextmanager
-def told(order: HostOrder) -> Iterator[None]:
-    """Inside, runs that begin tell somebody."""
+def listening(order: HostOrder) -> Iterator[None]:
+    """Inside, runs that begin report to `order`."""
     _listening.append(order)
     try:
         yield
@@ -123,8 +122,8 @@ def told(order: HostOrder) -> Iterator[None]:
         _listening.remove(order)
 
 
-class ToldLock:
-    """A lock that says who has had it before whom; to be used in a `with` block."""
+class ReportedLock:
+    """A lock that reports the order of its holders; use it in a `with` block."""
 
     def __init__(self) -> None:
         self._lock = Lock()

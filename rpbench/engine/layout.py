@@ -39,7 +39,7 @@ class Layout:
 
     @cached_property
     def starts(self) -> frozenset[int]:
-        """Where backward stages begin, of those whose input a forward keeps for recomputation."""
+        """First modules of the backward stages whose input a forward keeps for recomputation."""
         return frozenset(modules.start for modules in self.backward[:: self.keeps_every])
 
     def stage_of(self, module: int) -> int:

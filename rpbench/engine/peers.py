@@ -1,4 +1,4 @@
-"""Peers: how a lane of one accelerator reads what others have made, on its own accelerator or on another one.
+"""Peers: how a lane reads tensors that other lanes have made, on its own accelerator or on another one.
 
 A lane's stream waits for the events of what its action waits for. What lies on its accelerator it may then read, and
 its memory is kept for it. What lies on another one is copied by two streams that this thread has for nothing else, one
@@ -7,7 +7,7 @@ at each end, behind the same events alone: the copy passes what the lane has bee
     there    waits for the makers' events, copies
     here     has the memory of the copy; the lane's own stream waits for it
 
-Tensors of the processor are there for everybody, so that a backend without accelerators pays one look.
+Tensors in host memory are used as they are, at the cost of one check.
 """
 
 import threading
@@ -18,7 +18,7 @@ import torch
 
 
 class _Calling(threading.local):
-    """What the calling thread has told its streams.
+    """The events and streams of the calling thread's action.
 
     Attributes:
         events: of what its action waits for.
@@ -85,7 +85,7 @@ def copied_here(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def brought(tensor: torch.Tensor, reader: torch.Stream) -> torch.Tensor:
-    """The same for a stream, which waits for the copy."""
+    """The tensor on a stream's accelerator; the stream waits for the copy."""
     if tensor.device == reader.device:
         tensor.record_stream(reader)
         return tensor

@@ -167,7 +167,7 @@ def _check_order(program: Program) -> None:
     done = [False] * len(program.waits)
 
     def missing(number: int) -> int | None:
-        """What an action at the head of its lane still waits for."""
+        """An action that the head of a lane still waits for."""
         for share in program.meets.get(number, (number,)):
             if heads[program.index.lane_of[share]] < share:
                 return share
@@ -195,7 +195,7 @@ def _check_order(program: Program) -> None:
 
 
 def gather_steps(schedule: Schedule) -> Schedule:
-    """The same schedule with every step of a compute lane, and its like, behind the last gradient its lane has for it.
+    """The schedule with every step of a compute lane moved behind the lane's last gradient for it.
 
     A step that needs other stages' gradients must not stand before the work that makes them: with several stages
     on a device, the step of the stage that ends first would hold up the others.

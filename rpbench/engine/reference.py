@@ -1,10 +1,10 @@
-"""Reference: the same training as one plain loop, to compare an engine's gradients and weights with.
+"""Reference: the same training as one plain loop, whose gradients and weights the engine's are compared with.
 
 One process, one graph per microbatch through the whole model, no stages, no recomputation, one optimizer over all
-parameters. A head that devices share is run in the same shares, because sums of exponentials in parts have other last
-bits. Two things are taken from the schedule, because they are part of what is computed: the order in which gradients
-are added up, and the versions of the weights that every microbatch reads. Where backward reads other weights than
-forward did, there is a graph for each piece that the engine recomputes, from the input forward kept.
+parameters. A sharded head runs in the same shards: sums of exponentials in parts have other last bits. Two things come
+from the schedule, because results depend on them: the order in which gradients are added up, and the weight version
+that every microbatch reads. Where backward reads other weights than forward, each piece that the engine recomputes has
+a graph of its own, from the input that forward kept.
 
 Where every other step is a trial (ACCO), g~ and g being the means over the two halves of an update:
 
@@ -13,7 +13,7 @@ Where every other step is a trial (ACCO), g~ and g being the means over the two 
 Where important columns are stepped at once and the rest late: `rpbench.engine.reference_steps`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ import torch
 from torch.func import functional_call
 
 from rpbench.engine.compute.randomness import seeded
-from rpbench.engine.compute.stage import Grain, pieces
+from rpbench.engine.compute.stage import Grain, pieces, present
 from rpbench.engine.layout import Layout
 from rpbench.engine.reference_steps import (
     Lateness,
@@ -53,7 +53,7 @@ WeightsOf = Callable[[int, int], Tensors]  # (module, microbatch) -> its weights
 
 
 class Reads(NamedTuple):
-    """The versions that the modules have for a microbatch, in forward and in backward."""
+    """The weight versions that modules read for a microbatch, in forward and in backward."""
 
     forward: ReadVersion
     backward: ReadVersion
@@ -61,10 +61,10 @@ class Reads(NamedTuple):
 
 
 def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
-    """What the lanes of a schedule say, each by itself (`rpbench.ir.checks.versions`).
+    """The versions that follow from each lane of a schedule by itself (`rpbench.ir.checks.versions`).
 
     Raises:
-        ScheduleError: if that depends on when other lanes get where.
+        ScheduleError: if a version depends on the pace of other lanes.
     """
     found = lane_reads(schedule)
     stage_of = {module: stage for stage, modules in enumerate(layout.forward) for module in modules}
@@ -81,14 +81,14 @@ def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Read
 
 @dataclass
 class Trajectory:
-    """What a training run went through.
+    """The course of a training run.
 
     Args:
         losses: mean loss of every optimizer step.
-        gradients: per step, the sum over its microbatches, by place; tied parameters still apart, nothing clipped.
+        gradients: per step, the sum over its microbatches, by place; tied parameters apart, not clipped.
         masters: the weights after the last step.
-        scales: version -> what losses were multiplied by, where they were; gradients still are.
-        begun_with: the masters that every step began with, where they were asked for.
+        scales: version -> loss scale; gradients still have it.
+        begun_with: the masters before every step, with `keep_weights`.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -119,15 +119,15 @@ def train_reference(
 
     Args:
         groups: (backward stage, version) -> microbatches in the order their gradients are added up.
-        num_replicas: whose groups stand one after another; each adds up its own before they meet.
+        num_replicas: replicas, each with an equal run of the groups, which it adds up first.
         num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
         updates: whether weights change after a step.
-        reads: the versions the modules have for a microbatch; None: the newest.
-        compensation: what is done about late gradients; how late they are follows from `reads`.
-        start: what to go on from; it has the versions below 0.
-        trials: every other step is a trial, the first of them; a step is then half of an update.
-        late_rest: the rule by which devices step some columns and the host the others; nothing to go on from.
-        keep_weights: keep the masters that every step begins with.
+        reads: the versions that modules read for a microbatch; None: the newest.
+        compensation: how late gradients are compensated; how late they are follows from `reads`.
+        start: the state to resume from; it has the versions below 0.
+        trials: every other step, from the first on, is a trial; a step is then half of an update.
+        late_rest: the rule by which devices step some columns and the host the others; not with `start`.
+        keep_weights: keep the masters before every step.
     """
     masters = masters_of(workload, start)
     settled = compensation or Compensation()
@@ -161,12 +161,8 @@ def train_reference(
 
 
 def _newest(version: int) -> Reads:
-    """What everybody reads where nothing is late."""
-
-    def newest(module: int, microbatch: int) -> int:
-        return version
-
-    return Reads(newest, newest)
+    """Every module reads one version, in forward and in backward."""
+    return Reads(lambda module, microbatch: version, lambda module, microbatch: version)
 
 
 def _go_on(start: State, past: "_Past", optimizer: torch.optim.Optimizer, masters: Tensors) -> None:
@@ -208,7 +204,7 @@ def _optimizer(
 
 
 class _Past:
-    """All versions of the weights so far, and what is made of them for a microbatch."""
+    """All weight versions so far, and the weights of a microbatch made from them."""
 
     def __init__(
         self,
@@ -228,7 +224,7 @@ class _Past:
         self.reads: Reads
 
     def note(self, masters: Tensors, optimizer: torch.optim.Optimizer) -> None:
-        """Take in the version that has just come out."""
+        """Add the newest version."""
         self.newest += 1
         self.working[self.newest] = _working(self.workload, masters)
         if self.late is None:
@@ -248,7 +244,7 @@ class _Past:
         return self._ahead(module, version, horizon) if horizon else self.working[version]
 
     def backward(self, module: int, microbatch: int) -> Tensors:
-        """The same in backward."""
+        """The weights a module has in backward, by place."""
         version, horizon = self.reads.backward(module, microbatch), self._horizon(module, microbatch, 1)
         if horizon:
             return self._ahead(module, version, horizon)
@@ -260,7 +256,7 @@ class _Past:
         return self._cast({place: corrected(masters[place], drift, moves[place]) for place in own})
 
     def same_both_ways(self, microbatch: int) -> bool:
-        """Whether a microbatch goes back on the very weights it went forth with."""
+        """Whether a microbatch has the same weights in forward and backward."""
         modules = range(len(self.workload.modules))
         return not any(self._horizon(each, microbatch, way) for each in modules for way in (0, 1)) and not any(
             self.reads.forward(each, microbatch) != self.reads.backward(each, microbatch) for each in modules
@@ -309,7 +305,7 @@ def _gradients(
     scale: float | None,
     num_replicas: int,
 ) -> tuple[float, Tensors]:
-    """Loss and gradients of a step, added up stage by stage as soon as their turn comes."""
+    """Loss and gradients of a step, added up stage by stage in the order of the groups."""
     window = range(step * workload.num_microbatches, (step + 1) * workload.num_microbatches)
     sums = [OrderedSum(groups[stage, step + 1], num_replicas) for stage in range(len(layout.backward))]
     loss = 0.0
@@ -328,7 +324,7 @@ def _gradients(
 
 
 class _Microbatch:
-    """One microbatch on its way forth and back."""
+    """Forward and backward of one microbatch."""
 
     def __init__(self, workload: Workload, past: _Past, microbatch: int, num_parts: int, scale: float | None) -> None:
         self.workload, self.past, self.scale = workload, past, scale
@@ -337,7 +333,7 @@ class _Microbatch:
         self.seen: list[list[KeysValues]] = [[] for _ in workload.modules]  # what earlier segments left behind
 
     def in_one_graph(self) -> tuple[float, list[Tensors]]:
-        """Loss, as its share of the step's mean, and the gradients that weights get from each segment."""
+        """Loss, as its part of the step's mean, and the weight gradients of each segment."""
         losses, leaves = [], []
         for part in range(self.num_parts):
             tokens = self.workload.segment(self.microbatch, part, self.num_parts)[0]
@@ -355,7 +351,7 @@ class _Microbatch:
         return sum(float(loss.detach()) for loss in losses), gradients
 
     def by_pieces(self, layout: Layout) -> tuple[float, list[Tensors]]:
-        """The same with a forward that keeps inputs, and a graph for each piece on the weights of its backward."""
+        """The same, with a forward that keeps inputs and a graph for each piece on its backward's weights."""
         assert self.num_parts == 1, "segments with weights that drift have no reference: see `check_reference`"
         assert not self.workload.num_head_shares, "nor has a head in shards"
         kept: dict[int, torch.Tensor] = {}
@@ -381,7 +377,7 @@ class _Microbatch:
         if not wanted or not end.requires_grad:
             return end, None, {}
         found = torch.autograd.grad(end, wanted, slope, allow_unused=True)
-        return end, found[-1] if start.requires_grad else None, _present(leaves, found)
+        return end, found[-1] if start.requires_grad else None, present(leaves, found)
 
     def _run(
         self, modules: range, x: torch.Tensor, weights_of: WeightsOf, part: int = 0
@@ -443,10 +439,6 @@ class _Microbatch:
 
 def _trained(module: int, own: dict[str, torch.Tensor]) -> Tensors:
     return {(module, name): tensor for name, tensor in own.items() if tensor.requires_grad}
-
-
-def _present(leaves: Tensors, found: Sequence[torch.Tensor | None]) -> Tensors:
-    return {place: value for place, value in zip(leaves, found, strict=False) if value is not None}
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:

@@ -1,9 +1,9 @@
 """Steps of the reference: gradients summed in the order of groups, plain updates, trials, and late gradients.
 
-What the papers do about late gradients is written down once more here. The engine has these rules in
-`rpbench.engine.state.updates.compensation`. Nothing is taken from there, so that a wrong constant in either place shows
-in verification. What a user chooses (K, D, the synchronous steps, the predictor) comes with the settings; what follows
-from it is here, and how late a gradient is follows from the versions that the lanes read.
+The papers' rules for late gradients are implemented here independently of the engine's
+(`rpbench.engine.state.updates.compensation`), so that verification shows a wrong constant in either place. Only the
+user's choices (K, D, synchronous steps, predictor) are shared. How late a gradient is follows from the versions that
+the lanes read.
 
     T1   alpha_k = alpha tau^-p_k       p_k = 1 - min(k / K, 1)       k from the first step that is not flushed
     T2   delta <- gamma delta + (1 - gamma) (w_new - w_old)           gamma = D^(1 / tau)
@@ -11,9 +11,9 @@ from it is here, and how late a gradient is follows from the versions that the l
 
 T1 of the paper makes a stage that is less than a step late faster; no stage is here, nor in the engine.
 
-Where important columns are stepped at once and the rest late, two whole optimizers, one of the device and one of the
-host, step all elements; after each step the elements that are not its own are put back. Nothing is packed, cut or sent.
-When what is stepped is counted here once more, and not taken from the schedule.
+Where important columns are stepped at once and the rest late, two whole optimizers, the device's and the host's, step
+all elements; after each step the elements of the other one are restored. Nothing is packed, cut or sent. The steps at
+which columns are stepped are computed here again, not taken from the schedule.
 
 Sources: Yang et al., "PipeMare", MLSys'21 (arXiv 1910.05124), section 3; the horizons of Guan et al., PipeOptim (arXiv
 2312.00839) and XPipe (arXiv 1911.04610), and of Chen et al., SpecTrain (arXiv 1809.02839).
@@ -27,7 +27,8 @@ from functools import cache
 import torch
 
 from rpbench.engine.state.accumulation import Groups
-from rpbench.engine.state.gradients import Place, Tensors
+from rpbench.engine.state.checkpoint import Moments
+from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.workload import Workload
 from rpbench.ir.policy import LateRest
@@ -47,11 +48,11 @@ class Lateness:
         self.tau = cache(self._tau)
 
     def steps(self, module: int, microbatch: int) -> int:
-        """Of one microbatch."""
+        """How many steps late the gradient of a microbatch is."""
         return microbatch // self._window - self._read(module, microbatch)
 
     def of_step(self, module: int, microbatch: int) -> int:
-        """Of the first microbatch of the same step."""
+        """The same of the first microbatch of its step."""
         return self.steps(module, microbatch - microbatch % self._window)
 
     def _tau(self, module: int) -> float:
@@ -60,7 +61,7 @@ class Lateness:
 
 
 def rate_factor(tau: float, step: int, num_steps_to_full: int, num_sync_steps: int) -> float:
-    """T1: what the learning rate is multiplied by at a step, which counts from 0.
+    """T1: the factor on the learning rate at a step, which counts from 0.
 
     Args:
         num_steps_to_full: K; 0: no rescheduling.
@@ -80,7 +81,7 @@ def mean_move(mean: torch.Tensor, old: torch.Tensor, new: torch.Tensor, tau: flo
 
 
 def corrected(weight: torch.Tensor, steps_apart: int, mean: torch.Tensor) -> torch.Tensor:
-    """T2: about what a weight was that many steps ago."""
+    """T2: an estimate of the weight `steps_apart` steps ago."""
     return weight - steps_apart * mean
 
 
@@ -99,11 +100,8 @@ def horizons(predictor: str, stage: int, late: int) -> tuple[int, int]:
     return late + further, further
 
 
-StateOf = dict[Place, dict[str, torch.Tensor]]
-
-
 class LateRestReference:
-    """Masters, and what devices see of them, through the steps of a run.
+    """Masters, and the weights that devices see, through the steps of a run.
 
     Args:
         masters: changed in place; important elements too, where the host's own would be stale.
@@ -132,7 +130,7 @@ class LateRestReference:
         self.made: Tensors | None = None  # by the host, and not taken in yet
 
     def step(self, step: int, raw: Tensors, scale: float | None, *, finite: bool = True) -> None:
-        """One step, from 0, with the gradients as they were made; one that is not finite changes nothing."""
+        """One step, from 0, with unprocessed gradients; one that is not finite changes nothing."""
         gradients = self._plain(raw, scale) if finite else {}
         if step < self.rule.num_warmup_steps:
             self._apply(self.host, self.masters, gradients, step)
@@ -154,7 +152,7 @@ class LateRestReference:
             self._boundary(step, waits=ends or bool(chooses and self.rule.topk < 1) or not self.rule.overlap)
 
     def _boundary(self, step: int, *, waits: bool) -> None:
-        """The end of a window: what the host has made before comes, or what it makes now."""
+        """The end of a window: devices take the host's former result, or wait for the new one."""
         before = self.made
         self._step_host(step)
         self.made = self._rounded()
@@ -189,7 +187,7 @@ class LateRestReference:
         return mask
 
     def _step_host(self, step: int) -> None:
-        """Step the rest; what is important, and what the host knows of it, stays."""
+        """Step the rest; important elements and their moments on the host stay."""
         before, known = _copy(self.masters), _known(self.host, self.masters)
         rest = {place: total for place, total in self.sums.items() if not bool(self.masks[place].all())}
         self._apply(self.host, self.masters, rest, step)
@@ -237,8 +235,8 @@ def _copy(tensors: Tensors) -> Tensors:
     return {place: tensor.clone() for place, tensor in tensors.items()}
 
 
-def _known(optimizer: torch.optim.Optimizer, masters: Tensors) -> StateOf:
-    """A copy of what an optimizer knows of each master."""
+def _known(optimizer: torch.optim.Optimizer, masters: Tensors) -> Moments:
+    """A copy of the optimizer state of each master."""
     return {
         place: {name: value.clone() for name, value in optimizer.state[master].items() if value is not None}
         for place, master in masters.items()
@@ -247,7 +245,7 @@ def _known(optimizer: torch.optim.Optimizer, masters: Tensors) -> StateOf:
 
 
 class OrderedSum:
-    """Adds gradients in the order of the groups, whatever order they come in, and every replica's groups first."""
+    """Adds gradients in the order of the groups, whatever order they come in; each replica's groups first."""
 
     def __init__(self, groups: Groups, num_replicas: int) -> None:
         self.num_replicas = num_replicas
@@ -256,7 +254,7 @@ class OrderedSum:
         self.sums: list[Tensors] = [{} for _ in groups]
 
     def offer(self, microbatch: int, gradients: Tensors) -> None:
-        """Add what a microbatch has, as soon as its turn in every group has come."""
+        """Add the gradients of a microbatch as soon as its turn in every group comes."""
         self.waiting.setdefault(microbatch, []).append(gradients)
         for group, total in zip(self.groups, self.sums, strict=True):
             while group and self.waiting.get(group[0]):
@@ -325,7 +323,7 @@ def try_step(
     optimizer: torch.optim.Optimizer,
     note: Callable[[Tensors, torch.optim.Optimizer], None],
 ) -> None:
-    """Note what a step would make, and leave everything as it is."""
+    """Note the masters after a trial step, then restore masters and optimizer state."""
     before = deepcopy((masters, optimizer.state_dict()))
     update(workload, masters, gradients, settings, optimizer, None)
     note(masters, optimizer)
@@ -346,7 +344,7 @@ def halved(masters: Tensors, workload: Workload, first: Tensors, second: Tensors
 
 @dataclass(frozen=True)
 class Steps:
-    """What follows the gradients of a step.
+    """The weight updates of a run, step by step.
 
     Args:
         rates: of each group of the optimizer, by step.

@@ -1,8 +1,8 @@
 """Training: the state of a run, and the handlers that a schedule's actions call on it.
 
-Everything is at home on the host: weights by version, gradients, masters and optimizer state, kept inputs. What a
-device has is what the action it runs holds, so any device may run any stage. Not so where replicas share a stage: each
-has its own shard or copy of it, and gets the rest by collectives (`rpbench.engine.state.ownership`).
+The host keeps weights by version, gradients, masters, optimizer state and kept inputs. A device holds only what its
+running action holds, so any device may run any stage. Where replicas share a stage, each keeps its own shard or copy
+of it and gets the rest by collectives (`rpbench.engine.state.ownership`).
 """
 
 import math
@@ -16,7 +16,7 @@ from rpbench.cost.table import CostTable
 from rpbench.engine.compute.forward_backward import Passes
 from rpbench.engine.compute.stage import GRAINS, Grain, Shells, Stages
 from rpbench.engine.executor import Gate, Handler
-from rpbench.engine.host_order import ToldLock
+from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.layout import layout_of
 from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
 from rpbench.engine.shards.cut import cut, joined_head_state, joined_state
@@ -24,11 +24,10 @@ from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.shards.tensor_parallel import Team, TeamGradients
 from rpbench.engine.state.accumulation import Reduction, gradient_groups, reductions_of
-from rpbench.engine.state.carried_gradients import carried_windows
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.device_memory import DeviceMemory, StageBytes
 from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
-from rpbench.engine.state.gradients import Gradients, Tensors, Window
+from rpbench.engine.state.gradients import Gradients, Tensors, Window, carried_windows
 from rpbench.engine.state.ownership import sharing_of
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.updates.compensation import Compensation, Delays, check_compensation, slowdown
@@ -54,15 +53,15 @@ Reductions = Mapping[tuple[int, int], Sequence[Reduction]]
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run trains.
+    """The settings of a training run.
 
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
-        recompute: what a backward runs again; see `rpbench.passes.recomputation`.
-        compensation: what is done about late gradients.
+        recompute: what a backward recomputes; see `rpbench.passes.recomputation`.
+        compensation: how late gradients are compensated.
         keep_gradients: keep every step's gradients, to compare them with a reference.
-        device_memory_bytes: the most a device may hold; None: no matter how much.
-        keep_state: keep what a checkpoint needs of versions before the last.
+        device_memory_bytes: the most a device may hold; None: no limit.
+        keep_state: keep the versions before the last that a checkpoint needs.
     """
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -81,21 +80,21 @@ class Settings:
 
 
 class Training:
-    """A workload on its way through a schedule.
+    """The training of a workload by a schedule.
 
     Args:
-        workload: what to train; its modules are read, never written.
+        workload: its modules are read, never written.
         schedule: with its partition, or its analysis; with STEP actions if weights are to change.
-        start: what to go on from; None: the modules' own weights.
-        copy: how a transfer makes the tensor at its other end.
-        pin_memory: whether the weights at home are in pinned memory, which needs an accelerator.
+        start: the state to resume from; None: the modules' own weights.
+        copy: copies a tensor over a lane.
+        pin_memory: keep the host's weights in pinned memory, which needs an accelerator.
         place_of: device -> its accelerator, where weights, gradients and optimizer state of its stages stay there.
 
     Attributes:
-        schedule, analysis: what to make the program of; steps that look at other stages may stand later than they were.
-        passes: what computes, with the losses and the versions it read.
+        schedule, analysis: the program is made of these; steps that need other stages' gradients may have moved back.
+        passes: forward and backward, with the losses and the versions they read.
         sharing: stage -> how its replicas share it.
-        traffic: the bytes that transfers have copied.
+        traffic: counts the bytes of all transfers.
 
     Raises:
         ValueError: if the model does not have the partition's layers, or cannot run the parts the schedule cuts
@@ -125,7 +124,7 @@ class Training:
         self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
         self._check(given.schedule)
         validated = Kind.VALIDATE in given.schedule.kinds
-        self._rewriting = ToldLock()
+        self._rewriting = ReportedLock()
         self.step_groups: StepGroups = step_groups(
             self.workload, self.layout, self.settings.optimizer, validated=validated
         )
@@ -138,8 +137,9 @@ class Training:
         homes = self.analysis.moves.handovers.homes if has_transfers(self.schedule) else {}
         self.homes: Mapping[int, int] = homes  # stage -> device that keeps it, where it goes from device to device
         self._bytes = StageBytes(self.schedule, self.workload, self.layout, self.sharing, self.homes)
-        self.traffic, self.memory = Traffic(copy), self._device_memory()
-        self._hold = self.memory.change if self.memory else _not_counted
+        self.traffic, limit = Traffic(copy), self.settings.device_memory_bytes
+        self.memory = None if limit is None else DeviceMemory(limit, self._bytes.staying())
+        self._hold = self.memory.change if self.memory else lambda device, what, num_bytes: None
         whole = self.settings.recompute == "none" and moves_activations(self.schedule)
         self._saved = SavedActivations(self.memory) if whole else None
         moved = _moved(self.schedule)
@@ -160,7 +160,7 @@ class Training:
         )
 
     def _check(self, schedule: Schedule) -> None:
-        """Refuse what the settings ask of the schedule and cannot be."""
+        """Refuse settings that do not fit the schedule."""
         compensation = self.settings.compensation
         check_kept(schedule, self.settings.recompute, compensation)
         check_compensation(schedule, compensation, has_tied=bool(self.workload.tied))
@@ -169,7 +169,7 @@ class Training:
         check_selective(self.workload, schedule)
 
     def _weights(self, loaded: set[int], pin: bool) -> Weights:
-        """The weights at home; with copies on devices where stages are loaded, or shards where replicas share them."""
+        """The host's weights; with copies on devices where stages are loaded, or shards where replicas share them."""
         counts = self.reads.count(self.layout)
         if self.settings.keep_state:
             modules = range(len(self.workload.modules))
@@ -183,7 +183,7 @@ class Training:
         return Weights(self.workload, counts, begun, self._place_of)
 
     def _reduced(self) -> dict[tuple[int, int], ReducedWindow]:
-        """What replicas make of each step's gradients together."""
+        """(stage, version) -> the gradient that replicas reduce together."""
         return {
             (stage, version): ReducedWindow(sums, self.sharing[stage], self._hold)
             for (stage, version), sums in reductions_of(self.analysis).items()
@@ -217,7 +217,12 @@ class Training:
 
     def _optimizer(self) -> HostOptimizer:
         delays = self._delays if self.settings.compensation.spike_compensation else None
-        return self._make_optimizer()(
+        make: Callable[..., HostOptimizer] = HostOptimizer
+        rule = self.schedule.late_rest
+        if rule is not None:
+            num_steps = self.schedule.shape.num_steps
+            make = partial(SelectiveOptimizer, rule=rule, num_steps=num_steps, window_of=self._split_window)
+        return make(
             self.workload,
             self.layout,
             masters_of(self.workload, self.start, self._place_of),
@@ -233,13 +238,6 @@ class Training:
             self.analysis.index.rollbacks.keys(),
             self._place_of,
         )
-
-    def _make_optimizer(self) -> Callable[..., HostOptimizer]:
-        rule = self.schedule.late_rest
-        if rule is None:
-            return HostOptimizer
-        num_steps = self.schedule.shape.num_steps
-        return partial(SelectiveOptimizer, rule=rule, num_steps=num_steps, window_of=self._split_window)
 
     def _split_window(self, stage: int, version: int) -> SplitWindow:
         found = self.gradients.window(stage, version)
@@ -287,9 +285,8 @@ class Training:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """What runs each kind of action."""
-        found = self._handlers()
-        memory = self.memory
+        """The handler of every kind of action."""
+        found, memory = self._handlers(), self.memory
         if memory is None:
             return found
         return {
@@ -312,6 +309,9 @@ class Training:
         }
         if isinstance(self.weights, DeviceWeights):
             compute = {kind: self.weights.on_device(handler) for kind, handler in compute.items()}
+        late: dict[Kind, Handler] = {}
+        if self.schedule.late_rest is not None:
+            late = {Kind.STEP_REST: self._step_rest, Kind.LOAD: self._bring_rest}
         return (
             compute
             | dict(self.transfers.handlers)
@@ -319,19 +319,13 @@ class Training:
                 Kind.STEP: self._step,
                 Kind.VALIDATE: self._validate,
                 Kind.ROLLBACK: self._roll_back,
-                Kind.WAIT: _has_waited,
+                Kind.WAIT: lambda action, number, gate: None,  # an edge of the program has waited
             }
-            | dict(self._of_rest())
+            | late
         )
 
-    def _of_rest(self) -> Mapping[Kind, Handler]:
-        """What runs the host's steps of a late rest, and brings their weights."""
-        if self.schedule.late_rest is None:
-            return {}
-        return {Kind.STEP_REST: self._step_rest, Kind.LOAD: self._bring_rest}
-
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
-        """What an executor runs: on a virtual clock what the simulator times, in real time what is possible.
+        """The program to execute; in real time, recomputations also wait for their kept inputs.
 
         Args:
             costs: tells whether recomputation may begin before the gradient is there.
@@ -353,7 +347,7 @@ class Training:
         return math.fsum(self.passes.losses[microbatch] for microbatch in window)
 
     def state(self) -> State:
-        """What a later run goes on from. Needs `keep_state`.
+        """The state that a later run resumes from. Needs `keep_state`.
 
         Raises:
             ValueError: if the schedule has no steps, or reads versions by their place in the order.
@@ -380,12 +374,12 @@ class Training:
         return joined_state(state) if self.team else state
 
     def _num_stale(self) -> int:
-        """How many versions before the first one this run reads."""
+        """The number of versions before the first one that this run reads."""
         behind = STEPS_BEHIND.get(self.schedule.policy, 0)
         return min(behind, len(self.start.stale)) if self.start else 0
 
     def _last_stale(self) -> range:
-        """The versions before the last one that a run which goes on from this one would read."""
+        """The versions before the last one that a resumed run would read."""
         newest, behind = self.schedule.shape.num_steps, STEPS_BEHIND.get(self.schedule.policy)
         ends_in_a_trial = is_trial(self.schedule.policy, newest)
         in_two_halves = self.schedule.late_rest is not None  # whose moments go on apart
@@ -397,7 +391,7 @@ class Training:
         return range(newest - behind, newest)
 
     def _adjust(self) -> Adjustments | None:
-        """What makes up for late gradients, if anything is to."""
+        """The adjustments of weights to late gradients, if any."""
         if self._delays is None:
             return None
         settings, window = self.settings.compensation, self.workload.num_microbatches
@@ -424,7 +418,7 @@ class Training:
         self.optimizer.step_rest(action.stage, action.version)
 
     def _bring_rest(self, action: Action, number: int, gate: Gate) -> None:
-        """What the host has made of the rest comes into a version that nobody has computed with."""
+        """Write the host's late columns into a version that no action has computed with yet."""
         assert action.version is not None
         assert isinstance(self.optimizer, SelectiveOptimizer)
         device, modules = self.analysis.index.device(number), self.layout.backward[action.stage]
@@ -437,15 +431,11 @@ class Training:
         self.optimizer.validate(action.version)
 
     def _roll_back(self, action: Action, number: int, gate: Gate) -> None:
-        """End a step; where it was wrong, its weights are written again, and brought again where they have been."""
+        """Validate a step; if it was wrong, write its weights again, on devices that have loaded them too."""
         assert action.version is not None
         modules = [*self.layout.backward[action.stage], *self.layout.share(action.stage)]
         if self.optimizer.settle(action.stage, action.version):
             self.weights.rewrite(modules, action.version, partial(self.optimizer.values, modules))
-
-    def _device_memory(self) -> DeviceMemory | None:
-        limit = self.settings.device_memory_bytes
-        return None if limit is None else DeviceMemory(limit, self._bytes.staying())
 
     def _scaler(self) -> LossScaler | None:
         rule = self.settings.optimizer.loss_scaling
@@ -476,14 +466,6 @@ class Training:
                 if again and again[-1].start in others:
                     found[stage] = forward
         return found
-
-
-def _has_waited(action: Action, number: int, gate: Gate) -> None:
-    """A WAIT: what it waits for is an edge of the program."""
-
-
-def _not_counted(device: int, what: str, num_bytes: int) -> None:
-    """What devices hold, where nobody asks."""
 
 
 def _moved(schedule: Schedule) -> dict[str, set[int]]:

@@ -1,4 +1,4 @@
-"""Checks of a training run: what a schedule, a workload and the settings ask of each other and cannot have."""
+"""Checks of a training run: refuse a schedule, workload and settings that do not fit together."""
 
 import inspect
 
@@ -50,7 +50,7 @@ def check_kept(schedule: Schedule, recompute: Recompute, compensation: Compensat
 
 
 def check_selective(workload: Workload, schedule: Schedule) -> None:
-    """Refuse a rest that nobody steps, and weights that several places share: columns are chosen by one gradient."""
+    """Refuse late columns that are never loaded, and tied weights: columns are chosen by one gradient."""
     rule = schedule.late_rest
     if rule is None:
         return

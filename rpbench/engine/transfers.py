@@ -294,7 +294,7 @@ class Transfers:
         return lambda tensor: self._copy(tensor, device, lane, peer)  # type: ignore[arg-type]  # a number by now
 
     def _to_peer(self, action: Action, number: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """What hands a tensor to the device an action names; its own keeps it."""
+        """The copy to the device that an action names; None if it names none."""
         peer = action.peer
         if not isinstance(peer, int):
             return None

@@ -122,7 +122,7 @@ WHOLE_BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1, 
 
 
 def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """What `verified` found, with the status `failed` and a reason where it is no parity.
+    """The result of `verified`, with status `failed` and a reason without parity.
 
     Gradients and weights must agree in every bit, and every action must have read the reference's version.
     """
@@ -140,7 +140,7 @@ def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _beside_the_whole(training: Training, found: list[Tensors], reference: Trajectory) -> dict[str, Any]:
-    """How far the gradients of layers in shares are from those of the layers in one piece
+    """The largest difference of gradients of sharded layers from those of whole layers
     (`rpbench.models.shards`).
     """
     differences, norms = [0.0], training.optimizer.gradient_norms

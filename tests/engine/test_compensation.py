@@ -20,7 +20,6 @@ from rpbench.engine.state.updates.compensation import (
     Delays,
     check_compensation,
     correction_share,
-    largest_stable_rate,
     slowdown,
 )
 from rpbench.engine.state.weights import Weights
@@ -30,7 +29,16 @@ from rpbench.ir.analysis import Analysis
 from rpbench.models.data import Batch
 
 RATE = 1e-2
+
 PIPEMARE = {"rescheduling_steps": 5, "correction_decay": 0.135}
+
+
+def largest_stable_rate(curvature: float, tau: int) -> float:
+    """The learning rate above which gradient descent with a fixed delay diverges on a parabola.
+
+    Source: PipeMare, section 3.1, lemma 1: (2 / lambda) sin(pi / (4 tau + 2)).
+    """
+    return 2 / curvature * math.sin(math.pi / (4 * tau + 2))
 
 
 def compensation_of(name: str, **options) -> Compensation:

@@ -12,7 +12,7 @@ from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import ActionFailed, execute
-from rpbench.engine.state.carried_gradients import GroupedWindow
+from rpbench.engine.state.gradients import GroupedWindow
 from rpbench.engine.training import Training
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.check import check

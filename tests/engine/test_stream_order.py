@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from rpbench.engine.stream_order.happens_before import findings
-from rpbench.engine.stream_order.machine import Machine
+from rpbench.engine.stream_order.machine import Machine, Replay
 from rpbench.engine.stream_order.mutants import judged
-from rpbench.engine.stream_order.replay import Replay
 from rpbench.engine.stream_order.trace import Waits
 
 # --- its face ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 
 
 def kind() -> str:
-    """What torch calls it: cuda (ROCm as well), xpu, npu, ...
+    """The accelerator's device type in torch: cuda (ROCm as well), xpu, npu, ...
 
     Raises:
         RuntimeError: where there is none.
@@ -46,7 +46,7 @@ def is_its_error(error: BaseException) -> bool:
 
 
 def workspace_bytes(number: int) -> int:
-    """What libraries hold of the memory of one, for each stream that they were asked on; it is given back by this.
+    """Free the libraries' workspaces on an accelerator, one for each stream they ran on; returns their bytes.
 
     Call it while nothing runs there.
     """
@@ -87,7 +87,7 @@ def summed_in_16_bits(allowed: bool) -> Iterator[None]:
 
 
 def _forget_cuda_workspaces() -> None:
-    """Of cuBLAS or hipBLAS: up to 32 MiB for each thread and stream, kept for good."""
+    """Free the workspaces of cuBLAS or hipBLAS: up to 32 MiB for each thread and stream."""
     forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a build for the processor has none
     if forget is not None:
         forget()

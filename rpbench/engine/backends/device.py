@@ -80,7 +80,7 @@ class DeviceBackend(ThreadBackend):
             return made
         home = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         home.copy_(tensor.detach(), non_blocking=True)
-        self.stream_of(device, lane).synchronize()  # whoever reads it next may be the processor
+        self.stream_of(device, lane).synchronize()  # the processor may read it next
         return home
 
     def run(self, program: Program, perform: Perform) -> Timeline:
@@ -220,7 +220,7 @@ def failing(when: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OnCurrentDevice:
-    """Microbatches of another source, on the accelerator and in the stream of whoever asks."""
+    """Microbatches of another source, copied to the current accelerator on the current stream."""
 
     data: Data
 
@@ -229,7 +229,7 @@ class OnCurrentDevice:
 
 
 def brought_here(workload: Workload) -> Workload:
-    """The same on the current accelerator: copies of its modules, and its microbatches."""
+    """A workload with its modules and microbatches copied to the current accelerator."""
     here = place(torch.accelerator.current_device_index())
     layers = copy.deepcopy(nn.ModuleList(workload.modules)).to(here)
     return replace(workload, modules=list(layers), data=OnCurrentDevice(workload.data))

@@ -1,7 +1,7 @@
 """The emulated backend: no tensors; every action sleeps for as long as the costs say it would work.
 
-Plain mode: an action sleeps its time from when it really began, so whatever the engine itself takes adds up in the
-makespan. The difference from the simulated makespan is the engine's own cost.
+An action sleeps for its whole time from its real start, so the engine's own time adds to the makespan: it is the
+difference from the simulated makespan.
 """
 
 import ctypes

@@ -10,9 +10,8 @@ the last one's moment comes, and then all are, each on a thread of its own.
 
 import heapq
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from rpbench.cost.table import CostTable, Number, Work
@@ -57,10 +56,12 @@ class Together:
         try:
             wait(running)
         except BaseException:
-            self._program.stop()  # Ctrl-C: whoever waits for the others comes back
+            self._program.stop()  # Ctrl-C: the waiting shards come back
             raise
-        errors = [(share, error) for share, done in zip(shares, running, strict=True) for error in _error(done)]
+        errors = [(share, done.exception()) for share, done in zip(shares, running, strict=True)]
         for share, error in sorted(errors, key=lambda found: isinstance(found[1], Parted)):
+            if error is None:
+                continue
             raise failed(self._program, share, error) from error
 
     def _one(self, share: int, gate: Gate) -> None:
@@ -73,15 +74,8 @@ class Together:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._threads.shutdown()
-
-
-def _error(done: "Future[None]") -> list[BaseException]:
-    error = done.exception()
-    return [] if error is None else [error]
 
 
 _WITHOUT_HOPS = CostTable({})

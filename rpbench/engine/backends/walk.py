@@ -1,12 +1,11 @@
 """Walk: one run of a program by real threads, one a lane, by the wall clock.
 
-Every action has a flag that is set when it has ended. A lane does its actions in order; where something that it needs
-has not ended, it writes itself down there and sleeps at its gate, a lock that whoever ends the action opens for it.
-Nothing else synchronises: what the actions share is ordered by the program's edges. As long as nobody has to wait,
-no lock is taken: single reads and writes of lists and dictionaries are whole in every Python thread.
+Every action has a flag that is set at its end. A lane runs its actions in order. Before an action whose producer has
+not ended, the lane enters itself as a waiter of the producer and sleeps at its gate, a lock that the producer's lane
+opens. Nothing else synchronises: shared state is ordered by the program's edges. Without waits no lock is taken:
+single reads and writes of lists and dictionaries are atomic in Python.
 
-A lane that sleeps says what for. When all lanes that are not done sleep for something that has not ended, none of them
-can ever move, and the walk stops with the table of who waits for whom.
+If all unfinished lanes sleep for actions that have not ended, the walk stops with a table of the waits.
 """
 
 import threading
@@ -49,7 +48,9 @@ class Walk:
         self._lock = threading.Lock()  # of what sleeping lanes say, and of ending
         self.places = [place for place, lane in enumerate(program.lanes) if lane.stop > lane.start]
         self._working = set(self.places)
-        self._gates = {place: _shut() for place in self.places}
+        self._gates = {place: threading.Lock() for place in self.places}
+        for gate in self._gates.values():
+            gate.acquire()  # shut; `_open` releases it
         self._sleeping: dict[int, tuple[int, int]] = {}  # lane -> (its action, what that waits or has waited for)
         self._waiters: dict[int, list[int]] = {}  # action -> lanes whose gate is to be opened when it ends
         self._order = host_order()
@@ -67,7 +68,9 @@ class Walk:
         except Stopped:
             pass
         except BaseException as error:
-            self.fail(_caused(failed(self.program, runner.number, error), error))
+            found = failed(self.program, runner.number, error)
+            found.__cause__ = error
+            self.fail(found)
         finally:
             self._order.signal((self, "lane", place))
             if self._turns is not None:
@@ -171,13 +174,6 @@ class Walk:
         self.program.stop()
 
 
-def _shut() -> threading.Lock:
-    """A lock that waits to be opened."""
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
-
-
 def _took_back(waiters: list[int], place: int) -> bool:
     """Whether a lane could still strike itself out; if not, its gate is opened."""
     try:
@@ -236,8 +232,3 @@ def lane_lost(program: Program, place: int) -> Exception:
     lane = program.lanes[place]
     rule = f"the worker of device {lane.device}, lane {lane.name} has died"
     return RuntimeError(str(broken(program.schedule, rule, [lane.start])))
-
-
-def _caused(error: Exception, cause: BaseException) -> Exception:
-    error.__cause__ = cause
-    return error

@@ -22,6 +22,7 @@ from rpbench.engine.compute.stage import (
     backward,
     input_gradient,
     pieces,
+    present,
     weight_gradients,
 )
 from rpbench.engine.executor import Gate
@@ -35,17 +36,16 @@ from rpbench.engine.state.whole_gradient import LossScaler
 from rpbench.ir.action import Action, Kind
 from rpbench.passes.recomputation import Recompute
 
-# Stand-ins: the ends of a graph without their values, for a graph whose activations leave the device.
+# Stand-ins replace the input and output of a graph whose activations leave the device.
 #
-# A graph is gone back through from its output to its input, and holds both. Their values are needed only where an
-# operation has saved them, which is then what moves. A stand-in has the shape and type of a tensor and one element of
-# memory; gradients go through it as they are:
+# A graph holds its input and output. Their values are needed only where an operation has saved them, and saved tensors
+# move. A stand-in has the shape and type of a tensor and one element of memory; gradients go through it unchanged:
 #
 #     leaf (no values)  ->  x  ->  stage  ->  y  ->  end (no values)
 
 
 class _StandIn(torch.autograd.Function):
-    """One tensor in a graph in the place of another, of the same shape."""
+    """Replaces one tensor in a graph by another of the same shape."""
 
     @staticmethod
     def forward(ctx: Any, place: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ class _StandIn(torch.autograd.Function):
 
 
 def enter(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A leaf without values to ask a gradient for, and the x that a graph begins with."""
+    """A leaf without values, whose gradient is that of x, and the x that a graph begins with."""
     leaf = _hollow(x).requires_grad_()
     with torch.enable_grad():
         return leaf, _StandIn.apply(leaf, x)
@@ -99,8 +99,7 @@ def segment_backward(
     for number, (module, part) in enumerate(places):
         pair = found[num_leaves + 2 * number : num_leaves + 2 * number + 2]
         segments.add(module, (exchange.segment[0], part), pair)
-    gradients = {place: value for place, value in zip(graph.leaves, found, strict=False) if value is not None}
-    return (None if graph.start is None else found[-1]), gradients
+    return (None if graph.start is None else found[-1]), present(graph.leaves, found)
 
 
 Differentiate = Callable[[Graph, torch.Tensor | None], tuple[torch.Tensor | None, Tensors]]
@@ -115,8 +114,8 @@ class Passes:
 
     Attributes:
         losses: microbatch -> its share of its step's mean loss.
-        read: (number, plain action) -> the version its weights had; an OVERLAP's number has several.
-        recompute_head: run the head again in backward, because its weights leave the device in between.
+        read: (number, plain action) -> the weight version it read; an OVERLAP's number has several.
+        recompute_head: recompute the head in backward, because its weights leave the device in between.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class Passes:
 
     @property
     def num_left(self) -> int:
-        """Tensors and graphs that still wait for their reader."""
+        """Tensors and graphs that no action has read yet."""
         waiting = self._kept, self._stored, self._outputs, self._graphs, self._recomputed, self._slopes, self._halves
         saved = 0 if self._saved is None else len(self._saved)
         return sum(len(tensors) for tensors in waiting) + len(self._segments) + len(self._shares) + saved
@@ -220,7 +219,7 @@ class Passes:
         self._hand_over(action.stage, _segment_of(action), gradients)
 
     def backward_for_input(self, action: Action, number: int, gate: Gate) -> None:
-        """The first half: what is handed down at once; the second half finds what is left to do."""
+        """The gradient of the input; the rest is left for `backward_for_weights`."""
         halves = self._halves[action.stage, _segment_of(action)] = []
 
         def differentiate(graph: Graph, slope: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
@@ -239,7 +238,7 @@ class Passes:
         self._release(modules, version)
 
     def share_forward(self, action: Action, number: int, gate: Gate) -> None:
-        """The first half of a share of the head."""
+        """The first half of a shard of the head."""
         segment, version = self._at(action, number)
         half = self._shares.forward(action.stage, segment, version)
         if self._memory is not None:
@@ -247,7 +246,7 @@ class Passes:
         self._release(self._layout.share(action.stage), version)
 
     def share_backward(self, action: Action, number: int, gate: Gate) -> None:
-        """The second half, with the loss: every share knows it, that of the last stage's device says it."""
+        """The second half, with the loss: every shard has it, the last one notes it."""
         segment, version = self._at(action, number)
         loss, gradients = self._shares.backward(
             action.stage, segment, version, lambda loss: self._loss_scale(loss, version)
@@ -260,12 +259,12 @@ class Passes:
     # --- transfers ---
 
     def store_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Move what a backward stage recomputes from off the device that has it."""
+        """Move the kept inputs of a backward stage off their device."""
         for place in self._kept_of(action):
             self._stored[place] = copy(self._kept.pop(place))
 
     def load_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Bring it to the device that recomputes."""
+        """Bring them to the device that recomputes."""
         for place in self._kept_of(action):
             if place in self._stored:
                 self._kept[place] = copy(self._stored.pop(place))
@@ -293,13 +292,13 @@ class Passes:
             self._slopes[place] = None if slope is None else copy(slope)
 
     def take_boundary(self, up: bool, stage: int, microbatch: int) -> torch.Tensor:
-        """What a stage hands to the next one, or below: taken away, for a stage in another process."""
+        """Take a stage's output (`up`), or the gradient of its input, for a stage in another process."""
         found = (self._outputs if up else self._slopes).pop((stage, (microbatch, 0)))
         assert found is not None  # a stage with another below it has a gradient for it
         return found
 
     def put_boundary(self, up: bool, stage: int, microbatch: int, tensor: torch.Tensor) -> None:
-        """The same of a stage in another process, for the one here that reads it."""
+        """Put what `take_boundary` took in another process where its reader here finds it."""
         if up:
             self._outputs[stage, (microbatch, 0)] = tensor
         else:
@@ -308,11 +307,11 @@ class Passes:
     # --- what they share ---
 
     def recomputed(self, stage: int) -> list[range]:
-        """The modules a backward stage runs again, piece by piece; its last piece is run first."""
+        """The pieces that a backward stage recomputes; the last one is run first."""
         return pieces(self._run_again(self._layout.backward[stage]), self._grain)
 
     def _go_back(self, action: Action, number: int, gate: Gate, differentiate: Differentiate) -> Tensors:
-        """Backward through a stage, recomputing what is not there; its weights' gradients."""
+        """Backward through a stage with its recomputation; the weights' gradients."""
         stage, modules = action.stage, self._layout.backward[action.stage]
         segment, version = self._at(action, number)
         again, weights = self.recomputed(stage), version
@@ -351,7 +350,7 @@ class Passes:
     def _kept_graph(
         self, stage: int, modules: range, x: torch.Tensor, segment: Segment, version: int
     ) -> tuple[Graph, torch.Tensor]:
-        """A graph that lives until the backward, and its output; it has no values of its own where they move."""
+        """A graph that lives until the backward, and its output; its ends are stand-ins where activations move."""
         if self._saved is None:
             graph = self._stages.graph(modules, x, segment, version)
             return graph, graph.end.detach()
@@ -361,12 +360,12 @@ class Passes:
         return graph._replace(start=leaf, end=leave(graph.end)), graph.end.detach()
 
     def _at(self, action: Action, number: int) -> tuple[Segment, int]:
-        """Segment and version of an action, the latter noted."""
+        """Segment and weight version of an action; notes the version as read."""
         version = self.read[number, action] = self._reads.version(action, number)
         return _segment_of(action), version
 
     def _input(self, stage: int, segment: Segment) -> torch.Tensor:
-        """What a forward stage, or the fused stage behind the last, begins with."""
+        """The input of a forward stage, or of the fused stage behind the last."""
         if stage == 0:
             return self._tokens(segment)
         return here(self._outputs.pop((stage - 1, segment)))
@@ -378,7 +377,7 @@ class Passes:
         return self._stages.graph(modules, x, segment, version, self._segments.exchange(segment, with_graph=True))
 
     def _make_inputs(self, stage: int, segment: Segment, version: int) -> None:
-        """Run a stage once more, without graph, for what its backward and the next one need and no forward has kept."""
+        """Run a stage again without graph, to keep inputs that its backward and the next stage's need."""
         modules = self._run_again(self._layout.backward[stage])
         if not modules:
             return
@@ -393,7 +392,7 @@ class Passes:
             self._keep(modules.stop, segment, x)
 
     def _make_layer_inputs(self, again: list[range], segment: Segment, version: int) -> None:
-        """Run what a backward recomputes once without graph, where no forward and no R has kept what is between."""
+        """Run a stage again without graph, to keep its layers' inputs, unless a forward or R has kept them."""
         if len(again) < 2 or (again[-1].start, segment) in self._kept:
             return
         first, last = again[0].start, again[-1].start
@@ -420,7 +419,7 @@ class Passes:
         return self._workload.segment(*segment, self._segments.num_parts).tokens
 
     def _run_again(self, modules: range) -> range:
-        """Of a stage's modules, those whose graph does not live from forward to backward."""
+        """The modules of a stage that are recomputed: their graph does not live from forward to backward."""
         if self._recompute == "none":
             return modules[:0]
         if self._layout.head not in modules:
@@ -445,7 +444,7 @@ class Passes:
             )
 
     def _loss_scale(self, loss: torch.Tensor, version: int) -> torch.Tensor | None:
-        """What the loss is multiplied by: its own gradient; None for 1."""
+        """The gradient of the loss, which is the loss scale; None for 1."""
         return None if self._scaler is None else torch.full_like(loss, self._scaler.of(version))
 
     def _release(self, modules: range, version: int) -> None:

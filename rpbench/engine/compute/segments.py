@@ -1,4 +1,4 @@
-"""Segments: what the parts of a cut sequence give each other.
+"""Segments: the keys, values and gradients that pass between the parts of a cut sequence.
 
 Causal attention reads the keys and values of the segments before its own. Forward leaves them here, per layer and
 segment, until that segment's backward. Backward takes segments in reverse: it returns gradients of the keys and
@@ -19,7 +19,7 @@ Slopes = list[torch.Tensor | None]  # of keys and values
 
 @dataclass
 class Exchange:
-    """What some layers read and make for one segment in one run.
+    """The keys and values that some layers read and make for one segment.
 
     Attributes:
         earlier: layer -> keys and values of the segments before, in order.
@@ -73,7 +73,7 @@ class Segments:
         self._kept[module, segment] = own
 
     def take(self, exchange: Exchange) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What a segment has made and later ones have read, with the gradients of it; none is needed again."""
+        """Remove the keys and values of a segment that later ones have read; returns them and their gradients."""
         ends: list[torch.Tensor] = []
         slopes: list[torch.Tensor] = []
         for module, own in exchange.own.items():

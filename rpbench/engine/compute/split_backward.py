@@ -27,7 +27,7 @@ from rpbench.models.linear import made_by
 
 
 class Slopes(NamedTuple):
-    """What the gradients of a linear map are made of.
+    """The tensors that make the gradients of a linear map.
 
     Args:
         x: its input, (..., inputs).
@@ -71,7 +71,7 @@ class Linear:
         self.left: Slopes | None = None
 
     def weight_gradients(self) -> tuple[torch.Tensor, ...]:
-        """Those of `weights`, once; none if nothing went back through the map."""
+        """The gradients of `weights`, once; none if no backward reached the map."""
         left, self.left = self.left, None
         return () if left is None else left.of_weights(self.weights)
 

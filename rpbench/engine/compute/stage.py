@@ -40,7 +40,7 @@ class Shell:
                     self._places[f"{prefix}.{key}" if prefix else key] = table, key, stand_in
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], *inputs: Any) -> Any:
-        """What the module makes of the inputs with these tensors, by name; all its weights must be there."""
+        """Call the module with these tensors, by name; all its weights must be among them."""
         try:
             for name, tensor in tensors.items():
                 table, key, _ = self._places[name]
@@ -101,7 +101,7 @@ class Graph(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What the first half of a backward leaves to the second.
+    """The work that the first half of a backward leaves to the second.
 
     Args:
         gradients: of the weights that could not be put off.
@@ -210,7 +210,7 @@ def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor 
     inputs = [*graph.leaves.values(), *(() if graph.start is None else (graph.start,))]
     found = _differentiate(graph, inputs, gradient)
     below = found[-1] if found and graph.start is not None else None
-    return below, _present(graph.leaves, found)
+    return below, present(graph.leaves, found)
 
 
 def input_gradient(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Rest]:
@@ -222,7 +222,7 @@ def input_gradient(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.T
     ends = [tensor for tensor in (graph.start, graph.anchor if later else None) if tensor is not None]
     found = _differentiate(graph, [*now.values(), *ends], gradient)
     below = found[len(now)] if found and graph.start is not None else None
-    return below, Rest(_present(now, found), later, places)
+    return below, Rest(present(now, found), later, places)
 
 
 def weight_gradients(rest: Rest) -> Tensors:
@@ -242,7 +242,8 @@ def _differentiate(
     return torch.autograd.grad(graph.end, inputs, gradient, allow_unused=True)
 
 
-def _present(leaves: Tensors, found: tuple[torch.Tensor | None, ...]) -> Tensors:
+def present(leaves: Tensors, found: Sequence[torch.Tensor | None]) -> Tensors:
+    """The gradients that were found, by the places of the leaves."""
     return {place: value for place, value in zip(leaves, found, strict=False) if value is not None}
 
 

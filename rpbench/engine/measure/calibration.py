@@ -32,7 +32,7 @@ from rpbench.engine.measure.stopwatch import AcceleratorStopwatch, CoreStopwatch
 
 
 class Sizes(NamedTuple):
-    """Of what is timed: large enough that a launch is a small part of it.
+    """Sizes of the timed operators: large enough that a launch is a small part of the time.
 
     Args:
         width: of the square products.
@@ -52,7 +52,7 @@ THIN_TOKENS = 64  # of the thin ones, whose other sizes are those of a small lay
 
 @dataclass(frozen=True)
 class Rates:
-    """What was measured of one device, in the units of the names; `host_bytes_per_s` is of all together.
+    """Measured rates of one device, in the units of the names; `host_bytes_per_s` is that of all devices together.
 
     `copy_bytes_per_s` is one way while the other way is busy too; the same where the device is the host.
     """
@@ -185,7 +185,7 @@ DEVICES = ("cpu", "accelerator")
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured.
+    """Measurements of a machine's devices.
 
     Args:
         rates: of one device while all are busy.
@@ -261,11 +261,11 @@ def calibrate_accelerators(
 
 
 def calibrate_dry(tell: Told) -> Calibration:
-    """The same at tiny sizes, for accelerators that are made up: its numbers are of no use."""
+    """`calibrate_accelerators` at tiny sizes, for simulated accelerators: its numbers mean nothing."""
     return calibrate_accelerators(tell, DRY, HALVED_DRY, Sizes(64, 2**14))
 
 
 def _mean(shares: Iterable[Shares]) -> Shares:
-    """Of both halves; a device that hides one behind the other may give next to nothing for it."""
+    """The mean of each half, at least 0: a device may hide one half behind the other."""
     firsts, seconds = zip(*shares, strict=True)
     return max(0.0, mean(firsts)), max(0.0, mean(seconds))

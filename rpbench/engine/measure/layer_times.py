@@ -4,7 +4,7 @@ A layer is made a stage of its own, so that its forward, recomputation, backward
 the engine does around them. As many threads as there are devices are at work, because they share the machine in a
 run too. Times are processor time: another program that interrupts makes nothing longer.
 
-Nobody waits: every dependency lies within one lane. Device d takes every p-th microbatch, stage after stage as in a
+No device waits: every dependency lies within one lane. Device d takes every p-th microbatch, stage after stage as in a
 round; the optimizer's steps are dealt in turn. With 2 devices, 2 stages and 4 microbatches:
 
     device 0   0F0 0F2 1F0 1F2 1B0 1B2 0B0 0B2 0STEP
@@ -29,7 +29,7 @@ from rpbench.passes.lower import split_backward
 
 
 def side_by_side(partition: Partition, num_devices: int, num_microbatches: int, num_steps: int) -> Schedule:
-    """The same actions as those of a pipeline with this partition, steps included."""
+    """A schedule with the actions of a pipeline of this partition, steps included, and no waits between devices."""
     shape = Shape(
         num_devices,
         len(partition.forward),

@@ -13,6 +13,7 @@ import torch
 from rpbench.cost.hardware.measured import PARTS
 from rpbench.engine.compute.stage import Graph, Shells, Stages, backward, input_gradient, weight_gradients
 from rpbench.engine.measure.layer_times import time_stages
+from rpbench.engine.measure.profiles import OneBatch
 from rpbench.engine.measure.stopwatch import Stopwatch, Work
 from rpbench.engine.state.gradients import Sum, Tensors
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
@@ -78,7 +79,7 @@ Shares = tuple[float, float]  # of both halves over a whole backward; what one h
 
 
 def probe_on_cores(probe: Probe, num_devices: int) -> Times:
-    """What the parts of a probe take on the engine, every device a thread that is busy."""
+    """Seconds of each part of a probe on the engine, with every core busy."""
     settings = Settings(OptimizerSettings())
     times = time_stages(_workload(probe), settings, _EACH_ALONE, num_devices, MICROBATCHES)
     embedding, layer, head = range(len(_EACH_ALONE.forward))
@@ -98,7 +99,7 @@ def probe_on_cores(probe: Probe, num_devices: int) -> Times:
 
 
 def halves_on_cores(probe: Probe, num_devices: int) -> Shares:
-    """What the halves of a layer's backward take over the whole of it, every device busy."""
+    """Times of the halves of a layer's backward, as fractions of the whole, with every core busy."""
     workload, settings, layer = _workload(probe), Settings(OptimizerSettings()), 1
     whole, halves = (
         time_stages(workload, settings, _EACH_ALONE, num_devices, MICROBATCHES, in_halves=split)
@@ -120,20 +121,11 @@ def _workload(probe: Probe, dtype: torch.dtype = torch.float32, device: str = "c
 # --- on an accelerator, where lanes are streams: the engine's own calls, one after another ---------------------------
 
 
-class _OneBatch(NamedTuple):
-    """Data that is there already."""
-
-    batch: Batch
-
-    def microbatch(self, step: int, microbatch: int) -> Batch:
-        return self.batch
-
-
 def probe_on_accelerator(probe: Probe, watch: Stopwatch) -> Times:
-    """What the parts of a probe take on one accelerator, and its steps on the host."""
+    """Seconds of each part of a probe on one accelerator, and of its steps on the host."""
     workload = _workload(probe, watch.dtype, watch.device)
     batch = Batch(*(each.to(watch.device) for each in workload.batch(0)))
-    workload = Workload(workload.modules, _OneBatch(batch), workload.num_microbatches, SEED)
+    workload = Workload(workload.modules, OneBatch(batch), workload.num_microbatches, SEED)
     stages = Stages(workload, Weights(workload, {}), Shells(workload.modules))
     embedding, layer, head = (range(module, module + 1) for module in (0, 1, len(workload.modules) - 1))
     x = stages.graph(embedding, batch.tokens, (0, 0), 0).end.detach()
@@ -171,7 +163,7 @@ def probe_on_accelerator(probe: Probe, watch: Stopwatch) -> Times:
 
 
 def halves_on_accelerator(probe: Probe, watch: Stopwatch) -> Shares:
-    """The same on one accelerator."""
+    """Times of the halves of a layer's backward, as fractions of the whole, on one accelerator."""
     workload = _workload(probe, watch.dtype, watch.device)
     whole, split = (
         Stages(workload, Weights(workload, {}), Shells(workload.modules), splits=splits) for splits in (False, True)

@@ -61,8 +61,8 @@ Progress = Callable[[int], None]
 DECIMALS = 6  # of a millisecond
 
 
-class _OneBatch(NamedTuple):
-    """Data that is there already: making it is no layer's work."""
+class OneBatch(NamedTuple):
+    """Data whose microbatches are all one batch in memory: making data is not part of a layer's time."""
 
     batch: Batch
 
@@ -86,7 +86,7 @@ def profile_layers(
     """
     if num_runs < 1 or num_warmups < 0:
         raise ValueError(f"num_runs={num_runs}, num_warmups={num_warmups}: at least 1 run is counted")
-    workload = replace(workload, data=_OneBatch(workload.batch(0)))
+    workload = replace(workload, data=OneBatch(workload.batch(0)))
     stages = Stages(workload, Weights(workload, {}), Shells(workload.modules))
     runs = []
     threads = torch.get_num_threads()

@@ -96,13 +96,13 @@ class Stopwatch(Protocol):
     num_workers: int
 
     def seconds(self, made: Made) -> float:
-        """What some work takes the device."""
+        """Seconds of some work on the device."""
 
     def seconds_together(self, one: Made, other: Made) -> float:
-        """What one of two kinds of work takes while the other is under way too."""
+        """Seconds of two works done at the same time: the slower one's."""
 
     def seconds_on_host(self, made: Made) -> float:
-        """What some work takes the processor."""
+        """Seconds of some work on the processor."""
 
 
 class CoreStopwatch:

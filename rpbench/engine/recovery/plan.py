@@ -1,4 +1,4 @@
-"""Plan: what processes train together, where copies of their states are kept, and which of them is to die when."""
+"""Plan: the training of several processes, the holders of copies of their states, and planned deaths."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -121,7 +121,7 @@ class Plan:
         return tuple(min(found[stage]) for stage in sorted(found))
 
     def workload(self) -> Workload:
-        """The same modules and microbatches wherever it is called.
+        """The workload of the plan, the same in every process.
 
         Raises:
             ValueError: if stages share parameters.
@@ -142,7 +142,7 @@ class Plan:
         return found
 
     def settings(self) -> OptimizerSettings:
-        """How weights are updated.
+        """The settings of the optimizer.
 
         Raises:
             ValueError: if a step needs the gradients of other stages.
@@ -157,5 +157,5 @@ class Plan:
 
     @property
     def subject(self) -> dict[str, Any]:
-        """What a checkpoint is of."""
+        """The subject of the plan's checkpoints."""
         return {"model": dict(self.model), "dtype": self.dtype, "seed": self.seed, "schedule": self.schedule}

@@ -90,14 +90,14 @@ class StageStep:
         return self.state
 
     def _bring(self, training: Training, action: Action, step: int) -> None:
-        """What an action needs from another rank."""
+        """Receive the input of an action from another rank."""
         if (across := self._across(action, -1)) is not None:
             forward, source, microbatch = across
             name = Tensor(step, "F" if forward else "B", source, microbatch)
             training.passes.put_boundary(forward, source, microbatch, self._receive(name))
 
     def _hand_on(self, training: Training, action: Action, step: int) -> None:
-        """What another rank needs from an action."""
+        """Send the output of an action to another rank."""
         if (across := self._across(action, 1)) is not None:
             forward, target, microbatch = across
             name = Tensor(step, "F" if forward else "B", action.stage, microbatch)
@@ -116,14 +116,14 @@ class StageStep:
 
 
 class Message(NamedTuple):
-    """What is said.
+    """A message between a rank and the watching process.
 
     Args:
         word: what it is about.
         epoch: how many failures there had been; what is older is not heard.
         to: the rank it is for; -1: the process that watches.
-        about: whatever belongs to the word, plain.
-        body: tensors, packed.
+        about: the word's arguments, plain data.
+        body: tensors, pickled by value.
     """
 
     word: str
@@ -145,16 +145,6 @@ def hear(connection: "Connection[Any, Any]") -> Message:
         EOFError, OSError: if the other end is gone.
     """
     return Message(*pickle.loads(connection.recv_bytes()))
-
-
-def packed(value: Any) -> bytes:
-    """Tensors, or containers of them, by value."""
-    return pickle.dumps(value)
-
-
-def unpacked(body: bytes) -> Any:
-    """What was packed by a process of this run."""
-    return pickle.loads(body)
 
 
 def bytes_of(state: State) -> int:
@@ -183,7 +173,7 @@ class StageProcess:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def serve(self) -> None:
-        """Do what is asked for until there is no more."""
+        """Carry out requests until `end`."""
         words: dict[str, Callable[..., None]] = {
             "step": self._step,
             "back": self._back,
@@ -226,7 +216,7 @@ class StageProcess:
 
     def _give(self, owner: int, step: int) -> None:
         """Hand the copy of a lost rank's state to the one that takes its place."""
-        self._say("copy", owner, step, to=owner, body=packed(self._copies[owner, step]))
+        self._say("copy", owner, step, to=owner, body=pickle.dumps(self._copies[owner, step]))
 
     def _store(self, step: int) -> None:
         """Write the own state to a file."""
@@ -234,7 +224,7 @@ class StageProcess:
         self._say("kept", step)
 
     def _result(self) -> None:
-        self._say("state", body=packed(self._stage.state))
+        self._say("state", body=pickle.dumps(self._stage.state))
 
     # --- the wire ---
 
@@ -253,7 +243,7 @@ class StageProcess:
     def _take(self, message: Message) -> None:
         if message.word == "copy":
             owner, step = message.about
-            state = unpacked(message.body)
+            state = pickle.loads(message.body)
             self._put(owner, state)
             with self._saying:
                 about = owner, self._rank, step, bytes_of(state)
@@ -291,11 +281,11 @@ class StageProcess:
             if message.epoch != self._epoch:
                 continue
             if message.word == "tensor":
-                self._tensors[Tensor(*message.about)] = unpacked(message.body)
+                self._tensors[Tensor(*message.about)] = pickle.loads(message.body)
             return message
 
     def _send(self, to: int, name: Tensor, tensor: torch.Tensor) -> None:
-        self._say("tensor", *name, to=to, body=packed(tensor.detach().clone()))
+        self._say("tensor", *name, to=to, body=pickle.dumps(tensor.detach().clone()))
 
     # --- copies ---
 
@@ -306,11 +296,11 @@ class StageProcess:
     def _spread(self, state: State, holders: Collection[int]) -> None:
         for holder in sorted(holders):
             if holder != self._rank:
-                self._say("copy", self._rank, state.num_steps, to=holder, body=packed(state))
+                self._say("copy", self._rank, state.num_steps, to=holder, body=pickle.dumps(state))
 
 
 def file_of(plan: Plan, rank: int, step: int) -> Path:
-    """Where a rank's state after some steps is stored."""
+    """The file of a rank's state after some steps."""
     return Path(plan.folder) / f"rank{rank}-step{step}.pt"
 
 

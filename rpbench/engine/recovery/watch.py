@@ -1,4 +1,4 @@
-"""Watch: trains a plan through its failures, with a process a rank that it starts, hears, passes on between and ends.
+"""Watch: trains a plan through its failures with one process a rank, which it starts, relays messages for and ends.
 
 A step counts once every rank has done it and every holder has its copies. If a rank is gone before, the others go back
 to the last step that counts, a new process takes the lost rank's place with the copy of a holder, and the step begins
@@ -6,6 +6,7 @@ anew. Where nobody holds a copy, or states are kept in files alone, all go back 
 plan's limit, and whatever happens the processes end with the block that started them.
 """
 
+import pickle
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rpbench.engine.recovery.plan import START_S, Plan
-from rpbench.engine.recovery.stage_process import Message, hear, say, unpacked
+from rpbench.engine.recovery.stage_process import Message, hear, say
 from rpbench.engine.state.gradients import Tensors
 from rpbench.ir.action import Kind
 from rpbench.side_processes import Started, end_all, start
@@ -39,7 +40,7 @@ class CannotRecover(RuntimeError):
 
 @dataclass(frozen=True)
 class Return:
-    """How training came back after a failure.
+    """One recovery after a failure.
 
     Args:
         ranks: that died.
@@ -64,7 +65,7 @@ class Return:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a plan.
+    """The result of a plan.
 
     Args:
         masters: of all stages, after the last step.
@@ -157,14 +158,14 @@ class Watch:
         self._store()
 
     def _store(self) -> None:
-        """Let everybody write to files where that is due."""
+        """Have all ranks write their states to files when that is due."""
         if self._plan.store_every and self._num_steps % self._plan.store_every == 0:
             self._ask("store", self._num_steps)
             self._hear_all("kept", self._num_steps)
             self._stored = self._num_steps
 
     def _copies(self, step: int, among: Iterable[int]) -> set[Said]:
-        """What is said once all other holders of all states, of those among some ranks, have them."""
+        """The messages that tell that the other holders among some ranks have their copies of all states."""
         return {
             ("holds", owner, holder, step)
             for owner, holders in enumerate(self._plan.holders)
@@ -172,7 +173,7 @@ class Watch:
         }
 
     def _go_back(self, fresh: Iterable[int], *, from_file: bool = False) -> None:
-        """Bring everybody to the last step that counts, with copies on the ranks that have begun anew."""
+        """Bring all ranks back to the last step that counts, with copies on restarted ranks."""
         self._ask("back", self._num_steps, tuple(fresh), from_file)
         self._hear_all("back", self._num_steps)
         self._hear(self._copies(self._num_steps, fresh))
@@ -254,7 +255,7 @@ class Watch:
 
         Raises:
             RankDied: if a process is gone.
-            CannotRecover: if nobody says anything within the limit, or a rank raised.
+            CannotRecover: if no message comes within the limit, or a rank raised.
         """
         limit_s = self._plan.stall_s + more_s
         while not wanted <= self._said:
@@ -290,7 +291,7 @@ class Watch:
         """Remember what a rank has said, and count the bytes of it."""
         word, about = message.word, message.about
         if word == "state":
-            self._masters |= unpacked(message.body).masters
+            self._masters |= pickle.loads(message.body).masters
         elif word == "holds":
             rank, holder, step, size = about
             self._bytes_given += size if rank == holder else 0

@@ -1,4 +1,4 @@
-"""Collectives: what the ranks of one process give each other, each rank on a thread of its own.
+"""Collectives among the ranks of one process, each rank on a thread of its own.
 
 A rendezvous is where they meet: the nth call of a rank meets the nth call of every other one, and each gets what all
 have brought, in the order of ranks. On top of it, an all-reduce in two halves, as a ring makes it:
@@ -6,7 +6,7 @@ have brought, in the order of ranks. On top of it, an all-reduce in two halves, 
     reduce-scatter   rank r adds up slice r of all tensors, that of rank 0 first
     all-gather       everybody takes the slices of all
 
-So a sum has the same bits whoever came first. Of a tensor of n bytes, a rank sends n - n/p in the first half and
+A sum has the same bits in any order of arrival. Of a tensor of n bytes, a rank sends n - n/p in the first half and
 (p - 1) n/p in the second: 2 (p - 1) n/p in all (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
 clusters of workstations", JPDC 2009, section 3). Here nothing is copied but what is added; the bytes are counted as if
 every rank had a memory of its own.
@@ -25,7 +25,7 @@ Add = Callable[..., torch.Tensor]  # (tensor, tensor, out=tensor)
 
 
 class Parted(RuntimeError):
-    """A meeting that will never be: another rank has failed, or the run has been stopped."""
+    """A meeting that cannot take place: another rank has failed, or the run has been stopped."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _Round:
 
 
 class Rendezvous:
-    """Where a number of ranks meet, as often as they like; good for one run.
+    """A meeting point of some ranks, for any number of exchanges in one run.
 
     Attributes:
         wait_s: by rank, the time it has waited for others.
@@ -53,7 +53,7 @@ class Rendezvous:
         self._stopped = False
 
     def exchange(self, rank: int, value: Any, subject: Hashable = None) -> tuple[Any, ...]:
-        """What all ranks have brought to their next meeting, by rank. Nobody may write to it before the one after.
+        """The values of all ranks at their next meeting, by rank; read-only until the meeting after.
 
         Args:
             subject: what the meeting is about: the same for all who come.
@@ -73,7 +73,7 @@ class Rendezvous:
             return tuple(found.values)
 
     def stop(self) -> None:
-        """Send home whoever waits, and whoever comes from now on."""
+        """Raise `Parted` in every rank that waits, or comes later."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -115,7 +115,7 @@ class Rank:
         return self
 
     def gather(self, value: Any, subject: Hashable = None) -> tuple[Any, ...]:
-        """What every rank brings, by rank."""
+        """The values of all ranks, by rank."""
         return self.meeting.exchange(self.rank, value, subject)
 
     def reduce_scatter(self, tensor: torch.Tensor, add: Add = torch.add) -> torch.Tensor:

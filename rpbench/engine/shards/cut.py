@@ -32,7 +32,7 @@ def cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[Wo
 
 
 def cut_head(workload: Workload, schedule: Schedule) -> Workload:
-    """The same workload with as many shares of the head as a schedule has; as it is if it has them.
+    """The workload with its head in as many shards as the schedule has.
 
     Raises:
         ValueError: if the model has no head that can be cut, or the schedule cannot update share d with stage d.
@@ -112,7 +112,7 @@ DRAWS_APART = (
 
 
 def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
-    """The same training of layers in shares, one for each device.
+    """The workload with layers in shards, one for each device.
 
     Raises:
         ValueError: if the layers cannot be cut evenly, or the schedule is not one that trains them.

@@ -1,4 +1,4 @@
-"""Reduced: gradients that replicas make together, and what each has of them.
+"""Reduced gradients: sums over replicas, and each replica's part of them.
 
 A REDUCE_GRAD on a device does that device's part: of every replica's gradient it fetches the elements it owns, and adds
 them up in the order of the replicas' first microbatches. That is a reduce-scatter. Where nothing is kept in shards the
@@ -17,7 +17,7 @@ from contextlib import nullcontext
 
 import torch
 
-from rpbench.engine.host_order import ToldLock
+from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.peers import at, here
 from rpbench.engine.state.accumulation import Reduction
 from rpbench.engine.state.gradients import Place, Sum, Tensors
@@ -60,7 +60,7 @@ class ReducedWindow:
         self._sharing, self._hold = sharing, hold
         # device -> owner -> what the device has of the owner's elements
         self._held = {device: {owner: Sum() for owner in sharing.owned} for device in sharing.owned}
-        self._lock = ToldLock()
+        self._lock = ReportedLock()
 
     def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
         found, device = self._of[microbatch]
@@ -121,7 +121,7 @@ class ReducedWindow:
         return self.share(next(iter(held)))
 
     def share(self, device: int) -> Tensors:
-        """What a device steps with: the elements it owns, flat; or everything, where nothing is scattered."""
+        """The gradient that a device steps with: the elements it owns, flat; or all, where nothing is scattered."""
         if self._sharing.scatters:
             return self._held[device][device].values
         return join((_here(held.values) for held in self._held[device].values()), self._sharing.shapes)

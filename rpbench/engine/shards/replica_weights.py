@@ -1,7 +1,7 @@
 """Replica weights: stages that several devices share, each with its shard or its copy; a gather is a real one.
 
     UNSHARD   a device fetches the others' shards and puts whole tensors together, in memory of its own
-    RESHARD   the whole tensors go; whoever still reads them finds NaN
+    RESHARD   the whole tensors are freed; a later read finds NaN
 
 A shard is where its device is, or on the host where LOAD:P brings it: then the others fetch what has been loaded. A
 computation reads what its own device has gathered and nothing else; without shards, its device's own copy.
@@ -12,7 +12,7 @@ from typing import Any
 
 from rpbench.engine.peers import fill, here
 from rpbench.engine.shards.reduced_gradients import Hold
-from rpbench.engine.state.device_weights import DeviceWeights
+from rpbench.engine.state.device_weights import DeviceWeights, num_bytes
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.ownership import Sharing, join, take
 from rpbench.engine.state.weights import MastersOf, Named, Weights
@@ -68,25 +68,25 @@ class ReplicaWeights(DeviceWeights):
         for (module, name), tensor in join(shards, sharing.shapes).items():
             copies[module][name] = tensor.requires_grad_(name not in self._frozen[module])
         self._copies[transfer] = copies
-        self._count(transfer, _num_bytes(copies))
+        self._count(transfer, num_bytes(copies))
 
     def load(self, action: Action, number: int) -> None:
         transfer = self._loads[number]
-        before = _num_bytes(self._copies.get(transfer, {}))
+        before = num_bytes(self._copies.get(transfer, {}))
         super().load(action, number)
-        self._count(transfer, _num_bytes(self._copies[transfer]) - before)
+        self._count(transfer, num_bytes(self._copies[transfer]) - before)
 
     def free(self, number: int) -> None:
         transfer = self._ends[number]
-        self._count(transfer, -_num_bytes(self._copies[transfer]))
+        self._count(transfer, -num_bytes(self._copies[transfer]))
         super().free(number)
 
-    def _count(self, transfer: Transfer, num_bytes: int) -> None:
-        """What comes to a device for a while, or goes; a stage that is loaded whole is counted as if it stayed."""
+    def _count(self, transfer: Transfer, change_bytes: int) -> None:
+        """Count gathered weights that come to a device or go; a stage loaded whole counts as staying."""
         visit = transfer.visits[0]
         sharing = self._stages.get(visit.stage)
         if sharing is not None and sharing.gathers:
-            self._hold(visit.device, "gathered weights", num_bytes)
+            self._hold(visit.device, "gathered weights", change_bytes)
 
     def all_of(self, module: int, version: int) -> Named:
         sharing = self._sharing.get(module)
@@ -101,7 +101,7 @@ class ReplicaWeights(DeviceWeights):
         return "UNSHARD" if sharing is not None and sharing.gathers else super()._brings(stage)
 
     def part(self, module: int, version: int, owner: int) -> Named:
-        """What one of its replicas keeps of a shared module's trainable weights: flat pieces, or all."""
+        """A replica's trainable weights of a shared module: flat pieces, or all."""
         prefix = _key(owner, "")
         kept = Weights.leaves(self, module, version)
         return {name.removeprefix(prefix): tensor for name, tensor in kept.items() if name.startswith(prefix)}
@@ -125,7 +125,7 @@ class ReplicaWeights(DeviceWeights):
         return {name: piece for (_, name), piece in frozen.items()} | self.part(module, version, device)
 
     def _at_home(self, module: int, version: int) -> Named:
-        """A module put together where nobody computes: for a checkpoint."""
+        """A whole module outside of actions, for a checkpoint."""
         sharing = self._sharing.get(module)
         if sharing is None or not self._is_divided(module) or not self._trains(module):
             return super()._at_home(module, version)
@@ -174,7 +174,3 @@ def _key(owner: int, name: str) -> str:
 def _owner(key: str) -> int | None:
     owner, divided, _ = key.partition("/")
     return int(owner) if divided else None
-
-
-def _num_bytes(copies: Mapping[int, Named]) -> int:
-    return sum(tensor.nbytes for named in copies.values() for tensor in named.values())

@@ -125,7 +125,7 @@ class _SumForth(torch.autograd.Function):
 
 
 class OwnWeights:
-    """Of the weights at home, those that one device's modules have."""
+    """The host's weights that one device's modules have."""
 
     def __init__(self, weights: Weights, modules: Sequence[nn.Module]) -> None:
         self._weights = weights
@@ -156,7 +156,7 @@ class TeamGradients(Gradients):
         self.by_rank = [self, *(Gradients(groups, keep=keep) for _ in range(num_ranks - 1))]
 
     def total(self, stage: int, version: int) -> Tensors:
-        """Those of every share, and the first device's of what is whole."""
+        """The gradients of every shard, and the first device's of whole parameters."""
         found = dict(super().total(stage, version))
         for other in self.by_rank[1:]:
             found = other.total(stage, version) | found
@@ -236,7 +236,7 @@ class Team:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """What runs each kind of joint action."""
+        """The handler of each kind of joint action."""
         return dict.fromkeys((Kind.F, Kind.B, Kind.I, Kind.W), self._run) | dict.fromkeys(SUMS, self._close)
 
     def _run(self, action: Action, number: int, gate: Gate) -> None:
@@ -258,7 +258,7 @@ class Team:
         expected += (0 in modules) * of_embedding
         expected += (self._layout.head in modules) * (of_head + NUMBERS_A_TOKEN[action.kind])
         made = self._accounts.pop(action)
-        # Nobody asks for the gradient of a frozen embedding's output, which would be the last sum.
+        # The gradient of a frozen embedding's output, the last sum, is not needed.
         fewest = expected - (expected > 0 and action.kind is Kind.SUM_B and 0 in modules and self._embedding_is_frozen)
         if not fewest <= made <= expected:
             raise RuntimeError(f"{action} stands for {expected} sums, and {made} have been made")

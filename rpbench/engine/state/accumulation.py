@@ -1,4 +1,4 @@
-"""Accumulation: in which order a stage's gradients are added up, so that a sum never depends on who was faster.
+"""Accumulation: the order in which a stage's gradients are added up, so that a sum never depends on timing.
 
 A group is a sequence of microbatches whose gradients one lane adds into one buffer, in the order of its row; the
 groups are then added in the order of their first microbatch. Where weights are bound, a lane's microbatches of a
@@ -137,7 +137,7 @@ def _distinct(place: tuple[int, int], groups: list[tuple[int, ...]]) -> list[tup
 
 
 def _stored(analysis: Analysis) -> dict[tuple[int, int], list[tuple[int, ...]]]:
-    """What every STORE:G takes home, where weights are bound, and what goes round or in groups wherever they are."""
+    """The groups of gradients that STORE:G brings home where weights are bound, or sends on to another device."""
     schedule, index = analysis.schedule, analysis.index
     if Kind.STORE not in schedule.kinds:
         return {}

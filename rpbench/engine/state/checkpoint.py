@@ -1,15 +1,15 @@
-"""Checkpoints: everything a training run goes on from, in a folder that is written whole or not at all.
+"""Checkpoints: the state that a training run resumes from, in a folder that is written whole or not at all.
 
     FOLDER/checkpoint.json   what is trained, after how many steps, and the digest of every file; it comes last
     FOLDER/data-STEPS-WORD/  what `torch.distributed.checkpoint` writes: `.metadata`, `__RANK_NUMBER.distcp`
 
-Tensors go by their names in the whole model, never by stages or ranks, so that a run goes on under another schedule,
-another cut and another number of ranks; shards are put together or cut as they are read. The position in the data is
-the number of steps times microbatches a step, and dropout draws from seed, layer and microbatch: neither has other
-state. Until `checkpoint.json` is replaced, in one operation, a folder stands for what it stood for before.
+Tensors have their names in the whole model, so a run may resume under another schedule, partition or number of ranks;
+shards are joined or cut as they are read. Data and dropout have no other state: the position in the data is the number
+of steps times microbatches a step, and dropout draws from seed, layer and microbatch. A new checkpoint counts from the
+moment `checkpoint.json` is replaced, in one operation.
 
-Torch's metadata is a pickle: it is read by an unpickler that knows the classes of metadata and no others, after every
-file has been found to be the one that was written.
+Torch's metadata is a pickle: it is read after the digest of every file has been checked, by an unpickler that knows the
+classes of metadata and no others.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ Moments = dict[Place, dict[str, torch.Tensor]]
 
 
 class CheckpointError(ValueError):
-    """A folder that a run cannot go on from, or cannot be saved to."""
+    """A folder that a run cannot resume from, or cannot be saved to."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class State:
     """A training run after some optimizer steps.
 
     Args:
-        num_steps: how many; data, dropout and learning rate go on from there.
+        num_steps: how many; data, dropout and learning rate continue from there.
         masters: the optimizer's weights, by owner.
-        moments: what AdamW knows of each of them.
-        stale: 1, 2, ... -> the working weights of so many versions ago, where the schedule trains on them.
+        moments: the optimizer state of each master.
+        stale: 1, 2, ... -> the working weights of so many versions ago, where the schedule reads them.
         scales: 0, -1, ... -> the loss scale of the newest version and of those before; empty without loss scaling.
     """
 
@@ -67,7 +67,7 @@ class State:
     scales: dict[int, Scale] = field(default_factory=dict)
 
     def changed(self, change: Callable[[Tensors], Tensors]) -> "State":
-        """The same with all that is a tensor a weight - masters, moments, stale weights - cut or joined alike."""
+        """The same state with masters, moments and stale weights all cut, or all joined."""
         moments: Moments = {}
         for name in dict.fromkeys(name for found in self.moments.values() for name in found):
             of_all = change({place: found[name] for place, found in self.moments.items() if name in found})
@@ -88,7 +88,7 @@ def named(masters: Tensors, moments: Mapping[Place, Mapping[str, torch.Tensor]])
 
 
 def moment_name(place: Place, moment: str) -> str:
-    """The name of what an optimizer knows of a parameter."""
+    """The name of a parameter's moment."""
     return f"optimizer.state.{_word(place)}.{moment}"
 
 
@@ -122,13 +122,13 @@ def _unnamed(tensors: Mapping[str, torch.Tensor], manifest: "Manifest") -> State
 
 
 def save(folder: Path, state: State, subject: Mapping[str, Any]) -> None:
-    """Write a checkpoint; until it is complete and on the disk, what `folder` stood for before still holds.
+    """Write a checkpoint; until it is complete and on the disk, the folder's former checkpoint stays valid.
 
     Args:
-        subject: what is trained, as plain data; `load` wants the same.
+        subject: the model and its training as plain data; `load` requires the same.
 
     Raises:
-        CheckpointError: for anything in its place that is no checkpoint.
+        CheckpointError: as of `check_target`.
     """
     tensors = named(state.masters, state.moments)
     for age, stale in state.stale.items():
@@ -140,10 +140,10 @@ def save(folder: Path, state: State, subject: Mapping[str, Any]) -> None:
 
 @contextmanager
 def begun(folder: Path, num_steps: int) -> Iterator[Path]:
-    """A new place for data in a checkpoint's folder; it goes again if the checkpoint is not completed.
+    """A new data folder within a checkpoint's folder; removed if the block raises.
 
     Raises:
-        CheckpointError: for anything in its place that is no checkpoint.
+        CheckpointError: as of `check_target`.
     """
     check_target(folder)
     data = folder / f"{DATA}{num_steps}-{secrets.token_hex(4)}"
@@ -156,10 +156,10 @@ def begun(folder: Path, num_steps: int) -> Iterator[Path]:
 
 
 def check_target(folder: Path) -> None:
-    """Refuse to write where something else is.
+    """Refuse to write where anything but a checkpoint is.
 
     Raises:
-        CheckpointError: naming it.
+        CheckpointError: naming the file.
     """
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder, and is left alone; name a new folder")
@@ -173,7 +173,7 @@ def _is_ours(name: str) -> bool:
 
 
 def write(data: Path, tensors: Mapping[str, torch.Tensor], *, alone: bool) -> None:
-    """Write tensors with torch; of several processes each its own, all of which call this, unless it is `alone`."""
+    """Write tensors with torch; all processes call this, each with its own tensors, unless `alone`."""
     from torch.distributed import checkpoint as dcp  # half a second to import, and most runs keep nothing
 
     with warnings.catch_warnings():
@@ -188,7 +188,7 @@ def commit(
     subject: Mapping[str, Any],
     scales: Mapping[int, Scale] | None = None,
 ) -> None:
-    """Make what lies under `data` the checkpoint of a folder, and remove what was before."""
+    """Make `data` the checkpoint of a folder, and remove the former one."""
     content = {
         "format": FORMAT,
         "subject": dict(subject),
@@ -218,7 +218,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Have the entries of a folder on the disk."""
+    """Flush a folder's entries to the disk."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -231,11 +231,11 @@ def _sync(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A complete checkpoint whose files are those that were written.
+    """A complete checkpoint whose files have the right digests.
 
     Args:
         data: the folder of torch's files.
-        metadata: what torch's writer says of them.
+        metadata: torch's description of them.
     """
 
     folder: Path
@@ -250,14 +250,14 @@ class Manifest:
         return {name: kept.size for name, kept in self.metadata.state_dict_metadata.items()}  # type: ignore[union-attr]
 
     def check_holds(self, shapes: Mapping[Place, torch.Size], moments: Collection[str]) -> None:
-        """Refuse a checkpoint that lacks a parameter, or part of what the optimizer knows of one.
+        """Refuse a checkpoint that lacks a parameter, or one of its moments.
 
         Args:
             shapes: of every trained parameter.
-            moments: what the optimizer keeps of each parameter it has updated.
+            moments: names of the optimizer state of an updated parameter.
 
         Raises:
-            CheckpointError: naming the first.
+            CheckpointError: naming the first that is missing.
         """
         for place, shape in shapes.items():
             found = self.shapes.get(f"model.{_word(place)}")
@@ -275,10 +275,10 @@ class Manifest:
                 )
 
     def state(self) -> State:
-        """All of it.
+        """The whole state.
 
         Raises:
-            CheckpointError: for a file that says other things than torch wrote.
+            CheckpointError: for a file that torch cannot read.
         """
         tensors = {
             name: torch.empty(kept.size, dtype=kept.properties.dtype)  # type: ignore[union-attr]  # looked at
@@ -292,7 +292,7 @@ class Manifest:
 
 
 def state_in(data: Path, num_steps: int) -> State:
-    """What lies under the data of a checkpoint that was looked at (`opened`)."""
+    """The state in the data folder of a checkpoint that `opened` has checked."""
     return Manifest(data.parent, num_steps, {}, data, metadata_of(data)).state()
 
 
@@ -300,7 +300,7 @@ def load(folder: Path, subject: Mapping[str, Any]) -> State:
     """Read a checkpoint of the same subject.
 
     Raises:
-        CheckpointError: if there is none, it is torn, or it is of something else.
+        CheckpointError: if there is none, it is torn, or its subject differs.
     """
     return opened(folder, subject).state()
 
@@ -335,7 +335,7 @@ def opened(folder: Path, subject: Mapping[str, Any]) -> Manifest:
         raise _torn(folder, type(error).__name__) from None
 
 
-# What reading files raises whose bytes are not those that were written.
+# The errors of reading damaged files.
 _TORN = (
     *(zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, struct.error),
     *(AttributeError, TypeError, AssertionError, ImportError, MemoryError),
@@ -347,7 +347,7 @@ def _torn(folder: Path, why: str) -> CheckpointError:
 
 
 def _content(folder: Path) -> dict[str, Any]:
-    """What `checkpoint.json` says, word for word as it was written."""
+    """The content of `checkpoint.json`, after its digest is checked."""
     try:
         content = parsed(read_text(folder / CHECKPOINT))
     except FileNotFoundError:
@@ -369,7 +369,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 def read(data: Path, tensors: dict[str, torch.Tensor], *, alone: bool) -> None:
-    """Fill tensors by name from data that was looked at (`opened`); as of `write`."""
+    """Fill tensors by name from data that `opened` has checked; `alone` as in `write`."""
     from torch.distributed import checkpoint as dcp
 
     class Reader(dcp.FileSystemReader):
@@ -399,7 +399,7 @@ _CLASSES = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what torch's writer says of its files, and nothing else."""
+    """Reads torch's metadata and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         """The class of that name, if metadata has it."""
@@ -411,7 +411,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def metadata_of(data: Path) -> "Metadata":
-    """What torch's writer says of its files, after a look at what it says.
+    """Torch's metadata of the files in a folder, checked.
 
     Raises:
         CheckpointError: for other files than those beside it, packed ones, and tensors larger than their files.

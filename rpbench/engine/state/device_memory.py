@@ -1,4 +1,4 @@
-"""Device memory: what the devices of a run hold, counted, and the end of a run that holds more than they have.
+"""Device memory: counts the bytes that a run's devices hold, and ends a run that exceeds their cap.
 
 CPU threads and virtual devices have no memory of their own, so a cap is kept by counting. A device holds
 
@@ -47,7 +47,7 @@ class DeviceMemory:
         peak_bytes: device -> the most it held.
 
     Raises:
-        OutOfDeviceMemory: if what stays on a device does not fit; so does whatever counts.
+        OutOfDeviceMemory: if the resident bytes do not fit; the counting methods raise it as well.
     """
 
     def __init__(self, limit_bytes: int, resident: Sequence[Counter[str]]) -> None:
@@ -75,7 +75,7 @@ class DeviceMemory:
                 self._held[device].subtract(stage_bytes)
 
     def hold(self, tensor: torch.Tensor, what: str) -> None:
-        """Count a tensor on the device of the action that runs, until nobody has it any more."""
+        """Count a tensor on the device of the running action, until it is freed."""
         self._take(self._device.number, tensor, tensor, what)
 
     def hold_for(self, owner: object, tensor: torch.Tensor, what: str, device: int | None = None) -> None:
@@ -148,7 +148,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class StageBytes:
-    """What the devices of a schedule hold of a workload's weights and gradients.
+    """Bytes of weights and gradients that the devices of a schedule hold.
 
     Args:
         sharing: stage -> how its replicas share it.

@@ -33,7 +33,7 @@ class Copy(Protocol):
 
 
 def copy_in_memory(tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
-    """Where devices are threads, a copy beside the original."""
+    """A copy in the same memory, for devices that are threads."""
     return tensor.detach().clone()
 
 
@@ -44,7 +44,7 @@ class DeviceWeights(Weights):
         counts, start: as in `Weights`.
         analysis: of a schedule with LOAD:P and FREE:P.
         copy: brings a tensor to a device.
-        hold: told what has come to a device from another one, and gone again.
+        hold: counts weights that come to a device from another one, and go.
         pin: keep what is at home in memory that an accelerator can read by itself.
         place_of: as in `Weights`.
     """
@@ -113,7 +113,7 @@ class DeviceWeights(Weights):
         return self._now.transfer is None and self._handovers.homes.get(stage) == self._now.device
 
     def _brings(self, stage: int) -> str:
-        """What brings a stage's weights to where they are read."""
+        """The action that brings a stage's weights to their device."""
         return "LOAD:P"
 
     def leaves(self, module: int, version: int) -> Named:
@@ -157,14 +157,14 @@ class DeviceWeights(Weights):
                 local = self._handovers.is_local(number)
                 copied = tensor.detach().clone() if local else self._copy(tensor, device, "net")
                 copies[module][name] = copied.requires_grad_(tensor.requires_grad)
-        self._hold(device, HANDED_OVER, _num_bytes(copies))
+        self._hold(device, HANDED_OVER, num_bytes(copies))
 
     def _version(self, visit: Visit) -> int:
         """The version that a visit reads."""
         return self._reader.version(next(actions_of(self._index, visit)), visit.first)
 
     def _loaded(self, module: int, version: int, device: int) -> Named:
-        """What a LOAD brings to a device."""
+        """The tensors that a LOAD brings to a device."""
         return self._at_home(module, version)
 
     def _memory(self, module: int) -> Named:
@@ -175,10 +175,10 @@ class DeviceWeights(Weights):
         return self._frozen[module] | super().leaves(module, version)
 
     def free(self, number: int) -> None:
-        """Let a device's copies go; whoever still reads them finds NaN."""
+        """Free a device's copies; a later read finds NaN."""
         transfer = self._ends[number]
         if transfer.pieces[0] in self._handovers.origins:
-            self._hold(transfer.visits[0].device, HANDED_OVER, -_num_bytes(self._copies[transfer]))
+            self._hold(transfer.visits[0].device, HANDED_OVER, -num_bytes(self._copies[transfer]))
         for named in self._copies.pop(transfer).values():
             for tensor in named.values():
                 if tensor.is_floating_point():
@@ -199,7 +199,8 @@ class DeviceWeights(Weights):
         return len(self._copies)
 
 
-def _num_bytes(copies: Mapping[int, Named]) -> int:
+def num_bytes(copies: Mapping[int, Named]) -> int:
+    """Bytes of the copies of some modules."""
     return sum(tensor.nbytes for named in copies.values() for tensor in named.values())
 
 

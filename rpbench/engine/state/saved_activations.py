@@ -60,7 +60,7 @@ class _View(NamedTuple):
     offset: int
 
     def tensor(self) -> torch.Tensor:
-        """It, on the device.
+        """The saved tensor, on the device.
 
         Raises:
             RuntimeError: while it is away.
@@ -73,11 +73,11 @@ class _View(NamedTuple):
         return made.set_(storage, self.offset, self.size, self.stride)  # type: ignore[arg-type]  # untyped ones too
 
 
-class _OfForward:
-    """What the graph of one forward has saved.
+class _SavedByForward:
+    """The storages that the graph of one forward has saved.
 
     Args:
-        reader: what a backward that comes too early is told.
+        reader: the message of the error if a backward comes too early.
         stays: tensors whose storages outlive the graph.
         hold: told of every storage that the graph has saved, and of what lives as long.
     """
@@ -90,7 +90,7 @@ class _OfForward:
         self._live: list[weakref.ref[_Saved]] = []
 
     def pack(self, tensor: torch.Tensor) -> _View | torch.Tensor:
-        """What the graph holds in place of a tensor."""
+        """The view that the graph holds in place of a tensor."""
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address in self._stays or not storage.nbytes() or is_constant(tensor):
@@ -114,15 +114,15 @@ class _OfForward:
 
 
 class SavedActivations:
-    """What the graphs of a run have saved, by stage and microbatch.
+    """The saved activations of a run's graphs, by stage and microbatch.
 
     Args:
-        memory: counts it, on the device that has it; None where nobody asks.
+        memory: counts their bytes on devices; None: not counted.
     """
 
     def __init__(self, memory: DeviceMemory | None) -> None:
         self._memory = memory
-        self._found: dict[tuple[int, Segment], _OfForward] = {}
+        self._found: dict[tuple[int, Segment], _SavedByForward] = {}
 
     def __len__(self) -> int:
         return len(self._found)
@@ -130,14 +130,14 @@ class SavedActivations:
     @contextmanager
     def noting(self, stage: int, segment: Segment, stays: Iterable[torch.Tensor]) -> Iterator[None]:
         """Inside, the forward of a stage makes its graph; `stays` are the weights and buffers that it reads."""
-        found = _OfForward(_not_back(f"the backward of {stage}F{segment[0]}", stage, segment), stays, self._hold)
+        found = _SavedByForward(_not_back(f"the backward of {stage}F{segment[0]}", stage, segment), stays, self._hold)
         with torch.autograd.graph.saved_tensors_hooks(found.pack, _unpack):
             yield
         found.end()
         self._found[stage, segment] = found
 
     def store(self, action: Action, copy: Move) -> None:
-        """Move what an action names off its device: to the partner it names, or to the host.
+        """Move an action's activations off their device: to the partner it names, or to the host.
 
         Raises:
             RuntimeError: if it is not there.

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from rpbench.engine.host_order import ToldLock
+from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.peers import empty_like, fill
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.gradients import Place, Tensors
@@ -26,7 +26,7 @@ PlaceOf = Callable[[int, int | None], torch.device]
 
 
 class WeightSource(Protocol):
-    """What forward and backward ask for weights."""
+    """The source of the weights of forward and backward."""
 
     def all_of(self, module: int, version: int) -> Named:
         """Every tensor a module needs to run, by name."""
@@ -39,7 +39,7 @@ class WeightSource(Protocol):
 
 
 class Weights:
-    """The working weights of a model.
+    """The working weights of a model, as a `WeightSource`.
 
     Args:
         workload: whose modules give version 0; they are copied, not touched.
@@ -57,7 +57,7 @@ class Weights:
     ) -> None:
         self._place_of = place_of
         self._reads = Counter(reads)
-        self._lock = ToldLock()
+        self._lock = ReportedLock()
         self._spare: dict[int, list[Named]] = {}
         self._frozen: list[Named] = []
         self._versions: dict[tuple[int, int], Named] = {}
@@ -80,11 +80,9 @@ class Weights:
         self.most_live = self.num_live[0]
 
     def all_of(self, module: int, version: int) -> Named:
-        """Every tensor a module needs to run, by name."""
         return self._frozen[module] | self.leaves(module, version)
 
     def leaves(self, module: int, version: int) -> Named:
-        """The trainable ones: leaves that gradients are asked for."""
         if not self._trains(module):
             return {}
         found = self._versions.get((module, version))
@@ -105,7 +103,7 @@ class Weights:
                 self._enter(module, version, fresh)
 
     def rewrite(self, modules: Iterable[int], version: int, masters: MastersOf) -> None:
-        """Give a version of some modules that nobody has computed with other values."""
+        """Write other values into a version that no action has computed with."""
         for module in modules:
             if self._trains(module):
                 with torch.no_grad():
@@ -116,7 +114,7 @@ class Weights:
         return {name: self._copied(module, tensor) for name, tensor in tensors.items()}
 
     def _home(self, module: int, tensor: torch.Tensor, owner: int | None = None) -> torch.device:
-        """Where a module, or a replica's part of it, is kept."""
+        """The device that keeps a module, or a replica's part of it."""
         return tensor.device if self._place_of is None else self._place_of(module, owner)
 
     def _copied(self, module: int, tensor: torch.Tensor, owner: int | None = None) -> torch.Tensor:
@@ -141,7 +139,6 @@ class Weights:
         self._versions.pop((module, number), None)
 
     def release(self, module: int, version: int) -> None:
-        """Say that one of the reads a version was kept for is over."""
         with self._lock:
             self._reads[module, version] -= 1
             self._drop_if_unread(module, version)
@@ -184,7 +181,7 @@ def begin(workload: Workload, state: State, num_stale: int) -> dict[int, Tensors
 
 
 def at_home(place_of: Callable[[int], torch.device], devices: Mapping[int, int]) -> PlaceOf:
-    """Where replicas keep a module: each on its own accelerator; and who is alone, on that of the module's device."""
+    """Places of modules: a replica's on its own accelerator, others on that of the module's device."""
     return lambda module, owner: place_of(devices[module] if owner is None else owner)
 
 

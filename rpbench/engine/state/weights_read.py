@@ -41,7 +41,7 @@ class Reads:
         return found
 
     def fixed(self, microbatch: int) -> int | None:
-        """The version that whatever a microbatch goes through reads; None if that depends on the order."""
+        """The weight version that every action of a microbatch reads; None if it depends on the order."""
         behind = STEPS_BEHIND.get(self.schedule.policy)
         if behind is None:
             return None if self.has_steps else 0
@@ -97,7 +97,7 @@ class Adjustments:
                 self._take_back(stage, number)
 
     def before_backward(self, stage: int, microbatch: int, version: int) -> int:
-        """The same for a backward."""
+        """The number of the weights a backward runs on: the version it reads, or a set lent to it."""
         _, horizon = self._delays.horizons(self._settings.predictor, stage, microbatch)
         number = -2 - 2 * microbatch
         if horizon:

@@ -54,7 +54,7 @@ class LossScaling:
 
 
 class Scale(NamedTuple):
-    """What a loss is multiplied by, and for how many steps in a row that went well."""
+    """A loss scale, and the number of good steps in a row with it."""
 
     value: float
     num_good: int = 0
@@ -77,7 +77,7 @@ class LossScaler:
         self._rule = rule
 
     def of(self, version: int) -> float:
-        """The scale of the gradients of whoever reads this version."""
+        """The scale of gradients that are made with this weight version."""
         return self.scales[version].value
 
     def advance(self, version: int, read: int, gradients: Iterable[torch.Tensor]) -> bool:
@@ -95,7 +95,7 @@ def _is_finite(gradient: torch.Tensor) -> bool:
 
 
 class Outcome(NamedTuple):
-    """What is known of a step when a part takes it.
+    """The known outcome of a step when a part takes it.
 
     Args:
         lasts: nothing that is looked at later can change it.
@@ -162,7 +162,7 @@ class WholeGradient:
         return torch.linalg.vector_norm(torch.stack([norms[owner] for owner in gradients]))
 
     def outcome(self, version: int) -> Outcome:
-        """What is known of a step now."""
+        """The known outcome of the step to a version."""
         if not self.is_asked:
             return Outcome(lasts=True)
         if self._seen < version:
@@ -170,6 +170,6 @@ class WholeGradient:
         return Outcome(True, version in self._skipped, self._clipping.get(version))
 
     def leaves_alone(self, version: int) -> bool:
-        """Whether the step to a version, which has been looked at, is what it is without a look."""
+        """Whether looking at the gradients changes nothing: the step is neither skipped nor clipped."""
         _, skipped, clipping = self.outcome(version)
         return not skipped and (clipping is None or bool(clipping >= 1))

@@ -1,13 +1,13 @@
 """Happens-before: the races in a trace, by vector clocks; they depend on what is issued, never on timing.
 
-A timeline's clock has, for every timeline, how much of its work is known to be done. What a stream is given knows what
-the thread knows that gives it; an event carries a stream's clock to a stream that waits or a thread that synchronises;
-a token carries a thread's clock to another thread. Two accesses of a storage, one of them a write, are a race unless
-the later one's clock has the earlier. Between two threads that is not asked: their locks are not in the trace.
+A timeline's clock says for every timeline how much of its work is known to be done. Work issued to a stream knows what
+its thread knows; an event carries a stream's clock to a waiting stream or a synchronising thread; a token carries a
+thread's clock to another thread. Two accesses of a storage, one of them a write, are a race unless the later one's
+clock includes the earlier. Two threads are not compared: their locks are not in the trace.
 
-Memory of an allocator that serves streams goes back to its stream's pool when nobody has it any more, and any next
-allocation on that stream may be given it, whatever its size. Whoever else may still use it then must be known to be
-done to the stream, or to the thread that let go of it, or have been named by `record_stream`.
+Freed memory goes back to the pool of its stream, and any later allocation on that stream may get it, whatever its size.
+Other streams' uses of it must then be known as done to that stream or to the freeing thread, or the streams must have
+been named by `record_stream`.
 
 Sources: Mattern, "Virtual time and global states of distributed systems", 1989; Flanagan and Freund, "FastTrack",
 PLDI'09, section 2; the rules of torch's allocator: "CUDA semantics", section memory management, and
@@ -43,7 +43,7 @@ Clock = list[int]
 
 
 class Finding(NamedTuple):
-    """Something that may go wrong on a device.
+    """A possible error on a device.
 
     Args:
         kind: RAW, WAR, WAW, REUSE (memory given away), EVENT (waited for, or timed, too early), BLOCKS (a copy that was
@@ -66,7 +66,7 @@ class HappensBefore:
 
     Attributes:
         findings: each once.
-        clocks: by timeline, what it knows so far.
+        clocks: by timeline, its vector clock so far.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -83,7 +83,7 @@ class HappensBefore:
         self._pool: dict[Timeline, list[_Use]] = defaultdict(list)  # freed, and maybe still used
 
     def take(self, entry: Entry) -> None:
-        """Go on by an entry."""
+        """Process the next entry."""
         match entry:
             case Work():
                 self._work(entry)
@@ -114,7 +114,7 @@ class HappensBefore:
                 self._memory(entry)
 
     def carried_by(self, entry: Entry) -> Clock:
-        """What an entry that waits brings word of, beside what its thread knows."""
+        """The clock that a waiting entry adds to its thread's."""
         clock = [0] * len(self.clocks)
         match entry:
             case Waits(event=event) | SynchronisedEvent(event=event):
@@ -218,7 +218,7 @@ class HappensBefore:
 
 
 def findings(trace: Trace) -> list[Finding]:
-    """All that may go wrong in the run that a trace is of."""
+    """All possible errors in the run of a trace."""
     order = HappensBefore(trace)
     for entry in trace.entries:
         order.take(entry)
@@ -226,7 +226,7 @@ def findings(trace: Trace) -> list[Finding]:
 
 
 def first_finding(trace: Trace) -> Finding | None:
-    """The first thing that may go wrong; None where nothing may."""
+    """The first possible error; None if there is none."""
     order = HappensBefore(trace)
     for entry in trace.entries:
         order.take(entry)

@@ -1,13 +1,13 @@
 """Mutants: a trace with one wait dropped, delayed by an action, or put on a neighbour's stream; is each seen?
 
-What orders a run are waits for events and streams, synchronisations, `record_stream` and pinned memory. Each of them is
-changed in turn. A mutant that has findings is *seen*. One that has none changes nothing, and is shown to by name:
+A run is ordered by waits for events and streams, synchronisations, `record_stream` and pinned memory. Each of them is
+changed in turn. A mutant with findings is *seen*. A mutant without findings is equivalent, with a reason:
 
-    known    what it brings is known already where it stood: named is the entry that has brought it
-    later    the same comes before anything needs it: named is the entry that brings it
+    known    an earlier entry, which is named, orders the same already
+    later    a later entry, which is named, orders the same before it is needed
     idle     nothing that it orders shares memory that is written
 
-Dropping takes away more order than delaying and misplacing do.
+Dropping removes more order than delaying and misplacing do.
 """
 
 from bisect import bisect_right
@@ -44,7 +44,7 @@ class Mutant(NamedTuple):
         change: dropped, delayed or misplaced.
         place: index of the entry that is changed.
         entry: that entry.
-        trace: what it makes.
+        trace: the changed trace.
     """
 
     change: str
@@ -54,7 +54,7 @@ class Mutant(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What becomes of a mutant: seen, known, later or idle, and by what."""
+    """The outcome of a mutant - seen, known, later or idle - and its reason."""
 
     mutant: str
     outcome: str
@@ -62,7 +62,7 @@ class Verdict(NamedTuple):
 
 
 def mutants(trace: Trace) -> Iterator[Mutant]:
-    """Every change of everything that orders a trace."""
+    """Every change of every ordering entry of a trace."""
     neighbours = _neighbours(trace)
     for place, entry in enumerate(trace.entries):
         if not isinstance(entry, _ORDERING):
@@ -79,7 +79,7 @@ def mutants(trace: Trace) -> Iterator[Mutant]:
 
 
 def judged(trace: Trace) -> Iterator[Verdict]:
-    """What becomes of every mutant of a trace without findings."""
+    """The verdict on every mutant of a trace without findings."""
     small = without_private_memory(trace)
     for mutant in mutants(small):
         name = f"{small.describe(mutant.entry)}, {mutant.change}"
@@ -91,7 +91,7 @@ def judged(trace: Trace) -> Iterator[Verdict]:
 
 
 def summary(trace: Trace) -> dict[str, Any]:
-    """How many mutants of a trace come out how, and what orders those that nothing is wrong with."""
+    """The number of mutants by outcome, and the reasons of equivalent ones."""
     verdicts = list(judged(trace))
     outcomes = Counter(verdict.outcome for verdict in verdicts)
     named = Counter((verdict.mutant, verdict.outcome, verdict.by) for verdict in verdicts if verdict.outcome != "seen")
@@ -152,7 +152,7 @@ def _misplaced(entry: Entry, neighbours: dict[Timeline, Timeline]) -> Entry | No
     return None
 
 
-# --- what orders it instead ----------------------------------------------------------------------------------
+# --- equivalent mutants ----------------------------------------------------------------------------------------
 
 _Work = dict[Timeline, int]  # timeline -> how much of its work is to be known as done
 
@@ -174,7 +174,7 @@ def _what_orders(trace: Trace, mutant: Mutant) -> tuple[str, str]:
 
 
 def _carried(trace: Trace, place: int) -> _Work:
-    """The work whose end an entry brings word of."""
+    """The work that is known as done by an entry."""
     order, done = HappensBefore(trace), dict[Timeline, list[int]]()
     for entry in trace.entries[:place]:
         order.take(entry)
@@ -187,7 +187,7 @@ def _carried(trace: Trace, place: int) -> _Work:
 
 
 def _who_brings(trace: Trace, targets: Sequence[Timeline], needed: _Work) -> tuple[int, Entry] | None:
-    """The entry from which on some timelines together know of work, with its index; None if they never do."""
+    """The first entry, with its index, after which some timelines together know all needed work, if any."""
     order, missing = HappensBefore(trace), dict(needed)
     if not missing:
         return 0, trace.entries[0]
@@ -201,7 +201,7 @@ def _who_brings(trace: Trace, targets: Sequence[Timeline], needed: _Work) -> tup
 
 
 def _who_orders_uses(trace: Trace, work: _Work) -> tuple[str, str]:
-    """What orders work before the next use of its memory, where the timeline that was to wait never knows of it."""
+    """The reason that orders work before the next use of its memory, if the mutated wait never knows of it."""
     order, used = HappensBefore(trace), dict[Storage, tuple[Timeline, int]]()
     for entry in trace.entries:
         order.take(entry)

@@ -1,4 +1,4 @@
-"""Notes: what the threads of a machine issue, and where each storage would be on it; all is memory of the host."""
+"""Notes: the trace of a simulated machine's threads, and the device of each storage; all memory is the host's."""
 
 import itertools
 import threading
@@ -38,7 +38,7 @@ from rpbench.models.constants import constants
 
 @dataclass
 class Home:
-    """Where a storage is.
+    """The place of a storage.
 
     Args:
         device: index of a device; None: the host.
@@ -59,7 +59,7 @@ _lock = threading.RLock()
 
 
 def home_of(tensor: torch.Tensor, freed: Callable[[Home], None]) -> Home:
-    """The home of a tensor's storage; `freed` is called with it when nobody has it any more, if it is new."""
+    """The home of a tensor's storage; `freed` is called with a new one when the storage is freed."""
     storage = tensor.untyped_storage()
     key = storage._cdata
     with _lock:
@@ -71,7 +71,7 @@ def home_of(tensor: torch.Tensor, freed: Callable[[Home], None]) -> Home:
 
 
 def known_home(tensor: torch.Tensor) -> Home | None:
-    """The home of a tensor's storage, if somebody has asked for it before."""
+    """The home of a tensor's storage, if `home_of` has made it."""
     return _homes.get(tensor.untyped_storage()._cdata)
 
 
@@ -81,7 +81,7 @@ def _forget(key: int, freed: Callable[[Home], None]) -> None:
     freed(found)
 
 
-ENDLESS = 2**50  # what a device has where nobody says
+ENDLESS = 2**50  # bytes of a device without a limit
 
 _HERE = str(Path(__file__).parent)
 _PACKAGE = str(Path(__file__).parents[2])
@@ -90,11 +90,11 @@ _identities = itertools.count(1)
 
 
 class _Local(threading.local):
-    """What a thread is at.
+    """The state of a thread.
 
     Attributes:
         makes_on: the device that factories make tensors on; None: the host.
-        within: what the call of torch has been given that an operation belongs to.
+        within: the arguments of the current call of torch.
     """
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ class _Local(threading.local):
 
 
 class Notes:
-    """What is noted of a machine with some devices.
+    """The trace and memory of a simulated machine.
 
     Attributes:
-        trace: what has been issued.
-        calls: identity of an entry -> its operation, if they are kept.
-        begun_with: storage -> its bytes before the first operation, if they are kept.
-        storages: every storage as bytes, likewise.
+        trace: all entries so far.
+        calls: identity of an entry -> its operation, with `keeps_calls`.
+        begun_with: storage -> its bytes before the first operation, with `keeps_calls`.
+        storages: every storage as bytes, with `keeps_calls`.
         held, peak: device -> bytes of its memory, now and at most.
     """
 
@@ -143,7 +143,7 @@ class Notes:
         self._constants: set[Storage] = set()  # whose making has been waited for
         self._is_open, self._counts = True, False  # an allocator counts when it has handed something out
 
-    # --- what is noted ---
+    # --- entries and storages ---
 
     def note(self, kind: Callable[..., Entry], *fields: Any) -> Any:
         """Add an entry by the calling thread."""
@@ -160,7 +160,7 @@ class Notes:
             return entry
 
     def _check_there(self, entry: Entry) -> None:
-        """Fail as torch does where an entry asks something of a device that is lost."""
+        """Raise as torch does if an entry uses a lost device."""
         if not self._left:
             return
         streams = getattr(entry, "streams", (getattr(entry, "stream", None),))
@@ -177,12 +177,12 @@ class Notes:
         return self._timelines[own]
 
     def starts_thread(self) -> None:
-        """The calling thread is a new one, whatever other thread has had its identity."""
+        """Give the calling thread a new timeline, even if an earlier thread had its identity."""
         with self.lock:
             self._timelines.pop(threading.get_ident(), None)
 
     def home(self, tensor: torch.Tensor) -> Home:
-        """Where a tensor's storage is, with its number in the trace."""
+        """The home of a tensor's storage, numbered in this trace."""
         with self.lock:
             home = home_of(tensor, self._freed)
             if home.machine != self.identity:
@@ -195,7 +195,7 @@ class Notes:
             return home
 
     def is_born(self, home: Home, device: int, stream: Timeline) -> None:
-        """A new storage is on a device."""
+        """Note a new storage on a device."""
         limit = self._memory_bytes
         if limit is not None and self.held[device] + home.num_bytes > limit:
             raise torch.OutOfMemoryError(
@@ -210,13 +210,13 @@ class Notes:
             self.peak[device] = max(self.peak[device], self.held[device])
 
     def keep_beginning(self, tensor: torch.Tensor) -> None:
-        """Keep the bytes of a storage that is used for the first time, and has been there before."""
+        """Keep the bytes of a storage before its first use in the trace."""
         home = self.home(tensor)
         if home.number not in self.storages:
             self.begun_with[home.number] = self.keep_storage(tensor).clone()
 
     def keep_storage(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Keep a storage, so that nothing of it is freed; its bytes."""
+        """Keep a storage from being freed; returns its bytes."""
         number = self.home(tensor).number
         if number not in self.storages:
             with no_dispatch():
@@ -224,7 +224,7 @@ class Notes:
         return self.storages[number]
 
     def close(self) -> None:
-        """Nothing more is noted."""
+        """Stop noting."""
         self._is_open = False
 
     def _freed(self, home: Home) -> None:
@@ -237,7 +237,7 @@ class Notes:
                 notes.held[home.device] -= home.num_bytes
 
     def _publish_constants(self) -> None:
-        """Constants are handed from thread to thread without a word, once their maker has waited for them."""
+        """Signal constants whose maker has waited for them: other threads read them without a wait."""
         for tensor in constants():
             home = known_home(tensor)
             if home is not None and home.machine == self.identity and self._made_by.get(home.number) == self.thread():
@@ -245,7 +245,7 @@ class Notes:
                 self._constants.add(home.number)
                 self.note(Signalled, ("constant", home.number))
 
-    # --- told by the engine's threads ---
+    # --- `rpbench.engine.host_order.HostOrder` ---
 
     def begins(self, what: str) -> None:
         self.local.action = what
@@ -262,7 +262,7 @@ class Notes:
     # --- devices and streams ---
 
     def index_of(self, device: Any) -> int | None:
-        """Index of a device; None for the host, and for what has no memory."""
+        """Index of a device; None for the host and the meta device."""
         if device is None:
             return None
         found = torch.device(self.kind, device) if isinstance(device, int) else torch.device(device)
@@ -274,7 +274,7 @@ class Notes:
         return index
 
     def chosen(self, device: Any) -> int:
-        """Index of a device; that of the calling thread where none is named."""
+        """Index of a device; None names that of the calling thread."""
         index = self.index_of(device)
         return self.local.device if index is None else index
 
@@ -284,7 +284,7 @@ class Notes:
         self.peak[self.chosen(device)] = self.held[self.chosen(device)]
 
     def memory_info(self, device: Any = None) -> tuple[int, int]:
-        """Bytes that are free, and all."""
+        """Free and total bytes."""
         whole = ENDLESS if self._memory_bytes is None else self._memory_bytes
         return whole - self.held[self.chosen(device)], whole
 
@@ -300,7 +300,7 @@ class Notes:
 
     @contextmanager
     def calling(self, *given: Any) -> Iterator[None]:
-        """Inside is a call of torch: what it makes for itself is beside the tensors that it has been given."""
+        """Inside is a call of torch: tensors it makes internally are on the device of its arguments."""
         before, self.local.within = self.local.within, given
         try:
             yield
@@ -308,7 +308,7 @@ class Notes:
             self.local.within = before
 
     def device_called(self) -> int | None:
-        """The device of what the call has been given; None: it is all of the host."""
+        """The device of the call's arguments; None: the host."""
         tensors = (leaf for leaf in tree_leaves(self.local.within) if isinstance(leaf, torch.Tensor))
         devices = (self.home(tensor).device for tensor in tensors if not tensor.is_meta)
         return next((device for device in devices if device is not None), None)
@@ -341,11 +341,11 @@ class Notes:
             return self._num_events
 
 
-noting: list[Notes] = []  # that are open; torch shows the machine of the last one
+noting: list[Notes] = []  # of open machines; torch shows the last one
 
 
 def _place() -> str:
-    """The innermost line of the project, or of whoever uses it, that is at work."""
+    """The innermost running line of the project, or else of its caller."""
     frame: FrameType | None = _getframe(2)
     outer: FrameType | None = None
     while frame is not None:
@@ -360,6 +360,6 @@ def _place() -> str:
 
 @cache
 def _file(path: str) -> tuple[bool, bool, str]:
-    """Whether a file is of the project's work, whether it is neither torch's nor of this folder, and its name."""
+    """Whether a file is the project's, whether it is not torch's (both without this folder), and its name."""
     is_here = path.startswith(_HERE)
     return path.startswith(_PACKAGE) and not is_here, not is_here and not path.startswith(_TORCH), Path(path).name

@@ -1,10 +1,9 @@
-"""Recorder: sees every operation that torch does, and notes what it would read and write on which stream.
+"""Recorder: notes for every operation of torch which storages it reads and writes, and on which stream.
 
-An operation runs at once, on the processor. On a device it would be given to the current stream of the device that its
-tensors are on; what reads a value back waits for that stream. A copy between host and device waits as well, unless it
-is asked not to; one between devices runs on the source's current stream, which waits for the target's before, and the
-other way round after it (torch, `aten/src/ATen/native/cuda/Copy.cu`). Streams and events of a machine are here too, as
-torch's own are asked for them.
+An operation runs at once, on the processor. On a device it would be issued to the current stream of its tensors'
+device; reading a value back waits for that stream. A copy between host and device waits as well, unless it is
+non-blocking. A copy between devices runs on the source's current stream, which first waits for the target's; afterwards
+the target's waits for it (torch, `aten/src/ATen/native/cuda/Copy.cu`). A machine's streams and events are here too.
 """
 
 import time
@@ -32,10 +31,10 @@ from rpbench.engine.stream_order.trace import (
 
 
 def now() -> Notes:
-    """The notes of the machine that torch shows.
+    """The notes of the open machine.
 
     Raises:
-        RuntimeError: outside of one.
+        RuntimeError: if no machine is open.
     """
     if not noting:
         raise RuntimeError("a stream or event of a machine is used outside of it")
@@ -128,7 +127,7 @@ class MachineEvent:
 
 
 def current_stream(machine: Notes, device: Any = None) -> MachineStream:
-    """The stream that the calling thread gives a device its work on."""
+    """The calling thread's current stream of a device."""
     index = machine.chosen(device)
     found = machine.local.streams.get(index)
     if found is None:
@@ -147,7 +146,7 @@ def set_stream(machine: Notes, stream: torch.Stream) -> None:
     machine.local.streams[stream.device_index] = stream
 
 
-# Only the shape of what they are given counts.
+# They read only the shape of their arguments.
 _READ_NOTHING = frozenset(
     (
         *("aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like"),
@@ -155,14 +154,14 @@ _READ_NOTHING = frozenset(
         *("aten::new_empty_strided", "aten::set_", "aten::is_same_size", "aten::_version"),
     )
 )
-# The host has to know what comes out: a value, or a shape.
+# The host reads their result: a value, or a shape.
 _READ_BACK = frozenset(
     (
         *("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"),
         *("aten::nonzero", "aten::masked_select", "aten::_unique2"),
     )
 )
-# What was there before is not read.
+# They do not read what they overwrite.
 _OVERWRITE = frozenset(
     (
         *("aten::copy_", "aten::fill_", "aten::zero_", "aten::bernoulli_", "aten::uniform_", "aten::normal_"),
@@ -205,7 +204,7 @@ class _Call:
     """One operation that has run.
 
     Attributes:
-        again: what it takes to run it again, with generators as they were before it.
+        again: the call for a replay, with generators as they were before it.
     """
 
     def __init__(self, machine: Notes, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
@@ -298,7 +297,7 @@ class _Call:
             self._machine.calls[id(entry)] = self.again
 
     def _device(self) -> int | None:
-        """The device whose stream the operation is given to; None: the processor does it."""
+        """The device whose stream runs the operation; None: the processor."""
         homes = [(tensor, self._machine.home(tensor)) for tensor in self._tensors]
         devices = sorted({home.device for _, home in homes if home.device is not None})
         if not devices:
@@ -316,7 +315,7 @@ class _Call:
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in a value, but for those that have no memory."""
+    """The tensors in a value, except those on the meta device."""
     if isinstance(value, torch.Tensor):
         return [] if value.is_meta else [value]
     if isinstance(value, _NO_TENSORS):

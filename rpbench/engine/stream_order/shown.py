@@ -1,4 +1,4 @@
-"""What torch shows of a machine: names replaced while it is open, and CPU tensors that look like a device's."""
+"""Patches of torch for an open machine: its names replaced, and CPU tensors that look like a device's."""
 
 import queue
 import threading
@@ -21,7 +21,7 @@ Handler = Callable[..., Any]
 
 
 class Faces(TorchFunctionMode):
-    """The face of a machine's devices for one thread."""
+    """Makes CPU tensors look like tensors of a machine's devices, for one thread."""
 
     def __init__(self, machine: Notes) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Faces(TorchFunctionMode):
         return device if index is None else torch.device(self._machine.kind, index)
 
     def _make(self, func: Handler, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        """What makes a tensor on a device, or in pinned memory."""
+        """Call a factory of tensors on a device, or in pinned memory."""
         machine, pins = self._machine, bool(given.pop("pin_memory", False))
         index = machine.index_of(given.get("device"))
         if index is not None:
@@ -122,7 +122,7 @@ class Faces(TorchFunctionMode):
         self._machine.note(Kept, self._machine.home(tensor).number, stream.timeline)
 
     def _register_hook(self, real: Handler, tensor: torch.Tensor, hook: Handler) -> Any:
-        """Hooks see faces: torch runs a graph without any mode of this kind."""
+        """Run hooks within `Faces`: torch runs a graph without any function mode."""
 
         def hooked(*args: Any) -> Any:
             with Faces(self._machine):
@@ -137,7 +137,7 @@ class Faces(TorchFunctionMode):
 
 
 class _Moved(torch.autograd.Function):
-    """A tensor on another device; its gradient goes back to where it was."""
+    """A copy on another device; its gradient goes back to the source's device."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, machine: Notes, index: int | None, non_blocking: bool) -> torch.Tensor:
@@ -150,7 +150,7 @@ class _Moved(torch.autograd.Function):
 
 
 def moved(tensor: torch.Tensor, machine: Notes, index: int | None, non_blocking: bool) -> torch.Tensor:
-    """A copy on a device, or on the host; into pinned memory where it is asked not to wait, as torch does."""
+    """A copy on a device, or on the host."""
     with machine.making_on(index):
         made = torch.empty(tensor.shape, dtype=tensor.dtype)
     return made.copy_(tensor.detach(), non_blocking)
@@ -161,7 +161,7 @@ Issuing = Callable[[], AbstractContextManager[None]]
 
 
 class _Generator(torch.Generator):
-    """A generator of the processor that says it is a device's."""
+    """The processor's generator, which names a device as its own."""
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]  # the device, in C
@@ -175,14 +175,14 @@ class _Generator(torch.Generator):
 
 
 class _Autocast(torch.autocast):
-    """Autocast on a machine's devices is that of the processor, whose kernels run."""
+    """Autocast of the processor, whose kernels run, for a machine's devices."""
 
     def __init__(self, device_type: str, *args: Any, **given: Any) -> None:
         super().__init__("cpu" if device_type == now().kind else device_type, *args, **given)
 
 
 def shown(machine: Notes, issuing: Issuing) -> Iterator[tuple[Any, str, Any]]:
-    """What torch shows of a machine: where, under which name, what."""
+    """The patches for a machine: object, attribute and new value."""
     yield from ((torch, name, value) for name, value in (("Stream", MachineStream), ("Event", MachineEvent)))
     yield torch, "Generator", _Generator
     yield from ((module, "autocast", _Autocast) for module in (torch, torch.amp))
@@ -214,7 +214,7 @@ def shown(machine: Notes, issuing: Issuing) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _of_kind(faces: Mapping[str, Any]) -> dict[str, Any]:
-    """What a kind's own module of torch has beside `torch.accelerator`; checkpointing and forked generators ask it."""
+    """Further names of a device kind's own torch module; checkpointing and forked generators use them."""
     return {
         "Stream": MachineStream,
         "Event": MachineEvent,
@@ -230,7 +230,7 @@ def _of_kind(faces: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run_backward(machine: Notes, run: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs a graph backward; its formulas make what they need beside the tensors they start from."""
+    """Autograd's entry: tensors that its formulas make are on the device of the outputs."""
 
     def run_backward(outputs: Any, *args: Any, **given: Any) -> Any:
         with machine.calling(outputs):
@@ -240,7 +240,7 @@ def _run_backward(machine: Notes, run: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _called_back(machine: Notes, apply: Callable[..., Any]) -> Callable[..., Any]:
-    """A function's own backward, which sees faces: torch runs a graph without any mode of this kind."""
+    """A custom function's backward, within `Faces`: torch runs a graph without any function mode."""
 
     def called_back(context: Any, *gradients: Any) -> Any:
         with Faces(machine):
@@ -252,7 +252,7 @@ def _called_back(machine: Notes, apply: Callable[..., Any]) -> Callable[..., Any
 def _started(
     machine: Notes, issuing: Issuing, start: Callable[[threading.Thread], None]
 ) -> Callable[[threading.Thread], None]:
-    """`Thread.start` of threads that see the machine, and come after who starts them."""
+    """`Thread.start` for threads that use the machine; their work is ordered after their starter's."""
 
     def started(thread: threading.Thread) -> None:
         body = thread.run
@@ -291,7 +291,7 @@ def _put(machine: Notes, put: Callable[..., None]) -> Callable[..., None]:
 
 
 def _got(machine: Notes, get: Callable[..., Any]) -> Callable[..., Any]:
-    """`Queue.get`, which comes after what has been put by then."""
+    """`Queue.get`, ordered after the puts so far."""
 
     def getting(items: Any, *args: Any, **given: Any) -> Any:
         found = get(items, *args, **given)

@@ -1,7 +1,7 @@
-"""Trace: what a run has issued, in the order it was issued, to the streams of a machine that has none.
+"""Trace: the entries of a run, in the order they were issued to the streams of a simulated machine.
 
-Threads and streams are *timelines*, numbered through. Work on a timeline is done in order; across timelines only what
-an entry says orders anything.
+Threads and streams are *timelines*, with one numbering. Work on a timeline is done in order; work on different
+timelines is ordered by entries alone.
 """
 
 from collections.abc import Hashable
@@ -16,11 +16,11 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 @dataclass(slots=True)
 class Entry:
-    """Something that a thread has issued.
+    """One call issued by a thread.
 
     Args:
         thread: the timeline of the thread.
-        action: what the thread was at.
+        action: the schedule's action that the thread was running.
         place: the line of code that issued it.
     """
 
@@ -46,7 +46,7 @@ class Work(Entry):
 
 @dataclass(slots=True)
 class Recorded(Entry):
-    """An event notes what a stream has been given so far."""
+    """An event is recorded on a stream."""
 
     stream: Timeline
     event: int
@@ -54,7 +54,7 @@ class Recorded(Entry):
 
 @dataclass(slots=True)
 class Waits(Entry):
-    """What a stream is given from now on waits for an event."""
+    """A stream's later work waits for an event."""
 
     stream: Timeline
     event: int
@@ -62,7 +62,7 @@ class Waits(Entry):
 
 @dataclass(slots=True)
 class WaitsForStream(Entry):
-    """What a stream is given from now on waits for what another one has been given so far."""
+    """A stream's later work waits for another stream's work so far."""
 
     stream: Timeline
     other: Timeline
@@ -70,7 +70,7 @@ class WaitsForStream(Entry):
 
 @dataclass(slots=True)
 class Synchronised(Entry):
-    """The thread has waited for all that these streams have been given."""
+    """The thread has waited for all work of these streams."""
 
     streams: tuple[Timeline, ...]
 
@@ -91,7 +91,7 @@ class Timed(Entry):
 
 @dataclass(slots=True)
 class Signalled(Entry):
-    """What a thread has done so far comes before what follows an `Awaited` of the token."""
+    """The thread's work so far is ordered before an `Awaited` of the token."""
 
     token: Hashable
 
@@ -113,14 +113,14 @@ class Born(Entry):
 
 @dataclass(slots=True)
 class Freed(Entry):
-    """Nobody has a storage any more: its memory goes back to the pool of its stream."""
+    """A storage is freed: its memory goes back to the pool of its stream."""
 
     storage: Storage
 
 
 @dataclass(slots=True)
 class Kept(Entry):
-    """`record_stream`: its memory is not given away before a stream has done what it was given until it is freed."""
+    """`record_stream`: freed memory is not reused before this stream has done its work up to the freeing."""
 
     storage: Storage
     stream: Timeline
@@ -128,21 +128,21 @@ class Kept(Entry):
 
 @dataclass(slots=True)
 class Pinned(Entry):
-    """A storage of the host can be read and written by devices while the host goes on."""
+    """A storage of the host is pinned: devices access it asynchronously."""
 
     storage: Storage
 
 
 @dataclass(slots=True)
 class Misplaced(Entry):
-    """An operation that no device could do: of memory that it cannot reach."""
+    """An operation on memory that its device cannot reach."""
 
     what: str
 
 
 @dataclass
 class Trace:
-    """What a run has issued.
+    """All entries of a run.
 
     Args:
         names: by timeline.

@@ -1,4 +1,4 @@
-"""Compensation: what asynchronous methods do about late gradients besides choosing a version of the weights.
+"""Compensation of late gradients by asynchronous methods.
 
     rescheduling   PipeMare T1: a stage that is late by tau steps learns slower by tau^p, p falling from 1 to 0
     correction     PipeMare T2: backward on w - lateness * delta, delta a running mean of how the weights move
@@ -24,7 +24,6 @@ Guan et al., PipeOptim (arXiv 2312.00839); Chen et al., SpecTrain (arXiv 1809.02
 2003.11666), after its description; the formula of the spike from memory, its sums derived.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -41,7 +40,7 @@ Predictor = Literal["", "pipelined_backprop", "pipeoptim", "spectrain", "xpipe"]
 
 @dataclass(frozen=True)
 class Compensation:
-    """How a run makes up for late gradients; left alone, not at all.
+    """The compensation of late gradients; by default none.
 
     Args:
         predictor: whose prediction forward (and SpecTrain's backward) reads.
@@ -86,7 +85,7 @@ class Compensation:
 
 
 class Delays:
-    """How late the gradients of a schedule are.
+    """The delays of a schedule's gradients.
 
     Attributes:
         tau: per stage, the mean over the microbatches of the last step; the same in every step once warm.
@@ -133,14 +132,6 @@ def correction_share(tau: float, settings: Compensation) -> float:
     """T2: gamma = D^(1 / tau), the share of the old mean in the new one."""
     assert settings.correction_decay is not None
     return float(settings.correction_decay ** (1 / tau)) if tau > 0 else 0.0
-
-
-def largest_stable_rate(curvature: float, tau: int) -> float:
-    """The learning rate above which gradient descent with a fixed delay diverges on a parabola.
-
-    Source: PipeMare, section 3.1, lemma 1: (2 / lambda) sin(pi / (4 tau + 2)).
-    """
-    return 2 / curvature * math.sin(math.pi / (4 * tau + 2))
 
 
 def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: bool) -> None:

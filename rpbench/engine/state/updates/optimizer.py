@@ -1,20 +1,20 @@
-"""Optimizer: AdamW, gradient descent with momentum, RMSprop or Adafactor, a stage at a time, and where it is heading.
+"""Optimizer: AdamW, gradient descent with momentum, RMSprop or Adafactor, a stage at a time; and its direction.
 
-A stage's step needs the gradients of that stage alone, with two exceptions: the norm of all gradients for clipping,
-and parameters that several stages share, whose gradients are added in model order. Both are done once per version,
-by whichever step comes first; `step_groups` tells a program what those steps wait for.
+A stage's step needs that stage's gradients alone, with two exceptions: clipping by the norm of all gradients, and
+parameters that several stages share, whose gradients are added in model order. The first step to a version does both;
+`step_groups` tells a program which gradients it waits for.
 
-Replicas that share a stage each step their own part of it (`rpbench.engine.state.ownership`): the elements of a shard,
-with moments for no others, or a whole copy. One STEP stands for those of all of them. The norm is taken of gradients
-put together again, in the order of plain training, where a system on several machines would add up one number of each;
-so are the two gradients of shared parameters before they are cut again. Neither is counted as moved.
+Each replica of a shared stage steps its own part (`rpbench.engine.state.ownership`): the elements of a shard, with
+moments for no others, or a whole copy. One STEP stands for all replicas. The norm, and the sum of a shared parameter's
+gradients, are taken of whole gradients in the order of plain training; a system on several machines would add up one
+number of each. Neither counts as moved bytes.
 
-A trial (`rpbench.ir.policy`) is a step like any other, and once its weights are out `end_trial` gives back what it has
-changed. The step after it takes the mean of both gradients.
+A trial (`rpbench.ir.policy`) is a step like any other; after its weights are published, `end_trial` restores masters
+and moments. The step after it takes the mean of both gradients.
 
-A step that goes ahead (`rpbench.ir.checks.check`) looks at nothing but its own gradient. `validate` then looks at all
-of them, and `settle` ends the step: where an overflow skips it, or the norm was too large, masters, moments and count
-are given back from a copy, in the second case to step again. So every bit is that of steps that wait.
+A speculative step (`rpbench.ir.checks.check`) looks at its own gradient alone. `validate` then looks at all gradients,
+and `settle` ends the step: after an overflow or too large a norm it restores masters, moments and count from a copy,
+and in the second case steps again. So every bit is that of steps that wait.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ from typing import Any
 
 import torch
 
-from rpbench.engine.host_order import ToldLock
+from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.layout import Layout
 from rpbench.engine.peers import at, finish, here
 from rpbench.engine.program import StepGroups
+from rpbench.engine.state.checkpoint import Moments
 from rpbench.engine.state.gradients import Gradients, Place, Tensors, mean_of
-from rpbench.engine.state.ownership import Sharing, join, take
+from rpbench.engine.state.ownership import Part, Sharing, join, make_parts, moments_of, resume, take
 from rpbench.engine.state.updates.compensation import SpikeCompensatedSGD
-from rpbench.engine.state.updates.owned_masters import Moments, Part, make_parts, moments_of, resume
 from rpbench.engine.state.weights import PlaceOf
 from rpbench.engine.state.whole_gradient import LossScaler, LossScaling, Outcome, WholeGradient
 from rpbench.engine.workload import Workload
@@ -39,11 +39,10 @@ from rpbench.ir.policy import Policy, is_trial, update_of, versions_averaged
 
 
 def direction(optimizer: torch.optim.Optimizer, weight: torch.Tensor, *, with_decay: bool) -> torch.Tensor | None:
-    """What a step of learning rate 1 would take off a weight if gradients stayed as they are; None before the first.
+    """The decrease of a weight by a step of learning rate 1 with gradients unchanged; None before the first step.
 
-    AdamW: the mean gradient over the root of the mean square, both without their bias towards 0, and the weight decay
-    if it is to count. SGD: the momentum, which plain gradient descent does not have; what the last step took off, where
-    steps compensate spikes.
+    AdamW: the bias-corrected mean gradient over the root of the mean square, with weight decay on request. SGD: the
+    momentum, None without one; with spike compensation the direction of the last step.
 
     Source: PipeOptim (arXiv 2312.00839), section 3; XPipe (arXiv 1911.04610), section 3.2, for Adam.
     """
@@ -66,14 +65,12 @@ def _adam_direction(state: dict[str, Any], group: dict[str, Any]) -> torch.Tenso
     return found
 
 
-# Kept state: what a step is taken back by, a copy of the masters and of all that the optimizer knows of them.
-#
-# A copy gives back every bit. Undoing the arithmetic of a step (an inverse Adam) needs no copy and gives back nearly
-# the same; `tests/engine/test_speculation.py` has the difference.
-
-
 class KeptState:
-    """Masters, moments and count of a part as they are when this is made."""
+    """A copy of a part's masters, moments and count, to restore them.
+
+    A copy restores every bit. Undoing the arithmetic of a step (an inverse Adam) needs no copy and restores nearly the
+    same values; `tests/engine/test_speculation.py` has the difference.
+    """
 
     def __init__(self, part: Part) -> None:
         self._part = part
@@ -85,7 +82,7 @@ class KeptState:
         }
 
     def give_back(self) -> None:
-        """Make all as it was; what the optimizer knew nothing of, it knows nothing of again."""
+        """Restore the copy; masters that had no optimizer state have none again."""
         optimizer = self._part.optimizer
         for place, master in self._part.masters.items():
             with torch.no_grad():
@@ -96,7 +93,7 @@ class KeptState:
 
     @property
     def num_bytes(self) -> int:
-        """What the copy takes."""
+        """Bytes of the copy."""
         values = (value for state in self._state.values() for value in state.values())
         tensors = [*self._masters.values(), *(value for value in values if isinstance(value, torch.Tensor))]
         return sum(tensor.nbytes for tensor in tensors)
@@ -152,7 +149,7 @@ class OptimizerSettings:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """What is kept of every parameter that has been updated; Adafactor has more, by its shape."""
+        """The optimizer state of every parameter that has been updated; Adafactor has more, by its shape."""
         return ("momentum_buffer",) * (self.momentum > 0) if self.name == "sgd" else _MOMENTS[self.name]
 
     def state_bytes(self, shape: Sequence[int]) -> int:
@@ -183,10 +180,10 @@ class OptimizerSettings:
 def step_groups(
     workload: Workload, layout: Layout, settings: OptimizerSettings, *, validated: bool = False
 ) -> StepGroups:
-    """Backward stages whose steps need one another's gradients.
+    """Groups of backward stages whose steps need one another's gradients.
 
     Args:
-        validated: an action of its own looks at all of them.
+        validated: VALIDATE actions look at all gradients.
     """
     looks = settings.clip_norm is not None or settings.loss_scaling is not None
     if looks and not validated:
@@ -224,11 +221,14 @@ class HostOptimizer:
         goes_ahead: Collection[tuple[int, int]] = (),
         place_of: PlaceOf | None = None,
     ) -> None:
-        """`scaler` has the scales of gradients; the step to a version has those of version `read_by(version)`.
+        """The optimizer of all stages.
 
-        Steps compensate spikes where `spike_delays` has the steps that gradients are late, by stage.
-        `policy` says which steps are trials, `goes_ahead` which (stage, version) are stepped before they are validated.
-        Owners keep their masters at `place_of`, if there is one; whole ones that nobody keeps have a shape alone then.
+        Args:
+            scaler: has the scales of gradients; the step to a version has that of version `read_by(version)`.
+            spike_delays: by stage, the steps that gradients are late, where steps compensate spikes.
+            policy: says which steps are trials.
+            goes_ahead: (stage, version) that are stepped before they are validated.
+            place_of: where owners keep their masters; the whole masters of shards then have no values.
         """
         self._masters, self._pace, self._place_of = masters, pace, place_of
         self._scaler, self._read_by = scaler, read_by
@@ -257,7 +257,7 @@ class HostOptimizer:
         self._policy, self._goes_ahead = policy, goes_ahead
         self._kept: dict[int, KeptState] = {}  # by identity of the part: what a step that may not last has changed
         self._to_publish: set[int] = set()  # stages that have not shown yet what a trial makes of shared parameters
-        self._lock = ToldLock()
+        self._lock = ReportedLock()
 
     def step(self, stage: int, version: int) -> None:
         """Update the masters of a stage from the gradients of the step to `version`."""
@@ -275,7 +275,7 @@ class HostOptimizer:
             self._drop(stage, version)
 
     def validate(self, version: int) -> None:
-        """Look at all gradients of the step to `version`, and end what it has made of shared weights."""
+        """Look at all gradients of the step to `version`, and end the step of shared parameters."""
         with self._lock:
             self._whole.look(version)
             tied = {} if self._whole.leaves_alone(version) else self._tied_gradients(version)
@@ -283,7 +283,7 @@ class HostOptimizer:
                 self._settle(part, take(tied, part.pieces) if part.pieces is not None else tied, version)
 
     def settle(self, stage: int, version: int) -> bool:
-        """End a step that went ahead. Whether it was wrong, so that the weights it made are others now."""
+        """End a speculative step; whether it was wrong, so that its weights have changed."""
         wrong = not self._whole.leaves_alone(version)
         for part in self._parts.get(stage, ()):
             self._settle(part, self._mean(stage, version, part.owner) if wrong else {}, version)
@@ -291,9 +291,9 @@ class HostOptimizer:
         return wrong
 
     def end_trial(self, stage: int) -> None:
-        """Masters, moments and count of a stage as they were before its trial, which has been published.
+        """Restore masters, moments and count of a stage to before its trial, whose weights are published.
 
-        Parameters that several stages share are given back when the last of those has published them.
+        Parameters that several stages share are restored when the last of these has published them.
         """
         self._give_back(self._parts.get(stage, ()))
         if stage in self._tied_stages:
@@ -305,7 +305,7 @@ class HostOptimizer:
     def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
         """The masters of all trainable parameters of some modules, by their own places; a replica's, if named.
 
-        What replicas keep on accelerators of their own comes as their flat pieces.
+        Shards that replicas keep on their own accelerators come as flat pieces.
         """
         masters = dict(self._masters)
         for part in self._all_parts() if replica is not None else ():
@@ -381,7 +381,7 @@ class HostOptimizer:
         """
         if stage not in self._parts:
             return {}
-        (part,) = self._parts[stage]  # nobody predicts the weights of replicas
+        (part,) = self._parts[stage]  # weights of replicas are never predicted
         optimizer, scale = part.optimizer, horizon * self._settings.rate(self._first_step + max(1, version))
         return {
             place: master if found is None else master - scale * found
@@ -390,7 +390,7 @@ class HostOptimizer:
         }
 
     def _step_tied(self, version: int) -> None:
-        """Step what several stages share, unless one of them has done it."""
+        """Step the parameters that several stages share, once a version."""
         if self._shared_version >= version:
             return
         self._shared_version = version
@@ -402,7 +402,7 @@ class HostOptimizer:
                 finish(part.place)
 
     def _take(self, part: Part, gradients: Tensors, version: int, outcome: Outcome, pace: float = 1.0) -> None:
-        """Step a part, with a copy of what it was where that may be asked for."""
+        """Step a part; keep a copy of a trial or speculative step, to restore it."""
         if outcome.skipped:
             return
         if not outcome.lasts or is_trial(self._policy, version):
@@ -410,7 +410,7 @@ class HostOptimizer:
         self._update(part, gradients, version, outcome.clipping, pace)
 
     def _settle(self, part: Part, gradients: Tensors, version: int) -> None:
-        """End the step of a part, if it went ahead."""
+        """End the speculative step of a part."""
         kept = self._kept.pop(id(part), None)
         if kept is None or self._whole.leaves_alone(version):
             return

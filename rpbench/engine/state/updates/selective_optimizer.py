@@ -1,37 +1,37 @@
 """Selective optimizer: important columns are stepped at once, the rest late and for several steps together.
 
-The device's half of an optimizer has moments of the important elements alone, packed. The host's half has those of all;
-those of an element that is important wait as they are until it is no longer. Masters of both lie in one place: each
-half changes its own elements and no others. What the devices see of the rest is what has come to them, in 16 bits where
-weights have 16. A step's gradient is split in the same way: the device steps its part, the rest goes to the host.
+The device's half of the optimizer has moments of the important elements alone, packed. The host's half has moments of
+all elements; those of important ones stay unchanged. Both halves share the masters, and each changes its own elements
+only. Of the rest, devices see the values last sent to them, in the type of the weights. A step's gradient is split in
+the same way: the device steps its part, the rest goes to the host.
 
-An element is stepped where it lies in its matrix, in a copy: torch's fused AdamW rounds by place, and so every element
-has the bits that it has in plain training on the same gradients.
+An element is stepped at its position in a copy of its matrix: torch's fused AdamW rounds by position, so every element
+has the bits of plain training on the same gradients.
 
-Columns are those of the last dimension; what has one dimension only is important as a whole. Of equal columns the first
-is taken.
+Columns are those of the last dimension; a parameter of one dimension is important as a whole. Of equal columns the
+first is taken.
 
-Source: ZenFlow in DeepSpeed (runtime/zenflow), after a description of that code. How many columns a fraction is of a
-small matrix (rounded down, at least one) is ours.
+Source: ZenFlow in DeepSpeed (runtime/zenflow), after a description of that code. The rounding of a fraction of the
+columns (down, at least one) is ours.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
 import torch
 
-from rpbench.engine.host_order import ToldLock
+from rpbench.engine.host_order import ReportedLock
+from rpbench.engine.state.checkpoint import Moments
 from rpbench.engine.state.gradients import Place, Tensors, Window
-from rpbench.engine.state.ownership import Piece, Pieces, take
+from rpbench.engine.state.ownership import Part, Piece, Pieces, take
 from rpbench.engine.state.updates.optimizer import HostOptimizer
-from rpbench.engine.state.updates.owned_masters import Part
 from rpbench.engine.state.whole_gradient import Outcome
 from rpbench.ir.policy import LateRest, boundaries
 
 
 def num_important(num_columns: int, topk: Fraction) -> int:
-    """How many of a matrix's columns a fraction is."""
+    """The number of important columns of a matrix."""
     return max(1, int(topk * num_columns)) if topk else 0
 
 
@@ -54,27 +54,27 @@ def important(gradient: torch.Tensor | None, like: torch.Tensor, topk: Fraction)
 
 
 def none_of(tensors: Mapping[Place, torch.Tensor]) -> Tensors:
-    """Masks of nothing."""
+    """Masks that select no element."""
     return {place: torch.zeros(tensor.shape, dtype=torch.bool) for place, tensor in tensors.items()}
 
 
 def of_pieces(masks: Tensors, pieces: Iterable[Piece] | None) -> Tensors:
-    """The masks of what an owner has: flat pieces, or all."""
+    """The masks of an owner's elements: flat pieces, or all."""
     return masks if pieces is None else take(masks, pieces)
 
 
 class SplitWindow:
-    """A gradient that is there as soon as it is made, and of which a part is brought home.
+    """A gradient of which devices step the important elements and the host gets the rest.
 
     Args:
         made: the gradient on its devices.
         owners: device -> the elements it owns; empty where one device has all.
         device_of: microbatch -> the device that runs it.
-        chosen: the masks of what devices step; asked for when the gradient is complete.
-        goes_home: whether anything is brought home.
+        chosen: makes the masks of the elements that devices step; called when the gradient is complete.
+        goes_home: whether the rest goes to the host.
 
     Attributes:
-        rest: owner -> what has come home of its elements, those that are not chosen, flat; None: of all.
+        rest: owner -> its elements on the host that are not chosen, flat; owner None has all.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SplitWindow:
         goes_home: bool,
     ) -> None:
         self._made, self._owners, self._device_of, self._chosen = made, owners, device_of, chosen
-        self._lock, self._waits_for = ToldLock(), {"step"} | ({"store"} if goes_home else set())
+        self._lock, self._waits_for = ReportedLock(), {"step"} | ({"store"} if goes_home else set())
         self.rest: dict[int | None, Tensors] = {}
 
     @property
@@ -105,7 +105,7 @@ class SplitWindow:
         self._made.add(microbatch, gradients)
 
     def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Bring home what a device has of the rest."""
+        """Copy a device's part of the rest to the host."""
         if not self.is_complete:
             raise RuntimeError("a gradient is stored before it is complete: what is chosen follows from all of it")
         owner = self._device_of[next(iter(microbatches))] if self._owners else None
@@ -118,11 +118,11 @@ class SplitWindow:
 
     @property
     def is_stored(self) -> bool:
-        """Whether every owner's part of the rest has come home."""
+        """Whether the host has every owner's part of the rest."""
         return len(self.rest) == max(1, len(self._owners))
 
     def drop(self) -> None:
-        """Let go of the total, unless a part of it is still to go home."""
+        """Free the total, once the rest is on the host."""
         self._end("step")
 
     def _end(self, what: str) -> None:
@@ -132,7 +132,6 @@ class SplitWindow:
                 self._made.drop()
 
 
-State = dict[Place, dict[str, torch.Tensor]]
 WindowOf = Callable[[int, int], SplitWindow]  # (stage, version) -> its gradient
 
 
@@ -140,8 +139,8 @@ class SelectiveOptimizer(HostOptimizer):
     """The optimizer of a schedule with a late rest.
 
     Args:
-        rule, num_steps: when what is stepped.
-        window_of: the gradients that are split.
+        rule, num_steps: these decide which columns are stepped when.
+        window_of: (stage, version) -> the split gradient.
         given, options: the arguments of `HostOptimizer`.
     """
 
@@ -153,7 +152,7 @@ class SelectiveOptimizer(HostOptimizer):
         self._seen = {place: master.clone() for place, master in self.masters.items()}
         self._masks: dict[int, Tensors] = {}  # stage -> what is important of it
         self._chosen_by: dict[int, int] = {}  # stage -> the version whose gradient has chosen that
-        self._on_devices: dict[int, State] = {}  # by identity of the part: moments, packed
+        self._on_devices: dict[int, Moments] = {}  # by identity of the part: moments, packed
         self._outcomes: dict[tuple[int, int], Outcome] = {}  # (stage, version) that the host has not added up yet
         self._sums: dict[tuple[int, int], dict[int | None, Tensors]] = {}  # (stage, boundary) -> owner -> rest
         # stage -> the boundary and, by owner, the weights that the host has made last: brought before it makes more
@@ -162,7 +161,7 @@ class SelectiveOptimizer(HostOptimizer):
     # --- what is important ---
 
     def chosen(self, stage: int, version: int) -> Tensors:
-        """What is important in the step of a stage to a version, by place; its gradient must be complete."""
+        """The masks of important elements in a stage's step to a version, by place; its gradient must be complete."""
         with self._lock:
             if version <= self._rule.num_warmup_steps:
                 return none_of(self._of_stage(stage))
@@ -171,7 +170,7 @@ class SelectiveOptimizer(HostOptimizer):
             return self._masks[stage]
 
     def _choose(self, stage: int, version: int) -> None:
-        """Choose columns; if it is not for the first time, masters are made of the weights, and moments begin anew."""
+        """Choose columns; after the first choice, masters restart from the weights and device moments from 0."""
         if stage in self._masks:
             for place, master in self._of_stage(stage).items():
                 master.copy_(self._rounded(place, self._seen[place]))
@@ -211,20 +210,10 @@ class SelectiveOptimizer(HostOptimizer):
             self._add_up(stage, version - 1)
         self._drop(stage, version)
 
-    @property
-    def num_device_elements(self) -> int:
-        """Elements of the moments that the devices have."""
-        return sum(value.numel() for _, value in self._device_moments() if value.dim())
-
-    def _device_moments(self) -> Iterator[tuple[Place, torch.Tensor]]:
-        for state in self._on_devices.values():
-            for place, values in state.items():
-                yield from ((place, value) for value in values.values())
-
     # --- the host's half ---
 
     def step_rest(self, stage: int, version: int) -> None:
-        """Step what is not important from the gradients of the window that ends with a version."""
+        """Step the unimportant elements with the gradients of the window that ends with a version."""
         with self._lock:
             self._add_up(stage, version)
             sums = self._sums.pop((stage, version), {})
@@ -240,7 +229,7 @@ class SelectiveOptimizer(HostOptimizer):
         self._keep_made(stage, version)
 
     def _add_up(self, stage: int, last: int) -> None:
-        """Add to the host's sums what has come of the steps up to a version, in their order."""
+        """Add the stored gradients of the steps up to `last` to the host's sums, in order."""
         for version in sorted(v for other, v in self._outcomes if other == stage and v <= last):
             end = self._end_of.get(version)
             window = None if end is None else self._window_of(stage, version)
@@ -257,7 +246,7 @@ class SelectiveOptimizer(HostOptimizer):
             window.rest = {}
 
     def _keep_made(self, stage: int, version: int) -> None:
-        """Keep what the host has of a stage, for the devices that take it in at a later boundary."""
+        """Keep a copy of the host's weights of a stage, for devices to load at a later boundary."""
         made = {
             part.owner: {place: self._rounded(place, master).clone() for place, master in part.masters.items()}
             for part in self._parts.get(stage, ())
@@ -265,7 +254,7 @@ class SelectiveOptimizer(HostOptimizer):
         self._made[stage] = version, made
 
     def bring(self, stage: int, version: int, device: int, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Take in on a device what the host has made of its elements for the weights of a version."""
+        """Copy the host's weights of a device's elements into what devices see of a version."""
         origin, found = self._made[stage]
         assert origin == self._end_of[version].brings  # or an edge of the program is missing
         warm = version <= self._rule.num_warmup_steps
@@ -287,7 +276,7 @@ class SelectiveOptimizer(HostOptimizer):
         return self._seen
 
     def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
-        """What the devices see: important columns as they are, the others as they have come."""
+        """The weights that devices see: important columns of the masters, the others as last sent."""
         return {place: self._seen[place] for place in self._workload.owner_of if place[0] in modules}
 
     def _plain_of(self, gradients: Mapping[Place, torch.Tensor], version: int, outcome: Outcome) -> Tensors:
@@ -297,7 +286,7 @@ class SelectiveOptimizer(HostOptimizer):
             return found
         return {place: gradient * outcome.clipping for place, gradient in found.items()}
 
-    def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: State, version: int) -> None:
+    def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: Moments, version: int) -> None:
         """Step some elements of a part.
 
         Args:
@@ -320,21 +309,21 @@ class SelectiveOptimizer(HostOptimizer):
 
 
 def _spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Packed values where they lie; 0 elsewhere."""
+    """Packed values at their positions; 0 elsewhere."""
     found = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
     found[mask] = values
     return found
 
 
 def _packed(state: Mapping[str, Any], mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What an optimizer knows of some elements; numbers as they are."""
+    """The optimizer state of some elements; state without dimensions is copied."""
     return {name: value[mask] if value.dim() else value.clone() for name, value in state.items() if value is not None}
 
 
 def _unpacked(
     state: Mapping[str, torch.Tensor], mask: torch.Tensor, around: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The same where it lies; around it what is there, or 0."""
+    """The same at its positions; elsewhere the values of `around`, or 0."""
     found = {}
     for name, value in state.items():
         if not value.dim():
