@@ -15,7 +15,7 @@ from math import log
 from types import MappingProxyType
 
 from rpbench.cost.hardware.basis import Basis
-from rpbench.predict import footprint, megatron, mobius, roundpipe, sharded
+from rpbench.predict import footprint, megatron, roundpipe, sharded
 from rpbench.predict.case import Case, Terms
 from rpbench.predict.footprint import Footprint
 from rpbench.predict.megatron import bound_cut
@@ -126,7 +126,7 @@ def _mobius_memory(case: Case, basis: Basis) -> Footprint:
 
 
 def _mobius_slopes(case: Case) -> Mapping[str, float]:
-    return streamed_slopes(case, mobius.jobs_of(case), lambda run: run.finished_s(0))
+    return streamed_slopes(case, roundpipe.mobius_jobs(case), lambda run: run.finished_s(0))
 
 
 def _sync_slopes(case: Case) -> Mapping[str, float]:
@@ -171,7 +171,9 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             refuses=_divided_heads,
         ),
         # Its longest sequences are published as equal to those of ZeRO-Infinity, in every model.
-        "mobius": System(mobius.step, _mobius_memory, _of_the_run(_mobius_memory), "looped_bfs", _mobius_slopes),
+        "mobius": System(
+            roundpipe.mobius_step, _mobius_memory, _of_the_run(_mobius_memory), "looped_bfs", _mobius_slopes
+        ),
         "roundpipe": System(roundpipe.asynchronous_step, footprint.streamed, _layer_grain, "roundpipe", _async_slopes),
         "roundpipe-sync": System(
             roundpipe.synchronous_step, footprint.streamed, _layer_grain, "roundpipe", _sync_slopes
