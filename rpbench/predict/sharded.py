@@ -80,16 +80,13 @@ def compute_s(case: Case, basis: Basis) -> float:
 
 
 def _gradient_copies_s(case: Case, basis: Basis) -> float:
-    """Seconds a device passes over all gradients of a micro-step on their way into DeepSpeed's buckets and out."""
+    """Seconds a device takes to copy all gradients of a micro-step into DeepSpeed's buckets and out again."""
     rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
     return basis["deepspeed_gradient_bytes"] * case.model.trainable_parameters / rate
 
 
 def _host_copy_s(bytes_each: float, num_devices: int, basis: Basis) -> float:
-    """Seconds for every device to copy as much at once: the link or the host's memory, whichever is slower.
-
-    Of equal copies that begin together nothing is left to simulate: each has its fair share until all end.
-    """
+    """Seconds for all devices to copy as much at the same time: the link's or the host memory's, whichever is more."""
     return max(bytes_each / basis["copy_bytes_per_s"], bytes_each * num_devices / basis["host_bytes_per_s"])
 
 

@@ -1,12 +1,12 @@
-"""The systems of the published tables: how long a step of each takes, what memory it needs, what each constant does.
+"""The systems of the published tables: step time, memory, and sensitivity of the throughput to each constant.
 
-Of streamed pipelines, most constants act on a step through the devices' seconds in forwards, those in backwards, or the
-bytes of the optimizer: the step is simulated once for each of these kinds, and their change with a constant is counted.
-By the chain rule
+In streamed pipelines most constants act through the devices' seconds in forwards, those in backwards, or the bytes of
+the optimizer. So the step is simulated once for each of these kinds, and its change with a constant is counted. By the
+chain rule
 
     slope of a constant = sum over kinds of (slope of a kind) x (change of the kind with the constant)
 
-The rates of links and host and the times of the interpreter are varied themselves.
+The rates of links and host and the times of the interpreter are varied directly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,17 +24,17 @@ from rpbench.predict.traffic import Need, Needs, Run, timed_with
 from rpbench.registry import unknown_name
 from rpbench.sim.shared_links import HOST
 
-# By how much a constant is varied to see what it does.
+# Factor by which a constant is varied.
 STEP = 1.05
 _VARIED = ("copy_bytes_per_s", "host_bytes_per_s", "expert_pass_s", "loop_share")
 _KINDS = (("F", "R"), ("B", "FB"), ("refresh", "convert", "adam"))
 
 
 def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> Mapping[str, float]:
-    """Relative change of the throughput for a relative change of every uncertain constant, by its name.
+    """Relative change of the throughput per relative change of each uncertain constant, by name.
 
     Args:
-        seconds: of a step, from a run of the jobs.
+        seconds: gives the seconds of a step from a run of the jobs.
     """
     basis, lanes = case.basis, lanes_of(jobs)
     basis.read.clear()
@@ -61,7 +61,7 @@ def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> 
 
 
 def _longer(lanes: Lanes, needs: Sequence[Need], kinds: Sequence[str]) -> list[Need]:
-    """The same with some kinds drawn out."""
+    """The needs with those of some kinds longer by `STEP`."""
     return [
         need._replace(own_s=need.own_s * STEP, amount=need.amount * (STEP if need.served_by == HOST else 1))
         if slot.what in kinds
@@ -71,7 +71,7 @@ def _longer(lanes: Lanes, needs: Sequence[Need], kinds: Sequence[str]) -> list[N
 
 
 def _sizes(lanes: Lanes, needs: Sequence[Need]) -> dict[tuple[str, ...], float]:
-    """Seconds of the devices or bytes of the host by kind, a task of every slot."""
+    """Seconds of devices, or bytes of the host, by kind, summed over slots."""
     return {
         kinds: sum(
             need.amount if need.served_by == HOST else need.own_s
@@ -89,11 +89,10 @@ class System:
     Args:
         step: seconds of a step by cause.
         memory: bytes of a throughput run.
-        memory_of_length: bytes of a case of another length; the second case is that of the throughput run.
-        schedule: the registered schedule whose order it runs, if it runs one.
-        slopes: relative change of its throughput for that of each constant, where there is a shorter way to it than
-            timing a step again for each.
-        refuses: why it cannot train a case at all, or an empty string.
+        memory_of_length: bytes of a case of another length; the second case is the throughput run.
+        schedule: the registered schedule whose order it runs, if any.
+        slopes: as `streamed_slopes`, where that is faster than timing a step again for each constant.
+        refuses: why it cannot train a case at all; empty if it can.
     """
 
     step: Callable[[Case, Basis], Terms]
@@ -121,20 +120,16 @@ def _pipeline_memory(case: Case, basis: Basis) -> Footprint:
 
 
 def _mobius_memory(case: Case, basis: Basis) -> Footprint:
-    """Of one sequence a microbatch, for its settings are not public."""
+    """Bytes with one sequence a microbatch, for its settings are not public."""
     return footprint.zero_infinity(replace(case, settings=replace(case.settings, microbatch_sequences=1.0)), basis)
 
 
-def _mobius_slopes(case: Case) -> Mapping[str, float]:
-    return streamed_slopes(case, roundpipe.mobius_jobs(case), lambda run: run.finished_s(0))
-
-
-def _sync_slopes(case: Case) -> Mapping[str, float]:
-    return streamed_slopes(case, roundpipe.synchronous_jobs(case), lambda run: run.finished_s(0))
+def _slopes_of(jobs_of: Callable[[Case], Jobs]) -> Callable[[Case], Mapping[str, float]]:
+    return lambda case: streamed_slopes(case, jobs_of(case), lambda run: run.finished_s(0))
 
 
 def _async_slopes(case: Case) -> Mapping[str, float]:
-    """Over fewer steps, and none behind them: what does not change with a constant may be left out."""
+    """Slopes from fewer steps, without a step after them: only changes with a constant matter."""
     jobs = roundpipe.asynchronous_jobs(case, roundpipe.TIMED_VISITS // 3)
     first, last = roundpipe.timed_steps(jobs)
     jobs = replace(jobs, steps=last + 1)
@@ -172,11 +167,19 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
         ),
         # Its longest sequences are published as equal to those of ZeRO-Infinity, in every model.
         "mobius": System(
-            roundpipe.mobius_step, _mobius_memory, _of_the_run(_mobius_memory), "looped_bfs", _mobius_slopes
+            roundpipe.mobius_step,
+            _mobius_memory,
+            _of_the_run(_mobius_memory),
+            "looped_bfs",
+            _slopes_of(roundpipe.mobius_jobs),
         ),
         "roundpipe": System(roundpipe.asynchronous_step, footprint.streamed, _layer_grain, "roundpipe", _async_slopes),
         "roundpipe-sync": System(
-            roundpipe.synchronous_step, footprint.streamed, _layer_grain, "roundpipe", _sync_slopes
+            roundpipe.synchronous_step,
+            footprint.streamed,
+            _layer_grain,
+            "roundpipe",
+            _slopes_of(roundpipe.synchronous_jobs),
         ),
     }
 )
