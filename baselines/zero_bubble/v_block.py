@@ -22,7 +22,7 @@ V-Min with 3 ranks and 4 microbatches:
     rank 2   2F0 3F0 2F1 3F1 3I0 2I0 3W0 2W0 2F2 3F2 3I1 2I1 3W1 2W1 2F3 3F3 3I2 2I2 3W2 2W2 3I3 2I3 3W3 2W3
 
 With `by_priority`, ours, V-Min takes an order without a block where one ends earlier in the same room: in every slot, a
-rank takes the most urgent pass that is ready (`rpbench.ordering.by_priority`). V-Min's room is a whole number of
+rank takes the most urgent pass that is ready (`order_by_priority`). V-Min's room is a whole number of
 microbatches; where the block leaves some of it free, for p = 2, 5 and 8, the other order gains two to four slots. For
 p = 8 and 16 or more microbatches it takes 25 slots beyond the work, the block 27.
 
@@ -44,7 +44,6 @@ from rpbench.ir.action import Kind, listed
 from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.ordering import list_order
-from rpbench.ordering.by_priority import order_by_priority
 from rpbench.ordering.list_order import (
     PASSES_TO_TRY,
     PULLS,
@@ -279,3 +278,81 @@ def _reorder(slots: list[Slots], held: list[list[int]], limit: int, blocks: Sequ
             used[rank].add(earlier)
             slots[rank][what] = earlier
             break
+
+
+# --- by priority ---------------------------------------------------------------------------------------------
+
+# Kind and whether it is of the upper chunk, the most urgent first.
+_URGENCY = ((Kind.F, True), (Kind.F, False), (Kind.I, True), (Kind.I, False))
+
+
+def order_by_priority(
+    num_ranks: int, num_microbatches: int, limit: int, of_lower: int
+) -> list[list[list_order.Pass]] | None:
+    """F and I of every rank: in every unit slot it takes the most urgent that is ready and has room.
+
+    The most urgent is a forward of the upper chunk, then one of the lower, then an input gradient of the upper, then of
+    the lower; a weight gradient comes when nothing else can run. A forward takes room for a chunk of activations. All
+    passes take a slot and hops take none.
+
+    Args:
+        limit: chunk activations on a rank.
+        of_lower: the most of them that are of its lower chunk: what a microbatch needs on every rank to turn and come
+            back has to stay free.
+
+    Returns:
+        A row of passes per rank; None where no rank can go on.
+    """
+    return _PriorityOrder(num_ranks, num_microbatches, limit, of_lower).run()
+
+
+class _PriorityOrder:
+    """The state of all ranks, advanced slot by slot."""
+
+    def __init__(self, num_ranks: int, num_microbatches: int, limit: int, of_lower: int) -> None:
+        self.num_ranks, self.num_microbatches, self.limit, self.of_lower = num_ranks, num_microbatches, limit, of_lower
+        self.top = 2 * num_ranks - 1
+        self.done = {kind: [0] * (self.top + 1) for kind in (Kind.F, Kind.I)}  # by stage; microbatches come in order
+        self.weights: list[list[int]] = [[] for _ in range(num_ranks)]  # stages whose W is to be done
+        self.held = [0] * (self.top + 1)  # chunk activations, by stage
+        self.rows: list[list[list_order.Pass]] = [[] for _ in range(num_ranks)]
+
+    def run(self) -> list[list[list_order.Pass]] | None:
+        while self.done[Kind.I][0] < self.num_microbatches:
+            chosen = [self._choose(rank) for rank in range(self.num_ranks)]
+            if not any(chosen) and not any(self.weights):
+                return None
+            for rank, what in enumerate(chosen):
+                if what is not None:
+                    self._take(rank, what)
+                elif self.weights[rank]:
+                    self.held[self.weights[rank].pop(0)] -= 1
+        return self.rows
+
+    def _choose(self, rank: int) -> list_order.Pass | None:
+        """The most urgent pass that is ready at the beginning of the slot."""
+        lower, upper = rank, self.top - rank
+        is_full = self.held[lower] + self.held[upper] >= self.limit
+        for kind, is_upper in _URGENCY:
+            stage = upper if is_upper else lower
+            no_room = is_full or (not is_upper and self.held[lower] >= self.of_lower)
+            if kind is Kind.F and no_room:
+                continue
+            microbatch = self.done[kind][stage]
+            if microbatch < self._arrived(kind, stage):
+                return list_order.Pass(kind, stage, microbatch)
+        return None
+
+    def _arrived(self, kind: Kind, stage: int) -> int:
+        """How many microbatches have come to a pass."""
+        if kind is Kind.F:
+            return self.done[kind][stage - 1] if stage else self.num_microbatches
+        return self.done[Kind.I][stage + 1] if stage < self.top else self.done[Kind.F][stage]
+
+    def _take(self, rank: int, what: list_order.Pass) -> None:
+        self.done[what.kind][what.stage] += 1
+        self.rows[rank].append(what)
+        if what.kind is Kind.F:
+            self.held[what.stage] += 1
+        else:
+            self.weights[rank].append(what.stage)

@@ -18,7 +18,7 @@ from rpbench.ir.schedule import Shape
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.mesh.layout import Mesh
-from rpbench.predict import megatron, mobius, roundpipe
+from rpbench.predict import megatron, roundpipe
 from rpbench.predict.case import FUSED, Case, Terms
 from rpbench.predict.megatron import bound_cut
 from rpbench.predict.systems import system
@@ -138,7 +138,7 @@ def _asynchronous(case: Case) -> dict[str, float]:
 
 
 def _mobius(case: Case) -> dict[str, float]:
-    return _with_free_copies(case, mobius.step)
+    return _with_free_copies(case, roundpipe.mobius_step)
 
 
 def _with_free_copies(case: Case, step: Callable[[Case, Basis], Terms]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-_made: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # address -> a constant that somebody keeps
+_made: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # storage address -> a constant that is in use
 
 
 @contextmanager
@@ -23,16 +23,16 @@ def constant(device: torch.device) -> Iterator[None]:
 
 
 def noted(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, known as a constant as long as it is kept."""
+    """The tensor, registered as a constant as long as it exists."""
     _made[tensor.untyped_storage().data_ptr()] = tensor
     return tensor
 
 
 def is_constant(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one of these, or a view of one."""
+    """Whether a tensor is a constant or a view of one."""
     return tensor.untyped_storage().data_ptr() in _made
 
 
 def constants() -> list[torch.Tensor]:
-    """All of them that somebody keeps."""
+    """All constants that still exist."""
     return list(_made.values())

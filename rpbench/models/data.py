@@ -24,7 +24,7 @@ TEXTS = Path(__file__).parent / "text"
 
 
 class Batch(NamedTuple):
-    """Sequences and what follows each of their tokens; int64, on the CPU."""
+    """Tokens of sequences, and the label (next token) of each; int64, on the CPU."""
 
     tokens: torch.Tensor  # (B, S)
     labels: torch.Tensor  # (B, S)
@@ -82,7 +82,7 @@ class Ragged:
 
 
 class SyntheticTokens:
-    """Uniformly random tokens. A loss near log(vocab) is all there is to learn from them."""
+    """Uniformly random tokens; a loss near log(vocab) is all that can be learnt from them."""
 
     def __init__(self, vocab: int, seq_len: int, microbatch_sequences: int, seed: int = 0) -> None:
         self.vocab = vocab

@@ -1,4 +1,4 @@
-"""The layers a schedule deals with: embedding, decoder layers with one MLP or many experts, head.
+"""The layers of a model: embedding, decoder layers with one MLP or many experts, head.
 
 Each is x -> x and keeps no state in forward.
 """

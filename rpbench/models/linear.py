@@ -48,15 +48,15 @@ class Layout(ABC):
 
     @abstractmethod
     def spread(self, bias: torch.Tensor) -> torch.Tensor:
-        """bias (E, O) -> (R, O): every row gets its expert's."""
+        """bias (E, O) -> (R, O): each row is its expert's bias."""
 
     def pack(self, x: torch.Tensor) -> torch.Tensor:
-        """x (T, H) -> (R, H): every token once per expert it visits, zeros where nobody lies."""
+        """x (T, H) -> (R, H): every token once per expert it visits, zeros in unused rows."""
         copies = x.unsqueeze(1).expand(-1, self.chosen_per_token, -1).reshape(-1, x.shape[1])
         return x.new_zeros(self.num_rows, x.shape[1]).index_copy(0, self.places, copies)
 
     def unpack(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows (R, H) -> (T, k, H): what each token's experts answered, in the order chosen."""
+        """rows (R, H) -> (T, k, H): the outputs of each token's experts, in the order chosen."""
         return rows.index_select(0, self.places).unflatten(0, (-1, self.chosen_per_token))
 
 
@@ -82,7 +82,7 @@ class Ragged(Layout):
 
 
 class Padded(Layout):
-    """Blocks of one length, which the host has to read back from the device."""
+    """Blocks of one length, which the host must read back from the device."""
 
     def _blocks(self, counts: torch.Tensor, num_chosen: int) -> tuple[torch.Tensor, int]:
         self.length = max(int(counts.max()), 1)
@@ -137,7 +137,7 @@ _making = _Making()
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x (..., inputs) -> x @ weight.T + bias, (..., outputs), as whoever asked for it by `made_by` makes it."""
+    """x (..., inputs) -> x @ weight.T + bias, (..., outputs), by the call given to `made_by`, if any."""
     weights = (weight,) if bias is None else (weight, bias)
     return functional.linear(x, *weights) if _making.by is None else _making.by(x, *weights)
 

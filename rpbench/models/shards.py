@@ -286,7 +286,7 @@ def cut_rows(tensor: torch.Tensor, num_shares: int) -> list[torch.Tensor]:
 
 
 def _dimension(name: str) -> int | None:
-    """Along which a block's parameter is cut; None for what every share has, or one alone."""
+    """The dimension along which a block's parameter is cut; None for one that is not cut."""
     *owner, kind = name.split(".")
     if not owner:
         return 0 if kind == "sinks" else None

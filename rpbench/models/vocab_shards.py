@@ -103,7 +103,7 @@ class Share(NamedTuple):
         return (slice(start, start + self.chunk_tokens) for start in range(0, len(hidden), self.chunk_tokens))
 
     def _columns(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The labels as columns of this share, (N, 1) and any where they are not in it, and whether they are."""
+        """The labels as columns of this share, (N, 1), arbitrary where outside of it; and whether they are inside."""
         column = labels.unsqueeze(1) - self.first_row
         inside = (column >= 0) & (column < len(self.rows))
         return column.clamp(0, len(self.rows) - 1), inside
@@ -234,7 +234,7 @@ def share_rows(vocab: int, num_shares: int) -> list[range]:
     """The rows of each share; they differ by one at most.
 
     Raises:
-        ValueError: if there are not enough.
+        ValueError: if there are fewer rows than shares.
     """
     if vocab < num_shares:
         raise ValueError(

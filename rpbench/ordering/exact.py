@@ -72,7 +72,7 @@ class Case:
 
     @property
     def moves(self) -> bool:
-        """Whether anything may move: it is allowed, and somebody knows how long it takes."""
+        """Whether anything may move: it is allowed, and the transfer times are known."""
         return self.offload and bool(self.costs.store)
 
     @property
@@ -80,17 +80,17 @@ class Case:
         return whole(self.costs.hop)
 
     def time(self, kind: Kind, stage: int) -> int:
-        """Of F, I or W."""
+        """Time of F, I or W of a stage."""
         table = {Kind.F: self.costs.forward, Kind.I: self.costs.input_grad, Kind.W: self.costs.weight_grad}[kind]
         return whole(table[stage])
 
     def transfer_time(self, kind: Kind, stage: int) -> int:
-        """Of STORE or LOAD."""
+        """Time of STORE or LOAD of a stage."""
         return whole((self.costs.store if kind is Kind.STORE else self.costs.load)[stage])
 
     @property
     def horizon(self) -> int:
-        """One microbatch after another, with all that it may do."""
+        """Time of a run with no overlap at all, an upper bound on every start."""
         times = [self.time(kind, stage) for kind in KINDS for stage in self.stages]
         if self.moves:
             times += [self.transfer_time(kind, stage) for kind in (Kind.STORE, Kind.LOAD) for stage in self.stages]
@@ -148,7 +148,7 @@ class OrderModel:
         self.model.add_no_overlap(intervals)
 
     def _carry_one_at_a_time(self, stage: int) -> None:
-        """Each way; between F and I, and in the order of microbatches: nothing is gained by another."""
+        """One transfer at a time each way, between F and I, in the order of microbatches, which loses nothing."""
         for microbatch in self.case.microbatches:
             self.moved[stage, microbatch] = self.model.new_bool_var(f"{stage}moved{microbatch}")
         for kind in (Kind.STORE, Kind.LOAD):
@@ -223,7 +223,7 @@ class OrderModel:
         return [self._while(begin, until_i, ~active), self._while(begin, until_w, stays)]
 
     def _while(self, begin: Any, end: Any, present: Any) -> Any:
-        """The time between two moments, where something is so."""
+        """An interval between two moments, present where a condition holds."""
         size = self.model.new_int_var(0, self.case.horizon, "")
         return self.model.new_optional_interval_var(begin, size, end, present, "")
 

@@ -23,12 +23,12 @@ from rpbench.ordering.loops import CODES, KINDS, ROUNDING, Array, means
 
 __all__ = ["ROUNDING"]
 
-# Whoever looks for an order tries as many as this many passes make, at least one.
+# A search tries as many orders as have this many passes in all, at least one.
 PASSES_TO_TRY = 200_000
 
 
 class Pass(NamedTuple):
-    """An action of a stage and microbatch, whatever its rank."""
+    """An action of a stage and microbatch, without its rank."""
 
     kind: Kind
     stage: int
@@ -47,7 +47,7 @@ class Lanes(Sequence[Sequence[Pass]]):
 
     @classmethod
     def of(cls, rows: Rows) -> "Lanes":
-        """The columns of rows; of columns themselves."""
+        """The rows as columns."""
         if isinstance(rows, Lanes):
             return rows
         ints = means().ints
@@ -64,7 +64,7 @@ class Lanes(Sequence[Sequence[Pass]]):
 
     @cached_property
     def num_halved(self) -> list[int]:
-        """Backwards in two halves, by row."""
+        """Number of split backwards (I) in each row."""
         kinds, start = list(map(int, self.kind)), map(int, self.start)
         return [kinds[first:last].count(loops.I) for first, last in pairwise(start)]
 
@@ -84,7 +84,7 @@ class Lanes(Sequence[Sequence[Pass]]):
 
 
 class Fill(Enum):
-    """Which waits W takes that are shorter than itself; those that are long enough it always takes."""
+    """The idle times shorter than W that W fills; it always fills those that are long enough."""
 
     ANY = "any"
     MOST = "those of three quarters of its time"
@@ -110,12 +110,12 @@ class Timed:
 
 
 def as_many_as_fit(trials: Iterable[Timed], num_passes: int) -> Iterator[Timed]:
-    """The first trials of an order with so many passes, as many as there is time for."""
+    """As many trials as `PASSES_TO_TRY` allows for an order with so many passes."""
     return islice(trials, max(1, PASSES_TO_TRY // num_passes))
 
 
 def shortest(made: Timed, trials: Iterable[Timed], limit: int) -> Timed:
-    """The order that ends first: `made`, or a trial that ends before it and holds no more than the limit or than it."""
+    """The order that ends first: `made`, or an earlier trial that holds no more than the limit or than `made`."""
     limit = max(limit, made.peak)
     sound = (trial for trial in as_many_as_fit(trials, sum(map(len, made.rows))) if trial.peak <= limit)
     return min((made, *sound), key=lambda trial: round(trial.makespan / (made.makespan or 1.0), 9))
@@ -166,7 +166,7 @@ _FILLS = {None: loops.NO_FILL, Fill.NONE: loops.FILL_NONE, Fill.ANY: loops.FILL_
 
 
 def sizes_of(lanes: Lanes, costs: StageCosts) -> list[int]:
-    """Stages, microbatches, columns of the table of times, and its microbatches."""
+    """Numbers of stages and microbatches, and the table of times' columns and microbatches."""
     num_microbatches = int(max(lanes.microbatch, default=-1)) + 1
     return [costs.num_stages, num_microbatches, max(costs.num_stages, len(lanes)), max(1, len(costs.each))]
 
@@ -181,7 +181,7 @@ def times_table(costs: StageCosts, num_ranks: int) -> Array:
     return _times_table(costs, num_ranks, means())
 
 
-# Loops read tables and write none, and many orders in a row are tried under the same.
+# Cached: loops only read the tables, and many orders in a row are tried with the same ones.
 
 
 @lru_cache(maxsize=4)
@@ -207,9 +207,9 @@ class Pull:
     """How eagerly a rank takes a later pass.
 
     Args:
-        window: how many passes it looks ahead.
-        lateness: the share of the pulled pass's time by which it may hold up the next one.
-        fill: the share of its time that W must find free where nothing can be pulled.
+        window: number of passes it looks ahead.
+        lateness: how long a pulled pass may delay the next one, as a fraction of its own time.
+        fill: idle time that W needs where nothing can be pulled, as a fraction of its own time.
     """
 
     window: int
@@ -222,7 +222,7 @@ PULLS = (Pull(4, 0.5, 0.25), Pull(16, 0.0), Pull(48, 1.0), Pull(8, 0.5, 0.0), Pu
 
 
 def pull_rows(rows: Rows, rank_of: RankOf, costs: StageCosts, limit: int, how: Pull) -> Lanes:
-    """The same passes in the order in which ranks take them that would rather not wait.
+    """The rows reordered: a rank whose next pass is not ready takes a later one that is.
 
     Args:
         rows: of F with B, or of F with I; W is none of them, but room and time are left for it.

@@ -13,7 +13,7 @@ from rpbench.ir.action import Kind
 
 Array = Any  # list, or numpy array where loops are compiled
 
-# Rounding of times that are sums: what lies closer together is the same moment.
+# Times closer together than this are equal: they are rounded sums.
 ROUNDING = 1e-9
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.HF, Kind.HB)
 F, B, I, W, HF, HB = range(len(KINDS))  # noqa: E741  # as the kinds are called
@@ -23,7 +23,7 @@ CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 @dataclass(frozen=True)
 class Means:
-    """The way in which loops run: by Python itself, or compiled.
+    """How loops run: in plain Python, or compiled.
 
     Args:
         compiled: the loop as it runs.
@@ -43,12 +43,12 @@ _in_use = [PLAIN]
 
 
 def means() -> Means:
-    """The way in which loops run now."""
+    """How loops run now."""
     return _in_use[-1]
 
 
 def use(other: Means) -> None:
-    """Have loops run on something else from now on; what they return stays the same."""
+    """Run loops by other means from now on; their results stay the same."""
     _in_use[-1] = other
 
 
@@ -84,7 +84,7 @@ def run_rows(
         sizes: stages, microbatches, columns of `times`, microbatches of `times` (1: all are alike), 1 where the head
             is cut over the ranks, 1 where W are put in.
         out: kinds, stages and microbatches as they ran; as long as `out_start` says, three times.
-        ends: of forwards and backwards by stage and microbatch; below 0 while nobody knows. `began` likewise by rank.
+        ends: of forwards and backwards by stage and microbatch; below 0: unknown. `began` likewise by rank.
         pending: passes whose W is to come, a row a rank; `written` and `first_pending` count along `out` and it.
         shares: of the head, HF and HB by microbatch: how many, the last two ends, and the rank of the last.
         found: 1 where rows do not wait for each other, and the most activations on a rank.
@@ -228,13 +228,13 @@ def pull(
     first_pending: Array,
     last_pending: Array,
 ) -> None:
-    """Take passes in the order of ranks that would rather not wait (`rpbench.ordering.list_order`).
+    """Reorder rows so that ranks wait less (`rpbench.ordering.list_order.pull_rows`).
 
     Args:
         sizes: the first four of `run_rows`.
         left: passes that a rank has not taken, by their place; the taken ones stand in `out`.
         pending: places in `times` of the W to come, a row a rank.
-        ready: when the input of a forward or a backward is there, by stage and microbatch; below 0: nobody knows.
+        ready: when the input of a forward or a backward is there, by stage and microbatch; below 0: unknown.
     """
     num_microbatches, width, each = sizes[1], sizes[2], sizes[3]
     num_ranks, last_stage, half = len(free), sizes[0] - 1, sizes[0] * sizes[1]

@@ -19,11 +19,11 @@ from rpbench.ordering.list_order import ROUNDING
 
 @dataclass(frozen=True)
 class Period:
-    """When the passes of the first microbatch of every pipeline start, and after how long the next one follows.
+    """A repeating order: starts of the passes of each pipeline's first microbatch; the next follows a period later.
 
     Args:
-        starts: by pipeline, of (kind, stage), kinds being F and B.
-        length: of the period.
+        starts: start times by pipeline, then by (kind, stage), kinds being F and B.
+        length: length of the period.
     """
 
     starts: tuple[dict[tuple[Kind, int], float], ...]
@@ -34,7 +34,7 @@ def make_period(routes: Sequence[Sequence[int]], num_ranks: int, forward: float,
     """A period with one microbatch of every pipeline.
 
     Args:
-        routes: of every pipeline, the rank of each stage; together they meet every rank equally often.
+        routes: rank of each stage, for every pipeline; together they visit every rank equally often.
         forward, backward: times of a pass on a stage.
     """
     block = forward + backward or 1.0
@@ -64,10 +64,10 @@ def make_period(routes: Sequence[Sequence[int]], num_ranks: int, forward: float,
 
 
 def grids(costs: StageCosts) -> list[tuple[float, float]]:
-    """Times of a forward and a backward that periods are worth making of.
+    """Pairs of a forward and a backward time to make periods with.
 
-    They are the means over the stages; where hops take time, also with a hop to every pass, so that it is waited for
-    before the next one needs what it brings.
+    They are the means over the stages; if hops take time, also with a hop added to each, so that a tensor arrives
+    before its slot.
     """
     forward, backward = (sum(times) / costs.num_stages for times in (costs.forward, costs.backward))
     return [(forward + hop, backward + hop) for hop in dict.fromkeys([costs.hop, 0.0])]

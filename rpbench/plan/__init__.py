@@ -91,7 +91,7 @@ def _checked(problem: Problem, partition: Partition, method: str) -> Choice:
 
 
 def _without_idle_stages(problem: Problem, partition: Partition, text: str) -> Partition:
-    """The partition, if nobody gave a stage nothing to do; one of several on a device may pass tensors on."""
+    """The partition, unless an inner stage is empty; one of several on a device may be, and passes tensors on."""
     if not problem.entry.separate_cuts and len(partition.forward) > problem.num_ranks:
         return partition
     for counts in (partition.forward, partition.backward):

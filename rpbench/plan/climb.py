@@ -21,21 +21,21 @@ from rpbench.sim.memory import peak_in_flight
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Moves of one plan tried at a time: few enough to turn to a better plan soon.
+# Moves of one plan tried at a time: few, so that the climb soon turns to a better plan.
 CHUNK = 256
-# Plans looked at together at most, until there are enough new ones to time side by side.
+# Most plans changed in one round, which ends once it has enough new plans to time side by side.
 GROUP = 16
-# Plans worse than the best by more than this share are not looked at again.
+# Plans worse than the best by more than this fraction are dropped.
 SLACK = 0.03
-# A climb rests after so many moves without a better plan.
+# A climb stops after this many moves without a better plan.
 PATIENCE = 50_000
 # Improvements below this share are rounding.
 TOLERANCE = 1e-9
-# What does not fit into memory is worse than anything that does, by how much it does not fit.
+# Score of a plan that does not fit, times bytes needed over the limit: worse than every plan that fits.
 MISFIT = 1e100
-# Handling a plan takes as long as timing so many actions.
+# Handling a plan takes as long as timing this many actions.
 HANDLING = 400
-# Building a graph takes as long as timing it so many times.
+# Building a graph takes as long as timing it this many times.
 BUILDING = 1500
 
 
@@ -65,16 +65,16 @@ class ClimbOrder:
 
     @cached_property
     def graph(self) -> Graph:
-        """Its action graph."""
+        """The action graph of the order."""
         return build_graph(self.schedule)
 
     @cached_property
     def turns_at_once(self) -> bool:
-        """Whether its last stage goes back at once."""
+        """Whether the last stage's backward follows its forward directly."""
         return turns_at_once(self.schedule)
 
     def footprint(self, sizes: ModelBytes) -> Footprint:
-        """Bytes of its partitions."""
+        """The footprint of partitions with this order."""
         if self._footprint is None:
             entry = self._problem.entry
             shares = entry.lower is not None and not entry.separate_cuts  # what moves decides what stays
@@ -86,7 +86,7 @@ class ClimbOrder:
 
 
 class Climb:
-    """Best-first search from given partitions: the best plan not looked at yet is changed by every move.
+    """Best-first search from given partitions: every move is applied to the best plan not yet changed.
 
     Unlike a plain ascent it crosses plateaus, which are wide: the makespan follows the critical path alone,
     and a layer moved elsewhere changes nothing.
@@ -164,7 +164,7 @@ class Climb:
         return Partition(tuple(row[: self.counts[0]]), tuple(row[self.counts[0] :]), fused=True)
 
     def leaders(self, number: int) -> list[Partition]:
-        """So many of the best partitions found so far, the best first."""
+        """The best partitions found so far, at most `number`, best first."""
         worst = self.best_score * (1 + SLACK)
         nearest = nsmallest(number, [each for each in self._scored if each[0] <= worst])
         return [self._partition(plan) for _, plan in nearest] or [self.best]
@@ -178,7 +178,7 @@ class Climb:
         return bool(self._footprint.fitting(row, row, self._memory.limit_bytes).all())
 
     def run(self, work: int, patience: int = PATIENCE) -> None:
-        """Go on until so much more work is done, or so many moves lead to nothing better."""
+        """Search until `work` more is done, or `patience` moves in a row bring no better plan."""
         if self._moves is None:
             self._moves = _moves(self.counts, self._separate)
         until, tried, improved_at = self._tally.work + work, 0, 0
@@ -192,7 +192,7 @@ class Climb:
                 improved_at = tried
 
     def _next_neighbours(self, moves: Ints) -> Ints:
-        """The plans that the next moves make of the best open plan."""
+        """The results of the next moves on the best open plan."""
         score, plan, tried = heappop(self._open)
         if score > self.best_score * (1 + SLACK):
             self._open.clear()
@@ -203,7 +203,7 @@ class Climb:
         return neighbours
 
     def _fresh(self, rows: Ints) -> Ints:
-        """The rows that were never seen before."""
+        """The rows not seen before."""
         fresh = []
         for index, key in enumerate((rows * self._weights).sum(axis=1).tolist()):
             if key not in self._seen:

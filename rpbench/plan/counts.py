@@ -49,7 +49,7 @@ def _rank_separate(problem: Problem) -> list[Counts]:
 
 
 def plain_partitions(problem: Problem, counts: Counts) -> list[Partition]:
-    """Partitions that anybody would try for these numbers of stages; a search starts from them."""
+    """Even and time-balanced partitions into these numbers of stages, from which a search starts."""
     layers, times = problem.num_layers, problem.times
     num_forward, num_backward = counts
     if not problem.entry.separate_cuts:

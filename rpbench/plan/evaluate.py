@@ -1,4 +1,4 @@
-"""Plan: a partition with what simulation says of it."""
+"""Plan: a partition with its simulated makespan."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from rpbench.sim.shared_links import simulate_charged
 
 @dataclass(frozen=True)
 class Plan:
-    """A partition and what is known of it.
+    """A partition with its simulated makespan and its fit into memory.
 
     Args:
         makespan: simulated, in the unit of the problem's layer times.
@@ -52,7 +52,7 @@ def evaluate(problem: Problem, partition: Partition, *, method: str, num_evaluat
 
 
 def makespan(timeline: Timeline) -> float:
-    """The last end, in the unit of the costs; an action of no length ends no run."""
+    """The last end, in the unit of the costs; actions of no length do not count."""
     start, end = np.asarray(timeline.start, float), np.asarray(timeline.end, float)
     return float(end[end > start].max(initial=0.0))
 

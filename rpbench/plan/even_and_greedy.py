@@ -22,8 +22,8 @@ from rpbench.plan.problem import Problem
 def plan_even(problem: Problem) -> Partition:
     """Equal stages, whatever they cost.
 
-    Where stages are bound to devices, each holds `default_chunks` of them, or fewer where nobody asked for that
-    many and some would be empty. Where the directions are cut apart, the head is a stage of its own, every
+    Where stages are bound to devices, each holds `default_chunks` of them, or fewer if that number was not asked for
+    and some would be empty. Where the directions are cut apart, the head is a stage of its own, every
     device gets `default_chunks` backward stages, and there are as many forward stages as make a forward stage
     about as long as a backward stage. With a published partition beside it and no number of chunks asked for,
     the numbers of stages are the published ones.
@@ -69,11 +69,11 @@ def num_bound_stages(problem: Problem, method: str) -> int:
 UPPER_THRESHOLD = 1.1
 # Stages are kept within this share of a device's memory, half of it for the stage that is prefetched.
 MEMORY_SHARE = 0.6
-# What the planner allows on an idle 24 GB card: 0.6 x 24, read as gigabytes though measured in gibibytes.
+# The planner's limit on an idle 24 GB card: 0.6 x 24, read as gigabytes though measured in gibibytes.
 LIMIT_24GB_CARD_BYTES = 14_400_000_000
 # The embedding is a layer of its own and takes a time just above zero.
 EMBEDDING_SHARE = 1e-6
-# Sums of the same layers in another order are the same budget.
+# Relative difference of equal budgets, which are sums of the same layers in another order.
 TOLERANCE = 1e-12
 
 

@@ -1,7 +1,7 @@
-"""Cuts: where a graph of layers may be parted in two, and what lies between any two of these places.
+"""Cuts: places where a graph of layers may be cut in two, and the layers between any two of them.
 
-A cut is a set of layers that with every layer holds all that feed it: what has run when the pipeline is cut there.
-Its last layers, those that feed what comes behind, are an antichain, PipeDream's state. A chain of n layers has n + 1
+A cut is a set of layers closed under predecessors: the layers that run before that place in the pipeline.
+Those that feed later layers are an antichain, PipeDream's state. A chain of n layers has n + 1
 cuts, from none of the layers to all; branches are only cut all at once:
 
         b            cuts of a -> b -> d, a -> c -> d:  {} a ab ac abc abcd

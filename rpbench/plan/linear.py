@@ -48,7 +48,7 @@ def prices(rows: Floats, limits: Floats, value: Floats) -> Floats:
 
 
 def _sound(found: Floats, rows: Floats, value: Floats) -> Floats:
-    """The prices, raised until every variable is paid for: rounding and an early stop leave a few that are not."""
+    """The prices, raised until rows price every variable at its value or more, also after an early stop."""
     paid = found @ rows
     wanted = value > 0
     if (paid[wanted] <= 0).any() or (paid[~wanted] < -TINY * max(1.0, float(np.abs(found).max(initial=0)))).any():

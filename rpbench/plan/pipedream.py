@@ -293,7 +293,7 @@ def plan_straight(problem: Problem) -> Partition:
     return symmetric(tuple(min(stage.last, num_layers) - min(stage.first, num_layers) for stage in pipeline.stages))
 
 
-# --- what the cost model says of a pipeline, beside one machine and beside data parallelism ---
+# --- a pipeline by the cost model, beside one machine and data parallelism ---
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ class Traffic:
 
     @property
     def saved_at_most(self) -> float | None:
-        """`saved` by the pipeline that sends least of all, however slow: what "up to" can mean for this model."""
+        """`saved` by the pipeline that sends least, however slow: the upper bound for this model."""
         return 1 - self.narrowest / self.data_parallel if self.data_parallel else None
 
 

@@ -1,4 +1,4 @@
-"""Problem: what a planner is asked."""
+"""Problem: the input of a planner: schedule, layer times, run sizes and memory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from rpbench.registry import Entry
 
 
 def times_of_method(times: LayerTimes, entry: Entry, num_ranks: int, options: Mapping[str, Any]) -> LayerTimes:
-    """Times of layers where a method runs them: ranks of a pipeline have some, replicas all, tensor shards a part."""
+    """Layer times under a method: as given in a pipeline, adapted for replicas of all layers and for tensor shards."""
     given, wanted = entry.options | dict(options), entry.gathers
     if entry.tensor_parallel:
         return times.of_shards(along_sequence=bool(given.get("sequence_parallel")))
@@ -46,7 +46,7 @@ class Problem:
         memory: of a device, and the model's sizes; None for no limit.
         keeps_last: the last stage's layers are not recomputed; for orders that go back at once (`turns_at_once`).
         fitting: as few stages recompute as the memory allows: known once it is cut.
-        keeps: nor are those of these backward stages; a problem does not know them before it is cut.
+        keeps: other backward stages whose layers are not recomputed; known only for a given cut.
         activations: of one layer, for schedules that order by what stages hold.
         finish: makes what runs of an order: steps and transfers; None: steps, where several follow each other.
         traffic: what transfers take; None: nothing.
@@ -98,7 +98,7 @@ class Problem:
 
     @property
     def default_chunks(self) -> int:
-        """Stages per device where nobody looks for the best number."""
+        """Stages per device where their number is not searched for."""
         if self.chunks_per_rank is not None:
             return self.chunks_per_rank
         if self.entry.chunks is not None:
@@ -111,7 +111,7 @@ class Problem:
 
     @property
     def num_bound_stages(self) -> int:
-        """Stages bound to devices, where nobody looks for the best number."""
+        """Stages bound to devices where their number is not searched for."""
         return len(self.options.get("replicas") or range(self.num_ranks)) * self.default_chunks
 
     def schedule(self, num_forward: int, num_backward: int, costs: StageCosts | None = None) -> Schedule:

@@ -166,7 +166,7 @@ class Rotation:
         )
 
     def arriving(self, number: int, num_stages: int, *, backward: bool) -> float:
-        """Time of the activations that a visit brings over the link that weights take."""
+        """Time of a visit's activations on the link that also carries weights."""
         tensors = (number < num_stages - 1) + (number > 0) if backward else int(number > 0)
         return self.num_microbatches * tensors * self.links.boundary[number % self.num_ranks]
 

@@ -260,7 +260,7 @@ def _least_behind(layers: Floats) -> Floats:
 
 
 def _whole(free: Floats, each: Floats) -> Floats:
-    """How many go into what is free; as many as you like where they take nothing."""
+    """How many fit into what is free; infinite where they take nothing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(each > 0, np.floor(np.maximum(free, 0.0) / each * (1 + TOLERANCE)), np.inf)
 

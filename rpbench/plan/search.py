@@ -1,6 +1,6 @@
 """The partition that simulates best: the search of a contest (`rpbench.plan.contest`) over the cuts of one problem.
 
-Numbers of stages and cuts are open, and all else is as the problem has it. What it starts from takes part, so the
+Numbers of stages and cuts are open, all else is as the problem has it. The starting partitions are timed too, so the
 answer is never worse than the published, the even or the greedy partition. It is deterministic.
 """
 
@@ -21,22 +21,22 @@ from rpbench.plan.counts import promising_counts
 from rpbench.plan.problem import Problem
 from rpbench.workload.architecture import Architecture
 
-# Cuts timed in full for each number of stages on a device: of own orders, and of one order.
+# Cuts timed in full per number of stages on a device: where each cut has its own order, and where all share one.
 CUTS, CUTS_OF_ORDER = 6, 2
-# A sketch may do its work several times: what it looks at before it climbs, and the climb with another order.
+# How often a sketch may use up its work: before its climb, in it, and in the climb with another order.
 TIMES, TIMES_OF_PAIRS = 4, 1.5
-# Where something moves, cuts are timed in full for half of the budget.
+# With transfers, half of the budget is for cuts timed in full.
 MOVING = 2
 
 
 def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -> tuple[Partition, int]:
     """The best partition found, and how many were simulated.
 
-    What fits into memory is better than what does not. Where nothing fits, memory does not matter.
+    A partition that fits into memory beats one that does not. If none fits, memory is ignored.
 
     Args:
-        starts: partitions that take part; they fit the schedule.
-        budget: actions to time; a tenth of it finds most of what there is.
+        starts: partitions to time as well; they fit the schedule.
+        budget: actions to time; a tenth as many bring most of the gain.
 
     Raises:
         ValueError: if the schedule takes no cut at all.

@@ -1,4 +1,4 @@
-"""Case: one system training one model on some devices of one machine, and the numbers all of it rests on.
+"""Case: one system training one model on some devices of one machine, with the constants of its prediction.
 
 RoundPipe's models ask the device once a layer for the tokens of all experts; its kernels then run as the loop launches
 them, and one interpreter loops for all devices: that is simulated (`rpbench.predict.streaming`). Where a process runs
@@ -33,15 +33,14 @@ SOFTWARE = {  # whose kernels the systems run, in conf/software/
 
 @dataclass(frozen=True)
 class Case:
-    """What is predicted.
+    """One system training one model, to be predicted.
 
     Args:
         system: name as in the published tables.
-        basis: the declared constants. Plans are made with them, whatever they are varied to afterwards.
-        num_devices: devices that take part.
-        measured_on: the constants on the machine where the layers of published models were timed; None: nobody knows
-            how those timings bind the constants.
-        grain: what a backward of RoundPipe recomputes at a time.
+        basis: the declared constants. Plans are made with them, also when a prediction varies a constant.
+        measured_on: the constants on the machine where the layers of published models were timed; None: unknown,
+            and the timings do not bind the constants.
+        grain: the unit that a backward of RoundPipe recomputes at a time.
     """
 
     system: str
@@ -54,7 +53,7 @@ class Case:
 
     @property
     def software(self) -> str:
-        """Whose kernels it runs, by the name in `conf/software/`."""
+        """Name in `conf/software/` of the software whose kernels it runs."""
         return SOFTWARE[self.system]
 
     @property
@@ -63,20 +62,20 @@ class Case:
 
     @property
     def microbatch_tokens(self) -> float:
-        """Of a microbatch on one device, the mean where the batch does not divide."""
+        """Tokens of a microbatch on one device, the mean where the batch does not divide."""
         return self.settings.microbatch_sequences * self.model.seq_len
 
     @property
     def chunk_tokens(self) -> float:
-        """Of a whole microbatch of a call that is cut like `torch.chunk`."""
+        """Tokens of a full microbatch of a call cut as by `torch.chunk`."""
         return self.settings.chunks.size * self.model.seq_len
 
     def varied(self, name: str, factor: float) -> Basis:
-        """The constants with one multiplied, and what published timings say of others then."""
+        """The constants with one multiplied, and those that published timings bind adjusted (`rebound`)."""
         return rebound(self.model, self.basis, name, factor, self.measured_on)
 
     def of_length(self, seq_len: int) -> "Case":
-        """The same with sequences of another length, whatever its positions were made for."""
+        """The case with sequences of another length, beyond the model's context too."""
         return replace(self, model=replace(self.model, seq_len=seq_len, context=None))
 
 

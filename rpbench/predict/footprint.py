@@ -7,7 +7,7 @@ Source: Rajbhandari et al., "ZeRO", SC'20, section 3.1, for bytes per parameter;
 system keeps when (see each function).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -36,8 +36,8 @@ class Verdict(NamedTuple):
     """Whether a run fits.
 
     Args:
-        margin: what is left of the fuller of device and host, as a share of what it has; negative if it lacks.
-        breaks: the largest class of tensors there, and where: `logits on a device`.
+        margin: free fraction of the memory of the fuller of device and host; negative if it does not fit.
+        breaks: the largest class of tensors there, and the place: `logits on a device`.
     """
 
     fits: bool
@@ -53,14 +53,13 @@ class Footprint:
     host: Bytes
 
     def verdict(self, basis: Basis) -> Verdict:
-        """Whether both have room."""
+        """Whether device and host have room."""
         inf = float("inf")
         limits = (
             ("a device", self.device, basis.get("device_memory_bytes", inf) - basis.get("reserved_memory_bytes", 0.0)),
             ("the host", self.host, basis.get("host_memory_bytes", inf)),
         )
-        worst = min(limits, key=lambda limit: _margin(limit[1], limit[2]))
-        place, classes, limit = worst
+        place, classes, limit = min(limits, key=lambda each: _margin(each[1], each[2]))
         largest = max(classes, key=lambda name: classes[name], default="nothing")
         margin = _margin(classes, limit)
         return Verdict(margin >= 0, margin, f"{largest} on {place}")
@@ -83,13 +82,17 @@ def streamed(case: Case, basis: Basis) -> Footprint:
     moments = [moment for each in (plan, first_plan(case)) for moment in _moments(case, basis, each)]
     inputs = len(plan.backward) if case.grain == "stage" else model.num_layers
     kept = case.settings.chunks.num * inputs * boundary_bytes(model, tokens)
-    return Footprint(max(moments, key=lambda moment: sum(moment.values())), _host_state(model) | {"kept inputs": kept})
+    return Footprint(_fullest(moments), _host_state(model) | {"kept inputs": kept})
+
+
+def _fullest(moments: Iterable[Bytes]) -> Bytes:
+    return max(moments, key=lambda moment: sum(moment.values()))
 
 
 def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
-    """What a device holds in every backward visit of a plan, and in the largest forward visit.
+    """Bytes of a device in every backward visit of a plan, and in the largest forward visit.
 
-    Where layers ask for the tokens of their experts, the next stage's weights do not come before this one has ended.
+    With experts, the next stage's weights come only when this stage has ended.
     """
     model, tokens = case.model, case.chunk_tokens
     boundary = boundary_bytes(model, tokens)
@@ -180,14 +183,14 @@ def zero_infinity(case: Case, basis: Basis) -> Footprint:
 
 
 def _loss_or_backward(case: Case, basis: Basis, state: Bytes, in_backward: Bytes | None = None) -> Bytes:
-    """The fuller moment: all logits at the loss, or a layer's activations in the first backward."""
+    """The fuller moment: the loss, with all logits, or the first backward, with a layer's activations."""
     model, tokens = case.model, case.microbatch_tokens
     kept = {"kept inputs": model.num_layers * boundary_bytes(model, tokens)}
     kernels = eager_kernels(setting_of(model, tokens, basis, case.software))
     layer = kernels.kept_bytes() + kernels.working_bytes()
     loss = {**state, **kept, "logits": basis["eager_logit_bytes"] * tokens * model.vocab}
     backward = {**state, **(in_backward or {}), **kept, "activations": layer}
-    return max(loss, backward, key=lambda moment: sum(moment.values()))
+    return _fullest((loss, backward))
 
 
 def _all_parameters(model: Architecture) -> int:
@@ -218,12 +221,11 @@ def pipeline_stage(case: Case, basis: Basis, stage: int, num_layers: int) -> Byt
 
 def pipeline(case: Case, basis: Basis, layers: Sequence[int]) -> Footprint:
     """The fullest stage of a cut."""
-    stages = [pipeline_stage(case, basis, stage, count) for stage, count in enumerate(layers)]
-    return Footprint(max(stages, key=lambda classes: sum(classes.values())), {})
+    return Footprint(_fullest(pipeline_stage(case, basis, stage, count) for stage, count in enumerate(layers)), {})
 
 
 def tensor_parallel(case: Case, basis: Basis) -> Footprint:
-    """Every tensor of the state divided, an undivided input of every layer, logits divided."""
+    """Tensor parallelism: state and logits are divided among the devices, the input of every layer is not."""
     model, tokens, devices = case.model, case.microbatch_tokens, case.num_devices
     state = _megatron_state(model, model.num_layers, True, not model.tied, basis) / devices
     classes = {
@@ -234,7 +236,7 @@ def tensor_parallel(case: Case, basis: Basis) -> Footprint:
     layer = kernels.kept_bytes() + kernels.working_bytes() / 2
     loss = {**classes, "logits": basis["tensor_logit_bytes"] * tokens * model.vocab / devices}
     backward = {**classes, "activations": layer}
-    return Footprint(max(loss, backward, key=lambda moment: sum(moment.values())), {})
+    return Footprint(_fullest((loss, backward)), {})
 
 
 def _megatron_state(model: Architecture, num_layers: int, embedding: bool, head: bool, basis: Basis) -> float:

@@ -5,9 +5,8 @@
     tensor    every layer reduces its output twice on all devices in forward, recomputation and backward, behind the
               computation; embedding and head reduce once each way
 
-Which cut a published run had is not public. Supposed is the one that the artifact's simulator has for 1F1B, where it
-fits the devices. Where it does not, the fastest cut that fits, tried over what first and last stage hold, with the
-stages between as equal as they can be.
+The cuts of the published runs are not public. We assume the cut of the artifact's simulator for 1F1B if it fits the
+devices, else the fastest cut that fits, over all layers of the first and last stage, the others even.
 
 Kernels are fused ones whose products are summed in fp32, and the loss is taken in fp32 over the whole vocabulary.
 
@@ -35,7 +34,7 @@ from rpbench.sim.longest_path import simulate_graph
 
 
 def bound_cut(case: Case) -> Partition:
-    """The artifact's cut, or the one with the fastest slowest stage that fits; if none fits, that which lacks least."""
+    """The artifact's cut if it fits; else the cut that lacks least memory, and then has the fastest slowest stage."""
     return symmetric(_best(_Key(case)))
 
 
@@ -46,7 +45,7 @@ def _artifacts(case: Case) -> list[tuple[int, ...]]:
 
 
 class _Key:
-    """A case as a key of a cache: what a cut depends on."""
+    """A case as a cache key: equal where its cut is."""
 
     def __init__(self, case: Case) -> None:
         self.case = case

@@ -15,19 +15,19 @@ from rpbench.predict.footprint import Verdict
 from rpbench.predict.settings import Settings, length_microbatches
 from rpbench.predict.systems import STEP, System, system
 
-# Standard deviations on either side of an interval that nine of ten normal errors lie in.
+# Standard deviations on either side of an interval that holds nine of ten normal errors.
 NORMAL = 1.645
-# What is left out of every model of a system that runs layers with experts: 1, with a deviation.
+# Name of a constant of 1, whose deviation is the error that models of layers with experts leave.
 EXPERTS_UNMODELLED = "experts_unmodelled"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a system does in a case.
+    """The prediction of a case.
 
     Args:
         status: ok, OOM, or N/A where the system cannot train the model at all.
-        reason: why, unless it is ok.
+        reason: why it is not ok; empty if it is.
         tokens_per_s, low, high: throughput and the interval that nine of ten errors of the constants leave.
         terms: seconds of a step by cause.
         sensitivity: relative change of the throughput for a relative change of a constant, by its name.
@@ -93,7 +93,7 @@ def _differences(chosen: System) -> Callable[[Case], Mapping[str, float]]:
 
 
 def unmodelled(name: str) -> str:
-    """The constant that stands for what is left out of a system's model: 1, with a deviation."""
+    """Name of a system's constant of 1, whose deviation is the error its model leaves."""
     return f"{name.replace('-', '_')}_unmodelled"
 
 

@@ -1,4 +1,6 @@
-"""RoundPipe: the released planner's stages dealt in rotation, call after call, with everything that moves for them.
+"""Steps of the two systems that stream weights from the host: RoundPipe, and Mobius.
+
+RoundPipe deals the released planner's stages to the devices in rotation, call after call.
 
 A step is `num_calls` calls of `num_microbatches` each, simulated with its transfers
 (`rpbench.predict.streaming`): weights come ahead of their visit and gradients go home after it, activations
@@ -9,18 +11,25 @@ One interpreter runs the loop over experts of all devices, forward and recomputa
 whose layers wait for it; their kernels run beside it, and so does the work of the other devices. While the optimizer's
 threads fill the host's cores it has a share of one.
 
-Source: arXiv 2604.27085; planner, dispatch, transfers and optimizer as in its released library.
+Mobius has more stages than devices, bound to them in turns; every stage runs for all microbatches at a time. Neither
+its source nor its settings are public. Its order here is a looped breadth-first pipeline, with the cut that RoundPipe's
+artifact simulates for it, the same transfers, the optimizer on the host behind each step, and a process per device,
+so that loops over experts run side by side. It is a stand-in.
+
+Source: RoundPipe, arXiv 2604.27085; planner, dispatch, transfers and optimizer as in its released library. Feng et al.,
+"Mobius: Fine Tuning Large-Scale Models on Commodity GPU Servers", ASPLOS'23; settings assumed.
 """
 
 from dataclasses import replace
 
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.hardware.basis import Basis
+from rpbench.cost.published import published_partition
 from rpbench.cost.table import LayerTimes
-from rpbench.ir.partition import Partition
+from rpbench.ir.partition import Partition, symmetric
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.plan.even_and_greedy import MEMORY_SHARE, plan_released
-from rpbench.predict.case import Case, Terms
+from rpbench.predict.case import Case, Terms, waiting_s
 from rpbench.predict.streaming import Jobs
 from rpbench.predict.traffic import Run, devices_per_complex, timed
 
@@ -42,29 +51,25 @@ def synchronous_step(case: Case, basis: Basis) -> Terms:
 
 def asynchronous_jobs(case: Case, visits: int = TIMED_VISITS) -> Jobs:
     """The jobs of the steps that are timed, of as many before them, and of one behind, which they overlap with."""
-    step = _step(case)
+    step = synchronous_jobs(case)
     timed_ones = min(MOST_STEPS, max(1, visits // step.visits))
     return replace(step, steps=2 * timed_ones + 1, asynchronous=True)
 
 
 def synchronous_jobs(case: Case) -> Jobs:
     """The jobs of one step."""
-    return _step(case)
-
-
-def timed_steps(jobs: Jobs) -> tuple[int, int]:
-    """From the end of which to the end of which step asynchronous steps are timed."""
-    half = jobs.steps // 2
-    return half - 1, 2 * half - 1
-
-
-def _step(case: Case) -> Jobs:
     chunks, calls = case.settings.chunks, case.settings.num_calls
     routed = case.model.experts is not None
     complexes = devices_per_complex(case.basis)
     return Jobs(
         planned(case), case.num_devices, chunks.num, calls, 1, False, routed=routed, devices_per_complex=complexes
     )
+
+
+def timed_steps(jobs: Jobs) -> tuple[int, int]:
+    """From the end of which to the end of which step asynchronous steps are timed."""
+    half = jobs.steps // 2
+    return half - 1, 2 * half - 1
 
 
 def planned(case: Case) -> Partition:
@@ -99,3 +104,34 @@ def _terms(run: Run, first: int, last: int) -> Terms:
     seconds = (run.computed_s(last) - (run.computed_s(first) if first >= 0 else 0.0)) / len(steps)
     computing, looping = run.busy_s(steps)
     return {"computation": computing, "expert loop": looping, "idle": seconds - computing - looping}
+
+
+# --- Mobius --------------------------------------------------------------------------------------------------
+
+
+def mobius_step(case: Case, basis: Basis) -> Terms:
+    """Seconds of a step of Mobius, by cause."""
+    run = timed(mobius_jobs(case), case, basis)
+    computed, (computing, _) = run.computed_s(0), run.busy_s(range(1))
+    waiting = case.settings.chunks.num * waiting_s(case.model, basis) / case.num_devices
+    return {
+        "computation": computing,
+        "expert loop": waiting,
+        "idle": computed - computing,
+        "optimizer": run.finished_s(0) - computed,
+    }
+
+
+def mobius_jobs(case: Case) -> Jobs:
+    """The jobs of a step of Mobius."""
+    num, complexes = case.settings.chunks.num, devices_per_complex(case.basis)
+    return Jobs(_mobius_cut(case), case.num_devices, num, 1, 1, False, bound=True, devices_per_complex=complexes)
+
+
+def _mobius_cut(case: Case) -> Partition:
+    """The artifact's cut for eight devices; elsewhere stages of equal numbers of layers, about one each."""
+    devices, layers = case.num_devices, case.model.num_layers
+    if devices == 8 and case.model.published_name:
+        return published_partition("looped_bfs", case.model.published_name)
+    stages = -(-layers // devices) * devices
+    return symmetric(tuple(int(stage < layers) for stage in range(stages)))

@@ -26,7 +26,7 @@ class Chunks(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a step is cut.
+    """The batch of a step, and its cut into calls and microbatches.
 
     Args:
         global_sequences: sequences of one optimizer step, over all devices.
@@ -34,7 +34,7 @@ class Settings:
         num_microbatches: of one call; 1 where a call is not cut further.
         microbatch_sequences: sequences of one microbatch, on one device for data-parallel systems. A mean where
             the batch does not divide.
-        source: where they are from, for people.
+        source: origin of the settings, as text.
     """
 
     global_sequences: int

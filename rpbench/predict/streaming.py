@@ -29,15 +29,16 @@ What = Literal["F", "R", "B", "FB", "boundary", "weights", "gradients", "refresh
 
 
 class Slot(NamedTuple):
-    """What a task does: its kind, of which stage, and of which variant.
+    """The work of a task: its kind, stage and variant.
 
     Args:
         stage: forward stages for F, weights of a forward and refresh; backward stages otherwise.
-        short: of the last microbatch of a call, which may be shorter.
-        routed: the experts of F or R, behind what they wait for.
-        backward: weights for a backward job; `again`: gradients of an earlier call come with them.
-        pieces: that weights come in.
-        group: of the link, one way through one root complex.
+        short: whether it is for the last microbatch of a call, which may be shorter.
+        routed: whether it is the experts' part of F or R.
+        backward: whether weights are for a backward job.
+        again: whether gradients of an earlier call come with them.
+        pieces: number of pieces the weights come in.
+        group: number of the shared link: one direction of one root complex.
     """
 
     what: What
@@ -52,14 +53,14 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a run: what identifies its lanes.
+    """The jobs of a run, from which its lanes follow.
 
     Args:
         plan: stages; with `plan.fused` the top backward stage runs forward and backward in one visit.
         calls: of one step; every call runs all stages for `microbatches` microbatches.
         routed: layers have experts: a forward knows its tokens' experts, and goes on, when its attention has ended.
         bound: stages stay on the device of their number modulo the devices; else jobs go round over all calls.
-        devices_per_complex: devices on one root complex; 0 where complexes hold nobody back.
+        devices_per_complex: devices on one root complex; 0 where complexes are no limit.
     """
 
     plan: Partition
@@ -73,12 +74,12 @@ class Jobs:
     devices_per_complex: int = 0
 
     def group(self, device: int, *, down: bool) -> int:
-        """The copies that a device's copies share a root complex with, one way."""
+        """Number of the root complex direction that a device's copies go through; 0 where complexes are no limit."""
         return 2 * (device // self.devices_per_complex) + down if self.devices_per_complex else 0
 
     @property
     def visits(self) -> int:
-        """Of stages to devices, in one step."""
+        """Visits of stages to devices in one step."""
         return self.calls * (len(self.plan.forward) + len(self.plan.backward))
 
 
@@ -87,9 +88,8 @@ class Lanes:
     """The tasks of a run.
 
     Attributes:
-        slots: what the numbers in `tasks.slot` stand for.
-        num_devices: that run them.
-        computing: what the devices compute in each step; the last of it ends the step.
+        slots: the slot of each number in `tasks.slot`.
+        computing: the compute tasks of each step; the last one ends the step.
         host_ends: the last task of the host's lane in each step.
     """
 
@@ -231,7 +231,7 @@ class _Builder:
         return done
 
     def _hand_on(self, visit: _Visit, done: int, mb: int, boundary: Slot) -> None:
-        """What a microbatch leaves: a tensor for the next job, and inputs of the backward stages it has passed."""
+        """Hand a microbatch's output to the next job, and store the inputs kept for backward stages."""
         jobs, device = self.jobs, visit.device
         is_last = visit.backward and visit.stage == 0
         crosses = jobs.num_devices > 1 and not is_last and not (jobs.bound and self._turns(visit))
@@ -288,8 +288,10 @@ class _Builder:
 
 
 def _keepers(plan: Partition) -> Mapping[int, int]:
-    """Backward stages that recompute from a kept input, and the forward stage that comes past it; not the first,
-    which has the tokens."""
+    """Backward stages that recompute from a kept input, each with the forward stage that passes it on the way.
+
+    The first stage is not one of them: it has the tokens.
+    """
     found = {}
     forward = plan.forward_ranges()
     for stage, layers in enumerate(plan.backward_ranges()):

@@ -1,12 +1,12 @@
-"""The systems of the published tables: how long a step of each takes, what memory it needs, what each constant does.
+"""The systems of the published tables: step time, memory, and sensitivity of the throughput to each constant.
 
-Of streamed pipelines, most constants act on a step through the devices' seconds in forwards, those in backwards, or the
-bytes of the optimizer: the step is simulated once for each of these kinds, and their change with a constant is counted.
-By the chain rule
+In streamed pipelines most constants act through the devices' seconds in forwards, those in backwards, or the bytes of
+the optimizer. So the step is simulated once for each of these kinds, and its change with a constant is counted. By the
+chain rule
 
     slope of a constant = sum over kinds of (slope of a kind) x (change of the kind with the constant)
 
-The rates of links and host and the times of the interpreter are varied themselves.
+The rates of links and host and the times of the interpreter are varied directly.
 
 Data-parallel systems whose state is divided have closed forms here. Every device trains its own microbatches; a step is
 `num_calls` micro-steps. Psi is the number of parameters.
@@ -35,7 +35,7 @@ from types import MappingProxyType
 from rpbench.cost.hardware.basis import Basis
 from rpbench.mesh.layers.collectives import gather_s, reduce_s
 from rpbench.mesh.layers.layer_times import setting_of, times_of
-from rpbench.predict import footprint, megatron, mobius, roundpipe
+from rpbench.predict import footprint, megatron, roundpipe
 from rpbench.predict.case import Case, Terms, ring, waiting_s
 from rpbench.predict.footprint import Footprint
 from rpbench.predict.megatron import bound_cut
@@ -45,17 +45,17 @@ from rpbench.registry import unknown_name
 from rpbench.sim.shared_links import HOST
 from rpbench.workload.counts import BYTES_PER_VALUE
 
-# By how much a constant is varied to see what it does.
+# Factor by which a constant is varied.
 STEP = 1.05
 _VARIED = ("copy_bytes_per_s", "host_bytes_per_s", "expert_pass_s", "loop_share")
 _KINDS = (("F", "R"), ("B", "FB"), ("refresh", "convert", "adam"))
 
 
 def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> Mapping[str, float]:
-    """Relative change of the throughput for a relative change of every uncertain constant, by its name.
+    """Relative change of the throughput per relative change of each uncertain constant, by name.
 
     Args:
-        seconds: of a step, from a run of the jobs.
+        seconds: gives the seconds of a step from a run of the jobs.
     """
     basis, lanes = case.basis, lanes_of(jobs)
     basis.read.clear()
@@ -82,7 +82,7 @@ def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> 
 
 
 def _longer(lanes: Lanes, needs: Sequence[Need], kinds: Sequence[str]) -> list[Need]:
-    """The same with some kinds drawn out."""
+    """The needs with those of some kinds longer by `STEP`."""
     return [
         need._replace(own_s=need.own_s * STEP, amount=need.amount * (STEP if need.served_by == HOST else 1))
         if slot.what in kinds
@@ -92,7 +92,7 @@ def _longer(lanes: Lanes, needs: Sequence[Need], kinds: Sequence[str]) -> list[N
 
 
 def _sizes(lanes: Lanes, needs: Sequence[Need]) -> dict[tuple[str, ...], float]:
-    """Seconds of the devices or bytes of the host by kind, a task of every slot."""
+    """Seconds of devices, or bytes of the host, by kind, summed over slots."""
     return {
         kinds: sum(
             need.amount if need.served_by == HOST else need.own_s
@@ -110,11 +110,10 @@ class System:
     Args:
         step: seconds of a step by cause.
         memory: bytes of a throughput run.
-        memory_of_length: bytes of a case of another length; the second case is that of the throughput run.
-        schedule: the registered schedule whose order it runs, if it runs one.
-        slopes: relative change of its throughput for that of each constant, where there is a shorter way to it than
-            timing a step again for each.
-        refuses: why it cannot train a case at all, or an empty string.
+        memory_of_length: bytes of a case of another length; the second case is the throughput run.
+        schedule: the registered schedule whose order it runs, if any.
+        slopes: as `streamed_slopes`, where that is faster than timing a step again for each constant.
+        refuses: why it cannot train a case at all; empty if it can.
     """
 
     step: Callable[[Case, Basis], Terms]
@@ -142,20 +141,16 @@ def _pipeline_memory(case: Case, basis: Basis) -> Footprint:
 
 
 def _mobius_memory(case: Case, basis: Basis) -> Footprint:
-    """Of one sequence a microbatch, for its settings are not public."""
+    """Bytes with one sequence a microbatch, for its settings are not public."""
     return footprint.zero_infinity(replace(case, settings=replace(case.settings, microbatch_sequences=1.0)), basis)
 
 
-def _mobius_slopes(case: Case) -> Mapping[str, float]:
-    return streamed_slopes(case, mobius.jobs_of(case), lambda run: run.finished_s(0))
-
-
-def _sync_slopes(case: Case) -> Mapping[str, float]:
-    return streamed_slopes(case, roundpipe.synchronous_jobs(case), lambda run: run.finished_s(0))
+def _slopes_of(jobs_of: Callable[[Case], Jobs]) -> Callable[[Case], Mapping[str, float]]:
+    return lambda case: streamed_slopes(case, jobs_of(case), lambda run: run.finished_s(0))
 
 
 def _async_slopes(case: Case) -> Mapping[str, float]:
-    """Over fewer steps, and none behind them: what does not change with a constant may be left out."""
+    """Slopes from fewer steps, without a step after them: only changes with a constant matter."""
     jobs = roundpipe.asynchronous_jobs(case, roundpipe.TIMED_VISITS // 3)
     first, last = roundpipe.timed_steps(jobs)
     jobs = replace(jobs, steps=last + 1)
@@ -233,16 +228,13 @@ def compute_s(case: Case, basis: Basis) -> float:
 
 
 def _gradient_copies_s(case: Case, basis: Basis) -> float:
-    """Seconds a device passes over all gradients of a micro-step on their way into DeepSpeed's buckets and out."""
+    """Seconds a device takes to copy all gradients of a micro-step into DeepSpeed's buckets and out again."""
     rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
     return basis["deepspeed_gradient_bytes"] * case.model.trainable_parameters / rate
 
 
 def _host_copy_s(bytes_each: float, num_devices: int, basis: Basis) -> float:
-    """Seconds for every device to copy as much at once: the link or the host's memory, whichever is slower.
-
-    Of equal copies that begin together nothing is left to simulate: each has its fair share until all end.
-    """
+    """Seconds for all devices to copy as much at the same time: the link's or the host memory's, whichever is more."""
     return max(bytes_each / basis["copy_bytes_per_s"], bytes_each * num_devices / basis["host_bytes_per_s"])
 
 
@@ -269,10 +261,20 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             refuses=_divided_heads,
         ),
         # Its longest sequences are published as equal to those of ZeRO-Infinity, in every model.
-        "mobius": System(mobius.step, _mobius_memory, _of_the_run(_mobius_memory), "looped_bfs", _mobius_slopes),
+        "mobius": System(
+            roundpipe.mobius_step,
+            _mobius_memory,
+            _of_the_run(_mobius_memory),
+            "looped_bfs",
+            _slopes_of(roundpipe.mobius_jobs),
+        ),
         "roundpipe": System(roundpipe.asynchronous_step, footprint.streamed, _layer_grain, "roundpipe", _async_slopes),
         "roundpipe-sync": System(
-            roundpipe.synchronous_step, footprint.streamed, _layer_grain, "roundpipe", _sync_slopes
+            roundpipe.synchronous_step,
+            footprint.streamed,
+            _layer_grain,
+            "roundpipe",
+            _slopes_of(roundpipe.synchronous_jobs),
         ),
     }
 )

@@ -1,4 +1,4 @@
-"""What the tasks of a streamed pipeline take: seconds of a device, bytes over links, work of host and interpreter."""
+"""Traffic and work of the tasks of a streamed pipeline: device seconds, link bytes, host and interpreter work."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ INF = float("inf")
 
 
 class Need(NamedTuple):
-    """Seconds of a device, and an amount that something shared serves."""
+    """The need of a task: seconds of its device, and an amount served by a shared link, host or interpreter."""
 
     own_s: float = 0.0
     amount: float = 0.0
@@ -26,7 +26,7 @@ class Need(NamedTuple):
 
 
 class Run(NamedTuple):
-    """When the tasks of some lanes began and ended, and the devices' own seconds by slot."""
+    """Begin and end of every task of some lanes, and the devices' own seconds by slot."""
 
     lanes: Lanes
     begin: list[float]
@@ -34,15 +34,15 @@ class Run(NamedTuple):
     own_s: list[float]
 
     def computed_s(self, step: int) -> float:
-        """When the last computation of a step ended."""
+        """End of the last computation of a step."""
         return self.end[self.lanes.computing[step][-1]]
 
     def finished_s(self, step: int) -> float:
-        """When the host had ended its part of a step."""
+        """End of the host's part of a step."""
         return self.end[self.lanes.host_ends[step]]
 
     def busy_s(self, steps: range) -> tuple[float, float]:
-        """Seconds of a step that a device computes, and that it waits for the interpreter with a layer begun."""
+        """Mean seconds of a step that a device computes, and that it waits for the interpreter within a layer."""
         slots = self.lanes.tasks.slot
         tasks = [task for step in steps for task in self.lanes.computing[step]]
         shares = len(steps) * self.lanes.num_devices
@@ -58,14 +58,14 @@ def timed(jobs: Jobs, case: Case, basis: Basis) -> Run:
 
 
 def timed_with(lanes: Lanes, needs: Sequence[Need], basis: Basis) -> Run:
-    """The same, with what each slot needs given."""
+    """The lanes, timed with given needs of every slot."""
     own, amount, servers = (list(column) for column in zip(*needs, strict=True))
     begin, end = run(lanes.tasks, own, amount, servers, capacity(basis))
     return Run(lanes, begin, end, own)
 
 
 def capacity(basis: Basis) -> Capacity:
-    """What devices and host share on a machine."""
+    """Rates of the links, host and interpreter that tasks share."""
     return Capacity(
         basis.get("copy_bytes_per_s", INF),
         basis.get("host_bytes_per_s", INF),
@@ -75,13 +75,13 @@ def capacity(basis: Basis) -> Capacity:
 
 
 def devices_per_complex(basis: Basis) -> int:
-    """Devices that share a root complex; 0 where none is known to hold them back."""
+    """Devices on one root complex; 0 if its rate is unknown and so no limit."""
     shared = "root_complex_bytes_per_s" in basis.values
     return int(basis.get("devices_per_root_complex", 0)) if shared else 0
 
 
 class Needs:
-    """What each task of a plan's lanes needs."""
+    """The needs of the tasks of a plan's lanes."""
 
     def __init__(self, jobs: Jobs, case: Case, basis: Basis) -> None:
         plan = jobs.plan
@@ -131,7 +131,7 @@ class Needs:
         return Need(experts, self.loop_s * layers, LOOP) if slot.routed else Need(own - experts)
 
     def _host_bytes(self, slot: Slot) -> float:
-        """Traffic of the host's memory: Adam, and before and after it a conversion of every value."""
+        """Bytes through the host's memory: Adam, and a conversion of every value before and after it."""
         adam = self.basis["adam_bytes"]
         if slot.what == "adam":
             return adam * self.case.model.trainable_parameters

@@ -1,1 +1,1 @@
-"""What is trained: the description of a transformer, and the readers of it."""
+"""Workloads: descriptions of transformers, and readers of such descriptions."""

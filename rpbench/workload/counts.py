@@ -103,7 +103,7 @@ def mean_keys(seq_len: int, window: int | None) -> float:
 
 
 def check_sizes(what: str, sizes: object, optional: tuple[str, ...]) -> None:
-    """Refuse sizes that are no whole numbers of at least 1; those in `optional` may be 0."""
+    """Raise ValueError unless sizes are whole numbers of at least 1; those in `optional` may be 0."""
     for name, value in vars(sizes).items():
         if type(value) is not int or value < (name not in optional):
             raise ValueError(f"model.{what}.{name}={value!r:.60}: a size is a whole number of at least 1")
@@ -193,12 +193,12 @@ class Counts:
 
     @cached_property
     def inner_visits(self) -> float:
-        """Inner values that a token meets in the MLP and in the experts of a layer."""
+        """Inner width that a token passes in a layer's MLP and experts together."""
         return self._mean(lambda routed: sum(width * visits for width, visits, _ in self._widths_inside(routed)))
 
     @cached_property
     def inner_at_once(self) -> float:
-        """Inner values of a token that are there at one time where the experts of a layer take turns."""
+        """Inner width of a token held at one time where a layer's experts run one after another."""
         return max(
             width * (visits / count) for routed in self.kinds for width, visits, count in self._widths_inside(routed)
         )
@@ -404,7 +404,7 @@ class Counts:
     # --- helpers ---------------------------------------------------------------------------------------------
 
     def _mean(self, of_kind: Callable[[bool], float]) -> float:
-        """The mean over the layers of what a layer with, or without, experts has."""
+        """The mean over the layers of a quantity that depends on whether a layer has experts."""
         if len(self.kinds) == 1 and not self.num_prediction_layers:
             return of_kind(*self.kinds)
         return sum(part * of_kind(routed) for routed, part in self.kinds.items())

@@ -19,7 +19,7 @@ Modules = Literal["gpt", "llama", "qwen3", "gpt_oss"]
 
 @dataclass(frozen=True)
 class Family:
-    """What a model type has.
+    """The properties of a Hugging Face model type.
 
     Args:
         modules: whose activation and norms our own modules use for it.
@@ -139,7 +139,7 @@ FAMILIES: Mapping[str, Family] = {
     "vit": _ENCODER,
 }
 
-# One size, one name: what families call it, and what it is called from here on.
+# Sizes under other names: the field's name in some families, and the name used here.
 SPELLINGS: Mapping[str, str] = {
     "n_embd": "hidden_size",
     "n_embed": "hidden_size",
@@ -286,7 +286,7 @@ SILENT = re.compile(
     re.VERBOSE,
 )
 
-# What is not modelled, and what is assumed instead.
+# Fields that are not modelled, each with the assumption made instead.
 ASSUMED: Mapping[str, str] = {
     **dict.fromkeys(
         ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_transformer_layers"),

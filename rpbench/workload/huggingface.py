@@ -1,4 +1,4 @@
-"""Hugging Face: an architecture from a `config.json`, and what was assumed where it says more than is modelled.
+"""Hugging Face: an architecture from a `config.json`, and the assumptions made for fields that are not modelled.
 
 What types of models have besides their sizes stands in `families.py`. A field that changes nothing is passed over, one
 that is not modelled is named with what is assumed instead, and an unknown type is counted by its sizes. Only a size
@@ -60,7 +60,7 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
 
 
 def assumed(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """What was assumed for a `config.json`: a sentence for each field that is not modelled, and for an unknown type."""
+    """Assumptions made for a `config.json`: a sentence for each field that is not modelled, and for an unknown type."""
     values, family = _normal(given), _family(given)
     kind = _kind(given)
     said = []
@@ -102,7 +102,7 @@ def _kind(given: Mapping[str, Any]) -> Any:
 
 
 def _text_part(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text model's own fields in a wrapper of several parts, whatever they are called there; empty without one."""
+    """The text model's fields inside a wrapper of several parts, under any of their names; empty without one."""
     for name in ("text_config", "llm_config", "language_config", "thinker_config"):
         inner = given.get(name)
         if isinstance(inner, Mapping):
@@ -160,14 +160,14 @@ def _constants(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(values: Mapping[str, Any], above: float, *names: str) -> float | None:
-    """The first of the fields that is a number above one, and none beyond all reason."""
+    """The first of the fields that is a number larger than `above` and not absurdly large."""
     given = (values.get(name) for name in names)
     numbers = (each for each in given if isinstance(each, int | float) and not isinstance(each, bool))
     return next((float(each) for each in numbers if above < each < LARGEST**3), None)
 
 
 def _of_llama4(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What Llama 4 says in its own way.
+    """The fields that Llama 4 spells in its own way.
 
     `intermediate_size` is that of an expert, routed or shared, and attention sees a chunk where positions are rotated.
     """
@@ -277,7 +277,7 @@ def _latent(values: Mapping[str, Any]) -> Latent | None:
 
 
 def _kinds(values: Mapping[str, Any], family: Family) -> list[str] | None:
-    """What attention every layer has, where the configuration or its type says it."""
+    """The kind of attention of every layer, where the configuration or its type gives it."""
     kinds, num_layers = values.get("layer_types"), _num_layers(values)
     if kinds is None:
         return None

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tuned_orders import PUBLISHED, alike, measured
 
+from baselines.zero_bubble.v_block import order_by_priority
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.check import check
 from rpbench.ir.schedule import Shape
-from rpbench.ordering.by_priority import order_by_priority
 from rpbench.registry import entry
 
 # Two ranks and two microbatches by the rule, by hand, with room for 4 chunks, 2 of them of the lower stage.

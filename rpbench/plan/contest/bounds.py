@@ -1,10 +1,10 @@
 """Bounds on the pace of every plan of a contender, whatever its cut and its recomputation, without a timeline.
 
     computation   every device computes its stages, and all devices together compute the model, once a step
-    way           where a step begins with the one before ended: before a device's first forward a microbatch comes down
-                  to it, and behind its last backward one goes back to the first stage
-    memory        what stays of a layer, the activations of one microbatch of a stage, and those in flight of stages
-                  that keep them, where the order follows from no times
+    way           where steps do not overlap: before a device's first forward a microbatch runs down to its stage, and
+                  after its last backward one runs back to the first stage
+    memory        what a layer always holds, the activations of one microbatch of a stage, and the activations in flight
+                  of stages that do not recompute, where the order does not follow from times
 
 All three are linear in the layers of each stage, `x`, and in those of them that are not recomputed, `k`. The shortest
 step in which the model's layers find room bounds every cut. Where a device has one stage, stages are filled one after
@@ -34,26 +34,26 @@ from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.plan.linear import prices
 from rpbench.plan.problem import Problem
-from rpbench.registry import Entry
 
 Floats = npt.NDArray[np.float64]
 MOST_ROUNDS, SETTLED = 8, 1e-6
-MOST_TIMES = 1e3  # of the computation of all devices together: a step that is longer than that is none
+MOST_TIMES = 1e3  # a step longer than this multiple of the first bound counts as infeasible
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A limit: x and k may use so much of a step's time (`seconds`), or of a device's bytes.
+    """A limit on x and k: a device's time in a step, or its bytes.
 
     Args:
-        of_layers, of_kept: of a layer of each stage, and of one that is not recomputed, (stages,).
-        fixed: what is used in any case; `room` is the limit of what is no time.
+        of_layers, of_kept: use per layer of each stage, and per layer that is not recomputed, (stages,).
+        fixed: use that does not depend on the cut.
+        room: limit in bytes; None: the length of the step.
     """
 
     of_layers: Floats
     of_kept: Floats
     fixed: float
-    room: float | None = None  # None: the length of the step
+    room: float | None = None
     device: int = 0
 
 
@@ -75,9 +75,9 @@ class Bounds:
             yield setting
 
     def nearest_first(self, best: Setting) -> list[Setting]:
-        """These settings, first by how near their size of a microbatch is to that of one setting, then by their bounds.
+        """The `settings`, sorted by distance of their microbatch size from that of `best`, then by bound.
 
-        Each with the usual recomputation, and as that setting recomputes.
+        Each comes with the usual recomputation, and with that of `best`.
         """
         found = [each.changed("prefetch", best.prefetch) for each in self.settings()]
         again = [each.changed("recompute", best.recompute) for each in found]
@@ -88,7 +88,7 @@ class Bounds:
         )
 
     def best_pace(self, is_over: Callable[[], bool]) -> float:
-        """Tokens per second that no plan at all exceeds; once time is over, as all devices together compute."""
+        """Tokens per second that no plan exceeds; after the time limit by `loose_pace`."""
         best = 0.0
         for each in sorted(self.settings(), key=self.loose_pace, reverse=True):
             if self.loose_pace(each) <= best:
@@ -112,7 +112,7 @@ class Bounds:
     def pace(self, setting: Setting) -> float:
         """Tokens per second that no plan of a setting exceeds; 0 where none fits or none can be built."""
         key = setting.changed("recompute", self.space.first.recompute).changed("prefetch", self.space.first.prefetch)
-        if self.contender.entry.name in _LOWERED:  # their options say which activations leave, and no bound asks
+        if self.contender.entry.name in _LOWERED:  # their options only choose which activations leave
             key = replace(key, options=self.space.first.options)
         if key not in self._paces:
             try:
@@ -138,7 +138,7 @@ class Bounds:
         return int(found) if found < inf else 0
 
     def _moving(self, setting: Setting) -> Schedule | None:
-        """Where stages are shared, or come and go: the order with all that moves, of few microbatches."""
+        """The order with all its transfers, of few microbatches, where stages are shared or streamed; else None."""
         if self.contender.entry.lower is None or self.contender.entry.name in _LOWERED:
             return None
         for size in sorted(self.terms.microbatches, reverse=True):
@@ -161,9 +161,9 @@ class Bounds:
         return _Orders(problem, schedule, self.terms, self._recomputes(schedule))
 
     def _schedule(self, setting: Setting) -> Schedule:
-        """One that has the stages where the setting has them; what moves, or follows from times, is none of it."""
+        """A schedule that places the stages as the setting does; transfers, and the order by times, do not matter."""
         entry, sizes = self.contender.entry, [setting.microbatch_sequences]
-        if entry.needs_costs:  # sooner made of few microbatches
+        if entry.needs_costs:  # faster to make of few microbatches
             sizes = sorted(self.terms.microbatches, reverse=True)
         elif entry.name not in _LOWERED:
             return self._built(setting)
@@ -196,9 +196,9 @@ class _Orders:
     """All cuts of a setting.
 
     Args:
-        schedule: of these numbers of stages; of other microbatches where orders follow from times. None: stages are
-            cut apart, and only what all devices compute together is bounded.
-        recomputes: what the schedule takes.
+        schedule: has these stages, but other microbatches where orders follow from times. None: forward and backward
+            are cut apart, and only the computation of all devices together is bounded.
+        recomputes: the choices of recomputation that the schedule allows.
     """
 
     def __init__(self, problem: Problem, schedule: Schedule | None, terms: Terms, recomputes: frozenset[str]) -> None:
@@ -209,40 +209,35 @@ class _Orders:
         self._forward, self._again, self._backward = (
             float(min(each)) for each in (times.forward, times.recompute, times.backward)
         )
-        self._hides = 1 - float(times.overlap_gain) / 2  # of two that run together, at most the shorter one is hidden
-
-    @property
-    def entry(self) -> Entry:
-        """The schedule's entry."""
-        return self.problem.entry
+        self._hides = 1 - float(times.overlap_gain) / 2  # two that overlap hide at most the shorter one
 
     @property
     def num_microbatches(self) -> int:
         """The microbatches of a step, as pace counts them."""
-        return self.entry.steps(self.problem.num_microbatches, 1, self.problem.options.get("replicas"))[0]
+        return self.problem.entry.steps(self.problem.num_microbatches, 1, self.problem.options.get("replicas"))[0]
 
     def least_step(self) -> float:
-        """Seconds that a step takes at least; infinite where nothing fits."""
+        """A lower bound on the seconds of a step; infinite if nothing fits."""
         together = self._together()
         step = together
         if self._is_plain:
             rows = self._times() + self._memory()
-            step = max(step, _least(rows, together, self._num_layers))
+            step = max(step, _least(rows, together, self.problem.num_layers))
             if self._has_one_stage_each and step < inf:
-                step = _least_of_whole_layers(rows, self._device_of, self._keeps(), step, self._num_layers)
+                step = _least_of_whole_layers(rows, self._device_of, self._keeps(), step, self.problem.num_layers)
         return step / self.problem.times.units_per_second
 
     def least_bytes(self, moving: Schedule | None) -> int:
-        """Bytes of the fullest device at least.
+        """A lower bound on the bytes of the fullest device.
 
         Args:
-            moving: the order with all that moves, where that decides what stays.
+            moving: the order with its transfers, where these decide what stays.
         """
         if self.schedule is None:
             return 0
         if moving is not None:
             none = [0] * moving.shape.num_ranks
-            widest = -(-self._num_layers // moving.shape.num_stages)
+            widest = -(-self.problem.num_layers // moving.shape.num_stages)
             at_once = 1 if self._sizes.by_layer else widest
             running = at_once * min(each.activations for each in self._sizes.layers)
             return Footprint(moving, self._sizes, none, keeps=()).least_bytes + (
@@ -251,15 +246,11 @@ class _Orders:
         if not self._is_plain or self.terms.limits.device_memory_bytes is None:
             return self._footprint.least_bytes
         rows = [replace(row, room=None) for row in self._memory() if not row.of_kept.any()]
-        found = _least(rows, max(1.0, float(self._footprint.least_bytes)), self._num_layers)
+        found = _least(rows, max(1.0, float(self._footprint.least_bytes)), self.problem.num_layers)
         if self._has_one_stage_each:
             nothing_kept = np.zeros(len(self._device_of))
-            found = _least_of_whole_layers(rows, self._device_of, nothing_kept, found, self._num_layers)
+            found = _least_of_whole_layers(rows, self._device_of, nothing_kept, found, self.problem.num_layers)
         return int(found)
-
-    @property
-    def _num_layers(self) -> int:
-        return self.problem.num_layers
 
     def _together(self) -> float:
         """The step in which all devices together compute the model once for every microbatch, in the times' unit."""
@@ -280,7 +271,7 @@ class _Orders:
             and found.weights is Weights.BOUND
             and found.shape.num_parts == 1
             and not (found.shape.tensor_parallel or found.shape.num_head_shards)
-            and (self.entry.lower is None or self.entry.name in _LOWERED)
+            and (self.problem.entry.lower is None or self.problem.entry.name in _LOWERED)
         )
 
     @property
@@ -298,14 +289,14 @@ class _Orders:
         return [holders[0] for holders in self.schedule.placement]
 
     def _keeps(self) -> Floats:
-        """Whether a stage may be left as it is, (stages,)."""
+        """1 where a stage may skip recomputation, else 0, (stages,)."""
         keeps = np.full(len(self._device_of), float(bool(self._recomputes & {"none", "fitting"})))
         if "except_last" in self._recomputes:
             keeps[-1] = 1
         return keeps
 
     def _times(self) -> list[_Row]:
-        """Limits of time: the computation of devices, and the way of the first and the last microbatch."""
+        """Limits of time: computation of each device, and the way of the first and the last microbatch."""
         assert self.schedule is not None
         times, num, devices = self.problem.times, self.num_microbatches, self._device_of
         stages = len(devices)
@@ -340,7 +331,7 @@ class _Orders:
 
     def _steps(self) -> tuple[float, tuple[float, float]]:
         """Time of the optimizer for a layer, and for embedding and head, in the times' unit."""
-        if self.entry.lower is not None:
+        if self.problem.entry.lower is not None:
             return 0.0, (0.0, 0.0)
         traffic = self.terms.optimizer
         pace = traffic.device_bytes_per_s * OPTIMIZER_BYTES / traffic.on_device / self.problem.times.units_per_second
@@ -348,17 +339,21 @@ class _Orders:
         return layer / pace, (self._sizes.embedding.optimizer / pace, self._sizes.head.optimizer / pace)
 
     def _memory(self) -> list[_Row]:
-        """Limits of memory: the bytes that stay on each device, activations of a microbatch, and those in flight."""
+        """Limits of memory: resident bytes of each device, activations of one microbatch, and those in flight."""
         if self.terms.limits.device_memory_bytes is None:
             return []
         assert self.schedule is not None
         limit, sizes, devices = float(self.terms.limits.device_memory_bytes), self._sizes, self._device_of
         stay, ends = self._footprint.staying()
         activations = float(min(each.activations for each in sizes.layers))
-        in_flight = self.schedule.policy is Policy.FLUSH and self.entry.lower is None and not self.entry.needs_costs
-        nobody = [()] * self.problem.num_ranks
-        moments = self._footprint.moments() if in_flight and self._keeps().any() else nobody
-        halves = self._footprint.between_halves() if in_flight else nobody
+        in_flight = (
+            self.schedule.policy is Policy.FLUSH
+            and self.problem.entry.lower is None
+            and not self.problem.entry.needs_costs
+        )
+        unknown = [()] * self.problem.num_ranks
+        moments = self._footprint.moments() if in_flight and self._keeps().any() else unknown
+        halves = self._footprint.between_halves() if in_flight else unknown
         found, nothing = list[_Row](), np.zeros(len(devices))
         for device in range(self.problem.num_ranks):
             own = np.array([each == device for each in devices], float)
@@ -374,7 +369,7 @@ class _Orders:
         return found
 
 
-# Methods that add nothing to their order but activations on their way.
+# Methods that only add transfers of activations to their order.
 _LOWERED = ("pipe_offload", "bpipe")
 
 
@@ -388,9 +383,9 @@ def _fullest(moments: object) -> list[Floats]:
 
 
 def _least(rows: list[_Row], start: float, num_layers: int) -> float:
-    """The least limit of the rows without one at which so many layers find room; infinite: at none.
+    """The shortest step (the limit of rows without `room`) at which all layers find room; infinite if none does.
 
-    Prices at one limit bound the layers at every other, and so say which limit is needed at least.
+    Prices at one limit bound the layers at every other limit, and so give a lower bound on the limit needed.
     """
     stages = len(rows[0].of_layers)
     table = np.array([np.concatenate((row.of_layers, row.of_kept)) for row in rows])
@@ -398,7 +393,7 @@ def _least(rows: list[_Row], start: float, num_layers: int) -> float:
     at_nothing = np.array([(row.room or 0.0) - row.fixed for row in rows]) / scale
     is_open = np.array([row.room is None for row in rows]) / scale
     table /= scale[:, None]
-    kept = np.concatenate((-np.eye(stages), np.eye(stages)), axis=1)  # no more is kept than there is
+    kept = np.concatenate((-np.eye(stages), np.eye(stages)), axis=1)  # k <= x
     table = np.concatenate((table, kept))
     at_nothing, is_open = (np.concatenate((each, np.zeros(stages))) for each in (at_nothing, is_open))
     value = np.concatenate((np.ones(stages), np.zeros(stages)))
@@ -419,9 +414,9 @@ def _least(rows: list[_Row], start: float, num_layers: int) -> float:
 def _least_of_whole_layers(
     rows: list[_Row], device_of: list[int], keeps: Floats, start: float, num_layers: int
 ) -> float:
-    """The shortest step where every device has one stage, of whole layers, all of them recomputed or none.
+    """The shortest step where every device has one stage of whole layers, recomputed entirely or not at all.
 
-    Stages are filled one after the other: how late a device begins follows from the number of layers below it.
+    Stages are filled one after the other: a device's start time follows from the number of layers below it.
     """
     before, choices = np.arange(num_layers + 1), list[list[tuple[Floats, list[tuple[float, float, Floats]]]]]()
     for stage, device in enumerate(device_of):
@@ -455,9 +450,9 @@ def _least_of_whole_layers(
 def _room_of(
     limits: list[_Row], stage: int, kept: int, before: npt.NDArray[np.int64]
 ) -> tuple[Floats, list[tuple[float, float, Floats]]]:
-    """Layers that find room in a stage by the number of those below it, whatever a step takes; and the limits of time.
+    """Most layers of a stage by its byte limits, per number of layers below it, and its limits of time.
 
-    Of those what is fixed, what a layer takes, and what those below take.
+    A limit of time is the fixed use, the use per layer, and the use of the layers below.
     """
     room, timed = np.full(len(before), float(len(before) - 1)), list[tuple[float, float, Floats]]()
     for row in limits:
@@ -475,5 +470,5 @@ def _room_of(
 
 
 def _fitting(left: Floats, each: float, num_layers: int) -> Floats:
-    """So many layers that take so much each."""
+    """The number of layers, each of so much, that fit into what is left."""
     return left / each if each > 0 else np.where(left < 0, -1.0, num_layers)

@@ -25,10 +25,10 @@ OPTION = "schedule."
 
 @dataclass(frozen=True)
 class Contender:
-    """A schedule and the options that say which method it is.
+    """A schedule with the options that define the method.
 
     Args:
-        fixed: options that a search leaves alone, such as those of a late update.
+        fixed: options that a search does not change, such as those of a late update.
     """
 
     entry: Entry = field(hash=False)
@@ -42,7 +42,7 @@ class Contender:
 
 
 def contender(name: str, *, late: bool = False) -> Contender:
-    """The schedule of that name.
+    """The contender of a schedule's name.
 
     Raises:
         ValueError: for an unknown name, or a late update of a method that has none.
@@ -54,7 +54,7 @@ def contender(name: str, *, late: bool = False) -> Contender:
 
 
 def contenders(names: Iterable[str] | None = None) -> list[Contender]:
-    """Every schedule, and those with a late update once more; of some names only.
+    """The named schedules (None: all), and those that have a late update once more with it.
 
     Raises:
         ValueError: for an unknown name.
@@ -73,11 +73,11 @@ def why_not_charged(found: Contender) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """A point of a space.
+    """One value for every dimension of a space.
 
     Args:
-        chunks_per_device: None where the search of the cut finds the numbers of stages.
-        options: of the schedule, fixed ones included.
+        chunks_per_device: None if the numbers of stages are found with the cut.
+        options: the schedule's options, fixed ones included.
     """
 
     microbatch_sequences: float
@@ -99,7 +99,7 @@ class Setting:
         return replace(self, **{name: value})
 
     def overrides(self) -> list[str]:
-        """The setting as words of the command line, without what is not chosen."""
+        """The setting as command-line overrides."""
         found = [f"{OPTION}{name}={'null' if value is None else value}" for name, value in self.options]
         found += [f"recompute={self.recompute}", f"prefetch={self.prefetch}"]
         if self.chunks_per_device is not None:
@@ -131,7 +131,7 @@ class Space:
         return Setting(**plain, options=options + self.fixed)
 
     def changes(self, setting: Setting) -> Iterator[tuple[str, Setting]]:
-        """Every setting that differs in one dimension, with its name."""
+        """Every setting that differs in one dimension, with the dimension's name."""
         for name, values in self.dimensions.items():
             for value in values:
                 if value != setting.value(name):
@@ -146,7 +146,7 @@ class Space:
         """The space with the values of some dimensions given.
 
         Raises:
-            ValueError: for a dimension that there is none of, or without values.
+            ValueError: for an unknown dimension, or one without values.
         """
         for name in values:
             if name not in self.dimensions:
@@ -158,7 +158,7 @@ class Space:
 
 
 def space_of(contender: Contender, terms: Terms, recomputes: Sequence[Recompute] = RECOMPUTES) -> Space:
-    """All that may be chosen of a contender; what its order does not take is refused when it is tried."""
+    """The full space of a contender; settings that its order does not allow are refused when tried."""
     entry = contender.entry
     sizes = sorted(terms.microbatches, key=lambda size: abs(terms.num_microbatches(size) - 2 * terms.num_devices))
     most = terms.num_microbatches(min(sizes))
@@ -166,7 +166,7 @@ def space_of(contender: Contender, terms: Terms, recomputes: Sequence[Recompute]
     streams = entry.separate_cuts or entry.lower is not None
     searched = {name: entry.values(name, terms.num_devices, most) for name in entry.searched if name not in fixed}
     if terms.cluster.ssd is None:
-        searched.pop("ssd", None)  # none there
+        searched.pop("ssd", None)  # the machine has none
     others = {name: value for name, value in entry.options.items() if name not in searched and name not in fixed}
     return Space(
         {
@@ -181,7 +181,7 @@ def space_of(contender: Contender, terms: Terms, recomputes: Sequence[Recompute]
 
 
 def _chunks(contender: Contender, terms: Terms) -> tuple[int | None, ...]:
-    """Up to one layer a stage, the head in a stage of its own."""
+    """Numbers of stages on a device to try, up to one layer a stage with the head in a stage of its own."""
     entry = contender.entry
     if entry.separate_cuts:
         return (None,)

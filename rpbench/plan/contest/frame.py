@@ -42,11 +42,11 @@ MOST_ACTIONS = 3_000_000  # of the frames of a contender that are kept, with the
 
 
 class Frame:
-    """An order with all that it moves.
+    """An order with all its transfers.
 
     Args:
-        partition: a cut with the numbers of stages; where what moves depends on the cut, the only one.
-        num_steps: in a row.
+        partition: a cut with the numbers of stages; the only cut it can time if the order depends on the cut.
+        num_steps: steps in a row.
 
     Raises:
         ValueError: if the schedule does not take the setting.
@@ -57,7 +57,7 @@ class Frame:
         self.problem = posed(contender, setting, terms, num_steps)
         order = self.problem.order(partition)
         self.schedule = self.problem.finished(order)
-        self._takes: set[Recompute] = set()  # what has been checked
+        self._takes: set[Recompute] = set()  # choices that passed `check`
         sizes = terms.sizes(setting.microbatch_sequences)
         self.traffic = Traffic(sizes, terms.cluster, optimizer=terms.optimizer)
 
@@ -66,7 +66,7 @@ class Frame:
         """Actions of the schedule, transfers included."""
         return sum(len(row) for _, _, row in self.schedule.items())
 
-    # Made when they are asked for: an order that is refused, or only timed, does without.
+    # Made on demand: an order that is refused, or only timed, does not need all of them.
 
     @cached_property
     def graph(self) -> Graph:
@@ -102,15 +102,15 @@ class Frame:
 
     @property
     def least_bytes(self) -> int:
-        """A lower bound on the fullest device: no cut, recomputation or size of a microbatch gets below it.
+        """A lower bound on the bytes of the fullest device, for every cut, recomputation and microbatch size.
 
-        Devices that run all layers in turn hold some of them for as long as a microbatch takes: the smallest counts.
+        The smallest microbatch counts: devices that run all layers in turn hold its activations meanwhile.
         """
         return self._footprint.of_sizes(self.terms.sizes(min(self.terms.microbatches))).least_bytes
 
     @property
     def serves_any_cut(self) -> bool:
-        """Whether other cuts with as many stages run the same actions."""
+        """Whether other cuts with as many stages have the same order."""
         tied = self.problem.entry.needs_costs or self.problem.entry.separate_cuts
         return not (tied or self.schedule.shape.tensor_parallel)
 
@@ -154,11 +154,11 @@ class Frame:
         return self.traffic.charged(self.schedule.with_partition(partition), plain, keeps)
 
     def timeline(self, costs: CostTable) -> Timeline:
-        """When everything runs."""
+        """The simulated timeline of the order."""
         return self._moving.simulate(costs)
 
     def paced(self, costs: CostTable) -> float:
-        """Seconds from step to step at these costs, of two steps the second; of a posed problem the mean."""
+        """Seconds of a step at these costs: the second of two; for a posed problem the mean of all."""
         if self.terms.problem is not None:  # compiled only where that pays
             timeline = simulate_charged(self.graph, costs)
             return makespan(timeline) / timeline.units_per_second / self.schedule.shape.num_steps
@@ -168,17 +168,17 @@ class Frame:
         return float(interval) / timeline.units_per_second
 
     def check(self, recompute: Recompute) -> None:
-        """Refuse what a backward cannot run again, or leave, in this order.
+        """Check that the order allows a choice of recomputation.
 
         Raises:
-            ValueError: with the rule and a way out.
+            ValueError: if it does not, with the rule and a way out.
         """
         if recompute not in self._takes:
             check_recompute(self.schedule, recompute)
             self._takes.add(recompute)
 
     def refuses(self, recompute: Recompute) -> bool:
-        """Whether `check` does."""
+        """Whether `check` raises."""
         try:
             self.check(recompute)
         except ValueError:
@@ -186,7 +186,7 @@ class Frame:
         return False
 
     def keeps(self, partition: Partition, recompute: Recompute) -> tuple[int, ...]:
-        """The stages that recompute nothing in a cut."""
+        """The stages of a cut that do not recompute."""
         last = len(partition.backward) - 1
         fixed: Mapping[Recompute, tuple[int, ...]] = {
             "all": (),
@@ -200,9 +200,9 @@ class Frame:
         return tuple(np.flatnonzero(kept[0]).tolist())
 
     def emptier(self, cut: Partition, recompute: Recompute) -> Partition:
-        """The cut with layers moved off full devices, one after the other, as long as they lack less.
+        """The cut with layers moved off full devices, one by one, as long as less memory is missing.
 
-        What a microbatch keeps where is taken from this order. Streamed stages leave nothing on a device to move.
+        Activations in flight are those of this order. Streamed stages stay on no device, so nothing is moved.
         """
         limit = self.terms.limits.device_memory_bytes
         if limit is None or cut.forward != cut.backward or self.schedule.weights is Weights.STREAMED:
@@ -220,7 +220,7 @@ class Frame:
         return symmetric(tuple(layers[0].tolist()))
 
     def memory(self, partition: Partition, keeps: Sequence[int]) -> dict[str, int]:
-        """Bytes of the fullest device by class of tensors, what is none left out."""
+        """Bytes of the fullest device by class of tensor, empty classes left out."""
         cut = np.array([partition.forward]), np.array([partition.backward])
         classes = self._footprint.keeping(keeps).classes(*cut)
         fullest = int(sum(classes.values(), start=np.zeros((), np.int64))[0].argmax())
@@ -242,22 +242,22 @@ class Frames:
         self.each = FRAME_OF_TIMES if contender.entry.needs_costs else FRAME
 
     def of_plan(self, plan: Tuned) -> Frame:
-        """The frame of a plan with the steps that it was timed with, at the setting it has."""
+        """The frame of a plan, with its setting and its number of steps."""
         known = self.of(plan.setting, plan.partition, plan.num_steps)
-        if known.schedule.partition == plan.partition:  # or stages without layers may be others
+        if known.schedule.partition == plan.partition:  # else its empty stages may differ
             return known.at(plan.setting)
         return Frame(self.contender, plan.setting, self.terms, plan.partition, plan.num_steps)
 
     def under(self, terms: Terms) -> "Frames":
-        """The frames under other limits, without those whose order follows from the limits."""
+        """The frames under other limits, except those whose order follows from the limits."""
         found = Frames(self.contender, terms)
-        if not self.contender.entry.needs_costs:  # which look at the memory
+        if not self.contender.entry.needs_costs:  # such orders depend on the memory
             found._known = {key: frame.under(terms) for key, frame in self._known.items()}
             found._made = set(self._known)
         return found
 
     def keep_only(self, setting: Setting, cut: Partition, num_steps: int) -> None:
-        """Forget all frames but the one that times a cut: those of many contenders take gigabytes."""
+        """Drop all frames except the one of this cut: those of many contenders take gigabytes."""
         frame = self.of(setting, cut, num_steps)
         self._known = {key: known for key, known in self._known.items() if known is frame}
         self._made = set(self._known)
@@ -276,7 +276,7 @@ class Frames:
                 return self._known[key]
         made = Frame(self.contender, setting, self.terms, cut, num_steps)
         if not made.refuses(asked):
-            made.graph  # noqa: B018  # what cannot move on is refused here
+            made.graph  # noqa: B018  # raises if the order deadlocks
         key = keys[0 if made.serves_any_cut else 1]
         self.num_made += key not in self._made
         self._made.add(key)
@@ -291,7 +291,7 @@ class Frames:
             kept -= self._known.pop(next(iter(self._known))).num_actions
 
     def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
-        """Whether the frame of a setting that can time a cut has been made; none can where its stages are others."""
+        """Whether a frame that can time this cut has been made; False if the setting has another number of stages."""
         chunks, (_, *keys) = setting.chunks_per_device, self._keys(setting, cut, num_steps)
         alike = chunks is None or chunks * self.terms.num_devices == len(cut.forward)
         return alike and any(key in self._made for key in keys)
@@ -304,15 +304,15 @@ class Frames:
         return setting, (setting, len(cut.forward), len(cut.backward), num_steps), (setting, cut, num_steps)
 
     def _made_for(self, setting: Setting) -> Setting:
-        """The order of most schedules does not depend on what is recomputed."""
+        """The setting whose frame serves this one: the order of most schedules does not depend on recomputation."""
         return setting if self.contender.entry.needs_costs else setting.changed("recompute", "all")
 
 
 def order_key(plan: Tuned, terms: Terms) -> Hashable:
-    """A key that plans with the same order share: every device's computation, action by action.
+    """A key that plans with the same order share: the compute actions of every device.
 
-    The layers behind the stages are no part of it, nor activations that move, nor which weights are read: BPipe has the
-    order of 1F1B. What a method itself says that it moves is, and a late update beside the method without one.
+    Cuts, moved activations and weight versions do not count: BPipe has the order of 1F1B. Methods that declare their
+    own transfers, and late updates, get keys of their own.
     """
     entry = plan.contender.entry
     method = entry.name if entry.lower is not None else "", plan.contender.fixed
@@ -359,7 +359,7 @@ def _finished(contender: Contender, setting: Setting, terms: Terms, order: Sched
 
 
 def _lacking(footprint: Footprint, layers: Ints, limit: int) -> npt.NDArray[np.float64]:
-    """Missing memory of devices, in squares of GB, (plans,): smaller where less is missing, and where it is spread."""
+    """Sum over devices of the squared missing memory, GB^2, (plans,): smaller if less is missing, or evenly."""
     lacks = np.maximum(footprint.peaks(layers, layers) - limit, 0) / 1e9
     found: npt.NDArray[np.float64] = (lacks**2).sum(axis=1)
     return found
@@ -367,7 +367,7 @@ def _lacking(footprint: Footprint, layers: Ints, limit: int) -> npt.NDArray[np.f
 
 @cache
 def _single_moves(num_stages: int) -> Ints:
-    """A layer from any stage to any other, (moves, stages)."""
+    """All moves of one layer from a stage to another, as changes of the counts, (moves, stages)."""
     gives, takes = np.nonzero(~np.eye(num_stages, dtype=bool))
     moves = np.zeros((len(gives), num_stages), np.int64)
     np.add.at(moves, (np.arange(len(gives)), takes), 1)

@@ -1,4 +1,4 @@
-"""Plans: what a search has tried, what it found, and what it may spend."""
+"""Plans: settings a search has tried, the best plan it found, and its budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.contender import Contender, Setting
 
-# What is better by less is no improvement.
+# Least relative gain in pace that counts as an improvement.
 TOLERANCE = 1e-4
 
 
@@ -17,12 +17,12 @@ class Budget:
     """The budget of a contender's search.
 
     Args:
-        work: in timelines with all that moves; making what they are timed on counts as `FRAME` of them.
+        work: timelines with all transfers; making a frame counts as `FRAME` of them.
         climb_work: actions timed in one sketch.
-        restarts: of a round that tries to beat the plan, beyond `work` (`rpbench.plan.contest.restarts`).
+        restarts: random restarts per round, beyond `work` (`rpbench.plan.contest.restarts`).
 
     Raises:
-        ValueError: for less than one of either.
+        ValueError: if `work` or `climb_work` is below 1.
     """
 
     work: int = 320
@@ -39,9 +39,9 @@ class Outcome:
     """Pace and memory of a cut, simulated.
 
     Args:
-        keeps: stages that recompute nothing.
-        peak_bytes: of the fullest device; `host_bytes` beside it.
-        misfit: how many times over the limit the fuller of device and host is; at most 1 where the plan fits.
+        keeps: stages that do not recompute.
+        peak_bytes: bytes on the fullest device.
+        misfit: largest ratio of bytes needed to the limit, over device, host and SSD; at most 1 where the plan fits.
     """
 
     tokens_per_s: float
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class Tried(NamedTuple):
-    """A setting that was looked at: with its best cut if it was timed, or why not."""
+    """A setting that was tried: its best cut and outcome if it was timed, else a remark why not."""
 
     setting: Setting
     partition: Partition | None = None
@@ -86,8 +86,8 @@ class Restarted(NamedTuple):
     """The random restarts of a search (`rpbench.plan.contest.restarts`).
 
     Args:
-        number: of all rounds.
-        gain: that the last round found over the best plan before it, as a share; None: there was no round.
+        number: restarts of all rounds.
+        gain: relative gain in pace of the last round over the best plan before it; None: no round.
     """
 
     number: int = 0
@@ -102,15 +102,14 @@ class Tuned:
     """The best plan of a contender.
 
     Args:
-        outcome: of all the steps; where nothing fits, of the plan that lacks least.
-        tried: every setting looked at, the plan's own included; paces are those of few steps.
-        restarted: what random restarts did; a plan that fits and is hard to beat has a gain near 0.
-        work, num_timed, num_sketched: spent of the budget; timelines with all that moves, and cuts timed by their
-            computation alone.
-        num_steps: in a row, that `outcome` is of.
-        is_whole: whether the search came to its end; False where time was over before.
-        bound: tokens per second that no plan of the contender exceeds (`rpbench.plan.contest.bounds`); 0: none fits.
-        least_bytes: the fullest device holds no less in any plan; 0 where one fits.
+        outcome: over `num_steps` steps in a row; if no plan fits, that of the plan that lacks least memory.
+        tried: every setting tried, the plan's own included, timed over few steps.
+        restarted: the random restarts; a plan that fits and is hard to beat has a gain near 0.
+        work: budget spent.
+        num_timed, num_sketched: timelines with all transfers; cuts timed by their computation alone.
+        is_whole: whether the search was completed; False if the time limit ended it.
+        bound: tokens per second that no plan of the contender exceeds (`Bounds.best_pace`); infinite if no plan fits.
+        least_bytes: lower bound on the bytes of the fullest device in every plan; 0 if a plan fits.
     """
 
     contender: Contender
@@ -130,17 +129,17 @@ class Tuned:
 
     @property
     def gap(self) -> float:
-        """By how much, at most, another plan of the contender is faster, as a share of this one's pace."""
+        """Upper bound on how much faster another plan of the contender is, relative to this plan's pace."""
         return max(0.0, self.bound / self.outcome.tokens_per_s - 1)
 
 
 def rank(outcome: Outcome) -> float:
-    """Tokens per second where a plan fits; otherwise below 0, by how much it does not."""
+    """Tokens per second if the plan fits, else minus its misfit."""
     return outcome.tokens_per_s if outcome.fits else -outcome.misfit
 
 
 def beats(one: Tried, other: Tried) -> bool:
-    """Whether one is better than another, by more than rounding."""
+    """Whether one ranks above another by more than `TOLERANCE`; what was timed beats what was not."""
     if one.outcome is None or other.outcome is None:
         return one.outcome is not None
     known = rank(other.outcome)
@@ -148,7 +147,7 @@ def beats(one: Tried, other: Tried) -> bool:
 
 
 def leaders(found: Sequence[Tried], most: int, close: float) -> list[Tried]:
-    """The best so many, the best first, as far as they are close to it (a share of its pace)."""
+    """At most `most` plans, best first, that are within the fraction `close` of the best."""
     best = sorted(found, key=lambda each: each.score, reverse=True)[:most]
     worth = best[0].score * (1 - close)
     return [each for each in best if each is best[0] or each.score >= worth]

@@ -15,7 +15,7 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.plan.contest.contender import Setting, Space
 from rpbench.plan.contest.plans import Budget, Restarted, Tried, beats
 
-MOST_FAR = 250  # layers that go to stages far away, in a row without a better cut
+MOST_FAR = 250  # moves to distant stages in a row without a better cut, after which a climb ends
 
 
 def climbed(
@@ -28,10 +28,9 @@ def climbed(
     """The plan that single moves of a layer no longer improve.
 
     Args:
-        recut: the plan with another cut; None: not worth a look.
-        is_spent: whether no more may be tried.
-        far: to stages far away, in an order by chance, until many in a row did not help; or to neighbours, one stage
-            after the other.
+        recut: times the plan with another cut; None: not promising.
+        is_spent: whether the budget is spent.
+        far: move to distant stages, in random order; else to neighbours, one stage after the other.
     """
     best, place, quiet = begun, 0, 0
     moves = _shuffled(best.cut, far)
@@ -53,10 +52,10 @@ def _shuffled(cut: Partition, far: bool) -> list[Partition]:
 
 
 def shifted(cut: Partition, *, far: bool = False) -> Iterator[Partition]:
-    """The cuts in which one layer went to a neighbouring stage; where directions are cut apart, in one of them.
+    """The cuts with one layer moved to a neighbouring stage; in one direction where directions are cut apart.
 
     Args:
-        far: to any stage that is no neighbour instead. Devices that hold several stages are seldom neighbours there.
+        far: move it to any stage that is not a neighbour instead.
     """
     if not cut.fused:
         yield from (symmetric(moved) for moved in _moved(cut.forward, 0, far))
@@ -77,11 +76,11 @@ def _moved(layers: tuple[int, ...], least: int, far: bool) -> Iterator[tuple[int
                 yield tuple(moved)
 
 
-# Rounds, a round's restarts for each in the budget, and the gain that ends them.
+# Most rounds, and the relative gain of a round below which they end.
 ROUNDS, SETTLED = 2, 0.005
-# Work of a search and its restarts, over its budget; one restart climbs with so large a part of the budget at most.
+# Work of a search with its restarts, over its budget; one restart gets at most 1 / CLIMBS of the budget.
 MORE, CLIMBS = 1.6, 10
-# Layers that are moved at random.
+# Least and most layers moved at random.
 FEWEST, MOST = 2, 5
 
 
@@ -101,10 +100,10 @@ class Beatable(Protocol):
 
 
 def restart(search: Beatable, each_round: int) -> Restarted:
-    """Try to beat the best plan of a search; what does becomes its best plan.
+    """Try to beat the best plan of a search, which is replaced if a restart finds a better one.
 
     Args:
-        each_round: restarts of a round; 0: none.
+        each_round: restarts per round; 0: no rounds.
     """
     chance, number, gain = random.Random(0), 0, None
     for _ in range(ROUNDS if each_round else 0):
@@ -120,7 +119,7 @@ def restart(search: Beatable, each_round: int) -> Restarted:
             before_it = search.work
             if turn % 2 == 0:
                 search.begin_at(_drawn(search.space, chance), work)
-            if search.work == before_it:  # or what was drawn is known, or refused
+            if search.work == before_it:  # odd turn, or the drawn setting is known or refused
                 search.climb_from(*_shaken(chance.choice(search.close()), chance), work)
         gain = search.best_pace() / before - 1
         if gain < SETTLED:
@@ -136,7 +135,7 @@ def _drawn(space: Space, chance: random.Random) -> Setting:
 
 
 def _shaken(plan: Tried, chance: random.Random) -> tuple[Setting, Partition]:
-    """A plan with some layers in neighbouring stages."""
+    """A plan with some layers moved at random to neighbouring stages."""
     cut = plan.partition
     assert cut is not None
     for _ in range(chance.randint(FEWEST, MOST)):

@@ -25,14 +25,14 @@ from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.terms import Terms
 from rpbench.sim.kernels import compile_orders
 
-# A setting whose sketch is slower by more is not timed; one faster by more is, even where time ended in between.
+# How much slower a sketch may be for its setting to be timed; how much faster, to be timed after the time limit.
 WORTH, OWED = 0.06, 0.02
-FEW_STEPS = 2  # in a row while searching, where each waits for the one before; the second one counts
-OVERLAPPING_STEPS = 6  # at least, always, where a step begins before the one before it has ended: three in the middle
-FINALISTS, CLOSE = 3, 0.02  # plans that run all steps in the end: of so many, those within so much of the best
-FAR, LACKS = 0.25, 0.1  # a restart that begins further behind the best, or lacks more memory, is left
-GIVEN_UP = 0.5  # below this share of somebody else's pace a contender may be given up
-ATTEMPTS, RESERVED = 3, FINALISTS * (FRAME + 1)  # cuts with layers off full devices; work left for the finalists
+FEW_STEPS = 2  # steps timed while searching, where steps do not overlap; the pace is that of the second
+OVERLAPPING_STEPS = 6  # least number of steps timed where steps overlap; the middle three give the pace
+FINALISTS, CLOSE = 3, 0.02  # most plans timed with all steps at the end, and how far behind the best they may be
+FAR, LACKS = 0.25, 0.1  # a restart that begins further behind the best, or lacks more memory, is dropped
+GIVEN_UP = 0.5  # a contender below this fraction of the pace to beat is dropped
+ATTEMPTS, RESERVED = 3, FINALISTS * (FRAME + 1)  # cuts tried to relieve full devices; work reserved for the finalists
 OUT_OF_TIME = "not searched: the time was over; give more seconds"
 
 
@@ -50,13 +50,13 @@ def tune(
 
     Args:
         space: what may be chosen; None: all of it.
-        to_beat: tokens per second of somebody else; a contender that stays under half of that is given up when its
-            microbatch size has been chosen. None: everybody is searched to the end.
-        frames: new ones, which the caller goes on using; None: they end with the search.
-        is_over: whether time is; None: it never is.
+        to_beat: tokens per second of another contender; a search that stays under half of it stops once it has chosen
+            its microbatch size. None: it runs to the end.
+        frames: empty frames to fill, which the caller uses later; None: they are dropped after the search.
+        is_over: whether the time limit has passed; None: no limit.
 
     Raises:
-        ValueError: if the schedule takes no setting at all, or time was over before one had been found.
+        ValueError: if the schedule takes no setting, or the time limit passed before one was found.
     """
     search = Search(contender, terms, budget or Budget(), space, frames=frames, is_over=is_over)
     search.look()
@@ -65,7 +65,7 @@ def tune(
 
 
 class Search:
-    """The search of one contender: a first look, and then to its end. What is given is as of `tune`."""
+    """The search of one contender: `look`, then `finish`. Arguments are those of `tune`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Search:
         frames: Frames | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> None:
-        if contender.entry.needs_costs and terms.problem is None:  # which makes few
+        if contender.entry.needs_costs and terms.problem is None:  # a posed problem makes few orders
             compile_orders()
         self.contender, self.terms, self.budget = contender, terms, budget
         self.space = space or space_of(contender, terms)
@@ -87,7 +87,7 @@ class Search:
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
         self.is_over = is_over
-        self._cut_short: set[Setting] = set()  # that did not fit, and were not looked at to the end
+        self._cut_short: set[Setting] = set()  # settings that did not fit when time ran out
         self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
         self._restarted, self._may_spend, self._to_beat = NONE, budget.work, 0.0
         self._began: Setting | None = None
@@ -99,7 +99,7 @@ class Search:
         return self.num_timed + self.frames.each * self.frames.num_made
 
     def is_spent(self) -> bool:
-        """Whether no more is left than for the finalists, or time is over."""
+        """Whether only the work reserved for the finalists is left, or time is over."""
         return self.work + RESERVED > self._may_spend or self.time_is_over()
 
     def look(self) -> Outcome:
@@ -116,9 +116,9 @@ class Search:
         return self.tried[self._began].timed
 
     def _fitting(self, setting: Setting) -> Setting:
-        """The setting, or where it does not fit one near it that does, or that lacks least.
+        """The setting, or if it does not fit, one near it that fits or lacks least memory.
 
-        Smaller microbatches first, then what else may be chosen, until no single change lacks less.
+        Smaller microbatches are tried first, then the other dimensions, until no single change lacks less.
         """
         best, improved = setting, not self.cannot_fit()
         while improved and not self.time_is_over() and not self.tried[best].timed.fits:
@@ -134,7 +134,7 @@ class Search:
         """Single changes of a setting that may take less memory, the likeliest first."""
         size = setting.microbatch_sequences
         limit = self.terms.limits.device_memory_bytes
-        if limit is None or self._frame(setting).least_bytes <= limit:  # or it weighs too much, whatever the cut
+        if limit is None or self._frame(setting).least_bytes <= limit:  # else smaller microbatches cannot help
             smaller = [each for each in self.space.dimensions["microbatch_sequences"] if each < size]
             yield from (setting.changed("microbatch_sequences", each) for each in sorted(smaller, reverse=True))
         for dimension, changed in self.space.changes(setting):
@@ -147,20 +147,21 @@ class Search:
         return self.bounds.least_bytes(self.terms.limits.device_memory_bytes or 0)
 
     def cannot_fit(self) -> bool:
-        """Whether nothing fits, and a bound says that nothing can."""
+        """Whether no plan found fits, and a bound shows that none can."""
         limit = self.terms.limits.device_memory_bytes
         return limit is not None and not self.best().timed.fits and self.least_bytes > limit
 
     def finish(self, to_beat: float | None = None, *, everywhere: bool = True, recuts: bool = True) -> Tried:
-        """From the best plan so far to the best one, or as far as there is time; it may be asked again.
+        """Search on from the best plan so far, to the end or the time limit; may be called again.
 
         Args:
-            to_beat: as of `tune`.
-            everywhere, recuts: also where no single change leads and from random places on; also move single layers.
+            to_beat: as in `tune`.
+            everywhere: also try settings that no single change leads to, and random restarts.
+            recuts: also move single layers.
         """
         self._to_beat = to_beat or 0.0
         can_fit, seen = not self.cannot_fit(), list[Setting]()
-        if self.is_over is not None and can_fit:  # which may have ended the way to one that fits
+        if self.is_over is not None and can_fit:  # time may have run out before a setting that fits was found
             self._fitting(self.best().setting)
         setting = self._descend(self.best().setting) if can_fit and not self.has_ended else None
         while can_fit and recuts:
@@ -182,19 +183,19 @@ class Search:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the search came to its end."""
+        """Whether the search was completed."""
         return self._final is not None
 
     def best(self) -> Tried:
-        """The best so far."""
+        """The best plan so far."""
         return max(self._found(), key=lambda each: each.score)
 
     def best_pace(self) -> float:
-        """Tokens per second of the best so far; 0 where nothing fits."""
+        """Tokens per second of the best plan so far; 0 if none fits."""
         return max(0.0, self.best().score)
 
     def close(self) -> list[Tried]:
-        """Plans not far behind the best so far, or that lack little memory and are not ruled out by a bound."""
+        """Plans close to the best so far, or that lack little memory and that no bound rules out."""
         near, best = (each for each in self._found() if self._is_near(each, WORTH)), self.best_pace()
         return [each for each in near if each.timed.fits or self.bounds.pace(each.setting) > best]
 
@@ -203,7 +204,7 @@ class Search:
         return outcome.tokens_per_s >= self.best_pace() * (1 - behind) and outcome.misfit <= 1 + LACKS
 
     def begin_at(self, setting: Setting, work: int) -> None:
-        """Search from a setting on, as from the first; layers move where it began, too."""
+        """Search from a setting, as from the first one, and move single layers there too."""
         self._may_spend = self.work + RESERVED + work
         if self._look_at(setting) in self.close():
             self._improve_cut(setting)
@@ -212,7 +213,7 @@ class Search:
             self._improve_cut(found)
 
     def climb_from(self, setting: Setting, cut: Partition, work: int) -> None:
-        """Move single layers from a cut on that is close to the best; of what was known before, keep the better."""
+        """Move single layers, starting at a cut close to the best; keep the better of the result and the known plan."""
         known = self.tried.get(setting)
         try:
             begun = self._timed(setting, cut)
@@ -222,11 +223,11 @@ class Search:
             return
         self._may_spend, self.tried[setting] = self.work + RESERVED + work, begun
         self._improve_cut(setting)
-        if known is not None and not beats(self.tried[setting], known):  # `advise` begins from cuts of its own
+        if known is not None and not beats(self.tried[setting], known):
             self.tried[setting] = known
 
     def keep_one_frame(self) -> None:
-        """Forget all frames but that of the best plan so far."""
+        """Drop all frames except that of the best plan so far."""
         best = self._final or self.best()
         num_steps = self._num_steps(best.setting, all_steps=self.has_ended)
         self.frames.keep_only(best.setting, best.cut, num_steps)
@@ -261,7 +262,7 @@ class Search:
         """The usual setting, or one near it that the schedule takes."""
         first, refused = self.space.first, ""
         recomputes = () if self.is_over is None else self.space.dimensions["recompute"]
-        for recompute in sorted(recomputes, key=lambda each: each != "fitting"):  # which covers the others
+        for recompute in sorted(recomputes, key=lambda each: each != "fitting"):  # it covers the others
             first = self.sketcher.first_size(self.space.first.changed("recompute", recompute), self.space)
             if self._look_at(first).outcome or (recompute, first.options) not in self._refused:
                 break
@@ -276,12 +277,12 @@ class Search:
         raise ValueError(f"{self.contender.name}: no setting can be built; {refused}")
 
     def _changes(self, setting: Setting) -> list[tuple[str, Setting]]:
-        """Every setting near by; where time counts, first those that take no other frame."""
+        """Every setting one change away; under a time limit, first those that need no other frame."""
         found = list(self.space.changes(setting))
         return found if self.is_over is None else sorted(found, key=lambda change: change[0] != "recompute")
 
     def _descend(self, current: Setting) -> Setting:
-        """From a setting to one that no single change improves, as far as sketches tell."""
+        """The setting reached by single changes, judged by sketches, until none improves it."""
         improved = True
         while improved:
             improved = False
@@ -289,7 +290,7 @@ class Search:
                 if self.time_is_over() or (dimension != "microbatch_sequences" and self._is_beaten(current)):
                     return current
                 changes = [changed for value in values if (changed := current.changed(dimension, value)) != current]
-                if dimension.startswith(OPTION):  # what it recomputes for want of a choice, another option may not
+                if dimension.startswith(OPTION):  # another option may allow the usual recomputation again
                     usual = self.space.first.recompute
                     changes = list(dict.fromkeys(each.changed("recompute", usual) for each in changes)) + changes
                 if dimension == "microbatch_sequences" and self.is_over is not None:
@@ -297,19 +298,19 @@ class Search:
                 for changed in sorted(changes, key=self.sketcher.pace, reverse=True):  # of equals, the usual first
                     if self._is_worth(changed, current) and beats(self._look_at(changed), self.tried[current]):
                         current, improved = changed, True
-                    elif self._is_owed(changed):  # and then there is no time for more
+                    elif self._is_owed(changed):  # no time for more
                         return changed if beats(self._look_at(changed), self.tried[current]) else current
         return current
 
     def _is_owed(self, setting: Setting) -> bool:
-        """Whether time ended between a sketch and its timeline, and it promises more than the best setting's sketch."""
+        """Whether time ended before the timeline of a setting whose sketch promises more than the best setting's."""
         is_untimed = self.time_is_over() and setting not in self.tried and not self._is_covered(setting)
-        if self.sketcher.is_blind(setting):  # what moves decides, which only timelines see
+        if self.sketcher.is_blind(setting):  # transfers decide, which only timelines show
             return is_untimed and self.sketcher.pace(setting) > self.best_pace() * (1 + WORTH)
         return is_untimed and self.sketcher.pace(setting) > self.sketcher.pace(self.best().setting) * (1 + OWED)
 
     def _is_beaten(self, current: Setting) -> bool:
-        """Whether somebody else is far ahead of a setting that fits."""
+        """Whether a setting fits but is far below the pace to beat."""
         outcome = self.tried[current].outcome
         return outcome is not None and outcome.fits and rank(outcome) < GIVEN_UP * self._to_beat
 
@@ -327,18 +328,18 @@ class Search:
         outcome, estimate = self.tried[current].outcome, self.sketcher.pace(changed)
         if outcome is None or not outcome.fits or estimate >= self.sketcher.pace(current) * (1 - WORTH):
             return True
-        if estimate and self.sketcher.of(changed).overlaps:  # of few steps much is filling, and of all of them little
+        if estimate and self.sketcher.of(changed).overlaps:  # filling is a large part of few steps only
             return True
         if estimate:
             share = estimate / self.sketcher.pace(current)
             self.tried.setdefault(changed, Tried(changed, remark=f"sketched: {share:.2f} of the pace; not timed"))
             return False
-        # What does not fit, a sketch has seen; but where an order is made for given times, one that recomputes
-        # nothing may hold less than one that could, and need not recompute either.
+        # The sketch does not fit. But where an order follows from times, that of a run without recomputation may hold
+        # less memory than one with it, and so fit without recomputation.
         return changed.value("recompute") != "none" or len(outcome.keeps) == len(self.tried[current].cut.backward)
 
     def _look_at(self, setting: Setting) -> Tried:
-        """The best of a setting's cuts, timed; or why there is none."""
+        """The best cut of a setting, timed; or the reason why there is none."""
         if setting not in self.tried and self._is_covered(setting):
             self.tried[setting] = Tried(setting, remark="covered by recompute=fitting")
         if not self._is_tried(setting):
@@ -355,15 +356,15 @@ class Search:
         return self.tried[setting]
 
     def _is_tried(self, setting: Setting) -> bool:
-        """Whether a setting was looked at; where time cut that short and it does not fit, once there is none."""
+        """Whether a setting is done with: tried, and not one that time cut short and that does not fit yet."""
         again = setting in self._cut_short and not self.time_is_over() and not self.tried[setting].timed.fits
         return setting in self.tried and not again
 
     def _is_covered(self, setting: Setting) -> bool:
-        """Whether the same with as little recomputation as fits has been timed, which is at least as fast.
+        """Whether the setting with `recompute=fitting`, which is at least as fast, has been timed.
 
-        Where an order is made for given times, that of a run without recomputation may hold less, and where activations
-        move, those that are recomputed take no time on a link.
+        It may be slower where an order follows from times, for that of a run without recomputation may hold less, and
+        where activations move, for recomputed ones take no time on a link. Those settings are not covered.
         """
         entry = self.contender.entry
         if setting.recompute == "fitting" or (setting.recompute == "none" and entry.needs_costs):
@@ -378,9 +379,9 @@ class Search:
         return max(timed, key=lambda each: each.score)
 
     def _make_room(self, setting: Setting) -> None:
-        """Where the best cut does not fit, plain ones, and then others with layers off the full devices.
+        """If the best cut does not fit, try plain cuts, then cuts with layers moved off the full devices.
 
-        An order that is made for given times is another one for every cut, and may need more than one attempt.
+        Where orders follow from times, every cut has its own order, so several attempts may be needed.
         """
         cut, seen = self.tried[setting].cut, set[Partition]()
         if not self.tried[setting].timed.fits and self._frame(setting).serves_any_cut and not self.time_is_over():
@@ -389,7 +390,7 @@ class Search:
         while not self.tried[setting].timed.fits and len(seen) < ATTEMPTS:
             seen.add(cut)
             frame = self._frame(setting, cut)
-            is_cheap = frame.serves_any_cut  # a small part of the frame's time: then though time is over
+            is_cheap = frame.serves_any_cut  # little beside the frame's own time: allowed after the time limit
             cut = frame.emptier(cut, setting.recompute) if is_cheap or not self.time_is_over() else cut
             if cut in seen:
                 return
@@ -401,14 +402,14 @@ class Search:
         frame = self.frames.of(setting, cut, self._num_steps(setting, all_steps=all_steps))
         try:
             frame.check(setting.recompute)
-        except ValueError as error:  # whatever the sizes
+        except ValueError as error:  # for all microbatch sizes
             self._refused[setting.recompute, setting.options] = f"refused: {error}"
             raise
         self.num_timed += 1
         return Tried(setting, cut, frame.outcome(cut, setting.recompute))
 
     def _frame(self, setting: Setting, cut: Partition | None = None) -> Frame:
-        """The frame of few steps for a cut; None: for the cut that was found."""
+        """The frame of few steps for a cut; None: the best cut found for the setting."""
         return self.frames.of(setting, cut or self.tried[setting].cut, self._num_steps(setting))
 
     def _num_steps(self, setting: Setting, *, all_steps: bool = False) -> int:
@@ -423,13 +424,13 @@ class Search:
         self.tried[setting] = climbed(self.tried[setting], self._recut, self.is_spent, far=far)
 
     def _recut(self, current: Tried, cut: Partition) -> Tried | None:
-        """With another cut; None where the order follows from times, and that of this cut promises less or is none."""
+        """The plan with another cut; None if its order is refused or promises less."""
         with suppress(ValueError):
             return self._timed(current.setting, cut) if self._is_promising(current, cut) else None
         return None
 
     def _move_far(self) -> None:
-        """Also move layers of the best plan to stages far away, and go on from there."""
+        """Move layers of the best plan to distant stages too, and search on from there."""
         near: Setting | None = self.best().setting
         while near is not None and not self.is_spent() and not self._is_beaten(near):
             setting = self._descend(near)
@@ -438,7 +439,7 @@ class Search:
             near = self._better_with_its_cut(setting)
 
     def _is_promising(self, current: Tried, cut: Partition) -> bool:
-        """Whether a cut is worth an order of its own, where orders follow from times: it is better with a near one."""
+        """Whether a cut deserves its own order, where orders follow from times: it is better under the current one."""
         setting, entry = current.setting, self.contender.entry
         if not entry.needs_costs or entry.separate_cuts:
             return True
@@ -447,7 +448,7 @@ class Search:
         return beats(current._replace(outcome=known.outcome(cut, setting.recompute)), current)
 
     def _better_with_its_cut(self, setting: Setting) -> Setting | None:
-        """A setting near by that beats this one once it has the same cut; those without a frame are not looked at."""
+        """A setting one change away that beats this one with the same cut; only those that have a frame are tried."""
         cut = self.tried[setting].cut
         for _, near in self.space.changes(setting):
             known = self.tried.get(near, Tried(near))
@@ -466,7 +467,7 @@ class Search:
         return None
 
     def _runner_up(self, seen: Sequence[Setting]) -> Setting | None:
-        """The best setting with another number of stages, whose layers have not been moved yet, if it is close."""
+        """The best setting with a number of stages not yet recut, if it is close to the best."""
         counts = {each.chunks_per_device for each in seen}
         worth = max(self.tried[each].score for each in seen) * (1 - WORTH)
         others = (each for each in self._found() if each.setting.chunks_per_device not in counts)
@@ -474,7 +475,7 @@ class Search:
         return None if best is None or best.score <= worth or self.is_spent() else best.setting
 
     def _further(self) -> Setting | None:
-        """Down from a setting that beats the best, of those that no single change led to and no bound rules out."""
+        """The end of a descent from a setting that beats the best, of those no bound rules out; None: none does."""
         best = self.best().setting
         for each in () if self.is_spent() or self._is_beaten(best) else self.bounds.nearest_first(best):
             if not self.is_spent() and self._is_worth(each, best) and beats(self._look_at(each), self.tried[best]):
@@ -485,7 +486,7 @@ class Search:
         return [each for each in self.tried.values() if each.outcome is not None]
 
     def _last(self) -> Tried:
-        """The best of the finalists, each with all its steps."""
+        """The best of the finalists, each timed with all steps."""
         finalists = leaders(self._found(), FINALISTS, CLOSE)
         again = [each for each in map(self._with_all_steps, finalists) if each.outcome is not None]
         if not again:

@@ -1,4 +1,4 @@
-"""Sketch: cuts of a setting worth timing, found by their computation alone, and the pace that is left to hope for."""
+"""Sketch: the best cuts of a setting by their computation alone, and the pace they would allow."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,16 +20,15 @@ from rpbench.plan.problem import Problem
 
 # Cuts of a setting worth timing.
 CUTS = 2
-# Where the search finds the numbers of stages: so many pairs are looked at, and so many of them closely. What moves
-# decides between them, so that more of them are worth timing. A sketch that may time less looks at fewer: at one for so
-# many actions.
+# Where the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
+# transfers decide between them), and actions of the sketch's budget per pair tried.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
-# The same of a posed problem, where no other dimension is open: beyond `PAIRS` for half of the sketch's work.
+# The same for a posed problem, where no other dimension is open; beyond `PAIRS` within half of the sketch's work.
 PAIRS_POSED, CLOSELY_POSED = 160, 8
-# Plain cuts whose own orders are made, where orders follow from times: at most so many, one for so many actions.
+# Where orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
 MOST_ORDERS, ACTIONS_AN_ORDER = 4, 400
-# Of a posed problem: moves without a better cut after which the climb with a second order rests. It begins close to its
-# end: in 33 problems of eleven schedules no better cut came after more than 2,880 of them.
+# Posed problem: moves without a better cut after which the climb with a second order stops. It begins near
+# its end: in 33 problems of eleven schedules no better cut came after more than 2,880 of them.
 PATIENCE_POSED = 10_000
 # Steps of schedules whose steps overlap; of a posed problem, whose whole run counts.
 STEPS, STEPS_POSED = 2, 8
@@ -39,11 +38,11 @@ class Sketch(NamedTuple):
     """The sketch of a setting, by its computation alone.
 
     Args:
-        cuts: the best first.
-        tokens_per_s: what it would allow; 0 where nothing fits.
-        is_level: whether all cuts compute alike.
-        overlaps: whether a step begins before the one before it has ended, so that two of them say little.
-        moves: whether the order itself moves activations, which takes time that no sketch sees.
+        cuts: best first.
+        tokens_per_s: pace by computation alone; 0 if nothing fits.
+        is_level: whether all cuts take equally long.
+        overlaps: whether steps overlap, so that timing two of them says little.
+        moves: whether the order itself moves activations, whose time a sketch does not count.
     """
 
     cuts: tuple[Partition, ...]
@@ -58,7 +57,7 @@ class Sketcher:
 
     Args:
         work: actions timed in one sketch.
-        is_over: whether time is: then a sketch has the plain cuts that are scored first, and no more. None: never.
+        is_over: whether the time limit has passed: a sketch then has plain cuts only. None: no limit.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Sketcher:
         return _sketched(setting) in self._known
 
     def pace(self, setting: Setting) -> float:
-        """Tokens per second of its sketch; 0 where none fits or is taken, or time was over before there was one."""
+        """Tokens per second of the sketch; 0 if no cut fits, the setting is refused, or time is over without one."""
         if self._time_is_over() and not self.knows(setting):
             return 0.0
         try:
@@ -98,27 +97,27 @@ class Sketcher:
             return 0.0
 
     def plain_cuts(self, setting: Setting, like: Partition) -> list[Partition]:
-        """Cuts by even counts of layers and by their times, into as many stages as another one has."""
+        """Even and time-balanced cuts into as many stages as another cut has."""
         return list(plain_partitions(posed(self.contender, setting, self.terms, 1), _counts(like)))
 
     def first_size(self, setting: Setting, space: Space) -> Setting:
-        """The setting with the size of a microbatch that sketches best; its own where computation does not decide."""
+        """The setting with the microbatch size that sketches best; its own size where computation does not decide."""
         if self.is_blind(setting):
             return setting
         return max([setting, *self.by_promise(setting, space)], key=self.pace)
 
     def is_blind(self, setting: Setting) -> bool:
-        """Whether weights or activations move, or all cuts compute alike: then computation says little."""
+        """Whether weights or activations move, or all cuts take equally long, so that a sketch says little."""
         entry = self.contender.entry
         if entry.lower is not None or entry.separate_cuts:
             return True
         return self.pace(setting) > 0 and (self.of(setting).is_level or self.of(setting).moves)
 
     def by_promise(self, setting: Setting, space: Space) -> list[Setting]:
-        """The setting with other sizes of a microbatch, the fastest sketch first.
+        """The setting with other microbatch sizes, the fastest sketch first.
 
-        Sketches of many small microbatches take long: from its own size on, as long as they get faster. Where weights
-        or activations move, and where all cuts compute alike, computation does not decide: all sizes, the usual first.
+        Sketches of many small microbatches take long, so sizes are tried outwards from its own as long as they get
+        faster. Where a sketch says little (`is_blind`), all sizes are returned.
         """
         sizes, own = space.dimensions["microbatch_sequences"], setting.microbatch_sequences
         if self.is_blind(setting):
@@ -134,7 +133,7 @@ class Sketcher:
                     break
                 best = paces[each]
             if not 0 < max(paces.values(), default=begun) <= begun:
-                break  # what is smaller is faster, or fits sooner
+                break  # smaller sizes are faster, or the first that fit
         return sorted(paces, key=lambda each: -paces[each])
 
     def _time_is_over(self) -> bool:
@@ -165,12 +164,12 @@ class Sketcher:
         return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), overlaps=overlaps, moves=moves)
 
     def _first_step(self, setting: Setting, problem: Problem, climb: Climb) -> float:
-        """How long the best cut of some steps would run if the last step were left out."""
+        """Run length of the best cut without the last step."""
         fewer = replace(problem, num_steps=problem.num_steps - 1)
         return self._climb(setting, fewer, [climb.best], self._order(setting, fewer, climb.counts)).best_score
 
     def _starts(self, counts: Counts, *, any_number: bool = False) -> list[Partition]:
-        """The cuts that are given, of these numbers of stages or of any."""
+        """The given cuts with these numbers of stages, or with any."""
         return [cut for cut in self.terms.starts if any_number or _counts(cut) == counts]
 
     def _first_order(self, setting: Setting, problem: Problem) -> tuple[Counts, Schedule]:
@@ -191,7 +190,7 @@ class Sketcher:
         return max(CLOSELY, min(most, self.work // ACTIONS_A_PAIR))
 
     def _order(self, setting: Setting, problem: Problem, counts: Counts) -> ClimbOrder:
-        """The order of a setting's cuts: what is recomputed does not change it, unless it follows from times."""
+        """The order of a setting's cuts; recomputation changes it only where it follows from times."""
         if problem.entry.separate_cuts:  # many numbers of stages, and recomputation is no choice there
             return ClimbOrder(problem, counts)
         timed = problem.entry.needs_costs
@@ -233,9 +232,9 @@ class Sketcher:
         return sorted(climbs, key=lambda climb: climb.best_score)
 
     def _with_own_order(self, setting: Setting, problem: Problem, counts: Counts, num_actions: int) -> list[Climb]:
-        """The best of the plain cuts with the order that is made for it, if one fits.
+        """The best plain cut under its own order, if one fits.
 
-        Under the order of another cut one may seem not to fit, or to be slow, and with its own be neither.
+        Under the order of another cut it may seem slow or too large.
         """
         most, found = min(MOST_ORDERS, self.work // (ACTIONS_AN_ORDER * num_actions)), list[Climb]()
         for cut in plain_partitions(problem, counts)[::-1][:most]:  # those that leave room for the head first
@@ -254,7 +253,7 @@ class Sketcher:
         return Climb(problem, cuts, self.tally, order, fitting=fitting)
 
     def _hop(self, setting: Setting, *, streamed: bool) -> float:
-        """Seconds of a boundary tensor that has its links to itself, as timelines charge it.
+        """Seconds to send a boundary tensor over idle links, as timelines charge it.
 
         Costs may have it slower, as software without streams sends it, or faster, as it was measured. The smaller one
         is taken: a sketch that promises too little hides a plan, one that promises too much costs a timeline.
@@ -274,12 +273,12 @@ def _counts(cut: Partition) -> Counts:
 
 
 def _sketched(setting: Setting) -> Setting:
-    """The setting that one is sketched as: what comes ahead is nothing to computation."""
+    """The setting with prefetch 1, whose sketch is the same: prefetching does not change computation."""
     return setting.changed("prefetch", 1)
 
 
 def _turn(problem: Problem, *, runs_again: bool) -> float:
-    """The step of a device that runs every stage of its microbatches."""
+    """Step time, in the unit of the times, of devices that each run all stages of their own microbatches."""
     times = problem.times
     layers = sum(times.forward) + runs_again * sum(times.recompute) + sum(times.backward)
     each = layers + times.head_forward + times.head_backward

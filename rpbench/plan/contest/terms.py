@@ -1,4 +1,4 @@
-"""Terms: what all contenders of a comparison have in common, and the times and bytes that follow."""
+"""Terms: model, machine, batch and limits shared by all contenders, with the layer times and bytes they imply."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,17 +13,17 @@ from rpbench.plan.problem import Problem
 from rpbench.workload.architecture import Architecture
 
 Source = Literal["published", "analytic"]
-Timed = Callable[[float], LayerTimes]  # sequences of a microbatch -> times of it through each layer
+Timed = Callable[[float], LayerTimes]  # sequences of a microbatch -> its times through each layer
 
-# Sequences by which uneven microbatches may miss the step.
+# Most sequences by which uneven microbatches may differ from the step's total.
 ROUNDING = 1e-2
-# Microbatches of a step, over devices: enough that small ones, of which more activations fit, can be chosen.
+# Most microbatches of a step per device: enough that small ones, which need less memory, can be chosen.
 MOST_ON_A_DEVICE = 32
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes that a plan may need; None for no limit."""
+    """Memory limits of a plan, in bytes; None for no limit."""
 
     device_memory_bytes: int | None = None
     host_memory_bytes: int | None = None
@@ -34,22 +34,21 @@ class Terms:
     """The terms that all contenders share.
 
     Args:
-        timed: times of a microbatch of so many sequences.
-        optimizer: bytes that a step of the optimizer moves through memory.
-        num_devices: that take part.
-        sequences_per_step: of one optimizer step, whatever the size of a microbatch.
-        microbatches: the sizes, in sequences, that a plan may choose; they divide the step. A mean where a batch is
-            cut into uneven ones.
+        timed: layer times of a microbatch, by its number of sequences.
+        optimizer: bytes that an optimizer step moves through memory.
+        sequences_per_step: sequences of one optimizer step, for every microbatch size.
+        microbatches: microbatch sizes to choose from, in sequences; they divide the step. The mean size if a batch is
+            cut unevenly.
         num_steps: steps in a row whose pace counts.
         fused_ahead: whether a fused stage may begin before its input is there, as the artifact's simulator has it.
-        source: where the times are from.
-        sized: bytes of the layers for a microbatch of so many sequences; None: as `model_bytes` counts.
-        problem: posed already, with its own times, sizes and charges; the pace is then that of the whole run. None:
-            every setting poses one.
-        starts: cuts that take part whatever a sketch says.
+        source: origin of the times.
+        sized: bytes of the layers, by sequences of a microbatch; None: `model_bytes`.
+        problem: a given ("posed") problem with its own times, sizes and charges; the pace is then that of the whole
+            run. None: every setting makes its own.
+        starts: cuts that are always timed.
 
     Raises:
-        ValueError: for a size that cannot be.
+        ValueError: for a number below its least value, or a microbatch size that does not divide the step.
     """
 
     model: Architecture
@@ -90,14 +89,14 @@ class Terms:
             )
 
     def times(self, sequences: float) -> LayerTimes:
-        """Times of one microbatch of so many sequences, its backward in halves as well."""
+        """Layer times of a microbatch of so many sequences, with the devices' speeds."""
         if sequences not in self._times:
             speeds = self.cluster.speeds_of(self.num_devices)
             self._times[sequences] = replace(self.timed(sequences), speeds=speeds)
         return self._times[sequences]
 
     def sizes(self, sequences: float) -> ModelBytes:
-        """Bytes of the layers for such a microbatch."""
+        """Bytes of the layers for a microbatch of so many sequences."""
         if self.problem is not None and self.problem.memory is not None:
             return self.problem.memory.sizes
         if sequences not in self._sizes:
@@ -114,14 +113,14 @@ class Terms:
         return max(1, round(self.sequences_per_step / sequences))
 
     def activations(self, sequences: float) -> LayerActivations:
-        """The activations that a layer keeps, for orders that depend on them."""
+        """Activations a layer keeps of such a microbatch, for orders that depend on them."""
         return layer_activations(self.model, self.tokens(sequences))
 
 
 def default_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int, ...]:
-    """Sizes that leave between a microbatch and `MOST_ON_A_DEVICE` on every device, by factors of two where it divides.
+    """Microbatch sizes that give each device 1 to `MOST_ON_A_DEVICE` microbatches, by factors of about two.
 
-    With more, a bubble that is small by then would shrink a little further.
+    More microbatches would shrink an already small bubble only a little.
     """
     most = MOST_ON_A_DEVICE * num_devices
     fitting = [size for size in _divisors(sequences_per_step) if sequences_per_step // size <= most]
