@@ -39,7 +39,7 @@ from itertools import pairwise
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.ir.waits.visits import Visit, visits_of
 from rpbench.passes.peer_lanes import check_slices, loads, microbatch_of, step_at_home, sums
 from rpbench.registry import schedule
@@ -85,7 +85,7 @@ def weipipe(shape: Shape, *, buffers: int = 4) -> Schedule:
         raise ValueError(f"schedule.buffers={buffers}: room for two slices of each ring, 4, or more; try 4")
     check_slices("weipipe", shape)
     p = shape.num_ranks
-    rows = tuple(tuple(action for batch in shape.batches for action in _step(p, batch[rank::p])) for rank in range(p))
+    rows = step_rows(shape, lambda rank, batch: _step(p, batch[rank::p]))
     return Schedule(shape, rows, name="weipipe", placement=(tuple(range(p)),) * p)
 
 

@@ -22,10 +22,21 @@ they are moved is ours.
 from collections.abc import Iterator
 from functools import lru_cache
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import PULLS, ROUNDING, Fill, Lanes, Pass, Rows, Timed, pull_rows, time_rows
+from rpbench.ordering.list_order import (
+    PULLS,
+    ROUNDING,
+    Fill,
+    Lanes,
+    Rows,
+    Timed,
+    as_passes,
+    pull_rows,
+    repeat_steps,
+    time_rows,
+)
 from rpbench.registry import entry, schedule
 
 TRIED_PULLS = 2  # of the settings worth trying, best first
@@ -54,15 +65,7 @@ def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None) ->
         )
     limit = chunks * in_flight if in_flight else chunks * p + (p - 1) * (chunks > 1)
     step, placement = _best(Shape(p, shape.num_stages, m), costs, limit)
-    rows = tuple(
-        tuple(
-            Action(kind, stage, first + microbatch)
-            for first in range(0, shape.total_microbatches, m)
-            for kind, stage, microbatch in row
-        )
-        for row in step
-    )
-    return Schedule(shape, rows, name="adaptis", placement=placement)
+    return Schedule(shape, repeat_steps(shape, step), name="adaptis", placement=placement)
 
 
 @lru_cache(maxsize=64)  # a search asks for one order several times
@@ -98,10 +101,7 @@ def _tries(made: Schedule, costs: StageCosts, limit: int) -> Iterator[Timed]:
     def rank_of(stage: int, microbatch: int) -> int:
         return made.placement[stage][0]
 
-    rows = [
-        [Pass(action.kind, action.stage, action.microbatch or 0) for action in made.compute(rank)]
-        for rank in range(made.shape.num_ranks)
-    ]
+    rows = as_passes(map(made.compute, range(made.shape.num_ranks)))
     plain = time_rows(rows, rank_of, costs)
     yield plain
     if plain.peak > limit:
