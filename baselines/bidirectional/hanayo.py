@@ -142,13 +142,13 @@ def _rank_of(stage: int, p: int) -> int:
 
 
 class _Greedy:
-    """One step on a grid of slots: whoever is free takes what is ready."""
+    """One step on a grid of slots: a free rank takes an action that is ready."""
 
     def __init__(self, shape: Shape, backward_slots: int) -> None:
         self.p, self.num_stages = shape.num_ranks, shape.num_stages
         self.slots = {Kind.F: 1, Kind.B: backward_slots}
         self.ready: list[list[tuple[int, int, int, Action]]] = [[] for _ in range(self.p)]
-        self.ending: dict[int, list[Action]] = {}  # slot -> what has ended when it begins
+        self.ending: dict[int, list[Action]] = {}  # slot -> actions that have ended when it begins
         for microbatch in range(shape.num_microbatches):
             self._offer(Action(Kind.F, 0, microbatch))
 
@@ -174,7 +174,7 @@ class _Greedy:
         heappush(self.ready[_rank_of(action.stage, self.p)], (*order, action))
 
     def _pass_on(self, ended: Action) -> None:
-        """Offer what has waited for an action."""
+        """Make the action ready that waited for this one."""
         if ended.kind is Kind.F and ended.stage == self.num_stages - 1:
             self._offer(ended._replace(kind=Kind.B))
         elif ended.kind is Kind.F:

@@ -55,7 +55,7 @@ def _step(shape: Shape, own: range) -> Iterator[Action]:
 def with_steps(order: Schedule, on_host: Collection[int] = ()) -> Schedule:
     """The order with a STEP of every stage: on device s mod p behind its work of the step, or on its host lane.
 
-    Who keeps a shard of the optimizer state updates that shard; one STEP stands for all of them. A device has 1/p of
+    Each device updates its own shard of the optimizer state; one STEP stands for all shards. A device has 1/p of
     the stages' steps in its lane, which is as much work as its own shard of every stage.
     """
     shape = order.shape

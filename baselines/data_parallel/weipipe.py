@@ -99,7 +99,7 @@ def _step(p: int, own: range) -> Iterator[Action]:
 
 
 def _comes_from(index: Index, visit: Visit) -> int:
-    """The rank before; the home of the slice where nobody has loaded it yet, or where a rank is that home."""
+    """The rank before; the slice's home, if no rank has loaded the slice yet or this rank is its home."""
     p = index.shape.num_ranks
     own_forward = not visit.backward and visit.device == home(visit.stage, p)
     is_first = microbatch_of(index, visit) == visit.step * index.shape.num_microbatches

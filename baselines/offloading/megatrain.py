@@ -16,7 +16,7 @@ work is F + R + (R + B). The device holds two layers of weights, a gradient, a l
 L/K + K - 1 inputs where K divides L: one a block but the first, whose input are the tokens; K - 1 of the block; that of
 the head.
 
-The last R of a block makes an input that nobody reads. The release runs it, and so it stands here.
+The output of the last R of a block is never read. The release runs it, so it is here as well.
 
 Ours: embedding and head are in the first and the last stage and come with them, where the release leaves them on the
 device; the head is run again in backward, whole, where the release computes it once, in chunks of 128 tokens. The host

@@ -50,7 +50,7 @@ Placement = tuple[tuple[int, ...], ...]
 
 @schedule("adaptis", source="AdaPtis, abstract", looped=True, needs_costs=True)
 def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None) -> Schedule:
-    """The order that ends first of those the stages can have.
+    """The tried order that ends first within the memory.
 
     Args:
         in_flight: microbatches whose activations a rank has room for; None: as many as 1F1B takes.
@@ -75,7 +75,7 @@ def _best(shape: Shape, costs: StageCosts, limit: int) -> tuple[Rows, Placement]
     if costs.each:  # the best of equal microbatches is one more candidate
         rows, placement = _best(shape, costs.mean, limit)
         found.append((time_rows(rows, lambda stage, _: placement[stage][0], costs), placement))
-    if not found:  # too few microbatches for a group: what holds least
+    if not found:  # too few microbatches for a group: the order that holds least
         found = [min(_candidates(shape, costs, limit), key=lambda candidate: candidate[0].peak)]
     first = min(timed.makespan for timed, _ in found)
     timed, placement = next(one for one in found if one[0].makespan <= first * (1 + ROUNDING))

@@ -39,7 +39,7 @@ class Switches(NamedTuple):
     Args:
         more_warmup: warmup takes a forward that ends after the first I could begin, if it starts before.
         input_grad_first: a stage leaves out a forward that would hold up its next I, unless it idles most.
-        fill_every_gap: W takes any gap, even if what comes next is late for it.
+        fill_every_gap: W fills any gap, even if that delays the next action.
     """
 
     more_warmup: bool

@@ -16,7 +16,7 @@ from rpbench.ir.partition import Partition, filled, parse, symmetric
 from rpbench.ir.schedule import ScheduleError, Shape, from_text
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
-from rpbench.torch_runtime.formats.export import FORMS, Given, export
+from rpbench.torch_runtime.formats.export import FLAVORS, FORMS, Given, export, model_notes
 from rpbench.torch_runtime.formats.frameworks import (
     NAMES,
     deepspeed_parts,
@@ -28,7 +28,6 @@ from rpbench.torch_runtime.formats.frameworks import (
     table_lines,
 )
 from rpbench.torch_runtime.formats.tables import from_csv
-from rpbench.torch_runtime.formats.torchtitan_models import FLAVORS, model_notes
 from rpbench.workload.architecture import architecture
 
 
