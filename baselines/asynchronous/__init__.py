@@ -1,1 +1,1 @@
-"""Pipelines that are never flushed: weights are stashed, foretold or stale."""
+"""Pipelines that are never flushed: weights are stashed, predicted or stale."""

@@ -9,13 +9,13 @@ combined, are made for gradient descent with momentum, v <- mu v + g and w <- w 
 
 An impulse moves a weight by eta / (1 - mu) in the end, compensated or not: b + a / (1 - mu) = 1 / (1 - mu).
 Compensated, it has moved it as far as without delay as soon as it has come. With 3 ranks, @v for the version that is
-read and +n for n steps foretold:
+read and +n for weights predicted n steps ahead:
 
     rank 0   0F0@0 0F1@0 0F2@0 0B0@0 0F3@1+2 0B1@1 0F4@2+2 0B2@2 0B3@3 0B4@4
     rank 1   1F0@0 1F1@0 1B0@0 1F2@1+1 1B1@1 1F3@2+1 1B2@2 1F4@3+1 1B3@3 1B4@4
     rank 2   2F0@0 2B0@0 2F1@1 2B1@1 2F2@2 2B2@2 2F3@3 2B3@3 2F4@4 2B4@4
 
-Before the first step there is no velocity, and nothing is foretold. The paper's pipeline is fine-grained: a stage does
+Before the first step there is no velocity, and nothing is predicted. The paper's pipeline is fine-grained: a stage does
 a forward and a backward in every slot, which makes D = 2 (S - 1 - s) for stage s of S. A rank of 1F1B does one of them
 at a time. D is measured on the order (`rpbench.engine.state.updates.compensation`), and both formulas take what is
 measured. The learning rate of a forecast is that of the last step.
@@ -45,11 +45,11 @@ def _compensation(*, spike_compensation: bool, weight_prediction: bool) -> Mappi
     compensation=_compensation,
 )
 def pipelined_backprop(shape: Shape, *, spike_compensation: bool = True, weight_prediction: bool = True) -> Schedule:
-    """Rank r keeps at most p - r microbatches in flight, one version, and what is foretold for one microbatch.
+    """Rank r keeps at most p - r microbatches in flight, one version, and the weights predicted for one microbatch.
 
     Args:
-        spike_compensation: a late gradient takes part at once with what it has missed (SC_D).
-        weight_prediction: forward reads weights foretold for its backward (LWP_D).
+        spike_compensation: a late gradient at once moves the weights as far as if it had come without delay (SC_D).
+        weight_prediction: forward reads weights predicted for its backward (LWP_D).
     """
     policy = Policy.PREDICT if weight_prediction else Policy.LATEST
     return never_flushed(shape, "pipelined_backprop", policy)

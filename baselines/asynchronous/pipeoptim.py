@@ -1,15 +1,15 @@
-"""PipeOptim: forward on the weights that its own backward will find, as the optimizer's direction foretells them.
+"""PipeOptim: forward on the weights predicted for its own backward by the optimizer's direction.
 
 1F1B that is never flushed, one copy of the weights and a step for every minibatch. Between forward and backward of a
-minibatch, stage s of p makes p - 1 - s steps; forward reads w - (p - 1 - s) * d, where d is what the optimizer would do
-next (AdamW: with its weight decay), and backward reads what is there by then. Were the foretelling perfect, both would
-be the same and nothing would have to be stashed. With 3 ranks, +n for n steps foretold:
+minibatch, stage s of p makes p - 1 - s steps; forward reads w - (p - 1 - s) * d, where d is the optimizer's next update
+(AdamW: with its weight decay), and backward reads what is there by then. With a perfect prediction both would be the
+same and no weights would have to be stashed. With 3 ranks, +n for weights predicted n steps ahead:
 
     rank 0   0F0@0 0F1@0 0F2@0 0B0@0 0F3@1+2 0B1@1 0F4@2+2 0B2@2 ...
     rank 1   1F0@0 1F1@0 1B0@0 1F2@1+1 1B1@1 1F3@2+1 1B2@2 ...
     rank 2   2F0@0 2B0@0 2F1@1 2B1@1 2F2@2 2B2@2 ...
 
-Before its first step an optimizer foretells nothing.
+Before the first step the optimizer has no direction, and the prediction is the weights themselves.
 
 Source: Guan et al., "PipeOptim: Ensuring Effective 1F1B Schedule with Optimizer-Dependent Weight Prediction" (arXiv
 2312.00839).
@@ -28,5 +28,5 @@ from rpbench.registry import schedule
     compensation=lambda: {"predictor": "pipeoptim"},
 )
 def pipeoptim(shape: Shape) -> Schedule:
-    """Rank r keeps at most p - r microbatches in flight, one version, and what is foretold for one minibatch."""
+    """Rank r keeps at most p - r microbatches in flight, one version, and the weights predicted for one minibatch."""
     return never_flushed(shape, "pipeoptim", Policy.PREDICT)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.registry import schedule
 
 
@@ -45,7 +45,7 @@ def bitpipe(shape: Shape) -> Schedule:
             f"bitpipe runs {m} microbatches in units of one for each rank: they must be a multiple of {p}; "
             f"take num_microbatches={m + -m % p}"
         )
-    rows = tuple(tuple(chain.from_iterable(_step(p, rank, batch) for batch in shape.batches)) for rank in range(p))
+    rows = step_rows(shape, lambda rank, batch: _step(p, rank, batch))
     placement = tuple((_down(stage, p), p - 1 - _down(stage, p)) for stage in range(2 * p))
     return Schedule(shape, rows, name="bitpipe", placement=placement)
 

@@ -168,7 +168,7 @@ def _of_slots(p: int, m: int, pipelines: int) -> Rows:
     return rows
 
 
-@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+@lru_cache(maxsize=4)  # a partition search asks for the same order several times
 def _by_times(p: int, m: int, costs: StageCosts) -> Rows:
     """The rows of one step that end first."""
 

@@ -17,8 +17,7 @@ Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437).
 """
 
 from baselines.bidirectional.dualpipe_v import rank_order
-from rpbench.ir.action import Action
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.schedule import Row, Schedule, Shape, step_rows
 from rpbench.registry import schedule
 
 
@@ -26,16 +25,14 @@ from rpbench.registry import schedule
 def dualpipe(shape: Shape) -> Schedule:
     """Microbatches 0 to m/2 - 1 of a step enter at rank 0, the others at rank p - 1."""
     _check_shape(shape)
-    p, m = shape.num_ranks, shape.num_microbatches
-    rows: list[list[Action]] = [[] for _ in range(p)]
-    for step in range(shape.num_steps):
-        down = range(step * m, step * m + m // 2)
-        up = range(down.stop, down.stop + m // 2)
-        for rank in range(p):
-            end = min(rank, p - 1 - rank)
-            batches = (down, up) if rank == end else (up, down)
-            rows[rank] += rank_order(p // 2, end, (end, p - 1 - end), batches)
-    return Schedule(shape, tuple(map(tuple, rows)), name="dualpipe", placement=bidirectional_placement(shape))
+    rows = step_rows(shape, lambda rank, batch: _step(shape.num_ranks, rank, batch))
+    return Schedule(shape, rows, name="dualpipe", placement=bidirectional_placement(shape))
+
+
+def _step(p: int, rank: int, batch: range) -> Row:
+    end, half = min(rank, p - 1 - rank), len(batch) // 2
+    down, up = batch[:half], batch[half:]
+    return rank_order(p // 2, end, (end, p - 1 - end), (down, up) if rank == end else (up, down))
 
 
 def _check_shape(shape: Shape) -> None:

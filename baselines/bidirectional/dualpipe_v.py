@@ -17,7 +17,7 @@ of Sea AI Lab, 2025. Phases as the DualPipe repository and torch.distributed.pip
 from collections.abc import Sequence
 
 from rpbench.ir.action import Action, Kind, actions, overlap
-from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.ir.schedule import Row, Schedule, Shape, step_rows
 from rpbench.registry import schedule
 
 
@@ -35,13 +35,9 @@ def dualpipe_v(shape: Shape) -> Schedule:
             f"dualpipe_v takes {m} microbatches through {2 * p} stages: there must be at least as many; "
             f"take num_microbatches={2 * p} or try schedule=interleaved_1f1b"
         )
-    rows: list[list[Action]] = [[] for _ in range(p)]
-    for step in range(shape.num_steps):
-        batch = range(step * m, (step + 1) * m)
-        for rank in range(p):
-            rows[rank] += rank_order(p, rank, (rank, 2 * p - 1 - rank), (batch, batch))
+    rows = step_rows(shape, lambda rank, batch: rank_order(p, rank, (rank, 2 * p - 1 - rank), (batch, batch)))
     placement = tuple((min(stage, 2 * p - 1 - stage),) for stage in range(2 * p))
-    return Schedule(shape, tuple(map(tuple, rows)), name="dualpipe_v", placement=placement)
+    return Schedule(shape, rows, name="dualpipe_v", placement=placement)
 
 
 def rank_order(depth: int, rank: int, stages: tuple[int, int], batches: tuple[Sequence[int], Sequence[int]]) -> Row:

@@ -29,7 +29,18 @@ from math import ceil
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import ROUNDING, Pass, Pull, Rows, Timed, pull_rows, shortest, time_rows
+from rpbench.ordering.list_order import (
+    ROUNDING,
+    Pass,
+    Pull,
+    Rows,
+    Timed,
+    as_passes,
+    pull_rows,
+    repeat_steps,
+    shortest,
+    time_rows,
+)
 from rpbench.ordering.periodic import grids, make_period
 from rpbench.registry import schedule
 
@@ -70,24 +81,15 @@ def hanayo(
         )
     one = replace(shape, num_steps=1)
     step = _grid(one, backward_slots) if backward_slots else _by_times(one, costs, in_flight or p)
-    rows = tuple(
-        tuple(
-            Action(kind, stage, first + microbatch)
-            for first in range(0, shape.total_microbatches, shape.num_microbatches)
-            for kind, stage, microbatch in row
-        )
-        for row in step
-    )
     placement = tuple((_rank_of(stage, p),) for stage in range(shape.num_stages))
-    return Schedule(shape, rows, name="hanayo", placement=placement)
+    return Schedule(shape, repeat_steps(shape, step), name="hanayo", placement=placement)
 
 
 def _grid(shape: Shape, backward_slots: int) -> Rows:
-    rows = _Greedy(shape, backward_slots).rows()
-    return [[Pass(action.kind, action.stage, action.microbatch or 0) for action in row] for row in rows]
+    return as_passes(_Greedy(shape, backward_slots).rows())
 
 
-@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+@lru_cache(maxsize=4)  # a partition search asks for the same order several times
 def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> Rows:
     p, limit = shape.num_ranks, shape.chunks_per_rank * in_flight
 
@@ -140,13 +142,13 @@ def _rank_of(stage: int, p: int) -> int:
 
 
 class _Greedy:
-    """One step on a grid of slots: whoever is free takes what is ready."""
+    """One step on a grid of slots: a free rank takes an action that is ready."""
 
     def __init__(self, shape: Shape, backward_slots: int) -> None:
         self.p, self.num_stages = shape.num_ranks, shape.num_stages
         self.slots = {Kind.F: 1, Kind.B: backward_slots}
         self.ready: list[list[tuple[int, int, int, Action]]] = [[] for _ in range(self.p)]
-        self.ending: dict[int, list[Action]] = {}  # slot -> what has ended when it begins
+        self.ending: dict[int, list[Action]] = {}  # slot -> actions that have ended when it begins
         for microbatch in range(shape.num_microbatches):
             self._offer(Action(Kind.F, 0, microbatch))
 
@@ -172,7 +174,7 @@ class _Greedy:
         heappush(self.ready[_rank_of(action.stage, self.p)], (*order, action))
 
     def _pass_on(self, ended: Action) -> None:
-        """Offer what has waited for an action."""
+        """Make the action ready that waited for this one."""
         if ended.kind is Kind.F and ended.stage == self.num_stages - 1:
             self._offer(ended._replace(kind=Kind.B))
         elif ended.kind is Kind.F:

@@ -37,7 +37,7 @@ from dataclasses import replace
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.ir.waits.edges import version_read
 from rpbench.ir.waits.visits import Visit, visits_of
 from rpbench.passes.peer_lanes import check_slices, microbatch_of, step_at_home, sums
@@ -80,19 +80,17 @@ def cyclic_dp(shape: Shape, *, newest: bool = False, stagger: int = 2) -> Schedu
             f"schedule.stagger={stagger}: a worker begins after 1 to {max(p, 2)} forwards of the one before, which has "
             f"{p} stages; try 2"
         )
-    rows = tuple(tuple(_row(shape, worker, stagger)) for worker in range(p))
+    rows = step_rows(shape, lambda worker, batch: _step(p, worker, batch, stagger))
     policy = Policy.CYCLIC if newest else Policy.DELAYED
     return Schedule(shape, rows, name="cyclic_dp", policy=policy, placement=(tuple(range(p)),) * p)
 
 
-def _row(shape: Shape, worker: int, stagger: int) -> Iterator[Action]:
-    stages = range(shape.num_stages)
-    for batch in shape.batches:
-        for microbatch in batch[worker :: shape.num_ranks]:
-            if worker:
-                yield Action(Kind.WAIT, stagger - 1, microbatch - 1)
-            yield from (Action(Kind.F, stage, microbatch) for stage in stages)
-            yield from (Action(Kind.B, stage, microbatch) for stage in reversed(stages))
+def _step(p: int, worker: int, batch: range, stagger: int) -> Iterator[Action]:
+    for microbatch in batch[worker::p]:
+        if worker:
+            yield Action(Kind.WAIT, stagger - 1, microbatch - 1)
+        yield from (Action(Kind.F, stage, microbatch) for stage in range(p))
+        yield from (Action(Kind.B, stage, microbatch) for stage in reversed(range(p)))
 
 
 def _loads(order: Schedule, worker: int) -> Iterator[Action]:

@@ -20,11 +20,11 @@ The order is that of every method whose devices run whole microbatches: `zero_2`
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB'20, section 3.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.policy import Policy
-from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.ir.schedule import Row, Schedule, Shape, step_rows
 from rpbench.passes.offload import shard
 from rpbench.registry import schedule
 
@@ -42,26 +42,20 @@ def whole_microbatches(shape: Shape, name: str, policy: Policy = Policy.FLUSH) -
             f"take num_microbatches={m + -m % p}"
         )
     everywhere = (tuple(range(p)),) * shape.num_stages
-    rows = tuple(_row(shape, device) for device in range(p))
+    rows = step_rows(shape, lambda device, batch: _step(shape, batch[device * m // p : (device + 1) * m // p]))
     return Schedule(shape, rows, name=name, policy=policy, placement=everywhere)
 
 
-def _row(shape: Shape, device: int) -> Row:
-    stages, share = range(shape.num_stages), shape.num_microbatches // shape.num_ranks
+def _step(shape: Shape, own: range) -> Iterator[Action]:
+    stages = range(shape.num_stages)
     both_ways = [(Kind.F, stage) for stage in stages] + [(Kind.B, stage) for stage in reversed(stages)]
-    return tuple(
-        Action(kind, stage, microbatch)
-        for step in range(shape.num_steps)
-        for first in [step * shape.num_microbatches + device * share]
-        for microbatch in range(first, first + share)
-        for kind, stage in both_ways
-    )
+    return (Action(kind, stage, microbatch) for microbatch in own for kind, stage in both_ways)
 
 
 def with_steps(order: Schedule, on_host: Collection[int] = ()) -> Schedule:
     """The order with a STEP of every stage: on device s mod p behind its work of the step, or on its host lane.
 
-    Who keeps a shard of the optimizer state updates that shard; one STEP stands for all of them. A device has 1/p of
+    Each device updates its own shard of the optimizer state; one STEP stands for all shards. A device has 1/p of
     the stages' steps in its lane, which is as much work as its own shard of every stage.
     """
     shape = order.shape

@@ -38,7 +38,7 @@ from dataclasses import replace
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.ir.waits.visits import visits_of
 from rpbench.passes.peer_lanes import check_slices, loads, step_at_home, sums
 from rpbench.registry import schedule
@@ -112,9 +112,7 @@ def tawpipe(shape: Shape, *, groups: int = 1) -> Schedule:
         allowed = ", ".join(str(number) for number in range(1, p + 1) if p % number == 0)
         raise ValueError(f"schedule.groups={groups}: {p} ranks form equal groups only in these numbers: {allowed}")
     check_slices("tawpipe", shape)
-    rows = tuple(
-        tuple(action for batch in shape.batches for action in _step(batch, rank, p, p // groups)) for rank in range(p)
-    )
+    rows = step_rows(shape, lambda rank, batch: _step(batch, rank, p, p // groups))
     return Schedule(shape, rows, name="tawpipe", placement=(tuple(range(p)),) * p)
 
 

@@ -39,7 +39,7 @@ from itertools import pairwise
 
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.index import Index
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.ir.waits.visits import Visit, visits_of
 from rpbench.passes.peer_lanes import check_slices, loads, microbatch_of, step_at_home, sums
 from rpbench.registry import schedule
@@ -85,7 +85,7 @@ def weipipe(shape: Shape, *, buffers: int = 4) -> Schedule:
         raise ValueError(f"schedule.buffers={buffers}: room for two slices of each ring, 4, or more; try 4")
     check_slices("weipipe", shape)
     p = shape.num_ranks
-    rows = tuple(tuple(action for batch in shape.batches for action in _step(p, batch[rank::p])) for rank in range(p))
+    rows = step_rows(shape, lambda rank, batch: _step(p, batch[rank::p]))
     return Schedule(shape, rows, name="weipipe", placement=(tuple(range(p)),) * p)
 
 
@@ -99,7 +99,7 @@ def _step(p: int, own: range) -> Iterator[Action]:
 
 
 def _comes_from(index: Index, visit: Visit) -> int:
-    """The rank before; the home of the slice where nobody has loaded it yet, or where a rank is that home."""
+    """The rank before; the slice's home, if no rank has loaded the slice yet or this rank is its home."""
     p = index.shape.num_ranks
     own_forward = not visit.backward and visit.device == home(visit.stage, p)
     is_first = microbatch_of(index, visit) == visit.step * index.shape.num_microbatches

@@ -27,33 +27,46 @@ Source: Yue et al., "GreedySnake: Accelerating SSD-Offloaded LLM Training with E
 Overlapping", arXiv 2512.17570, from its abstract; the order of transfers follows from it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import ON_SSD, Row, Schedule, Shape, Weights
+from rpbench.ir.schedule import ON_SSD, Schedule, Shape, Weights, step_rows
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import keep_on_ssd, stream
 from rpbench.registry import schedule
 
 
 def _lower(order: Schedule, *, prefetch: int, delayed: float, ssd: str = "none") -> Schedule:
-    stepped = add_steps(order, lane="host")
-    rows = tuple(
-        {name: _put_off(row, delayed) if name == "host" else row for name, row in lanes.items()}
-        for lanes in stepped.lanes
-    )
-    return keep_on_ssd(stream(replace(stepped, rows=rows), prefetch=prefetch, activations=True, spill=True), ssd)
-
-
-def _put_off(steps: Row, delayed: float) -> Row:
-    """Steps of one version after another: those that are not put off as they become due, then the others in order."""
+    """The order with host steps and transfers. Of each version, steps that are not put off come first, as they become
+    due; the others follow by layer."""
 
     def place(step: Action) -> tuple[int, int]:
         late = int((step.stage + 1) * delayed) > int(step.stage * delayed)
         return (step.version or 0, 1 + step.stage if late else 0)
 
-    return tuple(sorted(steps, key=place))
+    stepped = with_host_steps(order, place)
+    return keep_on_ssd(stream(stepped, prefetch=prefetch, activations=True, spill=True), ssd)
+
+
+def with_host_steps(order: Schedule, place: Callable[[Action], tuple[int, ...]]) -> Schedule:
+    """The order with a STEP of every stage on the host lane, sorted by `place`."""
+    stepped = add_steps(order, lane="host")
+    rows = (
+        {name: tuple(sorted(row, key=place)) if name == "host" else row for name, row in lanes}
+        for lanes in stepped.rows
+    )
+    return replace(stepped, rows=tuple(rows))
+
+
+def check_even(name: str, shape: Shape) -> None:
+    """Raise ValueError unless the devices can share the microbatches of a step evenly."""
+    p, m = shape.num_ranks, shape.num_microbatches
+    if m % p:
+        raise ValueError(
+            f"{name} deals {m} microbatches to {p} devices: they must be a multiple of {p}; "
+            f"take num_microbatches={m + -m % p}"
+        )
 
 
 @schedule("greedysnake", source="arXiv 2512.17570", looped=True, lower=_lower, searched={"ssd": tuple(ON_SSD)})
@@ -67,23 +80,17 @@ def greedysnake(shape: Shape, *, delayed: float = 0.0, ssd: str = "none") -> Sch
     Raises:
         ValueError: if devices cannot share the microbatches evenly, or the fraction is none.
     """
-    p, m = shape.num_ranks, shape.num_microbatches
     if isinstance(delayed, bool) or not isinstance(delayed, int | float) or not 0 <= delayed <= 1:
         raise ValueError(f"schedule.delayed={delayed}: the fraction of the layers, from 0 to 1; try 0.3")
-    if m % p:
-        raise ValueError(
-            f"greedysnake deals {m} microbatches to {p} devices: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
-    rows = tuple(tuple(_row(shape, rank)) for rank in range(p))
+    check_even("greedysnake", shape)
+    rows = step_rows(shape, lambda rank, batch: _step(shape, rank, batch))
     return Schedule(shape, rows, name="greedysnake", weights=Weights.STREAMED)
 
 
-def _row(shape: Shape, rank: int) -> Iterator[Action]:
+def _step(shape: Shape, rank: int, batch: range) -> Iterator[Action]:
     share, stages = shape.num_microbatches // shape.num_ranks, range(shape.num_stages)
-    for batch in shape.batches:
-        own = batch[rank * share : (rank + 1) * share]
-        for kind, order in ((Kind.F, stages), (Kind.B, reversed(stages))):
-            for stage in order:
-                up = (stage % 2 == 0) == (kind is Kind.F)
-                yield from (Action(kind, stage, microbatch) for microbatch in (own if up else reversed(own)))
+    own = batch[rank * share : (rank + 1) * share]
+    for kind, order in ((Kind.F, stages), (Kind.B, reversed(stages))):
+        for stage in order:
+            up = (stage % 2 == 0) == (kind is Kind.F)
+            yield from (Action(kind, stage, microbatch) for microbatch in (own if up else reversed(own)))

@@ -16,7 +16,7 @@ work is F + R + (R + B). The device holds two layers of weights, a gradient, a l
 L/K + K - 1 inputs where K divides L: one a block but the first, whose input are the tokens; K - 1 of the block; that of
 the head.
 
-The last R of a block makes an input that nobody reads. The release runs it, and so it stands here.
+The output of the last R of a block is never read. The release runs it, so it is here as well.
 
 Ours: embedding and head are in the first and the last stage and come with them, where the release leaves them on the
 device; the head is run again in backward, whole, where the release computes it once, in chunks of 128 tokens. The host
@@ -29,25 +29,17 @@ Source: "MegaTrain", arXiv 2604.05091, after its released code and README; count
 from collections.abc import Iterator
 from dataclasses import replace
 
+from baselines.offloading.greedysnake import check_even, with_host_steps
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Row, Schedule, Shape, Weights
-from rpbench.passes.lower import add_steps
+from rpbench.ir.schedule import Schedule, Shape, Weights, step_rows
 from rpbench.passes.offload import stream
 from rpbench.registry import schedule
 
 
 def _lower(order: Schedule, *, prefetch: int, checkpoint_interval: int) -> Schedule:
-    stepped = add_steps(order, lane="host")
-    rows = tuple(
-        {name: _after_backward(row) if name == "host" else row for name, row in lanes.items()}
-        for lanes in stepped.lanes
-    )
-    return stream(replace(stepped, rows=rows), prefetch=prefetch, activations=False)
-
-
-def _after_backward(steps: Row) -> Row:
-    """Steps of one version after another, that of layer 0, whose gradient comes last, behind the others."""
-    return tuple(sorted(steps, key=lambda step: (step.version or 0, step.stage == 0, step.stage)))
+    """The order with host steps and weights. Of each version, layer 0 is stepped last: its gradient comes last."""
+    stepped = with_host_steps(order, lambda step: (step.version or 0, step.stage == 0, step.stage))
+    return stream(stepped, prefetch=prefetch, activations=False)
 
 
 @schedule(
@@ -62,26 +54,20 @@ def megatrain(shape: Shape, *, checkpoint_interval: int = 4) -> Schedule:
     Raises:
         ValueError: if the devices cannot share the microbatches evenly, or the interval is no whole number above 1.
     """
-    p, m = shape.num_ranks, shape.num_microbatches
     if type(checkpoint_interval) is not int or checkpoint_interval < 2:
         raise ValueError(
             f"schedule.checkpoint_interval={checkpoint_interval}: layers of which one has its input kept, 2 or more, "
             "or there is nothing to make again; try 4"
         )
-    if m % p:
-        raise ValueError(
-            f"megatrain deals {m} microbatches to {p} devices: they must be a multiple of {p}; "
-            f"take num_microbatches={m + -m % p}"
-        )
-    share = m // p
-    rows = tuple(
-        tuple(
+    check_even("megatrain", shape)
+    share = shape.num_microbatches // shape.num_ranks
+    rows = step_rows(
+        shape,
+        lambda device, batch: (
             action
-            for batch in shape.batches
             for microbatch in batch[device * share : (device + 1) * share]
             for action in _microbatch(microbatch, shape.num_stages, checkpoint_interval)
-        )
-        for device in range(p)
+        ),
     )
     kept = replace(shape, keeps_every=checkpoint_interval)
     return Schedule(kept, rows, name="megatrain", weights=Weights.STREAMED)

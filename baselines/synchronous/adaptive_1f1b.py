@@ -19,17 +19,17 @@ closely enough to follow; both orders it lies between are from Fan et al., "DAPP
 """
 
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 
-from rpbench.ir.action import Action, Kind
+from baselines.synchronous.one_f_one_b import alternating
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage
+from rpbench.ordering.list_order import ROUNDING
 from rpbench.registry import schedule
 
-# Depths are tried on all microbatches, or where stages are many on so many actions and at least three a stage.
+# Microbatches with which depths are tried: all, or with many stages as many as make this number of actions, and at
+# least three a stage.
 TRIED_ACTIONS = 12_800
-# What is slower by less than this share is not slower.
-TOLERANCE = 1e-9
 
 
 @schedule("adaptive_1f1b", source="rule ours; idea: HARP, arXiv 2509.24859", needs_costs=True)
@@ -38,25 +38,10 @@ def adaptive_1f1b(shape: Shape, costs: StageCosts) -> Schedule:
     check_one_stage("adaptive_1f1b", shape)
     p = shape.num_ranks
     depths = _least_depths(costs, min(shape.num_microbatches, max(3 * p, TRIED_ACTIONS // p)))
-    rows = tuple(
-        tuple(chain.from_iterable(_step(shape, rank, depths[rank], step) for step in range(shape.num_steps)))
-        for rank in range(p)
-    )
-    return Schedule(shape, rows, name="adaptive_1f1b", placement=looped_placement(shape))
+    return alternating("adaptive_1f1b", shape, [depth - 1 for depth in depths])
 
 
-def _step(shape: Shape, rank: int, depth: int, step: int) -> Row:
-    first = step * shape.num_microbatches
-    microbatches = range(first, first + shape.num_microbatches)
-    forwards = [Action(Kind.F, rank, mb) for mb in microbatches]
-    backwards = [Action(Kind.B, rank, mb) for mb in microbatches]
-    num_warmup = min(depth - 1, shape.num_microbatches)
-    num_steady = shape.num_microbatches - num_warmup
-    pairs = zip(forwards[num_warmup:], backwards[:num_steady], strict=True)
-    return (*forwards[:num_warmup], *chain.from_iterable(pairs), *backwards[num_steady:])
-
-
-@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+@lru_cache(maxsize=4)  # a partition search asks for the same order several times
 def _least_depths(costs: StageCosts, num_microbatches: int) -> list[int]:
     """The depth of every stage: from the deepest, made smaller from the first stage on while no time is lost."""
     gaps = [2] * (costs.num_stages - 1)
@@ -64,7 +49,7 @@ def _least_depths(costs: StageCosts, num_microbatches: int) -> list[int]:
     for stage in range(len(gaps)):
         gaps[stage] = 1
         found = _makespan(_depths(gaps), costs, num_microbatches)
-        if found > best * (1 + TOLERANCE):
+        if found > best * (1 + ROUNDING):
             gaps[stage] = 2
         best = min(best, found)
     return _depths(gaps)
@@ -75,7 +60,7 @@ def _depths(gaps: list[int]) -> list[int]:
 
 
 def _makespan(depths: list[int], costs: StageCosts, num_microbatches: int) -> float:
-    """The time one step takes: stages move on in turn as far as their neighbours let them."""
+    """The time of one step; each stage in turn runs until it needs an input that is not there yet."""
     stages, last = range(len(depths)), len(depths) - 1
     backward = [sum(halves) for halves in zip(costs.input_grad, costs.weight_grad, strict=True)]
     down: list[list[float]] = [[] for _ in stages]  # when each forward has ended

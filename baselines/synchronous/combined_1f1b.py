@@ -17,11 +17,9 @@ Source: Megatron-LM, combined 1F1B (overlap of expert-parallel communication), f
 forward more with interleaving is remembered, not read.
 """
 
-from itertools import chain
-
 from baselines.synchronous.interleaved_1f1b import check_rounds, group_size, visits
 from rpbench.ir.action import Kind, overlap
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement, step_rows
 from rpbench.registry import schedule
 
 
@@ -29,15 +27,12 @@ from rpbench.registry import schedule
 def combined_1f1b(shape: Shape) -> Schedule:
     """Rank r runs one forward more than interleaved 1F1B before its first backward, then pairs."""
     check_rounds("combined_1f1b", shape)
-    rows = tuple(
-        tuple(chain.from_iterable(_step(shape, rank, step) for step in range(shape.num_steps)))
-        for rank in range(shape.num_ranks)
-    )
+    rows = step_rows(shape, lambda rank, batch: _step(shape, rank, batch))
     return Schedule(shape, rows, name="combined_1f1b", placement=looped_placement(shape))
 
 
-def _step(shape: Shape, rank: int, step: int) -> Row:
-    forwards, backwards = (visits(shape, rank, step, kind) for kind in (Kind.F, Kind.B))
+def _step(shape: Shape, rank: int, batch: range) -> Row:
+    forwards, backwards = (visits(shape, rank, batch, kind) for kind in (Kind.F, Kind.B))
     ahead = (shape.chunks_per_rank - 1) * group_size(shape) + 2 * (shape.num_ranks - 1 - rank) + 1
     num_warmup = min(len(forwards), ahead)
     num_pairs = len(forwards) - num_warmup

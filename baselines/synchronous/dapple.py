@@ -15,10 +15,8 @@ Source: Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Lar
 2007.01045).
 """
 
-from itertools import chain
-
-from baselines.synchronous.one_f_one_b import alternate
-from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
+from baselines.synchronous.one_f_one_b import alternating
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage
 from rpbench.registry import schedule
 
 
@@ -31,10 +29,4 @@ def dapple(shape: Shape, *, early_warmup: bool = True) -> Schedule:
     """
     check_one_stage("dapple", shape, "interleaved_1f1b")
     pace = 2 if early_warmup else 1  # forwards ahead of the first backward for each rank downstream
-    rows = tuple(
-        tuple(
-            chain.from_iterable(alternate(rank, batch, pace * (shape.num_ranks - 1 - rank)) for batch in shape.batches)
-        )
-        for rank in range(shape.num_ranks)
-    )
-    return Schedule(shape, rows, name="dapple", placement=looped_placement(shape))
+    return alternating("dapple", shape, [pace * (shape.num_ranks - 1 - rank) for rank in range(shape.num_ranks)])

@@ -21,11 +21,10 @@ Source: Wan et al., "PipeOffload: Improving Scalability of Pipeline Parallelism 
 """
 
 from collections.abc import Iterator
-from itertools import chain
 from math import ceil, gcd
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement, step_rows
 from rpbench.registry import schedule
 
 
@@ -43,9 +42,7 @@ def gis(shape: Shape, *, group_size: int | None = None) -> Schedule:
     size = p if group_size is None else group_size
     if type(size) is not int or not 1 <= size <= p:
         raise ValueError(f"schedule.group_size={size}: microbatches of a group, from 1 to {p}, the ranks; try {p}")
-    rows = tuple(
-        tuple(chain.from_iterable(_step(p, rank, chunks, size, batch) for batch in shape.batches)) for rank in range(p)
-    )
+    rows = step_rows(shape, lambda rank, batch: _step(p, rank, chunks, size, batch))
     return Schedule(shape, rows, name="gis", placement=looped_placement(shape))
 
 

@@ -10,7 +10,7 @@ Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using 
 Backward runs in ascending order here, as in torch and in the RoundPipe artifact.
 """
 
-from rpbench.ir.action import Kind, PlainRow, joined, plain
+from rpbench.ir.action import Kind, joined, plain
 from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
 from rpbench.registry import schedule
 
@@ -19,9 +19,6 @@ from rpbench.registry import schedule
 def gpipe(shape: Shape) -> Schedule:
     """Every rank holds the activations of all microbatches at its peak."""
     check_one_stage("gpipe", shape, "looped_bfs")
-    rows = tuple(_rank_order(shape, rank) for rank in range(shape.num_ranks))
+    steps = [(kind, batch) for batch in shape.batches for kind in (Kind.F, Kind.B)]
+    rows = tuple(joined([plain(kind, rank, batch) for kind, batch in steps]) for rank in range(shape.num_ranks))
     return Schedule(shape, rows, name="gpipe", placement=looped_placement(shape))
-
-
-def _rank_order(shape: Shape, rank: int) -> PlainRow:
-    return joined([plain(kind, rank, batch) for batch in shape.batches for kind in (Kind.F, Kind.B)])

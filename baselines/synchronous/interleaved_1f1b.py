@@ -19,9 +19,7 @@ from rpbench.registry import schedule
 def interleaved_1f1b(shape: Shape) -> Schedule:
     """Rank r keeps at most v*p + p - 1 - 2r chunk activations in flight (m a multiple of p)."""
     check_rounds("interleaved_1f1b", shape)
-    rows = tuple(
-        joined([_step(shape, rank, step) for step in range(shape.num_steps)]) for rank in range(shape.num_ranks)
-    )
+    rows = tuple(joined([_step(shape, rank, batch) for batch in shape.batches]) for rank in range(shape.num_ranks))
     return Schedule(shape, rows, name="interleaved_1f1b", placement=looped_placement(shape))
 
 
@@ -42,22 +40,21 @@ def group_size(shape: Shape) -> int:
     return shape.num_microbatches // max(1, shape.num_microbatches // shape.num_ranks)
 
 
-def _step(shape: Shape, rank: int, step: int) -> PlainRow:
+def _step(shape: Shape, rank: int, batch: range) -> PlainRow:
     chunks, p = shape.chunks_per_rank, shape.num_ranks
-    forwards = visits(shape, rank, step, Kind.F)
-    backwards = visits(shape, rank, step, Kind.B)
+    forwards = visits(shape, rank, batch, Kind.F)
+    backwards = visits(shape, rank, batch, Kind.B)
 
     # The first gradient returns after the other chunks' group and a round trip to the last rank.
     num_warmup = min(len(forwards), (chunks - 1) * group_size(shape) + 2 * (p - 1 - rank))
     return in_turn(forwards, backwards, num_warmup)
 
 
-def visits(shape: Shape, rank: int, step: int, kind: Kind) -> PlainRow:
+def visits(shape: Shape, rank: int, batch: range, kind: Kind) -> PlainRow:
     """The rank's forwards (or any kind of backward) in order: a group of microbatches on each chunk in turn."""
     stages = range(rank, shape.num_stages, shape.num_ranks)
     group = group_size(shape)
     turns = [stage for stage in (stages if kind is Kind.F else reversed(stages)) for _ in range(group)]
-    first = step * shape.num_microbatches
-    groups = [range(start, start + group) for start in range(first, first + shape.num_microbatches, group)]
-    microbatches = [microbatch for batch in groups for _ in stages for microbatch in batch]
+    groups = [batch[first : first + group] for first in range(0, len(batch), group)]
+    microbatches = [microbatch for members in groups for _ in stages for microbatch in members]
     return plain(kind, turns * len(groups), microbatches)

@@ -20,14 +20,13 @@ Source: Wang et al., "Ada-Grouper: Accelerating Pipeline Parallelism in Preempte
 for Micro-Batches", arXiv 2303.01675: the rule, from its abstract. How k is chosen is ours.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import zip_longest
 
 from rpbench.ir.action import Kind, actions
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
-from rpbench.ordering.list_order import ROUNDING, Pass, time_rows
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement, step_rows
+from rpbench.ordering.list_order import ROUNDING, as_passes, time_rows
 from rpbench.registry import schedule
 
 
@@ -52,9 +51,7 @@ def kfkb(shape: Shape, costs: StageCosts, *, group_size: int = 2, in_flight: int
             f"microbatches as 1F1B holds, {min(p, m)}, and only where times choose; take schedule.group_size=0"
         )
     size = group_size or _choose(p, m, costs, in_flight or m)
-    rows = tuple(
-        tuple(action for batch in shape.batches for action in _step(p, rank, batch, size)) for rank in range(p)
-    )
+    rows = step_rows(shape, lambda rank, batch: _step(p, rank, batch, size))
     return Schedule(shape, rows, name="kfkb", placement=looped_placement(shape))
 
 
@@ -67,7 +64,7 @@ def _step(p: int, rank: int, batch: range, size: int) -> Row:
     return tuple(action for kind, group in order for action in actions(kind, rank, group))
 
 
-@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+@lru_cache(maxsize=4)  # a partition search asks for the same order several times
 def _choose(p: int, m: int, costs: StageCosts, in_flight: int) -> int:
     """The group size whose step ends first; of those that end together, the one that holds least."""
     sizes = [size for size in range(1, m + 1) if m % size == 0 and min(size * p, m) <= in_flight]
@@ -77,8 +74,5 @@ def _choose(p: int, m: int, costs: StageCosts, in_flight: int) -> int:
 
 
 def _makespan(p: int, batch: range, size: int, costs: StageCosts) -> float:
-    rows: Sequence[Sequence[Pass]] = [
-        [Pass(action.kind, action.stage, action.microbatch or 0) for action in _step(p, rank, batch, size)]
-        for rank in range(p)
-    ]
+    rows = as_passes(_step(p, rank, batch, size) for rank in range(p))
     return time_rows(rows, lambda stage, _: stage, costs).makespan

@@ -11,8 +11,10 @@ A chunk's weights are needed once per direction, which is why sharded data paral
 Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys'23 (arXiv 2211.05953).
 """
 
+from collections.abc import Iterator
+
 from rpbench.ir.action import Action, Kind, actions
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Schedule, Shape, looped_placement, step_rows
 from rpbench.registry import schedule
 
 
@@ -20,16 +22,13 @@ from rpbench.registry import schedule
 def looped_bfs(shape: Shape) -> Schedule:
     """Every rank holds the activations of all microbatches on all its chunks at its peak."""
     shape.chunks_per_rank  # noqa: B018  refuses stages that cannot be dealt evenly
-    rows = tuple(_rank_order(shape, rank) for rank in range(shape.num_ranks))
+    rows = step_rows(shape, lambda rank, batch: _step(shape, rank, batch))
     return Schedule(shape, rows, name="looped_bfs", placement=looped_placement(shape))
 
 
-def _rank_order(shape: Shape, rank: int) -> Row:
+def _step(shape: Shape, rank: int, batch: range) -> Iterator[Action]:
     stages = range(rank, shape.num_stages, shape.num_ranks)
-    order: list[Action] = []
-    for step in range(shape.num_steps):
-        first = step * shape.num_microbatches
-        microbatches = range(first, first + shape.num_microbatches)
-        order += [action for stage in stages for action in actions(Kind.F, stage, microbatches)]
-        order += [action for stage in reversed(stages) for action in actions(Kind.B, stage, reversed(microbatches))]
-    return tuple(order)
+    for stage in stages:
+        yield from actions(Kind.F, stage, batch)
+    for stage in reversed(stages):
+        yield from actions(Kind.B, stage, reversed(batch))

@@ -22,12 +22,14 @@ from rpbench.registry import schedule
 def one_f_one_b(shape: Shape) -> Schedule:
     """Rank r keeps at most min(num_ranks - r, num_microbatches) microbatches in flight."""
     check_one_stage("1f1b", shape, "interleaved_1f1b")
-    rows = tuple(
-        # One forward per rank downstream: that is how long the first gradient takes to return.
-        joined([alternate(rank, batch, shape.num_ranks - rank - 1) for batch in shape.batches])
-        for rank in range(shape.num_ranks)
-    )
-    return Schedule(shape, rows, name="1f1b", placement=looped_placement(shape))
+    # One forward per rank downstream: that is how long the first gradient takes to return.
+    return alternating("1f1b", shape, [shape.num_ranks - rank - 1 for rank in range(shape.num_ranks)])
+
+
+def alternating(name: str, shape: Shape, num_warmup: Sequence[int]) -> Schedule:
+    """1F1B with a flush after every step; `num_warmup` are the forwards of each rank before its first backward."""
+    rows = (joined([alternate(rank, batch, num) for batch in shape.batches]) for rank, num in enumerate(num_warmup))
+    return Schedule(shape, tuple(rows), name=name, placement=looped_placement(shape))
 
 
 def alternate(stage: int, microbatches: Sequence[int], num_warmup: int) -> PlainRow:

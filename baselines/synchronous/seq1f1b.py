@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import chain
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement, step_rows
 from rpbench.registry import schedule
 
 
@@ -37,18 +37,14 @@ def seq1f1b(shape: Shape, *, num_segments: int = 2) -> Schedule:
     if num_segments < 1:
         raise ValueError(f"schedule.num_segments={num_segments}: a sequence has at least 1 segment; try 2")
     shape = replace(shape, num_parts=num_segments)
-    rows = tuple(
-        tuple(chain.from_iterable(_step(shape, rank, step) for step in range(shape.num_steps)))
-        for rank in range(shape.num_ranks)
-    )
+    rows = step_rows(shape, lambda rank, batch: _step(shape, rank, batch))
     return Schedule(shape, rows, name="seq1f1b", placement=looped_placement(shape))
 
 
-def _step(shape: Shape, rank: int, step: int) -> Row:
-    first = step * shape.num_microbatches
-    microbatches, parts = range(first, first + shape.num_microbatches), range(shape.num_parts)
-    forwards = [Action(Kind.F, rank, mb, part) for mb in microbatches for part in parts]
-    backwards = [Action(Kind.B, rank, mb, part) for mb in microbatches for part in reversed(parts)]
+def _step(shape: Shape, rank: int, batch: range) -> Row:
+    parts = range(shape.num_parts)
+    forwards = [Action(Kind.F, rank, mb, part) for mb in batch for part in parts]
+    backwards = [Action(Kind.B, rank, mb, part) for mb in batch for part in reversed(parts)]
 
     # As in 1F1B, and the first backward has to wait for the last segment of its microbatch.
     num_warmup = min(shape.num_ranks - 2 - rank + shape.num_parts, len(forwards))

@@ -20,8 +20,9 @@ its released code. Morphing, its choice of depth and width for the devices that 
 
 from collections import deque
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
+from rpbench.ordering.list_order import Pass, Rows, repeat_steps
 from rpbench.registry import schedule
 
 SLOTS = {Kind.F: 1, Kind.R: 1, Kind.B: 2}
@@ -31,21 +32,13 @@ SLOTS = {Kind.F: 1, Kind.R: 1, Kind.B: 2}
 def varuna(shape: Shape) -> Schedule:
     """Backwards first, then recomputations, then forwards."""
     check_one_stage("varuna", shape)
-    step = _by_rule(shape.num_ranks, shape.num_microbatches)
-    rows = tuple(
-        tuple(Action(kind, rank, first + microbatch) for first in _firsts(shape) for kind, microbatch in step[rank])
-        for rank in range(shape.num_ranks)
-    )
+    rows = repeat_steps(shape, _by_rule(shape.num_ranks, shape.num_microbatches))
     return Schedule(shape, rows, name="varuna", placement=looped_placement(shape))
 
 
-def _firsts(shape: Shape) -> range:
-    return range(0, shape.total_microbatches, shape.num_microbatches)
-
-
-def _by_rule(p: int, m: int) -> list[list[tuple[Kind, int]]]:
+def _by_rule(p: int, m: int) -> Rows:
     """Every rank's passes of a step."""
-    rows: list[list[tuple[Kind, int]]] = [[] for _ in range(p)]
+    rows: list[list[Pass]] = [[] for _ in range(p)]
     queues = [{kind: deque[int]() for kind in (Kind.B, Kind.R, Kind.F)} for _ in range(p)]
     queues[0][Kind.F].extend(range(m))
     left = [0] * p  # slots that what a rank runs still takes
@@ -53,12 +46,12 @@ def _by_rule(p: int, m: int) -> list[list[tuple[Kind, int]]]:
         for rank, ready in enumerate(queues):
             kind = next((kind for kind, queue in ready.items() if queue), None)
             if not left[rank] and kind is not None:
-                rows[rank].append((kind, ready[kind].popleft()))
+                rows[rank].append(Pass(kind, rank, ready[kind].popleft()))
                 left[rank] = SLOTS[kind]
         working = [rank for rank in range(p) if left[rank]]
         for rank in working:
             left[rank] -= 1
-            kind, microbatch = rows[rank][-1]
+            kind, _, microbatch = rows[rank][-1]
             if kind is Kind.B and left[rank]:  # half of it is over: time to recompute below
                 queues[rank - 1][Kind.R].extend([microbatch] * (rank > 0))
             elif kind is Kind.F and rank < p - 1:

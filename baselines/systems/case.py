@@ -1,6 +1,7 @@
-"""Case: what a system is asked to train, as data for another process; packages it needs; our own losses on it."""
+"""Case: a system and its training as data for another process; the packages it needs; our own losses on it."""
 
 import json
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -70,6 +71,28 @@ class Case:
     def settings(self) -> OptimizerSettings:
         """How weights are updated."""
         return OptimizerSettings(**(self.optimizer or {}))
+
+    def make_adamw(self, parameters: Iterable[torch.Tensor], **options: Any) -> torch.optim.AdamW:
+        """torch's AdamW with the case's settings."""
+        own = self.settings()
+        return torch.optim.AdamW(parameters, lr=own.learning_rate, weight_decay=own.weight_decay, **options)
+
+    def check_replicas(self, system: str, methods: Collection[str], num_ranks: int) -> None:
+        """Refuse a case that data-parallel ranks of a system cannot train.
+
+        Raises:
+            ValueError: for an unknown method, a recomputation by stages, or microbatches that cannot be dealt evenly.
+        """
+        if self.schedule not in methods:
+            raise ValueError(f"schedule={self.schedule!r}: {system} is run as {', '.join(methods)}")
+        if self.recompute not in ("all", "none"):
+            raise ValueError(f"recompute={self.recompute!r}: all or none, because there are no stages")
+        if self.num_microbatches % num_ranks:
+            raise ValueError(f"num_microbatches={self.num_microbatches}: {num_ranks} ranks take an equal number each")
+
+    def microbatches(self, step: int) -> range:
+        """The microbatches of a step."""
+        return range(step * self.num_microbatches, (step + 1) * self.num_microbatches)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -14,6 +14,7 @@ Sources: DeepSpeed 0.19; Rajbhandari et al., "ZeRO", SC'20; Ren et al., "ZeRO-Of
 """
 
 import os
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -61,14 +62,7 @@ class DeepSpeed:
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read when it is imported
         self._deepspeed = require("deepspeed")
         self.case, self.rank, self.num_ranks = case, dist.get_rank(), dist.get_world_size()
-        if case.schedule not in METHODS:
-            raise ValueError(f"schedule={case.schedule!r}: DeepSpeed is run as {', '.join(METHODS)}")
-        if case.num_microbatches % self.num_ranks:
-            raise ValueError(
-                f"num_microbatches={case.num_microbatches}: {self.num_ranks} ranks take an equal number each"
-            )
-        if case.recompute not in ("all", "none"):
-            raise ValueError(f"recompute={case.recompute!r}: all or none, because there are no stages")
+        case.check_replicas("DeepSpeed", METHODS, self.num_ranks)
         if case.optimizer is None or case.dtype == "float64":
             raise ValueError(
                 "deepspeed: give an optimizer and dtype=float32; ZeRO-Offload has float32 masters and steps"
@@ -82,8 +76,7 @@ class DeepSpeed:
         self._gradients: Tensors = {}
         whole = _Whole(list(self.workload.modules), case.recompute == "all")
         self.device = case.device
-        settings = case.settings()
-        optimizer = torch.optim.AdamW(whole.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        optimizer = case.make_adamw(whole.parameters())
         self.engine, *_ = self._deepspeed.initialize(model=whole, optimizer=optimizer, config=self._config())
 
     def prepare(self) -> None:
@@ -92,8 +85,7 @@ class DeepSpeed:
     def train(self) -> None:
         """All steps."""
         for step in range(self.case.num_steps):
-            first = step * self.case.num_microbatches
-            own = range(first, first + self.case.num_microbatches)[self.rank :: self.num_ranks]
+            own = self.case.microbatches(step)[self.rank :: self.num_ranks]
             self.losses.append(0.0)
             for microbatch in own:
                 tokens, labels = (tensor.to(self.device) for tensor in self.workload.batch(microbatch))
@@ -101,7 +93,7 @@ class DeepSpeed:
                 self.engine.backward(loss)
                 self.losses[-1] += float(loss.detach()) / len(own)
                 if self.case.verify and self.engine.is_gradient_accumulation_boundary():
-                    self._gradients = self._read_gradients()
+                    self._gradients = self._read(self._deepspeed.utils.safe_get_full_grad)
                 self.engine.step()
 
     def gradients(self) -> Tensors:
@@ -110,15 +102,10 @@ class DeepSpeed:
 
     def weights(self) -> Tensors:
         """As they are now; the masters, which are float32 in every precision."""
-        whole = self._deepspeed.utils.safe_get_full_fp32_param
-        return {
-            (number, name): whole(parameter).detach().cpu()
-            for number, module in enumerate(self.workload.modules)
-            for name, parameter in module.named_parameters()
-        }
+        return self._read(self._deepspeed.utils.safe_get_full_fp32_param)
 
-    def _read_gradients(self) -> Tensors:
-        whole = self._deepspeed.utils.safe_get_full_grad
+    def _read(self, whole: Callable[[nn.Parameter], torch.Tensor]) -> Tensors:
+        """A copy on the host of what `whole` puts together of every parameter's shards."""
         return {
             (number, name): whole(parameter).detach().cpu().clone()
             for number, module in enumerate(self.workload.modules)

@@ -40,14 +40,7 @@ class Fsdp2:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        if case.schedule not in METHODS:
-            raise ValueError(f"schedule={case.schedule!r}: FSDP2 is run as {', '.join(METHODS)}")
-        if case.recompute not in ("all", "none"):
-            raise ValueError(f"recompute={case.recompute!r}: all or none, because there are no stages")
-        if case.num_microbatches % self.num_ranks:
-            raise ValueError(
-                f"num_microbatches={case.num_microbatches}: {self.num_ranks} ranks take an equal number each"
-            )
+        case.check_replicas("FSDP2", METHODS, self.num_ranks)
         self.workload = case.workload()
         self.modules = set(range(len(self.workload.modules)))
         self.actions: list[tuple[str, int, int, float]] = []
@@ -72,12 +65,7 @@ class Fsdp2:
             for number, module in enumerate(self.workload.modules)
             for name, parameter in module.named_parameters()
         }
-        self.optimizer = None
-        if case.optimizer is not None:
-            settings = case.settings()
-            self.optimizer = torch.optim.AdamW(
-                self._parameters.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-            )
+        self.optimizer = None if case.optimizer is None else case.make_adamw(self._parameters.values())
 
     def prepare(self) -> None:
         """Nothing is laid out beforehand."""
@@ -87,8 +75,7 @@ class Fsdp2:
         for step in range(self.case.num_steps):
             for parameter in self._parameters.values():
                 parameter.grad = None
-            first = step * self.case.num_microbatches
-            own = range(first, first + self.case.num_microbatches)[self.rank :: self.num_ranks]
+            own = self.case.microbatches(step)[self.rank :: self.num_ranks]
             self.losses.append(0.0)
             for microbatch in own:
                 self._sync(not self._offloads or microbatch == own[-1])

@@ -1,8 +1,8 @@
 """The released RoundPipe library: one process for all accelerators of the host, weights and optimizer on the host.
 
 The library cuts the layers by what it has timed, unless it is told how; it goes on from the weights that the steps
-before have left. Its optimizer runs in a thread of its own, here torch's AdamW for everybody's sake, and a step waits
-for it: the newest weights are trained, as in plain training. It speaks to torch.cuda alone (CUDA and ROCm).
+before have left. Its optimizer runs in a thread of its own, here torch's AdamW as in the other systems, and a step
+waits for it: the newest weights are trained, as in plain training. It needs torch.cuda (CUDA or ROCm).
 
 Source: the interface of roundpipe 0.1.1, `RoundPipe.forward_backward` and `RoundPipe.step`.
 """
@@ -49,11 +49,8 @@ class Released:
         masters = torch.float64 if case.dtype == "float64" else torch.float32
         self._config = library.RoundPipeRunConfig(num_microbatch=case.num_microbatches)
         self._model = library.RoundPipe(nn.Sequential(*links), optim_dtype=masters, name="rpbench")
-        settings = case.settings()
         self._masters = dict(self._model.optim_named_parameters())
-        self._optimizer = torch.optim.AdamW(
-            self._masters.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
+        self._optimizer = case.make_adamw(self._masters.values())
 
     def prepare(self) -> None:
         """Nothing is laid out beforehand."""
@@ -62,7 +59,7 @@ class Released:
         """All steps."""
         num = self.case.num_microbatches
         for step in range(self.case.num_steps):
-            batches = [self.workload.batch(step * num + microbatch) for microbatch in range(num)]
+            batches = map(self.workload.batch, self.case.microbatches(step))
             tokens, labels = (torch.cat(each) for each in zip(*batches, strict=True))
             self._optimizer.zero_grad()
             loss = self._model.forward_backward(

@@ -101,10 +101,7 @@ class TorchPipeline:
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         if self.case.optimizer is None:
             return None
-        settings = self.case.settings()
-        return torch.optim.AdamW(
-            self._parameters.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-        )
+        return self.case.make_adamw(self._parameters.values(), fused=True)
 
     @cached_property
     def _parameters(self) -> Tensors:
@@ -156,8 +153,7 @@ class TorchPipeline:
         return {place: parameter.detach() for place, parameter in self._parameters.items()}
 
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        window = range(step * self.case.num_microbatches, (step + 1) * self.case.num_microbatches)
-        tokens, labels = zip(*(self.workload.batch(microbatch) for microbatch in window), strict=True)
+        tokens, labels = zip(*map(self.workload.batch, self.case.microbatches(step)), strict=True)
         return torch.cat(tokens), torch.cat(labels)
 
     def _stage(self, modules: range, index: int) -> PipelineStage:

@@ -141,7 +141,7 @@ def _run(system: System, case: Case) -> dict[str, Any]:
         "actions": system.actions,
     }
     if case.device != "cpu":
-        torch.accelerator.empty_cache()  # whoever is next finds all of its memory
+        torch.accelerator.empty_cache()  # the next case finds all of the memory free
     if case.verify:
         answer |= _verified(system, case)
     if case.verify and case.device == "cpu" and system.ours is not None:
@@ -172,7 +172,7 @@ def _verified(system: System, case: Case) -> dict[str, float]:
     if case.device != "cpu":
         workload = brought_here(workload)
     partition = symmetric((len(workload.modules) - 2,))
-    groups = {(0, step + 1): (_window(step, case.num_microbatches),) for step in range(case.num_steps)}
+    groups = {(0, step + 1): (tuple(case.microbatches(step)),) for step in range(case.num_steps)}
     reference = train_reference(
         workload,
         layout_of(partition),
@@ -195,7 +195,3 @@ def _verified(system: System, case: Case) -> dict[str, float]:
         "grad_max_abs_diff": differ(found, expected),
         "weight_max_abs_diff": differ(system.weights(), reference.masters),
     }
-
-
-def _window(step: int, num_microbatches: int) -> tuple[int, ...]:
-    return tuple(range(step * num_microbatches, (step + 1) * num_microbatches))

@@ -23,10 +23,9 @@ Parallelism", MLSys'25 (arXiv 2411.05288), where it is a baseline.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 
 from rpbench.ir.action import Action, Kind
-from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement, step_rows
 from rpbench.registry import schedule
 
 
@@ -35,10 +34,7 @@ def interlaced(shape: Shape) -> Schedule:
     """1F1B with room for heads; rank r runs min(3p div 2 - r, m) forwards before anything else."""
     check_one_stage("interlaced", shape)
     shape = replace(shape, num_head_shards=shape.num_ranks)
-    rows = tuple(
-        tuple(chain.from_iterable(_step(shape.num_ranks, rank, batch) for batch in shape.batches))
-        for rank in range(shape.num_ranks)
-    )
+    rows = step_rows(shape, lambda rank, batch: _step(shape.num_ranks, rank, batch))
     return Schedule(shape, rows, name="interlaced", placement=looped_placement(shape))
 
 

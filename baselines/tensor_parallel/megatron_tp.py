@@ -7,13 +7,12 @@ of the same number. With 2 devices, 2 stages and 2 microbatches (device 0; devic
     compute   0F0          1F0          1B0          0B0          0F1 ...
     net           0SUM_F0      1SUM_F0      1SUM_B0      0SUM_B0      0SUM_F1 ...
 
-Everybody waits for every sum, so that a device idles while it talks; only a microbatch's last sum runs beside the next
-one's first forward. SUM_F stands for the two
-all-reduces a layer of a stage's forward, SUM_B for the two of recomputation and the two of backward: six of n s h
-elements a layer and microbatch, of which a device sends 2 (p - 1) / p. Embedding and head are cut over the vocabulary:
-the embedding takes one sum more, forth and when it is run again, the gradient of the head's input one, and the loss
-three of a number a token, which bytes and times here leave out. Weights, gradients, optimizer state and inner
-activations are 1/p on each device; kept stage inputs are whole, norms count as shared.
+All devices wait for every sum and idle meanwhile; only a microbatch's last sum runs beside the first forward of the
+next one. SUM_F stands for the two all-reduces a layer of a stage's forward, SUM_B for the two of recomputation and the
+two of backward: six of n s h elements a layer and microbatch, of which a device sends 2 (p - 1) / p. Embedding and head
+are cut over the vocabulary: the embedding takes one sum more, forth and when it is run again, the gradient of the
+head's input one, and the loss three of a number a token, which bytes and times here leave out. Weights, gradients,
+optimizer state and inner activations are 1/p on each device; kept stage inputs are whole, norms count as shared.
 
 With tensors (virtual, cpu) the devices meet at every sum, which is inside F and B, because layers need one another's:
 SUM_F and SUM_B then close the account, and fail unless their F or B has made exactly the sums they stand for. So an

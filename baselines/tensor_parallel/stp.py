@@ -17,10 +17,9 @@ The sums are inside F and B here, as part of their times; leaving tensors on the
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
 
 from rpbench.ir.action import Action, Kind, overlap
-from rpbench.ir.schedule import Schedule, Shape
+from rpbench.ir.schedule import Schedule, Shape, step_rows
 from rpbench.registry import schedule
 
 
@@ -37,7 +36,7 @@ def stp(shape: Shape) -> Schedule:
             f"stp takes {m} microbatches through {p} ranks: there must be at least {3 * p - 1}; "
             f"take num_microbatches={3 * p - 1} or try schedule=dualpipe_v"
         )
-    rows = tuple(tuple(chain.from_iterable(_Row(p, rank, b).actions() for b in shape.batches)) for rank in range(p))
+    rows = step_rows(shape, lambda rank, batch: _Row(p, rank, batch).actions())
     placement = tuple((min(stage, 2 * p - 1 - stage),) for stage in range(2 * p))
     return Schedule(shape, rows, name="stp", placement=placement)
 

@@ -30,10 +30,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
-from rpbench.ordering.list_order import Pass, Rows, Timed, shortest, time_rows
+from rpbench.ordering.list_order import Pass, Rows, Timed, repeat_steps, shortest, time_rows
 from rpbench.registry import schedule
 
 PAPERS_SLACK = 2  # one for each barrier
@@ -65,18 +65,11 @@ def vocab_parallel(shape: Shape, costs: StageCosts, *, slack: int | None = None)
     if slack is not None and slack < 1:
         raise ValueError(f"schedule.slack={slack}: at least 1 microbatch more must be in flight; try 2")
     shape = replace(shape, num_head_shards=shape.num_ranks)
-    rows = tuple(
-        tuple(
-            Action(kind, stage, first + microbatch)
-            for first in range(0, shape.total_microbatches, shape.num_microbatches)
-            for kind, stage, microbatch in row
-        )
-        for row in _by_times(replace(shape, num_steps=1), costs, slack)
-    )
+    rows = repeat_steps(shape, _by_times(replace(shape, num_steps=1), costs, slack))
     return Schedule(shape, rows, name="vocab_parallel", placement=looped_placement(shape))
 
 
-@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+@lru_cache(maxsize=4)  # a partition search asks for the same order several times
 def _by_times(shape: Shape, costs: StageCosts, slack: int | None) -> Rows:
     """The rows of one step that end first."""
     p = shape.num_ranks

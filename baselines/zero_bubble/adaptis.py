@@ -22,10 +22,21 @@ they are moved is ours.
 from collections.abc import Iterator
 from functools import lru_cache
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.ordering.list_order import PULLS, ROUNDING, Fill, Lanes, Pass, Rows, Timed, pull_rows, time_rows
+from rpbench.ordering.list_order import (
+    PULLS,
+    ROUNDING,
+    Fill,
+    Lanes,
+    Rows,
+    Timed,
+    as_passes,
+    pull_rows,
+    repeat_steps,
+    time_rows,
+)
 from rpbench.registry import entry, schedule
 
 TRIED_PULLS = 2  # of the settings worth trying, best first
@@ -39,7 +50,7 @@ Placement = tuple[tuple[int, ...], ...]
 
 @schedule("adaptis", source="AdaPtis, abstract", looped=True, needs_costs=True)
 def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None) -> Schedule:
-    """The order that ends first of those the stages can have.
+    """The tried order that ends first within the memory.
 
     Args:
         in_flight: microbatches whose activations a rank has room for; None: as many as 1F1B takes.
@@ -54,15 +65,7 @@ def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None) ->
         )
     limit = chunks * in_flight if in_flight else chunks * p + (p - 1) * (chunks > 1)
     step, placement = _best(Shape(p, shape.num_stages, m), costs, limit)
-    rows = tuple(
-        tuple(
-            Action(kind, stage, first + microbatch)
-            for first in range(0, shape.total_microbatches, m)
-            for kind, stage, microbatch in row
-        )
-        for row in step
-    )
-    return Schedule(shape, rows, name="adaptis", placement=placement)
+    return Schedule(shape, repeat_steps(shape, step), name="adaptis", placement=placement)
 
 
 @lru_cache(maxsize=64)  # a search asks for one order several times
@@ -72,7 +75,7 @@ def _best(shape: Shape, costs: StageCosts, limit: int) -> tuple[Rows, Placement]
     if costs.each:  # the best of equal microbatches is one more candidate
         rows, placement = _best(shape, costs.mean, limit)
         found.append((time_rows(rows, lambda stage, _: placement[stage][0], costs), placement))
-    if not found:  # too few microbatches for a group: what holds least
+    if not found:  # too few microbatches for a group: the order that holds least
         found = [min(_candidates(shape, costs, limit), key=lambda candidate: candidate[0].peak)]
     first = min(timed.makespan for timed, _ in found)
     timed, placement = next(one for one in found if one[0].makespan <= first * (1 + ROUNDING))
@@ -98,10 +101,7 @@ def _tries(made: Schedule, costs: StageCosts, limit: int) -> Iterator[Timed]:
     def rank_of(stage: int, microbatch: int) -> int:
         return made.placement[stage][0]
 
-    rows = [
-        [Pass(action.kind, action.stage, action.microbatch or 0) for action in made.compute(rank)]
-        for rank in range(made.shape.num_ranks)
-    ]
+    rows = as_passes(map(made.compute, range(made.shape.num_ranks)))
     plain = time_rows(rows, rank_of, costs)
     yield plain
     if plain.peak > limit:

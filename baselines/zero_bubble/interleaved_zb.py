@@ -13,11 +13,9 @@ Source: torch.distributed.pipelining 2.13, ScheduleInterleavedZeroBubble, whose 
 "Zero Bubble Pipeline Parallelism", ICLR'24, and Narayanan et al., SC'21.
 """
 
-from itertools import chain
-
 from baselines.synchronous.interleaved_1f1b import check_rounds, group_size, visits
 from rpbench.ir.action import Kind
-from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, looped_placement, step_rows
 from rpbench.registry import schedule
 
 
@@ -25,17 +23,14 @@ from rpbench.registry import schedule
 def interleaved_zb(shape: Shape) -> Schedule:
     """Every rank keeps at most v*p chunk activations until their W (m a multiple of p)."""
     check_rounds("interleaved_zb", shape)
-    rows = tuple(
-        tuple(chain.from_iterable(_step(shape, rank, step) for step in range(shape.num_steps)))
-        for rank in range(shape.num_ranks)
-    )
+    rows = step_rows(shape, lambda rank, batch: _step(shape, rank, batch))
     return Schedule(shape, rows, name="interleaved_zb", placement=looped_placement(shape))
 
 
-def _step(shape: Shape, rank: int, step: int) -> Row:
-    forwards = visits(shape, rank, step, Kind.F)
-    inputs = visits(shape, rank, step, Kind.I)
-    weights = visits(shape, rank, step, Kind.W)
+def _step(shape: Shape, rank: int, batch: range) -> Row:
+    forwards = visits(shape, rank, batch, Kind.F)
+    inputs = visits(shape, rank, batch, Kind.I)
+    weights = visits(shape, rank, batch, Kind.W)
     # One forward per rank downstream, not two as in interleaved 1F1B: the gradient comes back without W.
     num_warmup = (shape.chunks_per_rank - 1) * group_size(shape) + shape.num_ranks - 1 - rank
     order = list(forwards[:num_warmup])

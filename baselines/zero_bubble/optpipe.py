@@ -92,7 +92,7 @@ def _check(shape: Shape, transfer: float | None, time_limit_s: float) -> None:
         raise ValueError('schedule=optpipe: it needs OR-tools; pip install -e ".[exact]", or take schedule=zb_auto')
 
 
-@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+@lru_cache(maxsize=4)  # a partition search asks for the same order several times
 def _search(shape: Shape, costs: StageCosts, limit: float, offload: bool, time_limit_s: float) -> Optimum:
     heuristic = zb_auto(shape, costs, memory_limit=str(limit))
     first = [[action.kind for action in heuristic.compute(rank)] for rank in range(shape.num_ranks)]

@@ -1,7 +1,7 @@
 """2BP: backward in two halves, with all weight gradients at the end of the step.
 
-I is the input gradient, W the weight gradient. A rank that hands down its input gradient at once keeps nobody waiting
-for its weight gradients. With `base=gpipe`, 3 ranks and 4 microbatches:
+I is the input gradient, W the weight gradient. A rank sends its input gradient down at once, so that no rank waits
+for weight gradients. With `base=gpipe`, 3 ranks and 4 microbatches:
 
     rank 0   0F0 0F1 0F2 0F3 0I0 0I1 0I2 0I3 0W0 0W1 0W2 0W3
     rank 1   1F0 1F1 1F2 1F3 1I0 1I1 1I2 1I3 1W0 1W1 1W2 1W3

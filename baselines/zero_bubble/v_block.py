@@ -37,12 +37,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, chain
-from operator import itemgetter
 from typing import NamedTuple
 
-from rpbench.ir.action import Kind, listed
+from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts, unit_costs
-from rpbench.ir.schedule import Row, Schedule, Shape
+from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ordering import list_order
 from rpbench.ordering.list_order import (
     PASSES_TO_TRY,
@@ -54,6 +53,7 @@ from rpbench.ordering.list_order import (
     Timed,
     as_many_as_fit,
     pull_rows,
+    repeat_steps,
     time_rows,
 )
 from rpbench.registry import schedule
@@ -115,17 +115,9 @@ def check_v(name: str, shape: Shape) -> None:
 
 
 def v_schedule(name: str, shape: Shape, rows: Rows) -> Schedule:
-    """The passes of one step on every rank as actions in V placement, repeated for every step."""
-    top = shape.num_stages - 1
-
-    def row(rank: int) -> Row:
-        kinds, stages, microbatches = (list(map(itemgetter(field), rows[rank])) for field in range(3))
-        firsts = range(0, shape.total_microbatches, shape.num_microbatches)
-        steps = (listed(kinds, stages, map(first.__add__, microbatches)) for first in firsts)
-        return tuple(chain.from_iterable(steps))
-
-    placement = tuple((min(stage, top - stage),) for stage in range(shape.num_stages))
-    return Schedule(shape, tuple(map(row, range(shape.num_ranks))), name=name, placement=placement)
+    """A schedule in V placement that repeats the passes of one step."""
+    placement = tuple((min(stage, shape.num_stages - 1 - stage),) for stage in range(shape.num_stages))
+    return Schedule(shape, repeat_steps(shape, rows), name=name, placement=placement)
 
 
 def stage_passes(orders: Sequence[Sequence[Pass]]) -> list[list[list_order.Pass]]:
@@ -180,7 +172,7 @@ def _block_schedule(
     return v_schedule(name, shape, _rows(replace(shape, num_steps=1), costs, blocks, by_priority))
 
 
-@lru_cache(maxsize=64)  # who chooses a partition asks for its order more than once, and for more steps of it
+@lru_cache(maxsize=64)  # a partition search asks for an order several times, and for more steps of it
 def _rows(shape: Shape, costs: StageCosts, blocks: tuple[Block, ...], by_priority: bool) -> Rows:
     m = shape.num_microbatches
     slots = [

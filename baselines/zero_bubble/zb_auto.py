@@ -22,19 +22,15 @@ here. Its integer program is `schedule=optpipe` without offloading; its optimize
 """
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
-from itertools import chain, product
+from itertools import count, product
 from typing import NamedTuple
 
-from rpbench.ir.action import Action, Kind
+from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
-from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
-from rpbench.ordering.list_order import Pass, time_rows
+from rpbench.ir.schedule import Schedule, Shape, check_one_stage, looped_placement
+from rpbench.ordering.list_order import ROUNDING, Pass, Rows, repeat_steps, time_rows
 from rpbench.registry import schedule
-
-# Rounding of times that are sums: what lies closer together is the same moment.
-ROUNDING = 1e-9
 
 
 class Switches(NamedTuple):
@@ -43,7 +39,7 @@ class Switches(NamedTuple):
     Args:
         more_warmup: warmup takes a forward that ends after the first I could begin, if it starts before.
         input_grad_first: a stage leaves out a forward that would hold up its next I, unless it idles most.
-        fill_every_gap: W takes any gap, even if what comes next is late for it.
+        fill_every_gap: W fills any gap, even if that delays the next action.
     """
 
     more_warmup: bool
@@ -60,10 +56,7 @@ def zb_auto(shape: Shape, costs: StageCosts, *, memory_limit: str = "2p") -> Sch
     """
     check_one_stage("zb_auto", shape, "interleaved_zb")
     limit = read_limit(memory_limit, shape.num_ranks) * max(costs.activations)
-    rows = tuple(
-        tuple(chain.from_iterable(_actions(shape, rank, step, order) for step in range(shape.num_steps)))
-        for rank, order in enumerate(_best_order(shape.num_microbatches, costs, limit))
-    )
+    rows = repeat_steps(shape, _passes(_best_order(shape.num_microbatches, costs, limit)))
     return Schedule(shape, rows, name="zb_auto", placement=looped_placement(shape))
 
 
@@ -86,7 +79,7 @@ def read_limit(text: str, num_ranks: int) -> float:
     return limit
 
 
-@lru_cache(maxsize=4)  # who chooses a partition asks for its order more than once
+@lru_cache(maxsize=4)  # a partition search asks for the same order several times
 def _best_order(num_microbatches: int, costs: StageCosts, limit: float) -> list[list[Kind]]:
     tried = (_Heuristic(num_microbatches, costs, limit, Switches(*on)) for on in product((False, True), repeat=3))
     trials = [trial.run() for trial in tried]
@@ -98,20 +91,13 @@ def _best_order(num_microbatches: int, costs: StageCosts, limit: float) -> list[
 
 
 def _makespan(rows: list[list[Kind]], costs: StageCosts) -> float:
-    passes = [[Pass(*each) for each in _numbered(order, rank, 0)] for rank, order in enumerate(rows)]
-    return time_rows(passes, lambda stage, microbatch: stage, costs).makespan
+    return time_rows(_passes(rows), lambda stage, microbatch: stage, costs).makespan
 
 
-def _actions(shape: Shape, rank: int, step: int, order: list[Kind]) -> Row:
-    return tuple(Action(*each) for each in _numbered(order, rank, step * shape.num_microbatches))
-
-
-def _numbered(order: list[Kind], rank: int, first: int) -> Iterator[tuple[Kind, int, int]]:
-    """Kind, stage and microbatch: each kind goes through the microbatches in order."""
-    following = dict.fromkeys(order, first)
-    for kind in order:
-        yield kind, rank, following[kind]
-        following[kind] += 1
+def _passes(rows: list[list[Kind]]) -> Rows:
+    """The passes of every rank: each kind takes the microbatches in order."""
+    counts = [{kind: count() for kind in Kind} for _ in rows]
+    return [[Pass(kind, rank, next(counts[rank][kind])) for kind in order] for rank, order in enumerate(rows)]
 
 
 class _Heuristic:
@@ -119,10 +105,8 @@ class _Heuristic:
 
     def __init__(self, num_microbatches: int, costs: StageCosts, limit: float, switches: Switches) -> None:
         self.costs, self.limit, self.switches = costs, limit * (1 + ROUNDING), switches
-        self.of = [
-            costs.at(microbatch) for microbatch in range(num_microbatches)
-        ]  # one more than there is: as the last
-        self.of.append(self.of[-1])
+        self.of = [costs.at(microbatch) for microbatch in range(num_microbatches)]
+        self.of.append(self.of[-1])  # read one past the end: as the last microbatch
         self.num_stages, self.num_microbatches = costs.num_stages, num_microbatches
         stages = range(self.num_stages)
         self.rows: list[list[Kind]] = [[] for _ in stages]
@@ -143,8 +127,8 @@ class _Heuristic:
         for stage in range(self.num_stages):
             self.started[stage] = self.now[stage] = self._forward_arrives(stage)
             self._forward(stage)
-        for stage, count in enumerate(self._num_warmup()):
-            for _ in range(count - 1):
+        for stage, num_warmup in enumerate(self._num_warmup()):
+            for _ in range(num_warmup - 1):
                 self._forward(stage)
         self._input_grads()
         while len(self.input_ends[0]) < self.num_microbatches:

@@ -14,10 +14,8 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24 (arXiv 2401.10241
 here.
 """
 
-from itertools import chain
-
 from rpbench.ir.action import Kind, actions
-from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement
+from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement, step_rows
 from rpbench.registry import schedule
 
 
@@ -36,15 +34,12 @@ def split_schedule(name: str, shape: Shape, counts: list[tuple[int, int]]) -> Sc
         ValueError: for more or fewer stages than ranks.
     """
     check_one_stage(name, shape, "interleaved_zb")
-    rows = tuple(
-        tuple(chain.from_iterable(_step(shape, rank, step, *counts[rank]) for step in range(shape.num_steps)))
-        for rank in range(shape.num_ranks)
-    )
+    rows = step_rows(shape, lambda rank, batch: _step(rank, batch, *counts[rank]))
     return Schedule(shape, rows, name=name, placement=looped_placement(shape))
 
 
-def _step(shape: Shape, rank: int, step: int, num_warmup: int, lag: int) -> Row:
-    forwards, inputs, weights = (actions(kind, rank, shape.batches[step]) for kind in (Kind.F, Kind.I, Kind.W))
+def _step(rank: int, batch: range, num_warmup: int, lag: int) -> Row:
+    forwards, inputs, weights = (actions(kind, rank, batch) for kind in (Kind.F, Kind.I, Kind.W))
     order = forwards[:num_warmup]
     for number, action in enumerate(inputs):
         order.append(action)

@@ -39,7 +39,7 @@ def zb_v(shape: Shape, costs: StageCosts) -> Schedule:
     return v_schedule("zb_v", shape, _rows(replace(shape, num_steps=1), costs))
 
 
-@lru_cache(maxsize=64)  # who chooses a partition asks for its order more than once, and for more steps of it
+@lru_cache(maxsize=64)  # a partition search asks for an order several times, and for more steps of it
 def _rows(shape: Shape, costs: StageCosts) -> Rows:
     handmade = stage_passes([_order(shape, rank) for rank in range(shape.num_ranks)])
     made = time_rows(handmade, v_rank_of(shape.num_stages), costs)

@@ -7,7 +7,7 @@ newest. What does not fit into the time in which the network of a whole group is
 that dies finds its copy in its own host's memory; a machine that dies is replaced, and the new one fetches the copy
 from another holder; where all holders died, all ranks go back to the persistent store.
 
-Ranks stand in groups of c; each holds the state of everybody in its group, its own counted. Where c does not divide N
+Ranks stand in groups of c; each holds the states of all ranks of its group, its own included. Where c does not divide N
 the last group takes what is left over and is a ring: a rank's copies are with itself and the c - 1 behind it. With
 N = 5 and c = 2:
 
@@ -142,7 +142,7 @@ class Gemini(Checkpoint):
         )
 
 
-# --- who holds what -----------------------------------------------------------------------------------------
+# --- placement of copies -----------------------------------------------------------------------------------------
 
 
 def groups(num_ranks: int, num_copies: int) -> tuple[Group, ...]:

@@ -1,4 +1,4 @@
-"""ReCycle: the other pipelines take the work of a lost rank into their bubbles; nobody is replaced or restarted.
+"""ReCycle: the other pipelines take the work of a lost rank into their bubbles; no rank is replaced or restarted.
 
 Each pipeline has all stages, so the weights of a lost rank are with its peers. Only the step that was running is lost,
 for gradients of the lost rank are gone. From then on microbatches make detours. Equal stages absorb one lost rank as
@@ -6,7 +6,7 @@ long as m <= (p - 1)(d - 1) and the peers have memory for what they hold in addi
 stage, all go back to the persistent store, on new ranks.
 
 Microbatch j of pipeline k goes, at a stage whose rank is lost there, to the (j mod n)-th of the n pipelines that still
-have one, counted from k + 1 on. Its activations make the detour and come back. Every rank takes what is there by
+have one, counted from k + 1 on. Its activations make the detour and come back. Every rank takes a ready part by
 priority: an input gradient, a forward (if it may hold one more), a weight gradient; so weight gradients fill waits.
 A stage steps when all its weight gradients of a step are there, whatever other stages do, and its next forwards follow.
 
@@ -177,7 +177,7 @@ class Recycle(Checkpoint):
 
 
 class _Run:
-    """Ranks that take what is there."""
+    """Greedy ranks, which run the first part that is ready."""
 
     def __init__(
         self,
@@ -196,7 +196,9 @@ class _Run:
         steps = [(step, stage) for step in range(num_steps) for stage in range(len(peers))]
         self.left = dict.fromkeys(steps, num_pipelines * num_microbatches)  # weight gradients
         self.stepped = dict.fromkeys(steps, 0.0)  # when the last of them has ended
-        self.moments: list[tuple[float, int, Part | None, Rank]] = []  # what arrives, ends or steps, and where
+        self.moments: list[
+            tuple[float, int, Part | None, Rank]
+        ] = []  # events: a part that arrives, or None for a rank to look again
         self.num_moments = 0
         for step, microbatch, k in product(range(num_steps), range(num_microbatches), range(num_pipelines)):
             part = Part(FORWARD, step, microbatch, k, 0)
@@ -209,7 +211,7 @@ class _Run:
             if part is not None:
                 heapq.heappush(self.ready[rank][part.order], part)
             if self.moments and self.moments[0][0] == now:
-                continue  # all that is there at this moment, before anybody chooses
+                continue  # first every event of this moment, then the ranks choose
             for each in self.ready:
                 if self.free[each] <= now:
                     self._take(each, now)

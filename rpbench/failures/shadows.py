@@ -76,7 +76,7 @@ class Timed:
         return max(self.end.values(), default=0.0)
 
     def done(self, moment: float) -> dict[int, set[Act]]:
-        """By rank, what has ended at a moment."""
+        """By rank, the acts that have ended at a moment."""
         found: dict[int, set[Act]] = {}
         for (rank, act), end in self.end.items():
             if end <= moment:
@@ -216,7 +216,7 @@ def time_rows(rows: Rows, times: StageTimes, done: Mapping[int, Collection[Act]]
     following, free = [0] * len(rows), [0.0] * len(rows)
 
     def arrives(act: Act, rank: int) -> float | None:
-        """When its input is on its rank; None while nobody knows."""
+        """When the input of an act is on its rank; None while that is not known."""
         if act.what is What.BACKWARD:
             source = Act(What.FORWARD if act.stage == last else act.what, min(act.stage + 1, last), act.microbatch)
         elif act.stage == 0:

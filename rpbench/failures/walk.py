@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
-MOST = 10_000  # failures of a run, as a mean; more take minutes and tell nothing else
+MOST = 10_000  # failures of a run, on average; more take minutes and add no insight
 
 
 @dataclass(frozen=True, order=True)
@@ -55,7 +55,7 @@ def drawn(mean_s: float, num_ranks: int, horizon_s: float, seed: int) -> tuple[F
     """Failures of ranks that each live `mean_s` seconds on average, exponentially distributed; the same for a seed.
 
     Raises:
-        ValueError: for a mean that is no time, or so short that ranks do little else but die.
+        ValueError: for a mean that is no time, or one that makes more failures than are simulated.
     """
     if not (isfinite(mean_s) and mean_s > 0):
         raise ValueError(f"mean_between_s={mean_s}: seconds that a rank lives on average, a finite number above 0")
@@ -180,7 +180,7 @@ class Recovery:
 
     @property
     def stop_s(self) -> float:
-        """Seconds in which nobody trains."""
+        """Seconds in which no rank trains."""
         return self.detect_s + self.restart_s + self.fetch_s
 
     @property
@@ -197,7 +197,7 @@ class Checkpoint:
     do the steps since then again; ranks that died are replaced. The start of the run is a checkpoint as well.
 
     Args:
-        lost: ranks, over all pipelines, that are gone; none where who dies is replaced.
+        lost: ranks, over all pipelines, that are gone; none where dead ranks are replaced.
 
     Raises:
         ValueError: for a number of steps below 1.

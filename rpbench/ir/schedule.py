@@ -1,10 +1,11 @@
 """Shape and Schedule: the actions of every device and lane, in order."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -277,6 +278,12 @@ def check_one_stage(name: str, shape: Shape, other: str = "") -> None:
 def looped_placement(shape: Shape) -> tuple[tuple[int, ...], ...]:
     """Stage s on rank s mod p: contiguous for one chunk per rank, looped for more."""
     return tuple((stage % shape.num_ranks,) for stage in range(shape.num_stages))
+
+
+def step_rows(shape: Shape, step: Callable[[int, range], Iterable[Action]]) -> tuple[Row, ...]:
+    """The rows of all ranks: for every optimizer step in turn, `step(rank, microbatches of the step)`."""
+    ranks = range(shape.num_ranks)
+    return tuple(tuple(chain.from_iterable(step(rank, batch) for batch in shape.batches)) for rank in ranks)
 
 
 # --- text form ----------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, islice, pairwise
+from operator import itemgetter
 from typing import NamedTuple, overload
 
-from rpbench.ir.action import Kind
+from rpbench.ir.action import Action, Kind, listed
 from rpbench.ir.costs import StageCosts
+from rpbench.ir.schedule import Row, Shape
 from rpbench.ordering import loops
 from rpbench.ordering.loops import CODES, KINDS, ROUNDING, Array, means
 
@@ -37,6 +39,22 @@ class Pass(NamedTuple):
 
 Rows = Sequence[Sequence[Pass]]
 RankOf = Callable[[int, int], int]  # stage, microbatch -> rank
+
+
+def as_passes(rows: Iterable[Iterable[Action]]) -> Rows:
+    """Rows of plain actions as rows of passes."""
+    return [[Pass(action.kind, action.stage, action.microbatch or 0) for action in row] for row in rows]
+
+
+def repeat_steps(shape: Shape, rows: Rows) -> tuple[Row, ...]:
+    """The rows of one optimizer step as rows of actions, repeated for every step of the shape."""
+
+    def row(passes: Sequence[Pass]) -> Row:
+        kinds, stages, microbatches = (list(map(itemgetter(field), passes)) for field in range(3))
+        steps = (listed(kinds, stages, map(batch.start.__add__, microbatches)) for batch in shape.batches)
+        return tuple(chain.from_iterable(steps))
+
+    return tuple(map(row, rows))
 
 
 class Lanes(Sequence[Sequence[Pass]]):

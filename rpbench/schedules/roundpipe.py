@@ -65,10 +65,8 @@ def roundpipe(shape: Shape, *, round_size: int | None = None, asynchronous: bool
 
 def _rounds(shape: Shape, size: int) -> Iterator[range]:
     """The microbatches of each round; a round never reaches over the end of a step."""
-    for step in range(shape.num_steps):
-        first, last = step * shape.num_microbatches, (step + 1) * shape.num_microbatches
-        for start in range(first, last, size):
-            yield range(start, min(start + size, last))
+    for batch in shape.batches:
+        yield from (batch[first : first + size] for first in range(0, len(batch), size))
 
 
 def _jobs(shape: Shape) -> list[tuple[Kind, int]]:

@@ -1,4 +1,4 @@
-"""Request: what ranks are asked to train, as JSON that every one of them reads; and what a rank answers."""
+"""Request: a training run as JSON that every rank reads, and its checks."""
 
 import hashlib
 import json
@@ -58,10 +58,10 @@ class TorchRequest:
         device: "cpu" over gloo, "cuda" over NCCL.
         order_of: "table" runs the schedule's rows; a name of torch's runs that schedule of its own on the same stages.
         options: of torch's runtime, as `defer_pp_recv`; all of them are refused.
-        start: a checkpoint's data to go on from, which whoever asks has looked at.
-        first_step: how many steps it is of.
+        start: a checkpoint's data to go on from, which the caller has checked.
+        first_step: steps that the checkpoint has behind it.
         save_to: a folder for the state after the last step.
-        subject: what that checkpoint is of.
+        subject: the training that the saved checkpoint belongs to.
     """
 
     schedule: str
@@ -88,7 +88,7 @@ class TorchRequest:
 
     @cached_property
     def lowered(self) -> Lowered:
-        """What each pipeline rank does.
+        """The lowered rows of all pipeline ranks.
 
         Raises:
             ScheduleError: if torch's runtime cannot run it.

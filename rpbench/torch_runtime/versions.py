@@ -1,4 +1,4 @@
-"""Versions: what the private runtime for tables is like in each torch that it was run on, as a small table of facts.
+"""Versions: a table of facts about torch's private runtime for tables, for each version that it was run on.
 
 A test compares the table with the Python files of torch itself; `python -m tests.torch_versions` runs schedules on each
 version. A torch that is newer than the table is taken for the newest one in it, and what breaks says so.
@@ -20,11 +20,11 @@ METHODS = ("_load_csv", "_step_microbatches", "step")
 
 @dataclass(frozen=True)
 class Facts:
-    """What one version of torch is like.
+    """The facts of one version of torch.
 
     Args:
         has_waits: a lowered row has a wait for every send and every reduction.
-        greeting: what ranks say to each other before their first step, a function of `stage` or `schedules`.
+        greeting: the exchange of ranks before their first step, a function of `stage` or `schedules`.
         settings: keywords of the runtime beside those of all its schedules.
         has_liveness: `analyze_pipeline_activation_liveness` is there.
     """
@@ -53,7 +53,7 @@ OLDEST, NEWEST = min(FACTS), max(FACTS)
 
 
 class Runtime(NamedTuple):
-    """What a run needs of torch."""
+    """The parts of torch that a run uses."""
 
     schedules: ModuleType
     base: Any
@@ -82,7 +82,7 @@ def facts_of(version: str = torch.__version__) -> Facts:
 
 
 def newer_note(version: str = torch.__version__) -> str:
-    """What to say beside an error on a torch that is newer than the table; empty on the others."""
+    """A note beside an error on a torch that is newer than the table; empty on the others."""
     if number_of(version) <= NEWEST:
         return ""
     return f"torch {version} is newer than {_text(NEWEST)}, the newest its tables were tried with; {_way_out()}"

@@ -57,7 +57,7 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """A send and the receive that takes it; None for an end that nobody has.
+    """A send and the receive that takes it; None for a missing end.
 
     Args:
         source, target: ranks.
@@ -84,7 +84,7 @@ class Messages:
     Args:
         of: the number of the message that an end belongs to.
         ahead: for each message, those that its queues must have let pass before it.
-        beside: for each end, the messages of the operation it is part of: who waits for one waits for all.
+        beside: for each end, the messages of its operation; a wait for one of them waits for all.
     """
 
     all: tuple[Message, ...]
@@ -145,7 +145,7 @@ Operations = dict[tuple[int, object], list[list[End]]]  # queue of a rank -> end
 
 
 def _operations(table: Table, messages: tuple[Message, ...], of: dict[End, int], queues: Queues) -> Operations:
-    """What stands in each queue of each rank, ends that follow each other in its row taken together."""
+    """The operations in each queue of each rank; ends that follow each other in its row are one."""
     found: Operations = {}
     for end, _ in _ends(table):
         standing = found.setdefault((end.rank, _queue(messages[of[end]], queues)), [])
@@ -202,7 +202,7 @@ def needed(table: Table, rank: int, token: Token) -> Token | None:
 
 
 class _Walk:
-    """What has happened in a row so far."""
+    """The actions of a row passed so far."""
 
     def __init__(self, table: Table, rank: int) -> None:
         self._table, self._rank = table, rank
@@ -210,7 +210,7 @@ class _Walk:
         self._computed: set[Token] = set()
 
     def meet(self, token: Token) -> str:
-        """Go past an action; why it cannot be, or nothing."""
+        """Pass an action; the reason why the runtime raises there, or an empty text."""
         if token.kind in COMPUTE:
             return self._compute(token)
         if token.kind in RECEIVES:
@@ -276,7 +276,7 @@ class Durations:
 
 @dataclass
 class Execution:
-    """What has happened when nothing more can.
+    """The state of a table when no action can run any more.
 
     Attributes:
         places: by rank, the place of the action it has not got past; its row's length where it has come to its end.
@@ -347,7 +347,7 @@ class _Run:
         return self.state
 
     def _go_on(self, rank: int) -> None:
-        """A rank's row, until something has not come yet."""
+        """Run a rank's row until an input is missing."""
         state, row = self.state, self.table.rows[rank]
         while state.places[rank] < len(row):
             place = state.places[rank]
@@ -402,7 +402,7 @@ class _Run:
             times[rank] = max(times[rank], self._reduced.get(token.stage, 0.0))
 
     def _pass(self, number: int) -> None:
-        """Let a message pass if it can, and what stood behind it."""
+        """Let a message pass if it can, and then those behind it in its queues."""
         pending = [number]
         while pending:
             number = pending.pop()

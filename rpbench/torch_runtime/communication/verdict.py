@@ -1,4 +1,4 @@
-"""Verdict: what the messages of a table come to, with the smallest cycle of ranks that wait for each other.
+"""Verdict: whether the messages of a table all arrive, with the smallest cycle of ranks that wait for each other.
 
 alive       every rank comes to its end, every receive gets the tensor it is named for
 unmatched   every rank comes to its end, and a message has one end only, which the next step will meet
@@ -33,7 +33,7 @@ AROUND = 3  # actions shown on each side of a marked one
 
 @dataclass(frozen=True)
 class Waiting:
-    """An action, and what is the matter with it.
+    """An action that waits or is wrong, and why.
 
     Args:
         place: of the action in the rank's row, from 0.
@@ -59,14 +59,14 @@ def waiting(table: Table, end: End, why: str) -> Waiting:
 
 
 def no_other_end(message: Message) -> str:
-    """What is wrong with a message that has one end."""
+    """The fault of a message that has one end."""
     if message.send is None:
         return f"rank {message.source} has no send left for it"
     return f"rank {message.target} has no receive left for it"
 
 
 Node = tuple[str, int]  # ("rank", its number) or ("message", its number)
-Step = tuple[Node | None, Waiting]  # what is waited for, None where nobody will ever help, and in words
+Step = tuple[Node | None, Waiting]  # the awaited node, None where it can never come, and the wait in words
 
 
 def smallest_cycle(execution: Execution) -> tuple[Waiting, ...]:
@@ -142,7 +142,7 @@ def _shortest(steps: dict[Hashable, list[Step]], start: Hashable, goal: Hashable
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a table comes to with one kind of queue.
+    """The verdict on a table with one kind of queue.
 
     Args:
         cycle: the ranks that wait for each other, where it is dead; else what is wrong, if anything.
@@ -155,7 +155,7 @@ class Verdict:
     execution: Execution
 
     def fields(self) -> dict[str, Any]:
-        """What a program reads of it."""
+        """The verdict as plain data."""
         return {
             "channels": self.queues,
             "grouped": self.grouped,
@@ -165,7 +165,7 @@ class Verdict:
 
 
 def judge(table: Table, queues: Queues, *, grouped: bool = False, durations: Durations | None = None) -> Verdict:
-    """What the messages of a table come to."""
+    """Run a table with one kind of queue and judge it."""
     execution = execute(table, find_messages(table, queues, grouped=grouped), durations)
     name, cycle = _judged(execution)
     return Verdict(queues.value, grouped, name, cycle, execution)

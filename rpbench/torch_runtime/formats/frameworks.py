@@ -1,4 +1,4 @@
-"""What other frameworks take: torchtitan's TOML, Megatron's arguments, DeepSpeed's JSON, accelerate's YAML for FSDP2.
+"""Options of other frameworks: torchtitan's TOML, Megatron's arguments, DeepSpeed's JSON, accelerate's YAML for FSDP2.
 
 They read a partition or an order from options of their own, and how large a microbatch is, how many there are and what
 is recomputed from others. Only what they can express is written, the rest is a note: torchtitan and NeMo AutoModel find
@@ -69,7 +69,7 @@ _ON_HOST = {"zero_offload": "optimizer", "zenflow": "optimizer", "superoffload":
 
 @dataclass(frozen=True)
 class PlanNumbers:
-    """What a framework is told of a plan beside its order and its cut.
+    """The numbers of a plan beside its order and its cut.
 
     Args:
         sequences: of a microbatch on one device.
@@ -129,7 +129,7 @@ def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **k
 
 @dataclass(frozen=True)
 class Lines:
-    """What to paste, and what must be true beside it.
+    """Options to paste, and conditions beside them.
 
     Args:
         options: as a config has them; a value that is a mapping is a section of its own.

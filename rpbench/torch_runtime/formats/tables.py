@@ -34,7 +34,7 @@ from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape, Weights, fr
 
 @dataclass(frozen=True)
 class Chains:
-    """Where microbatches go.
+    """The routes of the microbatches.
 
     Args:
         routes: per chain, the rank of each of our stages.
@@ -141,17 +141,14 @@ def make_table(schedule: Schedule, *, two_way: bool = False) -> Schedule:
     for reason in (_policy(schedule), _shape(schedule), _lanes(schedule)):
         if reason:
             raise ScheduleError(f"schedule={name}: {reason}")
-    rows = tuple(tuple(action for action in row if action.kind is not Kind.STEP) for row in _compute_rows(schedule))
+    computed = map(schedule.compute, range(schedule.shape.num_ranks))
+    rows = tuple(tuple(action for action in row if action.kind is not Kind.STEP) for row in computed)
     table = replace(schedule, rows=rows)
     chains = find_chains(table)
     for reason in (_kinds(table), _copies(chains, table.shape.num_ranks, two_way=two_way), _last_stage(table, chains)):
         if reason:
             raise ScheduleError(f"schedule={name}: {reason}")
     return table
-
-
-def _compute_rows(schedule: Schedule) -> list[Row]:
-    return [schedule.compute(device) for device in range(schedule.shape.num_ranks)]
 
 
 def _policy(schedule: Schedule) -> str:
@@ -268,7 +265,7 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def placement_of(schedule: Schedule) -> list[list[int]]:
-    """The stages of each rank, ascending; what stages must be built for before the file is loaded."""
+    """The stages of each rank, ascending; they must be built before the file is loaded."""
     table = make_table(schedule)
     return [sorted({part.stage for part in _parts(table.compute(rank))}) for rank in range(table.shape.num_ranks)]
 
@@ -318,7 +315,7 @@ def _read_row(tokens: list[str], rank: int) -> tuple[Action, ...]:
         if _STAGE_TOKEN.fullmatch(token):
             continue
         action = _read_overlap(token, rank) or _read_plain(token, rank)
-        if action.kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP):
+        if action.kind in (*KINDS, Kind.OVERLAP):
             found.append(action)
     return tuple(found)
 

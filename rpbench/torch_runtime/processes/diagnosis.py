@@ -1,8 +1,8 @@
 """Diagnosis: which rank stopped a run, at which action, from the board on which all of them say where they stand.
 
-When a rank dies or hangs, the others raise errors about closed connections or wait for good. Their words say who
-suffers and not who is at fault, so the rank is found from the order of messages: one that has all it waits for, and yet
-does not move on.
+When a rank dies or hangs, the others raise errors about closed connections or wait for good. Those errors name ranks
+that suffer, not the one at fault, so the rank is found from the order of messages: one that has all it waits for, and
+yet does not move on.
 
 A rank's place on the board is a few bytes in a file that is mapped into memory, so that writing it costs no system call
 and what was written last outlives the process. Ranks of other hosts are read from the store that all of them share,
@@ -27,7 +27,7 @@ _LAYOUT = struct.Struct("<iiid")  # step, position in the lowered row, phase, se
 
 
 class Phase(IntEnum):
-    """What a rank is doing."""
+    """The kind of work a rank is at."""
 
     STARTING = 0
     WAITING = 1  # in an action, before its computation: it may wait for a message
@@ -132,12 +132,12 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of the ranks when a run has stopped.
+    """The known facts of all ranks when a run has stopped.
 
     Args:
         standings: of every process.
         errors: process -> the words of the error it raised.
-        exits: process -> its exit status, for those that are gone; negative for a signal, None where nobody knows.
+        exits: process -> its exit status, for those that are gone; negative for a signal, None where unknown.
         hosts: process -> host, where known.
         frozen: processes that are there and run nothing at all, not even a thread beside.
     """
@@ -266,7 +266,7 @@ def _word(action: Action, standing: Standing) -> str:
 
 
 def summary(error: BaseException) -> dict[str, Any]:
-    """What a record says of a failed run: its status, reason, and who was where."""
+    """The fields of a failed run's record: status, reason, the rank at fault and its action."""
     if isinstance(error, RunFailed):
         status = "oom" if error.cause == "out of memory" else "failed"
         return {"status": status, "reason": str(error), "failed_rank": error.rank, "failed_action": error.action}

@@ -75,7 +75,7 @@ class Sentinel:
         return self._verdict()
 
     def _verdict(self) -> RunFailed:
-        """The rank at fault, by whoever was first to say: what follows from it must not look like another cause."""
+        """The rank at fault, as the first rank found it: later errors only follow from it."""
         found = diagnose(self._request.lowered, self._evidence(), self._request.ranks_each)
         said = json.dumps([str(found), found.rank, found.cause, found.action])
         try:
@@ -179,7 +179,7 @@ def is_first_rank() -> bool:
 
 
 def run_on_torch(request: TorchRequest, *, stall_s: float = STALL_S) -> Outcome | None:
-    """Run a request; what it came to, or None on ranks that torchrun has started beside rank 0.
+    """Run a request; its outcome, or None on ranks that torchrun has started beside rank 0.
 
     Args:
         stall_s: all ranks end when none has moved for so long; longer than any one action takes.

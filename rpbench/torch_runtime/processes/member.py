@@ -1,4 +1,4 @@
-"""Member: one rank of a run: its stages on torch's runtime, its batches, its optimizer, and what it measured.
+"""Member: one rank of a run: its stages on torch's runtime, its batches, its optimizer, and its measurements.
 
 Steps run the whole table. Between them gradients are added up over copies of the stages: the two directions of a
 two-way schedule, or data-parallel ranks.
@@ -22,10 +22,9 @@ from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.updates.optimizer import laid_out_as
 from rpbench.engine.workload import Workload
 from rpbench.torch_runtime.processes.diagnosis import Phase, Place
-from rpbench.torch_runtime.processes.groups import Groups
 from rpbench.torch_runtime.recorded.recording import Recorder, recording_runtime
 from rpbench.torch_runtime.request import TorchRequest
-from rpbench.torch_runtime.shards import is_sharded, whole, wrapper
+from rpbench.torch_runtime.shards import Groups, is_sharded, whole, wrapper
 from rpbench.torch_runtime.stages import make_stages
 from rpbench.torch_runtime.versions import facts_of
 
@@ -40,7 +39,7 @@ class Member:
         ValueError: if there are not as many processes, or another rank has another request.
 
     Attributes:
-        steps: per timed step, what was recorded, and its first and last moment by this rank's clock.
+        steps: per timed step, its recorded actions, and its first and last moment by this rank's clock.
         losses: per timed step, the sum of this rank's losses, each a part of the step's mean.
     """
 
@@ -214,7 +213,7 @@ class Member:
             found[f"numbers_{chain}"] = torch.tensor([self.workload.absolute(number) for number in numbers])
         return found
 
-    # --- what came of it ---
+    # --- results ---
 
     def gradients(self) -> Tensors:
         """Those of the last step, whole; every data- or tensor-parallel rank must ask."""

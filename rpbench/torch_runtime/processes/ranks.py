@@ -82,7 +82,7 @@ class Ranks:
         self._processes.append(process)
 
     def run(self, request: TorchRequest) -> Outcome:
-        """What a request came to.
+        """The outcome of a request.
 
         Raises:
             ValueError: if it cannot be; the ranks live on.
@@ -92,7 +92,7 @@ class Ranks:
         return Outcome(request, self._ask(request))
 
     def step(self, request: StepRequest) -> Outcome:
-        """What one step of a resident came to.
+        """The outcome of one step of a resident.
 
         Raises:
             ValueError: as of `run`.
@@ -111,7 +111,7 @@ class Ranks:
         return self._ask(request)
 
     def run_case(self, case: Case) -> list[Answer]:
-        """What every rank says of a case of another system; the same case once more begins from the same weights.
+        """The answers of all ranks to a case of another system; the same case once more begins from the same weights.
 
         Raises:
             ValueError: if the ranks refuse it; they live on.

@@ -1,7 +1,7 @@
 """Worker: one rank of a run, started by `rpbench.torch_runtime.processes.ranks` or by torchrun.
 
-Fed by a parent, requests come a line at a time on stdin; rank 0 answers each on stdout, the others with a word that
-they are through. A thread watches stdin: a parent that ends without a farewell was killed, and no rank outlives it even
+Fed by a parent, requests come a line at a time on stdin; rank 0 answers each on stdout, the others when
+they have ended. A thread watches stdin: a parent that ends without a farewell was killed, and no rank outlives it even
 while it waits for a message, nor does the folder they share.
 
 Contenders may stay on the ranks side by side and run a step each when they are asked. Their weights, receive buffers
@@ -46,7 +46,7 @@ class StepRequest:
     """One step of a resident.
 
     Args:
-        name: of the resident; it is made of its request when its name is first heard.
+        name: of the resident, which is made when a request first names it.
         request: what it is; one step runs on the first step's microbatches, and weights stay.
     """
 
@@ -74,7 +74,7 @@ class StepRequest:
 
 
 class Residents:
-    """What stays on this rank.
+    """Contenders that stay on this rank.
 
     Args:
         place: this rank's line on the board.
@@ -115,7 +115,7 @@ def cpu_s(answer: Any) -> float:
     return float(sum(rank["cpu_s"] for rank in answer["ranks"]))
 
 
-COLLECTIVE_TIMEOUT_S = 1800  # a run's own end comes sooner, by whoever watches it
+COLLECTIVE_TIMEOUT_S = 1800  # the watch of a run ends it sooner
 JOIN_S = 55.0  # for every rank that a launcher starts to come, so that all has ended within a minute
 START_S = 300.0  # for ranks that a parent starts and watches: a busy host takes minutes to import torch
 FAREWELL = "end"  # the last line of a parent that lives

@@ -1,4 +1,4 @@
-"""Gathering: what all ranks recorded, brought to rank 0 on one clock, and compared there with plain training."""
+"""Gathering: the records of all ranks, brought to rank 0 on one clock, and compared there with plain training."""
 
 import os
 import platform
@@ -89,10 +89,10 @@ Answer = dict[str, Any]
 
 
 def gather(member: Member, more: Mapping[str, Any] = MappingProxyType({})) -> Answer | None:
-    """What a run came to, on rank 0; None on the others, all of which must ask.
+    """The answer of a run on rank 0, None on the others; a collective, which all ranks must call.
 
     Args:
-        more: what else is gathered of this rank.
+        more: further values of this rank to gather.
     """
     offset_s, error_s = clock_offset(member.device)
     hop_s = measure_hop(member)
@@ -127,7 +127,7 @@ def _on_common_clock(step: tuple[list[Any], float, float], offset_s: float) -> A
 
 
 def _to_first(own: Any) -> list[Any] | None:
-    """Everyone's object on rank 0."""
+    """The objects of all ranks, on rank 0."""
     found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, found)
     return found
@@ -138,7 +138,7 @@ def _peak_memory(device: torch.device) -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Of what ran."""
+    """Versions of torch, Python, CUDA and NCCL."""
     found = {"torch": torch.__version__, "python": platform.python_version()}
     if torch.cuda.is_available():
         found["cuda"] = str(torch.version.cuda)
@@ -216,7 +216,7 @@ def _verify(member: Member) -> Answer:
 
 
 def _together(by_rank: list[Tensors]) -> tuple[Tensors, float]:
-    """All ranks' tensors, and how far those are apart that several ranks have."""
+    """All ranks' tensors, and the largest difference between copies of one."""
     found: Tensors = {}
     apart = 0.0
     for tensors in by_rank:

@@ -1,4 +1,4 @@
-"""Outcome: what ranks recorded, as the timelines that the simulator makes and the fields of a record.
+"""Outcome: the records of all ranks as the timelines that the simulator makes and the fields of a record.
 
 The graph of a table is timed with the durations its actions had in that very step and messages that take no time. What
 the step took longer is waiting for messages that were under way, issuing them, and torch's work between actions.
@@ -109,7 +109,7 @@ class Outcome:
         return Timeline(lowered.table, start, start, end, [0.0] * len(ran), 0.0)
 
     def fields(self) -> dict[str, Any]:
-        """What a record has of a run."""
+        """The run as fields of a record."""
         timeline = self.timeline()
         ranks = self.answer["ranks"]
         found: dict[str, Any] = {
@@ -148,7 +148,7 @@ class Outcome:
 
 
 def without_peers(row: Row) -> tuple[Action, ...]:
-    """A row as recorded tokens say it: they name no peers."""
+    """A row without peers, as in recorded tokens."""
     return tuple(action._replace(peer=None) for action in row)
 
 
@@ -204,7 +204,7 @@ def time_parts(outcome: Outcome, step: int = -1) -> TimeParts:
 
 
 def unexplained(wall_s: float, replay_s: float, parts: TimeParts, num_ranks: int) -> dict[str, float]:
-    """What a step took longer than its replay, by name, in rank-seconds: they sum to `num_ranks` * (wall - replay).
+    """The time of a step beyond its replay, by cause, in rank-seconds: they sum to `num_ranks` * (wall - replay).
 
     Args:
         wall_s: from the first rank's start of the step to the last one's end.
