@@ -57,7 +57,7 @@ class Contender:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it has numbers to compare; dry runs, on made-up accelerators, have none."""
+        """True if it has numbers to compare; dry runs, on made-up accelerators, have none."""
         return bool(self.rows) and _is_ok(self.rows[0])
 
     def values(self, measure: Measure) -> list[float]:
@@ -289,7 +289,7 @@ def _caption(
 
 
 def _winners(measure: Measure, running: Sequence[Contender], works: Mapping[Work, str]) -> str:
-    """Who is best at each work; of many works how often each is."""
+    """The best choice for each work, or its count where there are many works."""
     told, wins = [], Counter[str]()
     for work, words in works.items():
         best = best_of(measure, [line for line in running if line.work == work])

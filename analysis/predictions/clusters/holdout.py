@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import Case
+from analysis.predictions.clusters.case import Case, step_log_sd
 from analysis.predictions.clusters.fit import PROBLEMS, cases_of, fit
-from analysis.predictions.clusters.spread import step_log_sd
 from rpbench.mesh.job import Job
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_holdout.csv"

@@ -16,9 +16,8 @@ from statistics import median
 from typing import NamedTuple
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import Case, Model, rows_of
+from analysis.predictions.clusters.case import Case, Model, memory_log_sd, rows_of, step_log_sd, unseen
 from analysis.predictions.clusters.fit import SETS, asked, given
-from analysis.predictions.clusters.spread import memory_log_sd, step_log_sd, unseen
 
 CLEAR = 1.05
 Predicted = Mapping[str, float]  # id -> seconds of a step, or bytes
