@@ -275,7 +275,7 @@ def gather(
 
 
 def is_ours(experiments: Experiments, manifest: Manifest) -> bool:
-    """Whether exhibits and claims can read a sweep: it stands for an experiment of this code and configuration."""
+    """True if exhibits and claims can read a sweep: it stands for an experiment of this code and configuration."""
     if manifest.experiment not in options_of("experiment") or manifest.experiment not in _read():
         return False
     stands = experiments.manifest(manifest.experiment)

@@ -176,7 +176,7 @@ def draw(data: pd.DataFrame) -> Figure:
 def _curve(axes: Axes, rows: pd.DataFrame, over: str, look: style.Look, scale: float) -> None:
     losses = np.stack([smoothed(values) for values in rows["losses"]])
     x = scale * rows[over].iloc[0][SMOOTH - 1 :]
-    lines = {"linestyle": "--" if look.marker in "*X" else "-", "marker": look.marker, "markevery": 6}
+    lines: dict[str, Any] = {"linestyle": "--" if look.marker in "*X" else "-", "marker": look.marker, "markevery": 6}
     axes.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=look.colour, alpha=0.12, linewidth=0)
     axes.plot(x, np.median(losses, axis=0), color=look.colour, label=look.name, **lines)
 

@@ -30,7 +30,7 @@ def hop_numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def hop_answer(data: pd.DataFrame) -> str:
-    """Who loses least and most between no hop and the longest, in a sentence."""
+    """The schedules that lose least and most between no hop and the longest, in a sentence."""
     bubbles = data.pivot(index="schedule", columns="hop", values="bubble")
     lost = (bubbles.iloc[:, -1] - bubbles.iloc[:, 0]).sort_values()
     first, last = lost.index[0], lost.index[-1]
