@@ -38,7 +38,7 @@ _OF_THE_QUESTION = (
     *("num_steps", "seed", "mesh", "contender", "code_version", "schema"),
 )
 _OF_THE_ORIGIN = ("versions", "surroundings", "hardware", "git_commit", "started_at")
-_NAMES = ("run_id", "digest", "cell")  # written anew by whoever falsifies the rest
+_NAMES = ("run_id", "digest", "cell")  # written anew with every falsehood
 
 Path = tuple[str, ...]
 
