@@ -80,7 +80,7 @@ def table_of(name: str) -> str:
 
 
 def headline(readme: str) -> str:
-    """What the paper claims, the verdict and how it is known, as the README says it, for a page of `docs/`.
+    """The paper's claim, the verdict and its evidence, as in the README, for a page of `docs/`.
 
     Raises:
         LookupError: if the README does not say it.

@@ -125,7 +125,7 @@ def _aligned(lines: list[list[str]]) -> str:
 
 
 def red_text(verdicts: Iterable[Verdict], limit: int = 20) -> str:
-    """The verdicts that nobody planned for, one a line; empty if there are none."""
+    """The verdicts that are not as planned, one a line; empty if there are none."""
     red = [verdict for verdict in verdicts if verdict.red]
     lines = [f"  {verdict.claim.id}: {verdict.kind}, {verdict.explanation}" for verdict in red[:limit]]
     if len(red) > limit:

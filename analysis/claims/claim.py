@@ -1,4 +1,4 @@
-"""Claim: one number or statement as an object, and whose it is; Verdict: what became of it here."""
+"""Claim: one number or statement, its origin and its check; Verdict: the outcome of the check."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -76,7 +76,7 @@ def roofline(convention: str, cluster: str, model: str) -> Need:
 Value = float | str
 _STATEMENTS = f"analysis/claims/{FOLDER.name}/{STATEMENTS}.csv"
 
-# What can become of a claim. The last four say that nothing was compared.
+# Kinds of verdicts. The last four say that nothing was compared.
 REPRODUCED = "reproduced"
 WITHIN_TOLERANCE = "within tolerance"
 PREDICTED = "predicted"  # a measurement of another machine, within the interval of what our model says of it
@@ -187,6 +187,16 @@ class Claim:
         return f"{value:.{decimals}f}"
 
 
+def lead_of_last(*runs: Record) -> float:
+    """Makespan of the best of the first runs over that of the last, which is RoundPipe's."""
+    return float(min(run["makespan_s"] for run in runs[:-1]) / runs[-1]["makespan_s"])
+
+
+def bubble_percent(run: Record) -> float:
+    """Idle time in percent of devices x makespan."""
+    return 100 * float(run["bubble_makespan"])
+
+
 def stated(
     name: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Value], **more: Any
 ) -> Claim:
@@ -225,7 +235,7 @@ class Verdict:
 
     @property
     def red(self) -> bool:
-        """Whether the verdict is one nobody planned for: nothing was compared, or it came out otherwise."""
+        """True if the verdict is not as planned: nothing was compared, or it came out otherwise."""
         if self.kind in (MISSING, FAILED):
             return True
         if self.kind not in EVALUATED:
@@ -294,7 +304,7 @@ def _kind(claim: Claim, difference: float, published: float) -> str:
 
 
 def _is_as_expected(claim: Claim, value: Value | None) -> bool:
-    """Whether a contradicting value is the one that was declared."""
+    """True if a contradicting value is the one that was declared."""
     declared = expected(claim.id)
     if declared is None or value is None:
         return False
@@ -310,10 +320,8 @@ def _reason(claim: Claim, kind: str, value: Value, difference: float | None) -> 
         return f"differs by {_rough(difference)} {claim.unit}; up to {_rough(claim.wide_tolerance)} was allowed for"
     if kind in (CONTRADICTED, MISSED) and difference is not None:
         return f"differs by {_rough(difference)} {claim.unit}; {_rough(claim.largest_difference)} was allowed for"
-    return "" if kind not in (CONTRADICTED, MISSED) else _instead(claim, value)
-
-
-def _instead(claim: Claim, value: Value) -> str:
+    if kind not in (CONTRADICTED, MISSED):
+        return ""
     return f"expected {claim.published.text if claim.published else ''}, found {value}"
 
 

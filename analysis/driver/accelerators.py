@@ -57,7 +57,7 @@ PARTS = (
 
 
 def has_accelerators() -> bool:
-    """Whether torch finds any."""
+    """True if torch finds an accelerator."""
     import torch
 
     return bool(torch.accelerator.is_available())
@@ -122,7 +122,7 @@ def _calibrated(results: Path, dry: int | None, limit_s: float, say: Callable[[s
 
 
 def _is_answered(results: Path, dry: int | None) -> bool:
-    """Whether the accelerators that are asked for, real or made up, have been calibrated."""
+    """True if the accelerators that are asked for, real or made up, have been calibrated."""
     path = results / ANSWER
     said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return bool(said) and ("evidence" in said) == (dry is not None)

@@ -88,7 +88,7 @@ def _blocking(found: Experiments, verdicts: Iterable[Verdict]) -> str:
 
 
 def _is_of_a_table(verdict: Verdict) -> bool:
-    """Whether what a claim is held to stands in a table that is written here."""
+    """True if the expected value of a claim stands in a table that is written here."""
     declared = verdict.kind in (CONTRADICTED, MISSED) and bool(verdict.claim.contradiction)
     return declared or (verdict.claim.whose == "ours" and verdict.kind in EVALUATED)
 

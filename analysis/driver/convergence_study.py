@@ -1,4 +1,4 @@
-"""The convergence study: every method at its best settings, on text that nobody reads twice.
+"""The convergence study: every method at its best settings, on text of which no run reads a part twice.
 
     python -m analysis.driver.convergence_study [--budget 12] [--seeds 5] [--num-steps 600] [--results DIR] [--out CSV]
 

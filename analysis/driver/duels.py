@@ -1,4 +1,4 @@
-"""Whether a duel repeats: complete duels kept as small tables, and one held against another.
+"""Repeatability of duels: complete duels kept as small tables, and one compared with another.
 
     python -m analysis.driver.duels keep RESULTS CSV [--experiment aa_duel]
     python -m analysis.driver.duels compare FIRST SECOND
@@ -80,7 +80,7 @@ class Kept:
         return math.isfinite(self.ratio) and math.isfinite(self.high)
 
     def meets(self, other: "Kept") -> bool:
-        """Whether both intervals hold a ratio in common."""
+        """True if both intervals hold a ratio in common."""
         return max(self.low, other.low) <= min(self.high, other.high)
 
 

@@ -161,7 +161,7 @@ def _mutation_sample(experiments: Experiments, progress: "_Progress") -> tuple[s
 
 
 def _say_what_is_red(problems: Sequence[str], verdicts: str) -> int:
-    """Everything that nobody planned for, to stdout; the exit status."""
+    """Print everything that is not as planned to stdout; return the exit status."""
     if problems or verdicts:
         print("\nRED, not as planned:")
         for line in (*(f"  {problem}" for problem in problems), verdicts):

@@ -72,7 +72,7 @@ class Forked:
 
 
 def can_fork() -> bool:
-    """Whether this system copies processes safely."""
+    """True if this system copies processes safely."""
     return sys.platform == "linux"
 
 
@@ -139,7 +139,7 @@ class Scope:
         return Experiments(results, tuple(sweep for sweep in self.sweeps if sweep.overrides))
 
     def plans(self, need: Need, experiments: Experiments) -> bool:
-        """Whether a run belongs to the scope."""
+        """True if a run belongs to the scope."""
         known = any(sweep.experiment == need.experiment for sweep in self.sweeps)
         return known and experiments.plans(need.experiment, need.choices)
 
@@ -233,18 +233,18 @@ def run_sweeps(
 
 
 def _is_alone(sweep: Sweep) -> bool:
-    """Whether nothing may run beside it, because it measures time; of the small duel nobody reads one."""
+    """True if nothing may run beside a sweep because it measures time; the times of the quick duel are not used."""
     return sweep.experiment in _LISTS["alone"] and sweep not in QUICK.sweeps
 
 
 def _stands(folder: Path) -> bool:
-    """Whether a record is there, with every file that it names."""
+    """True if a record is there, with every file that it names."""
     row = record.read(folder)
     return row is not None and all(record.kept_file(folder, row, name) is not None for name in row.get("files") or ())
 
 
 def _wants_help(job: _Running, helped: set[Sweep]) -> bool:
-    """Whether a second process shortens a sweep; what is timed would be disturbed by it."""
+    """True if a second process shortens a sweep; it would disturb a sweep that is timed."""
     long = time.monotonic() - job.began > _LONG_S
     return long and not job.helps and job.sweep not in helped and not measures(job.sweep.arguments(Path()))
 

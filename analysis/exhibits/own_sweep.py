@@ -1,6 +1,6 @@
-"""A sweep of somebody's own as an exhibit: which choice is best at which size, among runs that do the same work.
+"""The exhibit of a user's own sweep: the best choice at each size, among runs that do the same work.
 
-The same work is the same tokens a step (microbatches, where nobody knows the tokens), steps, model, devices, machine
+The same work is the same tokens a step (microbatches, where the tokens are not known), steps, model, devices, machine
 and costs, known in the same way. Only such runs are compared. Runs that differ in nothing but their seed are repeats.
 """
 
@@ -57,7 +57,7 @@ class Contender:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it has numbers to compare; dry runs, on made-up accelerators, have none."""
+        """True if it has numbers to compare; dry runs, on made-up accelerators, have none."""
         return bool(self.rows) and _is_ok(self.rows[0])
 
     def values(self, measure: Measure) -> list[float]:
@@ -66,7 +66,7 @@ class Contender:
         return [value for value in found if value is not None]
 
 
-# --- who contends ----------------------------------------------------------------------------------------------
+# --- contenders ------------------------------------------------------------------------------------------------
 
 
 def what_differs(cells: Sequence[manifests.Cell]) -> tuple[list[str], dict[str, str]]:
@@ -156,13 +156,13 @@ def _said(name: str, value: str) -> str:
     return f"{amount} {name.removesuffix('s') if value == '1' else name}"
 
 
-# --- who is best -----------------------------------------------------------------------------------------------
+# --- the best of equal work ------------------------------------------------------------------------------------
 
 
 def best_of(measure: Measure, contenders: Sequence[Contender]) -> list[Contender]:
-    """The contenders of one work that nobody beats: the best by the median, and all that cannot be told from it.
+    """The best contenders of one work: the first by the median, and all that cannot be told from it.
 
-    Those have the same number, or repeats whose range meets that of the best. Empty where fewer than two have one.
+    The others have the same number, or repeats whose range meets that of the best. Empty where fewer than two have one.
     """
     held = [(each, values) for each in contenders if (values := each.values(measure))]
     if len(held) < 2:
@@ -289,7 +289,7 @@ def _caption(
 
 
 def _winners(measure: Measure, running: Sequence[Contender], works: Mapping[Work, str]) -> str:
-    """Who is best at each work; of many works how often each is."""
+    """The best choice for each work, or its count where there are many works."""
     told, wins = [], Counter[str]()
     for work, words in works.items():
         best = best_of(measure, [line for line in running if line.work == work])

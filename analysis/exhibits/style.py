@@ -1,16 +1,20 @@
-"""How figures look: a colour and a marker a method, the names people read, a hatch a kind of evidence.
+"""The look of figures: a colour and a marker a method, the names people read, a hatch a kind of evidence.
 
 Colours are those of Okabe and Ito, "Color Universal Design" (2008); yellow only fills. Nothing is told by
 colour alone: curves have markers, bars stand beside their names, their parts differ in lightness or hatch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from rpbench import yaml_file
 
@@ -78,6 +82,51 @@ def figure(width: float, height: float) -> Iterator[Figure]:
     """A figure of so many inches in the style, which finds room for its labels."""
     with applied():
         yield Figure(figsize=(width, height), layout="constrained")
+
+
+def model_panels(figure: Figure, models: Collection[str], **shared: Any) -> list[Axes]:
+    """One row of panels, one a model, with its name as the title.
+
+    Args:
+        shared: as in `Figure.subplots`.
+    """
+    panels = list(figure.subplots(1, len(models), squeeze=False, **shared)[0])
+    for axes, model in zip(panels, models, strict=True):
+        axes.set_title(model_name(model))
+    return panels
+
+
+def grid_for_rows(axes: Axes, num_ticks: int = 0) -> None:
+    """Vertical grid lines only, for panels whose rows are bars or points.
+
+    Args:
+        num_ticks: at most so many ticks, written as `12,345`; 0 leaves the ticks as they are.
+    """
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    if num_ticks:
+        axes.locator_params(axis="x", nbins=num_ticks)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **font: Any) -> None:
+    """Text beside a point in data coordinates, `shift` (right, up) in points away from it."""
+    axes.annotate(text, at, shift, textcoords="offset points", **font)
+
+
+def legend_below(figure: Figure, axes: Axes, ncols: int) -> None:
+    """The legend of one panel, below all panels."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=ncols)
+
+
+def bar_key(label: str, colour: str = "white", hatch: str = "") -> Patch:
+    """The entry of a legend for bars of a colour and hatch."""
+    return Patch(facecolor=colour, edgecolor="black", hatch=hatch, label=label)
+
+
+def point_key(look: Look) -> Line2D:
+    """The entry of a legend for points of a look."""
+    return Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.name)
 
 
 # What each bubble of a record is; captions, the page of the method and docs/bubbles.md say it in these words.

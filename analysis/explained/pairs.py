@@ -2,7 +2,7 @@
 
 `pairs.csv` names pairs by what they differ in; it was committed before anything was computed. `explained.csv` holds
 what came out, misses included; `all_pairs.csv` the same for every pair of a table whose numbers differ by a factor of
-`APART` or more, so that nobody chose them.
+`APART` or more, so that none is chosen by hand.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The check: is a falsehood refused where records are looked up, or does a claim turn red that was not red before?
+"""The check: a falsified record must be refused at its lookup, or turn a claim red that was not red before.
 
 A mutant is one falsehood, drawn from everything that a record, a manifest and a table of accepted values hold. Of a
 record: that it is gone, a value scaled or replaced, two values exchanged with its neighbour. Of a manifest: what a cell
@@ -38,7 +38,7 @@ _OF_THE_QUESTION = (
     *("num_steps", "seed", "mesh", "contender", "code_version", "schema"),
 )
 _OF_THE_ORIGIN = ("versions", "surroundings", "hardware", "git_commit", "started_at")
-_NAMES = ("run_id", "digest", "cell")  # written anew by whoever falsifies the rest
+_NAMES = ("run_id", "digest", "cell")  # written anew with every falsehood
 
 Path = tuple[str, ...]
 
@@ -187,7 +187,7 @@ def _plus_one(value: Any) -> Any:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Whether two values differ by more than rounding."""
+    """True if two values differ by more than rounding."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) != len(other) or any(map(_differ, one, other))
     if _is_number(one) and _is_number(other):
@@ -266,7 +266,7 @@ class Outcome:
     fates: tuple[Fate, ...]
 
     def of(self, kind: str) -> "Outcome":
-        """Of the mutants of a kind."""
+        """The fates of the mutants of a kind."""
         return Outcome(tuple(fate for fate in self.fates if fate.mutant.kind == kind))
 
     @property
@@ -289,7 +289,7 @@ class Outcome:
 
     @property
     def is_enough(self) -> bool:
-        """Whether as many are seen as have to be."""
+        """True if enough mutants of every kind are seen."""
         return all(self.of(kind).seen >= least for kind, least in LEAST_SEEN.items())
 
     def __str__(self) -> str:
@@ -309,7 +309,7 @@ def _shares(kind: str, each: Outcome) -> str:
 
 
 def is_acceptance(claim: Claim) -> bool:
-    """Whether what a claim is held to was written down by `analysis.driver.accept` from our own records."""
+    """True if the expected value of a claim was written by `analysis.driver.accept` from our own records."""
     return claim.whose == "ours"
 
 
@@ -340,7 +340,7 @@ class _Judged:
         self._resting = dict(_by_record(experiments, list(self._green.values())))
 
     def fate(self, mutant: Mutant) -> Fate:
-        """Whether a mutant is noticed."""
+        """The fate of a mutant: noticed or not."""
         if mutant.line is not None:
             return Fate(mutant, self._is_red(self._accepted(mutant), self._experiments), seen_otherwise=False)
         if mutant.cell is not None and not self._answers(mutant.cell, mutant.experiment):
@@ -371,14 +371,14 @@ class _Judged:
         )
 
     def _answers(self, cell: Cell, experiment: str) -> bool:
-        """Whether the records of a cell as the manifest has it now are its own."""
+        """True if the records of a cell, as the manifest has it now, are its own."""
         rows = {row["run_id"]: row for row in self._experiments.checked(experiment)}
         return cell.state in ENDED and not any(
             identity.problem(rows[run_id], experiment, cell, cell.digests) for run_id in cell.run_ids if run_id in rows
         )
 
     def _is_refused(self, mutant: Mutant, run_id: str, row: Record | None) -> bool:
-        """Whether a record is refused where it is looked up, by whoever has written its digest anew everywhere."""
+        """True if a falsified record is refused at its lookup although its digest was written anew everywhere."""
         if row is None:
             return True
         forged = row | {"run_id": record.run_id(record.identity_of(row))} if "surroundings" in row else dict(row)

@@ -3,8 +3,8 @@
 For each constant that is fitted, all cells that inform it are known; leaving something out fits it on the others. Where
 nothing is left that tells it, it takes the value it had before any of its cells was seen (`Known.prior`), never the
 fitted one, with the deviation that it had then. A model's corrections, which are solved from the timings of its layers,
-are left out with the model: it takes the mean of its like's. The RTX 4090 is no platform to leave out: all timings of
-layers are of that machine.
+are left out with the model: it takes the mean of those of similar models. The RTX 4090 cannot be left out: all timings
+of layers are of that machine.
 
 A fitted constant is set so that its cells are met on average: the logarithms of predicted over published, each times
 what the constant does to it, add up to 0.
@@ -108,7 +108,7 @@ def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
 
 
 def _edge(is_above: Callable[[float], bool], around: float, name: str) -> float:
-    """Where a condition begins to hold."""
+    """The value from which a condition holds, by bisection."""
     low, high = around / _RANGE, around * _RANGE
     for _ in range(_HALVINGS):
         middle = sqrt(low * high)
@@ -257,7 +257,7 @@ def _fitted(known: Known, kept: tuple[Cell, ...], values: tuple[tuple[str, float
 
 
 def _without_corrections(basis: Basis, model: str) -> Basis:
-    """A model's corrections replaced by the geometric mean of its like's: models with experts, or without.
+    """A model's corrections replaced by the geometric mean of those of similar models: with experts, or without.
 
     They are then as sure as these agree, or as `ALONE` where there is a single one.
     """

@@ -1,4 +1,4 @@
-"""Predictions made without a sight of the measurement, and their outcomes: figures 12, 13, 15 and 16.
+"""Predictions made before the measurements were seen, and their outcomes: figures 12, 13, 15 and 16.
 
     python -m analysis.predictions outcomes            the sealed tables, and the present ones
     python -m analysis.predictions outcomes --sealed   the sealed tables alone, every cell
@@ -33,7 +33,7 @@ _TABLES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cell that was withheld: what was said, what came out.
+    """A cell that was withheld: its prediction and its measurement.
 
     Args:
         table: `throughput`, `max_seq_len`, `scaling` or `seqlen_sensitivity`.
@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def inside(self) -> bool | None:
-        """Whether the measurement lies inside the interval; None where one has no value."""
+        """True if the measurement lies inside the interval; None where one has no value."""
         if self.error is None or self.low is None or self.high is None or self.measured is None:
             return None
         return self.low <= self.measured <= self.high

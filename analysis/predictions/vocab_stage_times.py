@@ -66,7 +66,7 @@ Token = tuple[str, int]  # F, B or S, and its microbatch
 
 
 class Turn(NamedTuple):
-    """How a rank goes through the steady phase.
+    """The order of a rank in the steady phase.
 
     Args:
         backward_first: its triple is B S F, not B F S.
@@ -110,11 +110,7 @@ def tokens(
     else:
         turn = _turns(num_ranks, forward, backward)[rank]
         kinds = _with_barriers(rank, num_ranks, num_microbatches, turn, int(method == "synctwice"))
-    count = {
-        "F": iter(range(num_microbatches)),
-        "B": iter(range(num_microbatches)),
-        "S": iter(range(num_microbatches + 1)),
-    }
+    count = {kind: iter(range(num_microbatches + (kind == "S"))) for kind in "FBS"}
     return tuple((kind, next(count[kind])) for kind in kinds)
 
 
@@ -199,7 +195,7 @@ class Run(NamedTuple):
 
     @property
     def boundary_bytes(self) -> int:
-        """Of a boundary tensor: one sequence a microbatch."""
+        """Bytes of a boundary tensor: one sequence a microbatch."""
         return VALUE_BYTES * self.seq * self.hidden
 
 
@@ -259,11 +255,8 @@ def overhead_ms() -> float:
 
 def embedding_us(run: Run) -> float:
     """A rank's share of the gradient of the embedding, from the known run of the same sizes."""
-    (base,) = (
-        other
-        for other, _, _ in known().values()
-        if (other.method, other.vocab, other.seq) == ("base", run.vocab, run.seq)
-    )
+    wanted = ("base", run.vocab, run.seq)
+    (base,) = (other for other, _, _ in known().values() if (other.method, other.vocab, other.seq) == wanted)
     return (base.backward[0] - fmean(base.backward[1:-1])) / len(base.backward)
 
 

@@ -201,7 +201,7 @@ class Experiments:
         return [cell for cell in self._sound(experiment).cells if cell.state in ENDED]
 
     def plans(self, experiment: str, choices: Mapping[str, str]) -> bool:
-        """Whether a cell belongs to the sweep that stands for its experiment; True where there is none."""
+        """True if a cell belongs to the sweep that stands for its experiment, or if there is no such sweep."""
         try:
             manifest = self.manifest(experiment)
         except ManifestError:
@@ -263,7 +263,7 @@ class Experiments:
 
 
 def is_current(manifest: Manifest) -> bool:
-    """Whether a sweep was run by this code and configuration."""
+    """True if a sweep was run by this code and configuration."""
     versions = (manifest.code_version, manifest.conf_version)
     return versions == (provenance.code_version(), provenance.conf_version())
 
@@ -279,7 +279,7 @@ def _readable(results: Path, names: Sequence[str]) -> Iterator[Manifest]:
 
 
 def _contender(row: Record) -> str | None:
-    """Of a row that may have come from a table, where what is not there is NaN."""
+    """The contender of a row; a row of a table has NaN where there is none."""
     name = row.get("contender")
     return name if isinstance(name, str) else None
 
@@ -326,7 +326,7 @@ def open_cells(results: Path, sweep: Sweep) -> list[str]:
 
 
 def is_complete(results: Path, sweep: Sweep, holds: Callable[[str], bool]) -> bool:
-    """Whether a sweep was run to its end by this code and configuration, and all that it left still stands.
+    """True if a sweep was run to its end by this code and configuration and all of its records are still there.
 
     Args:
         holds: whether what a run left is whole.

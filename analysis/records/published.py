@@ -140,5 +140,5 @@ def cell(name: str, column: str, row: Row, of: str) -> Printed | None:
 
 
 def where(name: str, column: str, of: str, source: str) -> str:
-    """Where a number stands: table, column and row, and the document it was transcribed from."""
+    """The place of a number: table, column and row, and the document it was transcribed from."""
     return f"analysis/published/{name}.csv, {column} of {of}: {source}"

@@ -98,7 +98,7 @@ def by_sweep(rows: Iterable[Record], sweep_of: Mapping[str, str]) -> dict[str, l
 
 @dataclass
 class Content:
-    """What a report shows.
+    """The content of a report.
 
     Args:
         rows: the records that manifests of the folder name, as they stand in their files.
@@ -122,7 +122,7 @@ class Content:
 
     @property
     def reproduces(self) -> bool:
-        """Whether the paper's claims have a word in it."""
+        """True if the report judges the paper's claims."""
         return bool(self.verdicts)
 
     @property

@@ -158,7 +158,7 @@ def draw_all(exhibits: Sequence[Exhibit], folder: Path, done: Callable[[str], ob
 
 
 def drawings_of(exhibit: Exhibit) -> dict[str, Callable[[], Figure]]:
-    """What makes the figures of an exhibit, by file stem; its own figure first."""
+    """The functions that make the figures of an exhibit, by file stem; its own figure first."""
     own = {exhibit.id: exhibit.draw} if exhibit.draw is not None else {}
     return own | dict(exhibit.drawings)
 

@@ -88,7 +88,7 @@ def _number_of(known: Verdicts, name: str) -> Number:
 
 
 def _simulator(known: Verdicts, declared: Mapping[str, str]) -> Finding:
-    """How many numbers of each cell of figure 17 are met."""
+    """Reproduced numbers of each cell of figure 17."""
     cells = {(schedule, model): _met(known, schedule, model) for schedule in SCHEDULES for model in PUBLISHED_MODELS}
     met, printed = (sum(counts) for counts in zip(*cells.values(), strict=True))
     whole = sum(good == all_of_them for good, all_of_them in cells.values())
@@ -134,7 +134,7 @@ FIRST = (
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of the claims about an exhibit.
+    """The verdict on the claims about an exhibit.
 
     Args:
         kind: the kind of verdict that decides; empty where no claim is about it.
@@ -146,7 +146,7 @@ class Judgement:
 
 
 def answer(exhibit: Exhibit) -> str:
-    """What an exhibit answers: its caption ends with it."""
+    """The answer of an exhibit: the last sentence of its caption."""
     sentences = _sentences(exhibit.caption)
     return sentences[-1] if sentences else ""
 
@@ -269,7 +269,7 @@ def _number(verdict: Verdict) -> Number:
 
 
 def _simulation(known: Mapping[str, Verdict]) -> str:
-    """How many cells of the published simulation come out."""
+    """The number of cells of the published simulation that are reproduced."""
     cells: dict[str, set[str]] = {}
     for name, verdict in known.items():
         if name.startswith("figure17/") and not name.startswith("figure17/asynchronous/"):

@@ -252,7 +252,7 @@ def _say(words: str) -> None:
 def gather(
     experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True, scope: str = "full"
 ) -> Content:
-    """Exhibits and verdicts of a results folder, and comparisons of the sweeps that are nobody's but the user's.
+    """Exhibits and verdicts of a results folder, and comparisons of the user's own sweeps.
 
     Args:
         planned: which runs were to be made; claims that need others are no fault.
@@ -275,7 +275,7 @@ def gather(
 
 
 def is_ours(experiments: Experiments, manifest: Manifest) -> bool:
-    """Whether exhibits and claims can read a sweep: it stands for an experiment of this code and configuration."""
+    """True if exhibits and claims can read a sweep: it stands for an experiment of this code and configuration."""
     if manifest.experiment not in options_of("experiment") or manifest.experiment not in _read():
         return False
     stands = experiments.manifest(manifest.experiment)

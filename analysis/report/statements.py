@@ -1,4 +1,4 @@
-"""Statements: what claims say, each with its cells; one verdict each, counted over sections and kinds of evidence."""
+"""Statements: claims grouped by what they say; one verdict each, counted over sections and kinds of evidence."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from analysis.claims.claim import (
     Verdict,
 )
 
-# A statement is what the first of these is that one of its cells came out as: one cell against it is against it.
+# The verdict of a statement is the first of these that one of its cells has: one contradicted cell contradicts it.
 _DECIDES = (
     FAILED,
     MISSING,
@@ -32,13 +32,13 @@ _DECIDES = (
     NOT_IN_QUICK,
     NOT_TESTABLE,
 )
-# What a list of statements can be narrowed down by, in the order of the fields.
+# Fields by which a list of statements can be filtered, in their order on the page.
 FILTERS = ("verdict", "kind", "whose", "section")
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What somebody says, and what became of it: a cell is one number of it."""
+    """One statement with its verdict; a cell is one of its numbers."""
 
     cells: tuple[Verdict, ...]
 
@@ -71,21 +71,21 @@ class Statement:
 
     @property
     def own_words(self) -> list[str]:
-        """What each cell says beyond the words of all: everything where it is the only one."""
+        """The words of each cell beyond those that all share; all words of an only cell."""
         texts = [cell.claim.statement for cell in self.cells]
         before, own, _ = split_words(texts)
         return own if len(texts) > 1 and before != texts[0] else texts
 
     @property
     def outcome(self) -> str:
-        """How its cells came out, such as `12 reproduced, 1 contradicted`."""
+        """The verdicts of its cells, such as `12 reproduced, 1 contradicted`."""
         counts = Counter(cell.kind for cell in self.cells)
         return ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many statements, and how many cells."""
+    """Numbers of statements and of cells."""
 
     statements: int
     cells: int
@@ -119,17 +119,17 @@ def counted(name: str, found: Iterable[Statement]) -> dict[str, Count]:
 
 
 def choices(found: Sequence[Statement]) -> dict[str, dict[str, Count]]:
-    """What each filter offers, with counts."""
+    """The choices of each filter, with counts."""
     return {name: counted(name, found) for name in FILTERS}
 
 
 def judged(found: Sequence[Statement]) -> list[Statement]:
-    """Those that something was compared for."""
+    """Statements for which something was compared."""
     return [each for each in found if each.verdict in EVALUATED]
 
 
 def split_words(texts: Sequence[str]) -> tuple[str, list[str], str]:
-    """What texts begin with, in whole words, what each has of its own, and what they end with.
+    """The common beginning of texts in whole words, the middle of each, and their common end.
 
     Texts without a common beginning are named by the first of them, and each has all of its own.
     """
@@ -144,5 +144,5 @@ def split_words(texts: Sequence[str]) -> tuple[str, list[str], str]:
 
 
 def _num_alike(split: Sequence[Sequence[str]]) -> int:
-    """How many words lists begin with in common."""
+    """The number of words at the beginning that all lists share."""
     return sum(1 for _ in takewhile(lambda words: len(set(words)) == 1, zip(*split, strict=False)))

@@ -1,4 +1,4 @@
-"""What the templates read: exhibits, claims, records and sources as plain values with their links."""
+"""Values for the templates: exhibits, claims, records and sources with their links."""
 
 import json
 import shlex
@@ -47,7 +47,7 @@ class Sources:
         self._places: dict[str, dict[str, set[str]]] = {}
 
     def anchor(self, source: str) -> str:
-        """Where the list of sources describes the table that a source, as `records.published.where` words it, names."""
+        """The anchor, in the list of sources, of the table that a source (as of `records.published.where`) names."""
         place, _, document = source.partition(": ")
         table_path, _, cell = place.partition(", ")
         if not table_path.startswith("analysis/published/"):
@@ -70,7 +70,7 @@ _PARTITIONS = ("published", "even", "greedy", "search")
 
 
 def order_of(row: Row) -> tuple[Any, ...]:
-    """Where a record stands in the list: simulations first, then by cut, schedule and model."""
+    """The key that sorts records: simulations first, then by cut, schedule and model."""
     return (
         row.get("mode") != "simulate",
         row.get("num_steps") or 1,
@@ -91,7 +91,7 @@ def _place(name: Any, order: Sequence[str]) -> int:
 
 
 def facts(rows: Sequence[Row]) -> View:
-    """What was run, when and with which code."""
+    """Number, dates and code versions of the runs."""
     times = sorted(row.get("started_at") or "" for row in rows)
     return {
         "num_records": len(rows),
@@ -192,7 +192,7 @@ def claim(verdict: Verdict, sources: Sources) -> View:
 
 
 def _origin(verdict: Verdict) -> str:
-    """Where a number is printed, and what ours comes from."""
+    """The source of the printed number, and the origin of ours."""
     claim = verdict.claim
     if verdict.kind == NOT_TESTABLE:
         return claim.source
@@ -216,13 +216,8 @@ def discrepancies(verdicts: Iterable[Verdict], sources: Sources) -> list[View]:
     found = []
     for row in table("discrepancies"):
         verdict = ours[f"discrepancies/{row['id']}/published"]
-        found.append(
-            {
-                **row,
-                "found": verdict.claim.shown(verdict.value),
-                "verdict": claim(verdict, sources),
-            }
-        )
+        shown = {"found": verdict.claim.shown(verdict.value), "verdict": claim(verdict, sources)}
+        found.append({**row, **shown})
     return found
 
 
@@ -268,12 +263,12 @@ def _summary(row: Row) -> str:
 
 
 def common(shown: Sequence[View]) -> dict[str, dict[str, str]]:
-    """What the configurations and the metrics of records have in common, as they are shown; nothing of a single one."""
+    """Fields that the configurations and metrics of all records share, as they are shown; none for a single record."""
     return {part: shared([each[part] for each in shown]) for part in ("config", "metrics", "made_with")}
 
 
 def shared(fields: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What all of several have alike; nothing of a single one."""
+    """Fields that all of several share; none for a single one."""
     first, *others = fields
     return {key: value for key, value in first.items() if others and all(each.get(key) == value for each in others)}
 

@@ -1,4 +1,4 @@
-"""What pages take from the program itself: verbs, settings, modules, and of each method its facts and its drawing.
+"""Parts of pages made by the program itself: verbs, settings, modules, and facts and drawing of each method.
 
 A method's facts are what the registry knows of it; they stand on the page that people wrote about it.
 """
@@ -56,7 +56,7 @@ def draw(name: str, path: Path) -> None:
 
 
 def can_draw(name: str) -> bool:
-    """Whether what the schedule of that name needs is installed."""
+    """True if the packages that a schedule needs are installed."""
     extra = entry(name).extra
     return extra is None or find_spec(_MODULES[extra]) is not None
 

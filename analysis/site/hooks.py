@@ -49,7 +49,7 @@ def script() -> str:
 
 
 def is_there() -> bool:
-    """Whether Pyodide has been fetched."""
+    """True if Pyodide has been fetched."""
     return all((PYODIDE / name).is_file() for name in _FILES)
 
 

@@ -38,7 +38,7 @@ _FILE = "order.txt"  # what the command calls it
 
 @dataclass(frozen=True)
 class Asked:
-    """What an address asks for.
+    """The question of an address.
 
     Args:
         sizes: num_devices and its like, by the words of the command line.
@@ -90,7 +90,7 @@ def answer(address: str) -> dict[str, Any]:
 
 
 def read(address: str) -> Asked:
-    """What an address asks for.
+    """The question of an address.
 
     Raises:
         ValueError: for a key or a value that cannot be, with what can.

@@ -5,7 +5,8 @@ import hashlib
 
 import pytest
 
-from analysis.predictions.clusters import fit, league, spread, writing
+from analysis.predictions.clusters import case as cases_module
+from analysis.predictions.clusters import fit, league, writing
 from analysis.predictions.clusters.case import PUBLISHED, Model, rows_of
 from analysis.predictions.clusters.jobs import cases_of_row
 from analysis.predictions.clusters.writing import COLUMNS, FILE, out_of_memory, part_of, row_of, score
@@ -118,16 +119,16 @@ def test_the_page_of_the_second_round_says_what_its_tables_say():
 
 def test_given_rows_lie_inside_their_intervals_and_those_never_seen_are_wider():
     """82 to 100 % of sets with twenty rows or more; what no given row has widens an interval, and its note says so."""
-    model, cases = Model(), fit.given(tuple(spread.STEP))
+    model, cases = Model(), fit.given(tuple(cases_module.STEP))
     timed = [case for case in cases if case.step_time_s and case.fits and (case.job or case.said)]
     for name in {part_of(case) for case in timed}:
         rows = [case for case in timed if part_of(case) == name]
-        widths = {case.id: 1.645 * spread.step_log_sd(case) for case in rows}
+        widths = {case.id: 1.645 * cases_module.step_log_sd(case) for case in rows}
         found = score(rows, {case.id: model.step_time_s(case) for case in rows}, widths)
         assert found.rows < 20 or found.inside >= 0.82, name
     seen = next(case for case in timed if case.id == "mlperf_training/17")
     new = next(case for case in fit.asked("mlperf_training") if case.id == "mlperf_training/33")
-    assert spread.step_log_sd(new) > 2 * spread.step_log_sd(seen)
+    assert cases_module.step_log_sd(new) > 2 * cases_module.step_log_sd(seen)
     assert "never seen" in row_of(new, model)["note"]
 
 

@@ -8,7 +8,7 @@ from test_duel_exhibit import table_of as duel_of
 
 from analysis.driver.duels import Kept, compare, kept_of, main, over, read, sealed, table_of
 from analysis.exhibits.figures.duel import MODELS, NAMES
-from analysis.exhibits.tables.kept_duels import side_by_side
+from analysis.exhibits.tables.torch_duel import side_by_side
 from analysis.records.experiments import Experiments
 from rpbench.records import provenance
 

@@ -8,8 +8,10 @@ from analysis.claims.claim import (
     Claim,
     Need,
     Record,
+    bubble_percent,
     causal,
     figure17,
+    lead_of_last,
     partitions,
     recompute_ahead,
     section,
@@ -91,8 +93,7 @@ def _leads() -> Iterator[Claim]:
 def _leads_of(runs: tuple[Record, ...]) -> list[float]:
     """One lead a model; its runs stand together, RoundPipe's last."""
     each = len(runs) // len(PUBLISHED_MODELS)
-    groups = [runs[first : first + each] for first in range(0, len(runs), each)]
-    return [min(run["makespan_s"] for run in group[:-1]) / group[-1]["makespan_s"] for group in groups]
+    return [lead_of_last(*runs[first : first + each]) for first in range(0, len(runs), each)]
 
 
 # --- experiments of schedules as such --------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def _thousand_devices() -> Iterator[Claim]:
                 f"1,024 microbatches on {devices:,} devices: idle time of {words}",
                 "%",
                 (Need("thousand_devices", {"schedule": schedule, "num_devices": str(devices)}),),
-                lambda run: 100 * run["bubble_makespan"],
+                bubble_percent,
             )
 
 
@@ -146,7 +147,7 @@ def _dispatch() -> Iterator[Claim]:
 
 
 def _contest() -> Iterator[Claim]:
-    """Who is the fastest of figure 10 at equal tuning, in paces of RoundPipe: what trains on late weights apart."""
+    """Pace of the fastest system of figure 10 at equal tuning over RoundPipe's; late and synchronous ones apart."""
     rows = [row for row in read_table("figure10") if row["status"] == "ok"]
     for model in PUBLISHED_MODELS:
         runs = {row["cell.schedule"]: need_of("figure10", row) for row in rows if row["cell.model"] == model}
@@ -166,7 +167,7 @@ def _contest() -> Iterator[Claim]:
 
 
 def _contest_as_a_whole() -> Iterator[Claim]:
-    """Who leads on each model, how many distinct orders fit, and how hard the plans are to beat."""
+    """The fastest system of each model, distinct orders that fit, and gains of random restarts over the plans."""
     rows = read_table("figure10")
     for model in PUBLISHED_MODELS:
         needs = tuple(need_of("figure10", row) for row in rows if row["cell.model"] == model)
@@ -216,7 +217,7 @@ def _fitting_orders(*runs: Record) -> int:
 
 
 def _against_published() -> Iterator[Claim]:
-    """How far our simulation of a system is from its published bars: the error that a ratio between two carries."""
+    """Simulated over published pace of each system: the error that a ratio between two systems carries."""
     rows = [row for row in read_table("figure10_published") if row["status"] == "ok"]
     for system in dict.fromkeys(row["cell.mode.system"] for row in rows):
         known = [(row, pace) for row in rows if row["cell.mode.system"] == system and (pace := _bar(row)) is not None]
@@ -277,7 +278,7 @@ def _orders() -> Iterator[Claim]:
 
 
 def _distinct_orders(runs: tuple[Record, ...]) -> list[int]:
-    """Of each model."""
+    """Numbers of distinct orders, one a model."""
     found: dict[str, set[str]] = {}
     for run in runs:
         if isinstance(run.get("order_sha256"), str):

@@ -128,7 +128,7 @@ _LEADS = (
 
 @section(140, "Rankings that turn")
 def claims() -> Iterator[Claim]:
-    """How many pairs each level turns, and leads before and after a turn."""
+    """Pairs that each level turns, and leads before and after a turn."""
     needs = tuple(_every_run())
     for level in list(LEVELS)[1:]:
         yield _say(

@@ -1,4 +1,4 @@
-"""Where the published data contradict themselves or our evidence: each row of discrepancies.csv, from both sides.
+"""Contradictions within the published data or with our evidence: each row of discrepancies.csv, from both sides.
 
 Of every row, the published value is expected to be contradicted and the other value to be found again.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.claims.claim import Claim, Need, Record, Value, figure17, hand_cuts, partitions, roofline, section
+from analysis.claims.claim import Claim, Need, Value, bubble_percent, figure17, hand_cuts, partitions, roofline, section
 from analysis.claims.paper.tuning import CAPPED_PLANNER, capped_plan
 from analysis.records.published import OUR_MODELS, Row, cell, rows, table
 
@@ -16,7 +16,7 @@ SECTION = "Discrepancies in the published data"
 
 @dataclass(frozen=True)
 class _Evidence:
-    """How a discrepancy is looked into.
+    """The check of a discrepancy.
 
     Args:
         value: what the published value ought to be, from the records of `needs`.
@@ -147,12 +147,8 @@ def _capped_planner_stages(row: Row, model: str) -> _Evidence:
 
 def _searched(schedule: str) -> Callable[[Row, str], _Evidence]:
     return lambda row, model: _Evidence(
-        "simulated", _bubble_percent, (partitions("search", schedule, model),), at_most=True
+        "simulated", bubble_percent, (partitions("search", schedule, model),), at_most=True
     )
-
-
-def _bubble_percent(run: Record) -> float:
-    return 100 * float(run["bubble_makespan"])
 
 
 def _hops(row: Row, model: str) -> _Evidence:
@@ -176,7 +172,7 @@ _FINDERS: dict[str, Callable[[Row, str], _Evidence]] = {
     "planner_forward_stages": lambda _, model: _Evidence(
         "derived", lambda run: run["num_stages"], (partitions("greedy", "roundpipe", model),)
     ),
-    "untuned_1f1b_8b": lambda _, model: _Evidence("simulated", _bubble_percent, (hand_cuts(),)),
+    "untuned_1f1b_8b": lambda _, model: _Evidence("simulated", bubble_percent, (hand_cuts(),)),
     "untuned_1f1b": _searched("1f1b"),
     "untuned_interleaved_1f1b": _searched("interleaved_1f1b"),
     "untuned_roundpipe": _searched("roundpipe"),

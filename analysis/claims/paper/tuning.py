@@ -3,7 +3,17 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from analysis.claims.claim import Claim, Need, Record, figure17, partitions, recompute_ahead, section
+from analysis.claims.claim import (
+    Claim,
+    Need,
+    Record,
+    bubble_percent,
+    figure17,
+    lead_of_last,
+    partitions,
+    recompute_ahead,
+    section,
+)
 from analysis.exhibits.style import method_name, model_name
 from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS, Printed, Row, cell, printed, rows, table, where
 from analysis.records.runs import BASELINES, SCHEDULES
@@ -21,7 +31,7 @@ _OURS = "what partition=search promises"
 
 @dataclass(frozen=True)
 class _Field:
-    """Who competes: the five schedules, the last of them RoundPipe, each with its cut."""
+    """The competing runs: the five schedules, RoundPipe last, each with its cut."""
 
     name: str
     words: str
@@ -105,7 +115,7 @@ def _lead(model: str, field: _Field) -> Claim:
         unit="x",
         published=Printed(f"{min(makespans.values()) / ours:.3f}", source),
         needs=field.needs(model),
-        value=lambda *runs: min(run["makespan_s"] for run in runs[:-1]) / runs[-1]["makespan_s"],
+        value=lead_of_last,
         contradiction="" if holds else f"the published cuts of the baselines are not tuned; {field.words}: {{value}}",
     )
 
@@ -163,7 +173,7 @@ _COUNTS: dict[str, tuple[str, Callable[[Record], float]]] = {
 }
 
 _BUBBLES: dict[str, tuple[str, Callable[[Record], float]]] = {
-    "sync_bubble_percent": ("bubble ratio", lambda run: 100 * run["bubble_makespan"]),
+    "sync_bubble_percent": ("bubble ratio", bubble_percent),
     "switch_plus_intra_percent": (
         "switch and intra ratio",
         lambda run: 100 * (run["switch_s"] + run["intra_s"]) / (run["num_devices"] * run["makespan_s"]),

@@ -40,10 +40,9 @@ Duels = Mapping[str, Mapping[str, Row]]
 def exhibit(experiments: Experiments) -> Shown:
     """The figure with its numbers."""
     duels = found_duels(_calibrated(experiments))
-    columns = columns_of("calibrated")
     return Shown(
         draw=partial(draw, duels),
-        table=table(columns, (_row(row) for rows in duels.values() for row in rows.values())),
+        table=table(columns_of("calibrated"), (_row(row) for rows in duels.values() for row in rows.values())),
         words={"bar": 100 * BAR, "answer": answer(duels)},
     )
 
@@ -59,7 +58,7 @@ def _calibrated(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(duels: Duels) -> str:
-    """How many predictions hold, in a sentence a model."""
+    """The number of predictions that hold, in a sentence a model."""
     return " ".join(_answer(model, rows) for model, rows in duels.items())
 
 
@@ -110,8 +109,7 @@ def draw(duels: Duels) -> Figure:
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
             _panel(axes, model, drawn(rows))
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        style.legend_below(figure, panels[0], ncols=3)
         return figure
 
 
@@ -155,9 +153,9 @@ _RATES = (
 
 
 def calibration(results: Path) -> list[Exhibit]:
-    """What `rpbench calibrate` has said of the machine, if it was asked: its layers, and its rates.
+    """The exhibits of `rpbench calibrate`, layers and rates of the machine; none where it was not run.
 
-    Of a dry run the tables have no number.
+    The tables of a dry run have no numbers.
     """
     if not (results / ANSWER).exists():
         return []

@@ -1,4 +1,4 @@
-"""On two cores: what was predicted of every contender, what the engine makes of it, what the clock says."""
+"""The duel on two cores: time of a step of every contender as predicted, as emulated and as measured."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -36,7 +36,6 @@ NAMES = {
 }
 MODELS = {"half_mid_gpt": "mid GPT, half as wide", "half_fat_head_gpt": "fat-head GPT, half as wide"}
 
-
 COLUMNS = columns_of("duel")
 
 
@@ -67,7 +66,7 @@ def judged(duels: Mapping[str, Mapping[str, Row]], clock: str) -> dict[str, dict
 
 
 def answer(duels: Mapping[str, Mapping[str, Row]]) -> str:
-    """Who is faster, in a sentence a model, and how often the same work was taken for different."""
+    """The faster contenders, in a sentence a model, and how often equal work was taken for different."""
     found = judged(duels, "wall")
     return " ".join(_answer(model, duels[model], found[model]) for model in duels)
 
@@ -180,7 +179,7 @@ TALLEST = 1.5
 
 
 def drawn(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Those that a figure has room for: of the twins the first one."""
+    """The contenders that a figure has room for: all but the second and further twins."""
     return {name: row for name, row in timed(rows).items() if name not in TWINS[1:]}
 
 
@@ -190,8 +189,7 @@ def draw(duels: Mapping[str, Mapping[str, Row]]) -> Figure:
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
             _panel(axes, model, list(drawn(rows).values()))
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        style.legend_below(figure, panels[0], ncols=4)
         return figure
 
 

@@ -1,4 +1,4 @@
-"""The 25 timelines behind figure 17, each for itself, and all on one page."""
+"""Timelines as small drawings, all on one page and each for itself: the 25 of figure 17, and one of every schedule."""
 
 import csv
 import io
@@ -154,3 +154,75 @@ def draw_small(axes: Axes, timeline: Timeline, title: str, per_second: float = 1
     put_bars(axes, bars, 0.0, rasterized=True)
     axes.set_title(title, fontsize=7.5, fontweight="normal")
     return bars
+
+
+# --- the atlas: the timeline of every schedule, drawn small and alike -------------------------------------------
+
+_ACROSS = 4
+_FORWARDS_PER_S = 1000.0  # a forward of a device takes 1 ms in this experiment
+
+
+@exhibited("atlas")
+def atlas(experiments: Experiments) -> Shown:
+    """All schedules on one page, and each as a drawing of its own."""
+    rows, results = _atlas_runs(experiments), experiments.results
+    return Shown(
+        draw=partial(draw_atlas, rows, results),
+        drawings={f"atlas_{row['schedule']}": partial(draw_schedule, row, results) for row in rows.to_dict("records")},
+        drawn_from={f"atlas_{row['schedule']}": row["run_id"] for row in rows.to_dict("records")},
+        table=tabulate_atlas(rows),
+    )
+
+
+def _atlas_runs(experiments: Experiments) -> pd.DataFrame:
+    found = runs.whole(experiments, "atlas", schedule="schedule")
+    lacking_timelines(found, experiments.results, "atlas")
+    return found
+
+
+def tabulate_atlas(rows: pd.DataFrame) -> Table:
+    """Makespan, the three bubbles and the peak of every schedule."""
+    columns = ("schedule", "makespan (forwards)", "bubble of makespan (%)", "bubble of span (%)", "idle / work (%)")
+    return table(
+        (*columns, "peak stage activations", "weight versions"),
+        (
+            (
+                label(style.method_name(row.schedule)),
+                ours(_FORWARDS_PER_S * row.makespan_s, ".4g", row.run_id),
+                ours(100 * row.bubble_makespan, ".2f", row.run_id),
+                ours(100 * row.bubble_span, ".2f", row.run_id),
+                ours(100 * row.bubble_over_ideal, ".2f", row.run_id),
+                ours(max(row.peak_in_flight), "d", row.run_id),
+                ours(row.weight_versions, ".0f", row.run_id),
+            )
+            for row in rows.itertuples()
+        ),
+    )
+
+
+def draw_schedule(row: dict, results: Path) -> Figure:
+    """One schedule at full size, with names on its bars."""
+    title = f"{style.method_name(row['schedule'])}: bubble {100 * row['bubble_makespan']:.2f} %"
+    return draw_timeline(read_timeline(row, results), title, unit="forwards", per_second=_FORWARDS_PER_S)
+
+
+def draw_atlas(rows: pd.DataFrame, results: Path) -> Figure:
+    """Panels in rows of four, all with one time axis."""
+    with style.applied():
+        down = -(-len(rows) // _ACROSS)
+        figure = Figure(figsize=(13, 1.05 * down + 0.6), layout="constrained")
+        panels = figure.subplots(down, _ACROSS, sharex=True, sharey=True, squeeze=False).ravel()
+        drawn: list[Bars] = []
+        for axes, row in zip(panels, rows.to_dict("records"), strict=False):
+            text = f"{style.method_name(row['schedule'])}, {100 * row['bubble_makespan']:.1f} %"
+            drawn.append(draw_small(axes, read_timeline(row, results), text, _FORWARDS_PER_S))
+        for axes in panels[len(rows) :]:
+            axes.remove()
+        panels[0].set_xlim(0, _FORWARDS_PER_S * rows["makespan_s"].max())
+        figure.supxlabel("time (forwards)", fontsize=8.5)
+        figure.supylabel("device", fontsize=8.5)
+        panels[0].set_yticks([0, 3])
+        panels[0].set_ylim(3.5, -0.5)
+        kinds, heads = {kind for each in drawn for kind in each.kinds}, {kind for each in drawn for kind in each.heads}
+        figure.legend(handles=handles(kinds, heads), loc="outside upper center", ncols=6)
+        return figure

@@ -7,7 +7,6 @@ from math import isinf
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import NOTHING, Cell, Shown, exhibited, label, ours, ranged, short_cut, table
@@ -97,19 +96,15 @@ def contest_answer(ranked: pd.DataFrame) -> str:
         rows = ranked[ranked["model"] == model].to_dict("records")
         if len(rows) > 1:
             lead = 100 * (rows[0]["tokens_per_s"] / rows[1]["tokens_per_s"] - 1)
-            parts.append(f"{style.model_name(model)}: {_named(rows[0])}, {lead:.1f} % before {_named(rows[1])}")
+            parts.append(f"{style.model_name(model)}: {_name(rows[0])}, {lead:.1f} % before {_name(rows[1])}")
     return "; ".join(parts) + "." if parts else ""
-
-
-def _named(row: dict) -> str:
-    return style.method_name(row["schedule"])
 
 
 def _chosen(row: dict) -> Sequence[Cell]:
     run = row["run_id"]
     return (
         label(style.model_name(row["model"])),
-        label(_named(row)),
+        label(_name(row)),
         ours(row["tokens_per_s"], ",.0f", run),
         ours(row["staleness_steps"], ".0f", run),
         *options(row),
@@ -250,8 +245,8 @@ def _system(row: dict, field: str, multiples: Multiples, behind: Sequence[str]) 
         ours(row["tokens_per_s"], ",.0f", run),
         *_progress(row, multiples, behind),
         ours(None if bubble is None else 100 * bubble, ".1f", run),
-        ours(_gigabytes(max(row["peak_memory_bytes"])), ".3g", run),
-        ours(_gigabytes(row["host_memory_bytes"]), ".3g", run),
+        ours(max(row["peak_memory_bytes"]) / 1e9, ".3g", run),
+        ours(row["host_memory_bytes"] / 1e9, ".3g", run),
         ours(host, ".3g", run),
         ours(_moved(row, "net_bytes"), ".3g", run),
         ours(row["staleness_steps"], ".0f", run),
@@ -274,11 +269,7 @@ def _progress(row: dict, multiples: Multiples, behind: Sequence[str]) -> Sequenc
 def _moved(row: dict, link: str) -> float:
     """Gigabytes a step over one kind of link, of all devices."""
     found = row.get(link)
-    return _gigabytes(sum(found)) / row["num_steps"] if isinstance(found, list) else 0.0
-
-
-def _gigabytes(number: float) -> float:
-    return number / 1e9
+    return sum(found) / 1e9 / row["num_steps"] if isinstance(found, list) else 0.0
 
 
 def _training(row: dict) -> Sequence[Cell]:
@@ -292,19 +283,13 @@ def draw(rows: pd.DataFrame) -> Figure:
     with style.applied():
         most = max(len(rows[rows["model"] == model]) for model in models)
         figure = Figure(figsize=(2.75 * len(models), 0.9 + 0.2 * most), layout="constrained")
-        panels = figure.subplots(1, len(models), squeeze=False)[0]
-        for axes, model in zip(panels, models, strict=True):
+        for axes, model in zip(style.model_panels(figure, models), models, strict=True):
             _draw_model(axes, rows[rows["model"] == model])
-            axes.set_title(style.model_name(model))
         figure.supxlabel("tokens/s, simulated on equal terms", fontsize=8.5)
         drawn = rows[rows["status"] == "ok"]
         late = drawn["staleness_steps"] > 0
         looks = {"flushed": (~late, ""), "reads late weights": (late, _LATE_HATCH)}
-        handles = [
-            Patch(facecolor="white", edgecolor="black", hatch=hatch, label=name)
-            for name, (found, hatch) in looks.items()
-            if found.any()
-        ]
+        handles = [style.bar_key(name, hatch=hatch) for name, (found, hatch) in looks.items() if found.any()]
         figure.legend(handles=handles, loc="outside lower right", ncols=2)
         return figure
 
@@ -328,10 +313,7 @@ def _draw_model(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=6)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, room)
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
-    axes.locator_params(axis="x", nbins=3)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
+    style.grid_for_rows(axes, num_ticks=3)
 
 
 _SHORT = {"oom": "does not fit", "infeasible": "cannot run", "failed": "failed"}

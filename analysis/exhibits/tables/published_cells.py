@@ -187,13 +187,13 @@ def _are_equal(value: float, known: float) -> bool:
 
 
 def num_equal(row: dict) -> tuple[int, int]:
-    """How many numbers of a cell agree to all printed decimals, and how many there are."""
+    """Numbers of a cell that agree to all printed decimals, and all of them."""
     pairs = [(value, _published(row, column).value) for column, value in cell_numbers(row).items()]
     return sum(_are_equal(value, known) for value, known in pairs), len(pairs)
 
 
 def answer(rows: list[dict]) -> str:
-    """How many cells match, in a sentence."""
+    """The number of cells that match, in a sentence."""
     whole = sum(equal == total for equal, total in map(num_equal, rows))
     return f"{whole} of {len(rows)} cells agree in every number."
 

@@ -59,7 +59,7 @@ class Bar(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether our bar is near the published one, and what it lacks if not."""
+        """A statement of how near our bar is to the published one, with what it lacks if it is not."""
         error = self.error
         if error is None:
             agrees = (self.row["status"] == "ok") == (self.status == "ok")
@@ -100,7 +100,7 @@ def _tuned(experiments: Experiments) -> Mapping[tuple[str, str], dict]:
 
 
 def answer(bars: Sequence[Bar]) -> str:
-    """How many bars are near, which are not, and how the two models of ours agree."""
+    """The number of bars that are near, and the agreement of simulator and predictor, in sentences."""
     compared = [bar for bar in bars if bar.error is not None]
     near = [bar for bar in compared if abs(bar.error or 0) <= NEAR]
     others = [bar for bar in bars if bar.error is None]
@@ -139,7 +139,7 @@ def _cells(bar: Bar, tuned: Mapping[tuple[str, str], dict]) -> Sequence[Cell]:
 
 
 def _apart(row: dict) -> Cell:
-    """How far the simulator is from the predictor; beyond 5 %, the seconds that either has more of."""
+    """Distance of the simulator from the predictor; beyond 5 %, the largest terms of both."""
     gap = _gap(row)
     if gap is None:
         return NOTHING

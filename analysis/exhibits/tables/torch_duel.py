@@ -1,12 +1,15 @@
-"""What engines compute: equal to plain training, and the duel on the runtime of torch."""
+"""Gradients of the engines beside plain training's, the duel on the runtime of torch, and duels of earlier days."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from analysis.driver import duels
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, columns_of, exhibited, label, ours, short_cut, table
+from analysis.exhibits.figures import duel as cpu_duel
 from analysis.exhibits.style import method_name
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.run.modes.duel.contenders import OWN, TABLE, THREADS, TWIN
@@ -26,7 +29,9 @@ def equivalence(experiments: Experiments) -> Shown:
     names = sorted(set(data["name"]))
     cells = data.drop_duplicates(["name", "backend", "dtype"], keep="last").set_index(["name", "backend", "dtype"])
     return Shown(
-        table=table(columns, ((label(name), *_equivalence_row(cells, name, places)) for name in names)),
+        table=table(
+            columns, ((label(name), *(_equivalence_cell(cells, name, *place) for place in places)) for name in names)
+        ),
         words={"answer": equivalence_answer(data)},
     )
 
@@ -41,17 +46,15 @@ def equivalence_numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def equivalence_answer(data: pd.DataFrame) -> str:
-    """How many agree, in a sentence."""
+    """The number of runs that agree, in a sentence."""
     exact = int((data["grad_max_abs_diff"] == 0).sum())
     return f"{exact} of {len(data)} runs agree in every bit."
 
 
-def _equivalence_row(cells: pd.DataFrame, name: str, columns: Sequence[tuple[str, str]]) -> list[Cell]:
-    places = [(name, *column) for column in columns]
-    return [_equivalence_cell(cells.loc[place]) if place in cells.index else NOTHING for place in places]
-
-
-def _equivalence_cell(row: pd.Series) -> Cell:
+def _equivalence_cell(cells: pd.DataFrame, *place: str) -> Cell:
+    if place not in cells.index:
+        return NOTHING
+    row = cells.loc[place]
     value = float(row["grad_max_abs_diff"])
     return Cell(value, f"{value:.1e}" if value else "0", (row["run_id"],))
 
@@ -138,3 +141,44 @@ def _text(row: Mapping[str, Any], name: str) -> str:
 
 def _is_there(value: Any) -> bool:
     return value is not None and value == value
+
+
+# --- duels of earlier days, kept as tables in `analysis/kept` -------------------------------------------------
+
+
+@exhibited("five_duels")
+def five_duels(experiments: Experiments) -> Shown:
+    """All complete duels so far."""
+    return Shown(table=side_by_side((*duels.EARLIER, *duels.DUELS)))
+
+
+@exhibited("aa_duel")
+def same_work_duel(experiments: Experiments) -> Shown:
+    """The A/A duel."""
+    return Shown(table=side_by_side((duels.SAME,)))
+
+
+def side_by_side(paths: Sequence[Path]) -> Table:
+    """A row a contender, a column for each table that was kept."""
+    kept = [(path.name, duels.read(path)) for path in paths]
+    began = [min(each.started_at for each in duel.values())[:16].replace("T", " ") for _, duel in kept]
+    keys = dict.fromkeys(key for _, duel in kept for key in duel)
+    return table(
+        ("contender", "model", *began),
+        (
+            [
+                label(cpu_duel.NAMES.get(name, name.replace("1f1b_copy_", "1F1B, copy "))),
+                label(cpu_duel.MODELS.get(model, model)),
+                *(_kept_cell(duel.get((model, name)), file) for file, duel in kept),
+            ]
+            for model, name in keys
+        ),
+    )
+
+
+def _kept_cell(kept: duels.Kept | None, file: str) -> Cell:
+    if kept is None or not kept.has_interval:
+        return label("not in it" if kept is None else f"not measured: {kept.reason}")
+    source = f"analysis/kept/{file}, {kept.model} {kept.contender}"
+    words = f"{kept.ratio:.3f} ({kept.low:.3f}–{kept.high:.3f}), {kept.verdict}; {kept.plan}"
+    return Cell(kept.ratio, words, source=source)

@@ -1,16 +1,18 @@
-"""Case: one published run as a job, with what was measured of it, if that is given."""
+"""Case: one published run as a job, with its measurement where that is given; and how far its prediction may be off."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import bytes_of_ranks, measured_bytes
 from rpbench.mesh.software import Software
 from rpbench.mesh.step import step_terms
+from rpbench.yaml_file import read_keys
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "published"
 Row = dict[str, str]
@@ -83,7 +85,7 @@ class Model:
     trying: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def software(self, known: Software) -> Software:
-        """That framework with the constants on trial."""
+        """A framework with the constants on trial in place of its own."""
         values = self.trying.get(known.name)
         return known.with_constants(values) if values else known
 
@@ -122,3 +124,79 @@ def rows_of(folder: str, name: str) -> Iterator[Row]:
 def number(text: str | None) -> float | None:
     """A number, or None for an empty cell."""
     return float(text) if text not in (None, "") else None
+
+
+# --- spread: how far a prediction may be off, as deviations of its logarithm ---------------------------------
+#
+# A set's own deviation is that of its given rows in the hold-out most like what is asked (`clusters_holdout.csv`, the
+# 90th percentile of absolute errors over 1.645). A property that no given row of the framework has (a device, a size of
+# machine, a kind of number, the framework itself) adds its own deviation, and the prediction's note says so.
+
+
+class Spread(NamedTuple):
+    """A deviation, and what it rests on."""
+
+    log_sd: float
+    why: str
+
+
+class Unseen(NamedTuple):
+    """A deviation that adds to a set's own.
+
+    Args:
+        name: as a note says it.
+        why: the reason for the size of the deviation.
+        sets, devices, frameworks: the rows it applies to, by names or their beginnings with a `*`; all if empty.
+        only: one of `ONLY`, where it applies to some of these alone.
+    """
+
+    name: str
+    log_sd: float
+    why: str
+    sets: Sequence[str] = ()
+    devices: Sequence[str] = ()
+    frameworks: Sequence[str] = ()
+    only: str = ""
+
+    def applies(self, case: Case) -> bool:
+        """True if the deviation applies to a row."""
+        job = case.job
+        named = (case.set_name, job.machine.device.name if job else "", job.software.name if job else "")
+        asked = (self.sets, self.devices, self.frameworks)
+        return all(
+            not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+            for name, patterns in zip(named, asked, strict=True)
+        ) and (not self.only or (job is not None and ONLY[self.only](job)))
+
+
+def _shards_optimizer(job: Job) -> bool:
+    return job.mesh.sharing.what == "optimizer"
+
+
+ONLY: dict[str, Callable[[Job], bool]] = {
+    "experts": lambda job: job.architecture.experts is not None,
+    "nvfp4": lambda job: job.precision == "nvfp4",
+    "adapters or a sharded optimizer": lambda job: job.adapters is not None or _shards_optimizer(job),
+    # On more than twice as many nodes as were seen.
+    "large groups of owners": lambda job: _shards_optimizer(job) and job.mesh.shard_group * job.mesh.tensor > 256,
+}
+
+_TABLES: dict[str, Any] = read_keys(Path(__file__).with_name("spread.yaml"))
+STEP, MEMORY = ({name: Spread(*row) for name, row in _TABLES[table].items()} for table in ("step", "memory"))
+UNSEEN = tuple(Unseen(**row) for row in _TABLES["unseen"])
+
+
+def unseen(case: Case) -> list[Unseen]:
+    """The properties of a row that no given row has."""
+    return [each for each in UNSEEN if each.applies(case)]
+
+
+def step_log_sd(case: Case) -> float:
+    """Deviation of the logarithm of a predicted step."""
+    own = STEP[case.set_name].log_sd
+    return float((own**2 + sum(each.log_sd**2 for each in unseen(case))) ** 0.5)
+
+
+def memory_log_sd(case: Case) -> float:
+    """Deviation of the logarithm of predicted bytes."""
+    return MEMORY[case.set_name].log_sd

@@ -1,6 +1,6 @@
 """Fitting: constants of a framework from given rows and priors, by Gauss-Newton with Huber weights.
 
-The sum that is made least: of Huber losses of log(predicted / measured) / 0.04, over configurations, and of squares of
+The fit minimises a sum: of Huber losses of log(predicted / measured) / 0.04, over configurations, and of squares of
 log(constant / prior) / log-sd. A constant beyond a factor of 3 from its prior is a sign of a missing mechanism.
 """
 
@@ -117,9 +117,8 @@ def fit(
     """
     parameters = parameters_of(problem, known)
     chosen = [case for case in cases if case.fits and case.step_time_s and case.job]
-    base = {
-        name: {**declared_software(name).constants, **known.get(problem.prior_from, {})} for name in problem.softwares
-    }
+    earlier = known.get(problem.prior_from, {})
+    base = {name: {**declared_software(name).constants, **earlier} for name in problem.softwares}
     precision = np.array([1.0 / each.log_sd for each in parameters]) ** 2
     counts = Counter(case.configuration for case in chosen)
     weights = np.array([1.0 / counts[case.configuration] for case in chosen]) ** 0.5
@@ -156,7 +155,7 @@ def _jacobian(
     base: Mapping[str, Mapping[str, float]],
     current: Floats,
 ) -> Floats:
-    """How the logarithm of every row's error moves with that of every constant, (rows, constants)."""
+    """Derivatives of the logarithms of the rows' errors by those of the constants, (rows, constants)."""
     found = np.zeros((len(cases), len(parameters)))
     for number, parameter in enumerate(parameters):
         moved = theta.copy()
@@ -275,28 +274,28 @@ def _found(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:
         for name in (*parameter.softwares, *heirs):
             value = fitted.values[parameter.softwares[0]][parameter.constant]
             origin = "fitted" if name in parameter.softwares else f"as {parameter.softwares[0]}"
-            found.append(
-                _constant(name, parameter.constant, value, parameter.prior, parameter.log_sd, log_sd, origin, problem)
-            )
+            deviations = (parameter.log_sd, log_sd)
+            found.append(_constant(name, parameter.constant, value, parameter.prior, deviations, origin, problem))
     for name in problem.softwares if problem.prior_from else ():  # what came from another fit, not sought again
         declared = declared_software(name).constants
         for constant, value in fitted.values[name].items():
             if (name, constant) not in sought and value != declared[constant]:
-                sd = PRIORS[constant].log_sd
-                found.append(_constant(name, constant, value, value, sd, sd, f"as {problem.prior_from}", problem))
+                deviations = (PRIORS[constant].log_sd,) * 2
+                found.append(_constant(name, constant, value, value, deviations, f"as {problem.prior_from}", problem))
     return found
 
 
 def _constant(
-    name: str, constant: str, value: float, prior: float, sd: float, after: float, origin: str, problem: Problem
+    name: str, constant: str, value: float, prior: float, deviations: tuple[float, float], origin: str, problem: Problem
 ) -> dict[str, str]:
+    """A row of the file; deviations are those before and after the fit."""
     return {
         "software": name,
         "constant": constant,
         "value": f"{value:.6g}",
         "prior": f"{prior:.6g}",
-        "log_sd_prior": f"{sd:.3g}",
-        "log_sd": f"{after:.3g}",
+        "log_sd_prior": f"{deviations[0]:.3g}",
+        "log_sd": f"{deviations[1]:.3g}",
         "origin": origin,
         "rows": " ".join(problem.rows),
         "meaning": PRIORS[constant].meaning,

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import Case
+from analysis.predictions.clusters.case import Case, step_log_sd
 from analysis.predictions.clusters.fit import PROBLEMS, cases_of, fit
-from analysis.predictions.clusters.spread import step_log_sd
 from rpbench.mesh.job import Job
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_holdout.csv"
@@ -19,13 +18,15 @@ FILE = Path(__file__).resolve().parents[1] / "clusters_holdout.csv"
 
 @dataclass(frozen=True)
 class Axis:
-    """How rows are grouped: every group is left out once."""
+    """A grouping of rows; every group is left out once."""
 
     name: str
     group: Callable[[Case], str]
 
 
-def _of_job(name: Callable[[Job], object]) -> Callable[[Case], str]:
+def of_job(name: Callable[[Job], object]) -> Callable[[Case], str]:
+    """The grouping of cases by a property of their jobs."""
+
     def group(case: Case) -> str:
         assert case.job is not None
         return str(name(case.job))
@@ -33,19 +34,16 @@ def _of_job(name: Callable[[Job], object]) -> Callable[[Case], str]:
     return group
 
 
-def length(case: Case) -> str:
-    """Tokens of a sequence, as a group."""
-    assert case.job is not None
-    return f"{case.job.seq_len} tokens"
+length = of_job(lambda job: f"{job.seq_len} tokens")
 
 
 AXES = {
-    "width": Axis("width", _of_job(lambda job: job.architecture.hidden)),
-    "model": Axis("model", _of_job(lambda job: f"{job.architecture.name} {job.architecture.hidden}")),
-    "tensor": Axis("mesh", _of_job(lambda job: f"tensor {job.mesh.tensor}")),
-    "device": Axis("device", _of_job(lambda job: job.machine.device.name)),
-    "size": Axis("machine", _of_job(lambda job: f"{job.machine.size} x {job.machine.device.name}")),
-    "release": Axis("release", _of_job(lambda job: job.software.name)),
+    "width": Axis("width", of_job(lambda job: job.architecture.hidden)),
+    "model": Axis("model", of_job(lambda job: f"{job.architecture.name} {job.architecture.hidden}")),
+    "tensor": Axis("mesh", of_job(lambda job: f"tensor {job.mesh.tensor}")),
+    "device": Axis("device", of_job(lambda job: job.machine.device.name)),
+    "size": Axis("machine", of_job(lambda job: f"{job.machine.size} x {job.machine.device.name}")),
+    "release": Axis("release", of_job(lambda job: job.software.name)),
     "length": Axis("length", length),
 }
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from statistics import median
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import Case, Model, number, rows_of
+from analysis.predictions.clusters.case import STEP, Case, Model, number, rows_of, step_log_sd
 from analysis.predictions.clusters.fit import given
 from analysis.predictions.clusters.holdout import FILE as HELD_OUT
-from analysis.predictions.clusters.spread import STEP, step_log_sd
 from analysis.predictions.clusters.writing import NINE_IN_TEN, PAGE, Predicted, part_of, score
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_league.csv"

@@ -1,8 +1,8 @@
 """Hold-outs of memory on the given rows: a model, a size, a machine or a length left out of every fit of traits.
 
 `python -m analysis.predictions.clusters memory` writes `clusters_memory.csv`: every given row with printed memory,
-predicted with traits (`TRAITS`) that have not seen its group, and the table of `docs/predictions.md`. The sum that a
-fit makes least is that of `analysis.predictions.clusters.fit`, of bytes instead of seconds.
+predicted with traits (`TRAITS`) that have not seen its group, and the table of `docs/predictions.md`. The fit minimises
+the same sum as `analysis.predictions.clusters.fit`, of bytes instead of seconds.
 
 Decisions by hand on given rows (`analysis/predictions/clusters.md`: workspaces, which container keeps scores, bytes of
 summed gradients) are not taken anew without a group, so these errors are a lower bound of a stranger's.
@@ -20,11 +20,11 @@ import numpy as np
 from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Model
 from analysis.predictions.clusters.fit import ENOUGH, STEP, Floats, given, next_step
-from analysis.predictions.clusters.holdout import Axis, length
+from analysis.predictions.clusters.holdout import Axis, length, of_job
 from analysis.predictions.clusters.writing import out_of_memory
 from rpbench.mesh.software import PRIORS, Prior, Software
 
-# What one would say of a framework before any of its rows is seen.
+# Priors: the traits of a framework before any of its rows is seen.
 TRAITS: Mapping[str, Prior] = {
     "scale": Prior(1.0, 0.3, "bytes that the source prints over those of tensors: fragments, or another count"),
     "reserve_bytes": Prior(2e9, 1.5, "of contexts and libraries: what `machine.reserved_memory_bytes` assumes"),
@@ -43,7 +43,7 @@ class TraitModel(Model):
     traits: Mapping[str, float] | None = None
 
     def software(self, known: Software) -> Software:
-        """That framework with the traits on trial."""
+        """A framework with the traits on trial in place of its own."""
         values = dict(self.traits or {})
         imbalance = values.pop("imbalance", None)
         found = replace(known, **values)  # type: ignore[arg-type]
@@ -84,21 +84,9 @@ PAGE = ROOT / "docs" / "predictions.md"
 BEGIN, END = "<!--clusters:memory-->\n", "<!--/clusters:memory-->\n"
 
 
-def _size(case: Case) -> str:
-    assert case.job is not None
-    own = case.job.architecture
-    return f"{own.hidden} x {own.num_layers}"
-
-
-def _mesh(case: Case) -> str:
-    assert case.job is not None
-    mesh = case.job.mesh
-    return f"tensor {mesh.tensor}, pipeline {mesh.pipeline}, expert {mesh.expert}"
-
-
-def _device(case: Case) -> str:
-    assert case.job is not None
-    return case.job.machine.device.name
+_size = of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}")
+_mesh = of_job(lambda job: f"tensor {job.mesh.tensor}, pipeline {job.mesh.pipeline}, expert {job.mesh.expert}")
+_device = of_job(lambda job: job.machine.device.name)
 
 
 @dataclass(frozen=True)

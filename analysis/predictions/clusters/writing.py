@@ -16,9 +16,8 @@ from statistics import median
 from typing import NamedTuple
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import Case, Model, rows_of
+from analysis.predictions.clusters.case import Case, Model, memory_log_sd, rows_of, step_log_sd, unseen
 from analysis.predictions.clusters.fit import SETS, asked, given
-from analysis.predictions.clusters.spread import memory_log_sd, step_log_sd, unseen
 
 CLEAR = 1.05
 Predicted = Mapping[str, float]  # id -> seconds of a step, or bytes
@@ -136,15 +135,10 @@ def orders() -> Iterable[dict[str, str]]:
         low, step, high = (float(known[f"iteration_ms{end}"]) / 1e3 for end in ("_low", "", "_high"))
         need = float(known["peak_memory_bytes"])
         cells = ("ok", step, low, high, tokens / step / int(row["gpus"]), need, need / WIDE, need * WIDE)
-        found = {
-            name: cell if isinstance(cell, str) else f"{cell:.6g}"
-            for name, cell in zip(COLUMNS[1:], cells, strict=False)
-        }
-        yield {
-            "id": row["id"],
-            **found,
-            "note": "simulated from the printed times of its stages: vocab_stage_times.csv",
-        }
+        found = {"id": row["id"]}
+        for name, cell in zip(COLUMNS[1:], cells, strict=False):
+            found[name] = cell if isinstance(cell, str) else f"{cell:.6g}"
+        yield found | {"note": "simulated from the printed times of its stages: vocab_stage_times.csv"}
     for row in rows_of("challenge", "schedules_measured"):
         found = dict.fromkeys(COLUMNS, "")
         yield found | {"id": row["id"], "status": "not_modelled", "note": "a relative pace, in schedules_measured.csv"}
@@ -183,7 +177,7 @@ def _memory(case: Case, model: Model) -> dict[str, str]:
 
 
 def out_of_memory(case: Case, model: Model) -> bool:
-    """Whether a run cannot fit: what its source would print is beyond the device, with a margin for what differs."""
+    """True if a run cannot fit: its predicted memory is beyond the device's, with a margin for other counts."""
     if case.job is None:
         return False
     job = model.job(case)

@@ -20,7 +20,6 @@ from analysis.records.experiments import Experiments, MissingRuns, succeeded
 # slowest. A method that steps after every microbatch steps more often than GPipe: what its lateness costs in tokens is
 # counted to the goal of the flushed method that steps as often, against that one.
 
-
 SHARE = 0.75
 SMOOTH = 4  # points a curve is averaged over
 PLAIN, PLAIN_BY_MICROBATCH = "gpipe", "one_by_one"
@@ -59,9 +58,8 @@ def token_multiples(data: pd.DataFrame, by_batch: Sequence[str]) -> dict[str, Sp
     """
     found = {}
     for plain, often in ((PLAIN, False), (PLAIN_BY_MICROBATCH, True)):
-        needed = data.assign(needed=reached(data, "tokens", goal_of(data, plain))).set_index(["method", "seed"])[
-            "needed"
-        ]
+        runs = data.assign(needed=reached(data, "tokens", goal_of(data, plain)))
+        needed = runs.set_index(["method", "seed"])["needed"]
         for method in data["method"].unique():
             if (method not in by_batch) == often:
                 found[method] = spread([_over(own, needed[plain, seed]) for seed, own in needed[method].items()])
@@ -80,7 +78,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 def _first(goal: float, losses: np.ndarray, over: np.ndarray) -> float:
     below = np.flatnonzero(smoothed(losses) <= goal)
-    return float(over[SMOOTH - 1 :][below[0]]) if len(below) else float("inf")
+    return float(over[SMOOTH - 1 :][below[0]]) if len(below) else inf
 
 
 METHODS = style.looks("convergence")  # by their name under `schedule=`
@@ -126,7 +124,7 @@ def _points(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """How far each is from the flushed method of its kind at the end, in a sentence."""
+    """Final loss of each method less that of the flushed method of its kind, in a sentence."""
     last = data.groupby("method")["last"].median()
     parts = []
     for own, base in ((True, "gpipe"), (False, "one_by_one")):
@@ -138,14 +136,11 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """One row a method: what it keeps, how late it is, its loss at the end and when it got there."""
-    columns = columns_of("convergence")
     goal = goal_of(data)
-    data = data.assign(
-        tokens_needed=reached(data, "tokens", goal),
-        seconds_needed=reached(data, "seconds", goal),
-    )
+    data = data.assign(**{f"{over}_needed": reached(data, over, goal) for over in ("tokens", "seconds")})
     multiples = token_multiples(data, BY_BATCH)
-    return table(columns, (_row(method, data[data["method"] == method], multiples[method]) for method in METHODS))
+    rows = (_row(method, data[data["method"] == method], multiples[method]) for method in METHODS)
+    return table(columns_of("convergence"), rows)
 
 
 def _row(method: str, rows: pd.DataFrame, multiple: Spread) -> list[Cell]:
@@ -153,9 +148,7 @@ def _row(method: str, rows: pd.DataFrame, multiple: Spread) -> list[Cell]:
     return [
         label(METHODS[method].name),
         *(ours(int(first[name]), "d", run_ids) for name in ("num_updates", "staleness", "versions")),
-        ours(rows["last"].median(), ".3f", run_ids),
-        ours(rows["last"].min(), ".3f", run_ids),
-        ours(rows["last"].max(), ".3f", run_ids),
+        *(ours(rows["last"].agg(how), ".3f", run_ids) for how in ("median", "min", "max")),
         ours(rows["pace"].median(), ",.0f", run_ids),
         ranged(spread(rows["tokens_needed"] / 1000), ".1f", run_ids),
         ranged(spread(rows["seconds_needed"]), ".3f", run_ids),
@@ -176,25 +169,16 @@ def draw(data: pd.DataFrame) -> Figure:
         left.set_ylabel("training loss (nats per byte)")
         right.set_xscale("log")  # a flush after every microbatch takes many times as long
         right.minorticks_off()
-        handles, names = left.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=4)
+        style.legend_below(figure, left, ncols=4)
         return figure
 
 
 def _curve(axes: Axes, rows: pd.DataFrame, over: str, look: style.Look, scale: float) -> None:
     losses = np.stack([smoothed(values) for values in rows["losses"]])
     x = scale * rows[over].iloc[0][SMOOTH - 1 :]
-    line = "--" if look.marker in "*X" else "-"
+    lines: dict[str, Any] = {"linestyle": "--" if look.marker in "*X" else "-", "marker": look.marker, "markevery": 6}
     axes.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=look.colour, alpha=0.12, linewidth=0)
-    axes.plot(
-        x,
-        np.median(losses, axis=0),
-        color=look.colour,
-        marker=look.marker,
-        markevery=6,
-        linestyle=line,
-        label=look.name,
-    )
+    axes.plot(x, np.median(losses, axis=0), color=look.colour, label=look.name, **lines)
 
 
 exhibit = exhibit_of(

@@ -101,11 +101,10 @@ def draw(data: pd.DataFrame) -> Figure:
     num_timely = sum(not late for _, late in order)
     heights = {key: place + (place >= num_timely) * 0.8 for place, key in enumerate(order)}
     with style.figure(12.5, 2 + 0.19 * len(order)) as figure:
-        panels = figure.subplots(1, len(runs.MODELS), sharex=True, sharey=True, squeeze=False)[0]
+        panels = style.model_panels(figure, runs.MODELS, sharex=True, sharey=True)
         for axes, model in zip(panels, runs.MODELS, strict=True):
             _draw_model(axes, data[data["model"] == model], heights)
             axes.axhline(num_timely - 0.1, color=style.GREY, linewidth=0.8, linestyle="--")
-            axes.set_title(style.model_name(model))
         panels[0].set_yticks(list(heights.values()), [style.method_name(name) for name, _ in order])
         panels[0].set_ylim(max(heights.values()) + 0.6, -0.6)
         _limit(panels[0], data)
@@ -132,22 +131,13 @@ def _limit(axes: Axes, data: pd.DataFrame) -> None:
 
 
 def _draw_model(axes: Axes, rows: pd.DataFrame, heights: Mapping[tuple[str, bool], float]) -> None:
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
+    style.grid_for_rows(axes)
     axes.axvline(1, color=style.GREY, linewidth=1.2)
     for row in rows.itertuples():
         height, won = heights[row.schedule, row.late], row.slower > 1
         axes.plot(row.slower, height, "o", color=style.BLUE if won else style.VERMILION, markersize=5)
         side, align = (6, "left") if won else (-6, "right")  # away from RoundPipe's line
-        axes.annotate(
-            f"{row.slower:.2f}",
-            (row.slower, height),
-            (side, 0),
-            textcoords="offset points",
-            va="center",
-            ha=align,
-            fontsize=6.5,
-        )
+        style.note(axes, f"{row.slower:.2f}", (row.slower, height), (side, 0), va="center", ha=align, fontsize=6.5)
 
 
 def _legend() -> list[Line2D]:

@@ -37,7 +37,7 @@ def over_bamboo(data: pd.DataFrame) -> pd.Series:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Who keeps most and least where failures are most frequent, in a sentence."""
+    """The policies with the most and the least goodput where failures are most frequent, in a sentence."""
     often = data[data["hours"] == data["hours"].min()].groupby("policy")["goodput"].mean().sort_values()
     least, most = often.index[0], often.index[-1]
     return (

@@ -1,11 +1,8 @@
 """The effect of tuned cuts: every schedule with four kinds of stages, and RoundPipe's lead."""
 
-from collections.abc import Mapping
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import (
@@ -31,9 +28,8 @@ PLAN_CUTS = ("published", "even", "greedy", "search")
 
 def plans_table(found: dict[tuple[str, str], dict]) -> Table:
     """One row a model and cut."""
-    columns = columns_of("plans")
     models = [model for model in runs.MODELS if (model, "published") in found]
-    return table(columns, (_plans_row(found[model, cut]) for model in models for cut in PLAN_CUTS))
+    return table(columns_of("plans"), (_plans_row(found[model, cut]) for model in models for cut in PLAN_CUTS))
 
 
 def plans_numbers(experiments: Experiments) -> dict[tuple[str, str], dict]:
@@ -46,7 +42,7 @@ def plans_numbers(experiments: Experiments) -> dict[tuple[str, str], dict]:
 
 
 def plans_answer(found: dict) -> str:
-    """Where the planner's rule departs from the published cut, and what search gains, in a sentence."""
+    """Models on which the planner's rule departs from the published cut, and the gain of the search, in sentences."""
 
     def stages(model: str, cut: str) -> tuple[int, int]:
         return found[model, cut]["num_stages"], found[model, cut]["num_backward_stages"]
@@ -83,33 +79,32 @@ def _plans_row(row: dict) -> list[Cell]:
         label(style.PARTITIONS[cut].name),
         ours(row["num_stages"], ".0f", run),
         ours(row["num_backward_stages"], ".0f", run),
-        *(_known_stages(model, cut, direction) for direction in ("forward", "backward")),
+        *(
+            _printed(model, cut, ".0f", ("partitions", "num_stages"), f"{direction}_stages", direction=direction)
+            for direction in ("forward", "backward")
+        ),
         ours(100 * row["bubble_makespan"], ".2f", run),
         ours(100 * share, ".2f", run),
-        _known_bubble(model, cut),
+        _printed(model, cut, ".2f", ("bubble", "bubble_ratio_percent"), "sync_bubble_percent"),
         ours(row["num_plans_evaluated"], ",.0f", run),
         Cell(row["partition_layers"], short_cut(row["partition_layers"]), (run,)),
     ]
 
 
-def _known_stages(model: str, cut: str, direction: str) -> Cell:
+def _printed(model: str, cut: str, form: str, simulated: tuple[str, str], planned: str, **keys: str) -> Cell:
+    """The printed number of the published cut or of the planner's; a dash for the other cuts.
+
+    Args:
+        simulated: table and column of the published cut, with the further keys of its row.
+        planned: column of the planner's table.
+    """
     if cut == "published":
-        known = look_up("partitions", "num_stages", scheduler="roundpipe", model=model, direction=direction)
+        known = look_up(*simulated, scheduler="roundpipe", model=model, **keys)
     elif cut == "greedy":
-        known = look_up("planner", f"{direction}_stages", model=model, memory_cap="none")
+        known = look_up("planner", planned, model=model, memory_cap="none")
     else:
         return NOTHING
-    return theirs(known.value, ".0f", known.source)
-
-
-def _known_bubble(model: str, cut: str) -> Cell:
-    if cut == "published":
-        known = look_up("bubble", "bubble_ratio_percent", scheduler="roundpipe", model=model)
-    elif cut == "greedy":
-        known = look_up("planner", "sync_bubble_percent", model=model, memory_cap="none")
-    else:
-        return NOTHING
-    return theirs(known.value, ".2f", known.source)
+    return theirs(known.value, form, known.source)
 
 
 plans_exhibit = exhibit_of("plans", plans_numbers, plans_table, answer=plans_answer)
@@ -243,14 +238,13 @@ def draw(data: pd.DataFrame) -> Figure:
         names = [style.method_name(schedule).replace(" ", "\n") for schedule in schedules]
         panels[0].set_yticks(range(len(schedules)), names)
         _draw_leads(last, leads(data))
-        figure.legend(handles=_legend(_LOOKS), loc="outside lower left", ncols=3)
-        figure.legend(handles=_legend(_LEADS), loc="outside lower right", ncols=2)
+        figure.legend(handles=list(map(style.point_key, _LOOKS.values())), loc="outside lower left", ncols=3)
+        figure.legend(handles=list(map(style.point_key, _LEADS.values())), loc="outside lower right", ncols=2)
         return figure
 
 
 def _draw_model(axes: Axes, data: pd.DataFrame, schedules: list[str]) -> None:
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
+    style.grid_for_rows(axes)
     for height, schedule in enumerate(schedules):
         for row in data[(data["schedule"] == schedule) & (data["cut"] != BACK_TO_BACK)].itertuples():
             look = _LOOKS[row.cut]
@@ -271,16 +265,13 @@ _LOOKS = style.PARTITIONS | {
 
 
 def _draw_leads(axes: Axes, rows: pd.DataFrame) -> None:
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
+    style.grid_for_rows(axes)
     for number, (cut, look) in enumerate(_LEADS.items()):
         values = rows[rows["cut"] == cut]["lead"]
         heights = [place + 0.17 * (number - 2) for place in range(len(values))]
         axes.plot(values, heights, look.marker, color=look.colour)
         for value, height in zip(values, heights, strict=True):
-            axes.annotate(
-                f"{value:.2f}", (value, height), (6, 0), textcoords="offset points", va="center", fontsize=6.5
-            )
+            style.note(axes, f"{value:.2f}", (value, height), (6, 0), va="center", fontsize=6.5)
     axes.axvline(1, color=style.GREY, linewidth=0.8, linestyle=":")
     models = runs.models_of(rows)
     axes.set_yticks(range(len(models)), [style.model_name(model).replace(" ", "\n") for model in models])
@@ -289,12 +280,6 @@ def _draw_leads(axes: Axes, rows: pd.DataFrame) -> None:
         axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
     axes.margins(x=0.2)
     axes.set(title="RoundPipe's lead", xlabel="time, best baseline / RoundPipe")
-
-
-def _legend(looks: Mapping[str, style.Look]) -> list[Line2D]:
-    return [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.name) for look in looks.values()
-    ]
 
 
 exhibit = exhibit_of("tuning", numbers, tabulate, draw, answer=answer)

@@ -86,7 +86,7 @@ def turns(times: Mapping[str, Sequence[float]], levels: Sequence[str]) -> Iterat
 
 
 def counted(found: Sequence[Turn], levels: Sequence[str]) -> dict[str, int]:
-    """How many pairs each level turns; the first turns none, for nothing is before it."""
+    """The number of pairs that each level turns, without the first level, which has none before it."""
     return {level: sum(turn.level == level for turn in found) for level in levels[1:]}
 
 
@@ -256,17 +256,12 @@ def _draw_turns(axes: Axes, rows: pd.DataFrame) -> None:
             axes.plot([after - 1 + place[0]], [place[1]], color=style.BLACK, **_RING)
 
 
-_RING: dict[str, Any] = {
-    "marker": "o",
-    "markersize": 11,
-    "markerfacecolor": "none",
-    "linestyle": "none",
-    "markeredgewidth": 0.9,
-}
+_RING: dict[str, Any] = {"marker": "o", "markersize": 11, "markerfacecolor": "none"}
+_RING |= {"linestyle": "none", "markeredgewidth": 0.9}
 
 
 def crossing(one: Sequence[float], other: Sequence[float]) -> tuple[float, float] | None:
-    """Where two lines from level 0 to level 1 cross, (level, place); None where one of them ends."""
+    """The crossing (level, place) of two lines from level 0 to level 1; None where one of them ends."""
     first, second = other[0] - one[0], other[1] - one[1]
     if first != first or second != second or first == second:
         return None

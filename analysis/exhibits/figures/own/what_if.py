@@ -95,7 +95,7 @@ def winner(data: pd.DataFrame, x: Any, y: Any) -> tuple[str, float | None]:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Where RoundPipe does not win, in a sentence."""
+    """The points at which RoundPipe does not win, in a sentence."""
     lost = [
         f"{x / 1e9:g} GB/s with {y:,} words ({style.method_name(system)})"
         for y in VOCABULARIES

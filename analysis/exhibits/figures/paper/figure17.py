@@ -93,7 +93,7 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def _digits(bar: str) -> int:
-    """How many decimals are published of a bar."""
+    """The number of decimals with which a bar is published."""
     return 2 if bar == "relabelled" else 4
 
 
@@ -123,10 +123,9 @@ def draw(data: pd.DataFrame) -> Figure:
     """Five panels of stacked bars, one a model."""
     with style.figure(11.5, 4.3) as figure:
         models, names = runs.models_of(data), {bar: name for bar, name in _BARS.items() if bar in set(data["bar"])}
-        panels = figure.subplots(1, len(models), sharey=True, sharex=True, squeeze=False)[0]
+        panels = style.model_panels(figure, models, sharey=True, sharex=True)
         for axes, model in zip(panels, models, strict=True):
             _draw_model(axes, data[data["model"] == model])
-            axes.set_title(style.model_name(model))
         panels[len(panels) // 2].set_xlabel("bubble (% of devices × makespan)")
         panels[0].set_yticks(range(len(names)), list(names.values()))
         panels[0].set_ylim(len(names) - 0.5, -0.5)
@@ -136,8 +135,7 @@ def draw(data: pd.DataFrame) -> Figure:
 
 
 def _draw_model(axes: Axes, data: pd.DataFrame) -> None:
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
+    style.grid_for_rows(axes)
     axes.axhline(data["bar"].isin(_ONE_CALL).sum() - 0.5, color=style.GREY, linewidth=0.7, linestyle=":")
     for height, row in enumerate(data.to_dict("records")):
         if pd.isna(row["switch"]):
@@ -154,27 +152,18 @@ def _stack(axes: Axes, height: int, row: dict) -> None:
     hatch = style.HATCHES["published"] if row["bar"] == "relabelled" else ""
     for part in PARTS:
         if pd.notna(row[part]):
-            axes.barh(
-                height,
-                row[part],
-                0.7,
-                left,
-                color=style.PARTS[part].colour,
-                edgecolor="black",
-                linewidth=0.4,
-                hatch=hatch,
-            )
+            colour = style.PARTS[part].colour
+            axes.barh(height, row[part], 0.7, left, color=colour, edgecolor="black", linewidth=0.4, hatch=hatch)
             left += row[part]
 
 
 def _legend(bars: set[str]) -> list[Patch | Line2D]:
-    parts = [Patch(facecolor=style.PARTS[part].colour, edgecolor="black", label=part) for part in PARTS]
-    hatch, calls = style.HATCHES["published"], "60 calls back to back, all idle time"
-    relabelled = [Patch(facecolor="white", edgecolor="black", hatch=hatch, label="fill and drain set to 0")]
+    relabelled = style.bar_key("fill and drain set to 0", hatch=style.HATCHES["published"])
+    calls = style.bar_key("60 calls back to back, all idle time", style.VERMILION)
     return [
-        *parts,
-        *(relabelled if "relabelled" in bars else ()),
-        *([Patch(facecolor=style.VERMILION, edgecolor="black", label=calls)] if bars & _BACK_TO_BACK else ()),
+        *(style.bar_key(part, style.PARTS[part].colour) for part in PARTS),
+        *([relabelled] if "relabelled" in bars else ()),
+        *([calls] if bars & _BACK_TO_BACK else ()),
         Line2D([], [], color="black", linewidth=1.6, label="published"),
     ]
 

@@ -44,8 +44,7 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """Derived numbers beside the published ones."""
-    columns = columns_of("figure2")
-    return table(columns, map(_row, data.to_dict("records")))
+    return table(columns_of("figure2"), map(_row, data.to_dict("records")))
 
 
 def _row(row: dict) -> tuple[Cell, ...]:
@@ -119,16 +118,7 @@ def _draw_ratios(axes: Axes, place: int, row: dict) -> None:
 def _bar(axes: Axes, x: float, value: float, colour: str, corrected: bool, published: float | None, form: str) -> None:
     hatch = "...." if corrected else ""
     axes.bar(x, value, 0.19, color=colour, edgecolor="black", linewidth=0.5, hatch=hatch)
-    axes.annotate(
-        format(value, form),
-        (x, value),
-        (0, 2),
-        textcoords="offset points",
-        ha="center",
-        fontsize=6,
-        rotation=90,
-        va="bottom",
-    )
+    style.note(axes, format(value, form), (x, value), (0, 2), ha="center", fontsize=6, rotation=90, va="bottom")
     if published is not None:
         axes.plot([x - 0.1, x + 0.1], [published] * 2, color="black", linewidth=1.8)
 
@@ -136,10 +126,10 @@ def _bar(axes: Axes, x: float, value: float, colour: str, corrected: bool, publi
 def _legend(has_published: bool) -> list[Patch | Line2D]:
     published = [Line2D([], [], color="black", linewidth=1.8, label="published")]
     return [
-        Patch(facecolor=_RECOMPUTE, edgecolor="black", label="recompute"),
-        Patch(facecolor=_RELOAD, edgecolor="black", label="reload"),
-        Patch(facecolor=style.PALE, edgecolor="black", label="reload / recompute"),
-        Patch(facecolor="white", edgecolor="black", hatch="....", label="true width of the heads"),
+        style.bar_key("recompute", _RECOMPUTE),
+        style.bar_key("reload", _RELOAD),
+        style.bar_key("reload / recompute", style.PALE),
+        style.bar_key("true width of the heads", hatch="...."),
         *(published if has_published else ()),
     ]
 

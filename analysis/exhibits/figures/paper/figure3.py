@@ -3,7 +3,6 @@
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Table, exhibit_of, label, ours, table, theirs
@@ -57,9 +56,7 @@ def tabulate(data: pd.DataFrame) -> Table:
     """One row a model."""
     bars = ("ideal", *SCHEDULES)
     names = ("ideal", *(style.method_name(schedule) for schedule in SCHEDULES))
-    columns = ["model"]
-    for name in names:
-        columns += [f"{name} (%)", f"{name}, published (%)"]
+    columns = ["model", *(heading for name in names for heading in (f"{name} (%)", f"{name}, published (%)"))]
     rows = []
     for model in runs.models_of(data):
         of_model = data[data["model"] == model].set_index("bar").to_dict("index")
@@ -88,17 +85,12 @@ def draw(data: pd.DataFrame) -> Figure:
                 x = place + 0.27 * (number - 1)
                 axes.bar(x, bubble, 0.25, color=colour, edgecolor="black", hatch=hatches[bar])
                 axes.plot([x - 0.14, x + 0.14], [published] * 2, color="black", linewidth=1.8)
-                axes.annotate(
-                    f"{bubble:.1f}", (x, bubble), (0, 3), textcoords="offset points", ha="center", fontsize=6.5
-                )
+                style.note(axes, f"{bubble:.1f}", (x, bubble), (0, 3), ha="center", fontsize=6.5)
         axes.set_xticks(range(len(models)), [style.model_name(model) for model in models])
         axes.set_ylabel("bubble (% of devices × makespan)")
-        handles: list[Patch | Line2D] = [
-            Patch(facecolor=colour, edgecolor="black", label=name, hatch=hatches[bar])
-            for bar, (colour, name) in looks.items()
-        ]
-        handles.append(Line2D([], [], color="black", linewidth=1.8, label="published"))
-        figure.legend(handles=handles, loc="outside lower center", ncols=4)
+        bars = [style.bar_key(name, colour, hatches[bar]) for bar, (colour, name) in looks.items()]
+        published = Line2D([], [], color="black", linewidth=1.8, label="published")
+        figure.legend(handles=[*bars, published], loc="outside lower center", ncols=4)
         return figure
 
 

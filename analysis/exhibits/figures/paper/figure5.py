@@ -133,11 +133,11 @@ def _draw_thresholds(axes: Axes, drawn: pd.DataFrame, end: int) -> None:
     for cluster, (_, name) in GPUS.items():
         ridge = drawn.loc[drawn["cluster"] == cluster, "ridge_flop_per_byte"].iloc[0]
         axes.axhline(ridge, color="black", linewidth=0.9, linestyle=dashes[cluster])
-        axes.annotate(
+        style.note(
+            axes,
             f"{name}: {ridge:,.0f}",
             (1, ridge),
             (2, shift[cluster]),
-            textcoords="offset points",
             va="bottom" if shift[cluster] > 0 else "top",
             fontsize=7,
         )

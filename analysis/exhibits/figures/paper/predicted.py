@@ -70,7 +70,7 @@ def agreement(data: pd.DataFrame) -> tuple[int, int]:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """How the predictions compare with what is known, in a sentence."""
+    """Errors of the predictions against the published values, in a sentence."""
     both = data.dropna(subset=["ratio"])
     if both.empty:
         return "Nothing measured is known here yet: a measurement is drawn beside its prediction once it is."
@@ -133,14 +133,12 @@ def _value(value: float | None, status: str, source: str) -> Cell:
 
 def draw(data: pd.DataFrame, quantity: str) -> Figure:
     """One panel a model; of every system the prediction and, above it, what is published."""
-    with style.applied():
+    with style.figure(11.5, 4.6) as figure:
         systems = list(dict.fromkeys(data["system"]))
-        figure = Figure(figsize=(11.5, 4.6), layout="constrained")
         models = models_in(data)
-        panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
-        for axes, (model, name) in zip(panels, models.items(), strict=True):
+        panels = style.model_panels(figure, models, sharey=True)
+        for axes, name in zip(panels, models.values(), strict=True):
             _draw_model(axes, data[data["model"] == name].set_index("system"), systems)
-            axes.set_title(style.model_name(model))
         panels[0].set_yticks(range(len(systems)), [style.method_name(system) for system in systems])
         panels[0].set_ylim(len(systems) - 0.4, -0.6)
         bars = "bar and number: predicted, with its interval"
@@ -178,7 +176,4 @@ def _draw_model(axes: Axes, rows: pd.DataFrame, systems: list[str]) -> None:
             fontsize=6.5,
         )
     axes.set_xlim(0, room)
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
-    axes.locator_params(axis="x", nbins=4)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
+    style.grid_for_rows(axes, num_ticks=4)

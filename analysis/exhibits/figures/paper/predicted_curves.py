@@ -95,7 +95,7 @@ def cheapest(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_answer(rows: pd.DataFrame) -> str:
-    """Where a billion tokens is cheapest, in a sentence."""
+    """The cheapest system and machine for each model, in a sentence."""
     parts = []
     for model, own in rows.groupby("model_key", sort=False):
         best = own.loc[own["usd_per_1e9_tokens"].idxmin()]
@@ -110,23 +110,17 @@ def draw_cost(rows: pd.DataFrame) -> Figure:
     """One panel a model."""
     with style.figure(11.5, 2.4) as figure:
         models = models_in(rows)
-        panels = figure.subplots(1, len(models), squeeze=False)[0]
-        for axes, model in zip(panels, models, strict=True):
+        for axes, model in zip(style.model_panels(figure, models), models, strict=True):
             own = rows[rows["model_key"] == model].reset_index(drop=True)
             for height, row in own.iterrows():
-                axes.barh(
-                    height, row["usd_per_1e9_tokens"], 0.7, color=style.METHODS[row["system"]].colour, edgecolor="black"
-                )
-                axes.hlines(
-                    height, row["usd_per_1e9_tokens_low"], row["usd_per_1e9_tokens_high"], color="black", linewidth=1
-                )
-                text = f"{row['usd_per_1e9_tokens']:,.1f}"
-                axes.text(row["usd_per_1e9_tokens_high"], height, f" {text}", va="center", fontsize=7)
+                dollars, low, high = (row[f"usd_per_1e9_tokens{end}"] for end in ("", "_low", "_high"))
+                axes.barh(height, dollars, 0.7, color=style.METHODS[row["system"]].colour, edgecolor="black")
+                axes.hlines(height, low, high, color="black", linewidth=1)
+                axes.text(high, height, f" {dollars:,.1f}", va="center", fontsize=7)
             names = [f"{style.method_name(row.system)}\n{_PLATFORMS[row.platform]}" for row in own.itertuples()]
             axes.set_yticks(range(len(own)), names, fontsize=6)
             axes.set_ylim(len(own) - 0.4, -0.6)
             axes.set_xlim(0, 1.6 * own["usd_per_1e9_tokens_high"].max())
-            axes.set_title(style.model_name(model))
         figure.supxlabel("US dollars for 10⁹ tokens, predicted", fontsize=8.5)
         return figure
 
@@ -160,7 +154,7 @@ def draw_scaling(data: pd.DataFrame) -> Figure:
     measured = _measured("scaling")
     with style.figure(11.5, 2.9) as figure:
         models = models_in(data)
-        for axes, (model, name) in zip(figure.subplots(1, len(models), squeeze=False)[0], models.items(), strict=True):
+        for axes, name in zip(style.model_panels(figure, models), models.values(), strict=True):
             for (platform, title), look in zip(_PLATFORMS.items(), _LOOKS, strict=True):
                 rows = data[(data["model"] == name) & (data["platform"] == platform)].dropna(subset="tokens_per_s")
                 if rows.empty:
@@ -173,7 +167,6 @@ def draw_scaling(data: pd.DataFrame) -> Figure:
                     axes.plot([1, 8], ideal, "--", color=look[0], linewidth=0.8, label=words)
                 known = measured[(measured["model"] == name) & (measured["platform"] == platform)]
                 axes.plot(known["num_gpus"], known["tokens_per_s"], "k*", label="measured" if len(known) else None)
-            axes.set_title(style.model_name(model))
             axes.set_xticks([1, 2, 4, 8])
             axes.set_xlabel("devices", fontsize=8.5)
             axes.set_ylim(bottom=0)

@@ -54,7 +54,7 @@ def _row(model: str, estimate: str, simulated: float, run_id: str) -> dict:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Where the simulation holds, in a sentence."""
+    """The models on which the simulation is near the measurement, in a sentence."""
     ratio = data.pivot(index="model", columns="estimate", values="ratio")["back to back"]
     near = [style.model_name(model) for model in runs.models_of(data) if ratio[model] < 1.2]
     far = [
@@ -66,7 +66,6 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """One row a model and estimate, with the published estimate where there is one."""
-    columns = columns_of("prediction")
     rows = []
     for row in data.itertuples():
         column = {"sync": "predicted_sync_ktokens_per_s", "label": "predicted_async_ktokens_per_s"}.get(row.estimate)
@@ -81,7 +80,7 @@ def tabulate(data: pd.DataFrame) -> Table:
                 ours(row.ratio, ".3f", row.run_id),
             )
         )
-    return table(columns, rows)
+    return table(columns_of("prediction"), rows)
 
 
 def draw(data: pd.DataFrame) -> Figure:
@@ -90,8 +89,7 @@ def draw(data: pd.DataFrame) -> Figure:
         rates, ratios = figure.subplots(1, 2)
         _draw_rates(rates, data)
         _draw_ratios(ratios, data)
-        handles, labels = rates.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=5)
+        style.legend_below(figure, rates, ncols=5)
         return figure
 
 
@@ -119,7 +117,7 @@ def _draw_ratios(axes: Axes, data: pd.DataFrame) -> None:
         places = rows.index + _SHIFTS[estimate]
         axes.plot(places, rows["ratio"], look.marker, color=look.colour)
         for x, ratio in zip(places, rows["ratio"], strict=True):
-            axes.annotate(f"{ratio:.2f}", (x, ratio), (0, 5), textcoords="offset points", ha="center", fontsize=6.3)
+            style.note(axes, f"{ratio:.2f}", (x, ratio), (0, 5), ha="center", fontsize=6.3)
     axes.axhline(1, color="black", linewidth=1)
     axes.set_ylim(0, 1.12 * data["ratio"].max())
     axes.set(title="Simulated over measured", ylabel="ratio")

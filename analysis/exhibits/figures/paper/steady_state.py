@@ -63,7 +63,7 @@ def _causal(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """How far the label is from what is simulated, in a sentence."""
+    """The published labels beside the simulated bubbles, in a few sentences."""
     bubbles = data.pivot(index="model", columns="num_microbatches", values="bubble").loc[runs.models_of(data)]
     labels = pd.Series({model: _label(model) for model in runs.models_of(data)})
     counts = counts_of(data)
@@ -142,14 +142,12 @@ def _bar(axes: Axes, x: float, value: float, colour: str, hatch: str, causal: fl
     if pd.notna(causal):
         axes.bar(x, causal, 0.16, fill=False, edgecolor="black", linestyle="--", linewidth=0.9)
         top, text = max(value, causal), f"({causal:.2f})\n{text}"
-    axes.annotate(text, (x, top), (0, 2), textcoords="offset points", ha="center", fontsize=5.8)
+    style.note(axes, text, (x, top), (0, 2), ha="center", fontsize=5.8)
 
 
 def _legend(data: pd.DataFrame) -> list[Patch]:
-    handles = [Patch(facecolor="white", edgecolor="black", hatch=style.HATCHES["published"], label="published label")]
-    handles += [
-        Patch(facecolor=_SHADES[count], edgecolor="black", label=f"N = {count}, simulated") for count in counts_of(data)
-    ]
+    handles = [style.bar_key("published label", hatch=style.HATCHES["published"])]
+    handles += [style.bar_key(f"N = {count}, simulated", _SHADES[count]) for count in counts_of(data)]
     if data["bubble_causal"].notna().any():
         handles.append(Patch(fill=False, linestyle="--", label="(the head waits for its input)"))
     return handles
@@ -162,8 +160,8 @@ exhibit = exhibit_of("steady_state", numbers, tabulate, draw, answer=answer)
 def causal(experiments: Experiments) -> Shown:
     """The table."""
     data = causal_numbers(experiments)
-    columns = columns_of("causal")
-    return Shown(table=table(columns, map(_causal_row, data.to_dict("records"))), words={"answer": causal_answer(data)})
+    rows = map(_causal_row, data.to_dict("records"))
+    return Shown(table=table(columns_of("causal"), rows), words={"answer": causal_answer(data)})
 
 
 def causal_numbers(experiments: Experiments) -> pd.DataFrame:

@@ -114,7 +114,7 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def length_answer(data: pd.DataFrame) -> str:
-    """Where RoundPipe reaches the longest sequence, in a sentence."""
+    """The system with the longest sequence on each model, in a sentence."""
     longest = {
         style.model_name(model): style.method_name(rows.loc[rows["value"].idxmax(), "system"])
         for model, name in models_in(data).items()
@@ -155,11 +155,9 @@ def _cell(of_system: pd.DataFrame, model: str, form: str) -> Cell:
     if model not in of_system.index:
         return label("not stated")
     row = of_system.loc[model]
-    return (
-        theirs(row["value"], form, row["source"])
-        if row["status"] == "ok"
-        else Cell(None, row["status"], source=row["source"])
-    )
+    if row["status"] != "ok":
+        return Cell(None, row["status"], source=row["source"])
+    return theirs(row["value"], form, row["source"])
 
 
 def _with_speedup(data: pd.DataFrame) -> Table:
@@ -170,26 +168,19 @@ def _with_speedup(data: pd.DataFrame) -> Table:
         if best is None:
             row.append(NOTHING)
         else:
-            row.append(
-                theirs(
-                    _value(data, "roundpipe", name) / best["value"],
-                    ".2f",
-                    f"quotient of {best['source']} and RoundPipe's row",
-                )
-            )
+            quotient, source = _value(data, "roundpipe", name) / best["value"], best["source"]
+            row.append(theirs(quotient, ".2f", f"quotient of {source} and RoundPipe's row"))
     return table(rates.columns, [*rates.rows, row])
 
 
 def draw(data: pd.DataFrame, quantity: str) -> Figure:
     """One panel a model, one bar a system; what did not run is written where its bar would stand."""
-    with style.applied():
+    with style.figure(11.5, 3.6) as figure:
         systems = sorted(data["system"].unique(), key=_order)
-        figure = Figure(figsize=(11.5, 3.6), layout="constrained")
         models = models_in(data)
-        panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
-        for axes, (model, name) in zip(panels, models.items(), strict=True):
+        panels = style.model_panels(figure, models, sharey=True)
+        for axes, name in zip(panels, models.values(), strict=True):
             _draw_model(axes, data, name, systems)
-            axes.set_title(style.model_name(model))
         panels[0].set_yticks(range(len(systems)), [style.method_name(system) for system in systems])
         panels[0].set_ylim(len(systems) - 0.5, -0.5)
         figure.supxlabel(quantity, fontsize=8.5)
@@ -217,7 +208,7 @@ def _draw_model(axes: Axes, data: pd.DataFrame, model: str, systems: list[str]) 
             _bar(axes, height, width, system)
         axes.text(width + 0.02 * room, height, text, va="center", fontsize=7.5)
     axes.set_xlim(0, room)
-    _horizontal(axes)
+    style.grid_for_rows(axes, num_ticks=4)
 
 
 def _bar(axes: Axes, height: float, width: float, system: str) -> None:
@@ -225,34 +216,23 @@ def _bar(axes: Axes, height: float, width: float, system: str) -> None:
     axes.barh(height, width, 0.72, color=colour, edgecolor="black", hatch=style.HATCHES["published"])
 
 
-def _horizontal(axes: Axes) -> None:
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
-    axes.locator_params(axis="x", nbins=4)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-
-
 def draw_cost(data: pd.DataFrame, where: str = "8 RTX 4090") -> Figure:
     """One panel a model: the cheapest other system above RoundPipe."""
     with style.figure(11.5, 1.9) as figure:
         models = models_in(data)
-        panels = figure.subplots(1, len(models), squeeze=False)[0]
-        for axes, (model, name) in zip(panels, models.items(), strict=True):
+        for axes, name in zip(style.model_panels(figure, models), models.values(), strict=True):
             best = best_baseline(data, name, pd.Series.idxmin)
             bars = {"roundpipe": _value(data, "roundpipe", name)}
             if best is not None:
                 bars = {best["system"]: best["value"], **bars}
             for height, (system, dollars) in enumerate(bars.items(), start=2 - len(bars)):
                 _bar(axes, height, dollars, system)
-                axes.annotate(
-                    f"{dollars:,.2f}", (dollars, height), (3, 0), textcoords="offset points", va="center", fontsize=7.5
-                )
+                style.note(axes, f"{dollars:,.2f}", (dollars, height), (3, 0), va="center", fontsize=7.5)
             if best is None:
                 axes.text(0, 0, " no other system runs it", va="center", fontsize=6.5)
             axes.set_yticks(range(2 - len(bars), 2), [style.method_name(system) for system in bars], fontsize=7)
             axes.set_ylim(1.6, -0.6)
             axes.set_xlim(0, 1.5 * max(bars.values()))
-            axes.set_title(style.model_name(model))
-            _horizontal(axes)
+            style.grid_for_rows(axes, num_ticks=4)
         figure.supxlabel(f"US dollars for 10⁹ tokens on {where}, from published throughput and price", fontsize=8.5)
         return figure

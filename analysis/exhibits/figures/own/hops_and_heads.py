@@ -1,0 +1,142 @@
+"""Equal stages with one burden each: the bubble over the latency of a hop, and over the work of the head."""
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from analysis.exhibits import style
+from analysis.exhibits.exhibit import Table, by_schedule, exhibit_of
+from analysis.records import runs
+from analysis.records.experiments import Experiments
+
+_DEALT = ("roundpipe", runs.ONE_ROUND)
+
+
+# --- the latency of a hop ------------------------------------------------------------------------------------
+
+
+def hop_numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a schedule and hop: `hop` (forwards of a device's share), `bubble` (% of the makespan), `run_id`."""
+    found = runs.whole(experiments, "hop_latency", schedule="schedule", hop="cost.hop_ms")  # a forward takes 1 ms
+    return pd.DataFrame(
+        {
+            "schedule": found["schedule"],
+            "family": found["schedule"].map(style.family_of),
+            "hop": found["hop"],
+            "bubble": 100 * found["bubble_makespan"],
+            "run_id": found["run_id"],
+        }
+    ).reset_index(drop=True)
+
+
+def hop_answer(data: pd.DataFrame) -> str:
+    """The schedules that lose least and most between no hop and the longest, in a sentence."""
+    bubbles = data.pivot(index="schedule", columns="hop", values="bubble")
+    lost = (bubbles.iloc[:, -1] - bubbles.iloc[:, 0]).sort_values()
+    first, last = lost.index[0], lost.index[-1]
+    return (
+        f"From no hop to {bubbles.columns[-1]:g} forward times, {style.method_name(first)} loses "
+        f"{lost.iloc[0]:.1f} points and {style.method_name(last)} {lost.iloc[-1]:.1f}."
+    )
+
+
+def hop_tabulate(data: pd.DataFrame) -> Table:
+    """One row a schedule, one column a hop."""
+    return by_schedule(data, "hop", {"bubble": ("hop {:g}: bubble (%)", ".2f")})
+
+
+def hop_draw(data: pd.DataFrame) -> Figure:
+    """One curve a schedule, one panel a family, all others pale behind it."""
+    families = [family for family in style.FAMILIES if family in set(data["family"])]
+    with style.figure(12.5, 2.2 * -(-len(families) // 4) + 0.3) as figure:
+        panels = figure.subplots(-(-len(families) // 4), 4, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes, family in zip(panels, families, strict=False):
+            sns.lineplot(
+                data, x="hop", y="bubble", units="schedule", estimator=None, color=style.PALE, linewidth=0.6, ax=axes
+            )
+            shown = data[data["family"] == family].assign(name=lambda rows: rows["schedule"].map(style.method_name))
+            sns.lineplot(shown, x="hop", y="bubble", hue="name", style="name", markers=True, dashes=False, ax=axes)
+            axes.set_title(family)
+            axes.set_xlabel("hop time / forward time")
+            axes.set_ylabel("bubble (%)")
+            axes.legend(title=None, fontsize=6.4)
+        for number, axes in enumerate(panels[len(families) :], start=len(families)):
+            axes.remove()
+            panels[number - 4].tick_params(labelbottom=True)  # what stands above an empty place
+            panels[number - 4].xaxis.label.set_visible(True)
+        return figure
+
+
+hop_exhibit = exhibit_of("hop_latency", hop_numbers, hop_tabulate, hop_draw, answer=hop_answer)
+
+
+# --- a heavy head: every cut is searched as hard as RoundPipe's ------------------------------------------------
+
+
+def head_numbers(experiments: Experiments) -> pd.DataFrame:
+    """One row a schedule and head: `head`, `bubble` (%), `slower` (step time over RoundPipe's), `run_id`.
+
+    RoundPipe's is the shorter of those with rounds of as many microbatches as devices and with one round.
+    """
+    found = runs.whole(experiments, "uneven_head", schedule="schedule", head="cost.head_share")
+    dealt = found[found["schedule"].isin(_DEALT)].groupby("head")["makespan_s"].min()
+    return pd.DataFrame(
+        {
+            "schedule": found["schedule"],
+            "head": found["head"],
+            "bubble": 100 * found["bubble_makespan"],
+            "slower": found["makespan_s"] / found["head"].map(dealt),
+            "run_id": found["run_id"],
+        }
+    ).reset_index(drop=True)
+
+
+def head_answer(data: pd.DataFrame) -> str:
+    """Which schedule is fastest at every head, in a sentence."""
+    best = data.loc[data.groupby("head")["slower"].idxmin()]
+    names = ", ".join(
+        f"{row.head:g}: {style.method_name(row.schedule)}"
+        + ("" if row.schedule in _DEALT else f" ({100 - 100 * row.slower:.1f} % less time than RoundPipe)")
+        for row in best.itertuples()
+    )
+    return f"Shortest step by head: {names}."
+
+
+def head_tabulate(data: pd.DataFrame) -> Table:
+    """One row a schedule, two columns a head."""
+    columns = {
+        "bubble": ("head {:g}: bubble (%)", ".2f"),
+        "slower": ("head {:g}: step time / RoundPipe's", ".3f"),
+    }
+    return by_schedule(data, "head", columns)
+
+
+def head_draw(data: pd.DataFrame) -> Figure:
+    """Bubble on the left, step time over RoundPipe's on the right; a curve a schedule."""
+    shown = data.assign(name=data["schedule"].map(style.method_name))
+    looks = [style.look_of(name) for name in data["schedule"].unique()]
+    with style.figure(9.6, 3.6) as figure:
+        left, right = figure.subplots(1, 2)
+        for axes, column, text in ((left, "bubble", "bubble (%)"), (right, "slower", "step time / RoundPipe's")):
+            sns.lineplot(
+                shown,
+                x="head",
+                y=column,
+                hue="name",
+                style="name",
+                palette={look.name: look.colour for look in looks},
+                markers={look.name: look.marker for look in looks},
+                dashes=False,
+                legend="full",
+                ax=axes,
+            )
+            axes.set_xlabel("work of the head / work of a device's layers")
+            axes.set_ylabel(text)
+        handles, names = left.get_legend_handles_labels()
+        for axes in (left, right):
+            axes.get_legend().remove()
+        figure.legend(handles, names, loc="outside lower center", ncols=4)
+        return figure
+
+
+head_exhibit = exhibit_of("uneven_head", head_numbers, head_tabulate, head_draw, answer=head_answer)
