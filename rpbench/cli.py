@@ -130,7 +130,7 @@ def register(verbs: Mapping[str, Verb]) -> None:
 
 def all_verbs() -> dict[str, Verb]:
     """Every verb by its name, in the order of the help."""
-    from rpbench.commands.usages import ADVISE, NEW
+    from rpbench.commands import ADVISE, NEW
 
     return {
         "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] [--json] key=value ..."),

@@ -42,7 +42,7 @@ def side_processes(
 
 
 def answers_only() -> TextIO:
-    """This process's stdout; whatever else is printed goes to stderr."""
+    """This process's stdout; everything else that is printed goes to stderr."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return out
@@ -60,7 +60,7 @@ class Forked:
         if self.returncode is None:
             try:
                 self.returncode = self._template.ask(self.pid)
-            except (EOFError, OSError):  # the template is gone, and nobody else learns how this process ends
+            except (EOFError, OSError):  # the template is gone; no other process learns the exit status
                 self.kill()
                 self.returncode = -signal.SIGKILL
         return self.returncode
@@ -128,10 +128,10 @@ class Template:
         return None if pid is None else Forked(self, pid)
 
     def ask(self, message: Any, handles: Sequence[int] = ()) -> int | None:
-        """What the template answers: to a child's pid its exit status, to a program the pid of a child.
+        """The template's answer: the exit status of a child's pid, or the pid of a program's child.
 
         Raises:
-            EOFError, OSError: if it is gone, or says nothing; nobody can ask it again.
+            EOFError, OSError: if it is gone or silent; it cannot be asked again.
         """
         with self._lock:
             try:
@@ -229,7 +229,7 @@ def _fork_with(modules: Iterable[str]) -> int | None:
     try:
         for module in modules:
             import_module(module)
-        gc.freeze()  # nobody writes to what all have in common
+        gc.freeze()  # keeps pages shared with all children unwritten
         return os.fork() if len(os.listdir("/proc/self/task")) == 1 else None
     except Exception:
         return None

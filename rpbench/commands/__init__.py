@@ -1,1 +1,12 @@
-"""The verbs of the command line besides running: show, plan, profile, calibrate, compare."""
+"""Commands: one module a verb, and here the usage lines that help and error messages share."""
+
+NEW = "new model|cluster|gpu|schedule NAME"
+ADVISE = (
+    "advise model=CONFIG.json|NAME|ORG/NAME [seq_len=N] [batch=N] [schedules=A,B] [late=yes] "
+    "[runs_in=FRAMEWORK] [seconds=N] [ssd=NAME] "
+    "[finetune=full|lora|qlora lora_rank=N lora_targets=A,B] "
+    "gpu=NAME num_devices=N [devices_per_node=N intra_bytes_per_s= inter_bytes_per_s= host_link_bytes_per_s= "
+    "device_memory_bytes= host_memory_bytes= host_bytes_per_s=] | cluster=NAME|FILE [num_devices=N] [--json] [--open] "
+    "[compare=A,B | max_seq_len=yes | batch=max | fewest_devices=yes | deadline_days=D tokens=N "
+    "[usd_per_device_hour=]]"
+)

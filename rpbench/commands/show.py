@@ -77,13 +77,13 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
 
 
 def _axes(mesh: Mesh) -> dict[str, Any]:
-    """What a mesh says of a plan, in the words of exports."""
+    """Axes of the mesh of a plan, in the words of exports."""
     axes = ("data", "pipeline", "tensor", "context", "expert", "sequence_parallel")
     return {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
 
 
 def _recomputed(assembled: Assembled, word: str) -> tuple[str, tuple[str, ...]]:
-    """What a backward runs again, in the one word that frameworks have for all stages, and what it leaves out."""
+    """Recomputation as frameworks name it, one word for all stages, and a note on stages that differ."""
     stages = assembled.schedule.shape.num_backward_stages
     kept = {"all": 0, "none": stages, "except_last": 1}.get(word, len(assembled.keeps or ()))
     if kept in (0, stages):

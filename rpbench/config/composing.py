@@ -48,7 +48,7 @@ class Separate(Exception):
 
 
 class Base:
-    """What is laid over the options of groups: schema, primary file and experiment.
+    """Schema, primary file and experiment, which are merged over the options of groups.
 
     Hydra composes it once; parts that are not what Hydra made of them have something else in them.
     """
@@ -96,7 +96,7 @@ def _plain(node: DictConfig) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _loaded(text: str) -> DictConfig:
-    """A file's node, which nobody may change."""
+    """A file's node; callers must not change it."""
     node = OmegaConf.create(text)
     if not isinstance(node, DictConfig):
         raise Separate(text[:80])
@@ -104,7 +104,7 @@ def _loaded(text: str) -> DictConfig:
 
 
 def _option(group: str, option: str) -> DictConfig | dict[str, Any]:
-    """What an option of a group says about the group's own key."""
+    """The value of a group's key under one of its options."""
     path = file_of(group, option)
     if path is None and group == "schedule" and option in offered():
         return schedule_node(offered()[option])
@@ -127,7 +127,7 @@ def _option(group: str, option: str) -> DictConfig | dict[str, Any]:
 
 
 def _set(root: DictConfig, override: Override) -> None:
-    """Do as an override says, with Hydra's rules for keys that are there and keys that are not."""
+    """Apply an override, with Hydra's rules for present and absent keys."""
     key, value = override.key_or_group, override.value()
     if override.package is not None or override.is_delete():
         raise Separate(override.input_line)
@@ -234,7 +234,7 @@ class Recalling:
         Raises:
             ConfigError: as of `composed`.
         """
-        if any(map(is_of_hydra, overrides)):  # a composer leaves them to whoever sweeps
+        if any(map(is_of_hydra, overrides)):  # a composer ignores them
             return composed(overrides)
         state = _state_of_files()
         composer = next((each for known, each in self._known if known == state), None)
@@ -249,7 +249,7 @@ recalling = Recalling()
 
 
 def _state_of_files() -> tuple[object, ...]:
-    """What a configuration is composed of, by name and time of change."""
+    """State of all sources of a configuration: schedules, and files with time of change and size."""
     shipped = (os.path.join(folder, name) for folder, _, names in os.walk(CONF) for name in names)
     files = sorted([*(path for path in shipped if path.endswith(".yaml")), *map(str, own_yaml())])
     stats = ((path, os.stat(path)) for path in files)

@@ -1,4 +1,4 @@
-"""Keys of a model's or a cluster's file: unit, range and an example of each, for who writes one."""
+"""Keys of a model's or a cluster's file: unit, range and an example of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields

@@ -1,6 +1,6 @@
 """Notes of a request: choices without effect in its mode, old names, and a shipped model that was given other sizes.
 
-A shipped model with other sizes is another model: it gets a name that says so, and nobody has timed it.
+A shipped model with other sizes is another model: it gets a name that says so, and has no published timings.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +32,7 @@ OF_SCRIPTS = frozenset(
 
 
 def without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> tuple[str, ...]:
-    """What was asked for and changes nothing in a mode.
+    """Notes on choices that change nothing in a mode.
 
     Args:
         eager: whether constants of counted kernels are read: those of `software=roundpipe` or of a calibrated machine.
@@ -71,7 +71,7 @@ def _of_groups(overrides: Sequence[str], groups: Collection[str]) -> str:
 
 
 def frozen(cost: CostConfig) -> tuple[str, ...]:
-    """What there is to tell of weight gradients that are not made."""
+    """A note on weight gradients that are not computed."""
     if not cost.max_freeze_ratio:
         return ()
     return (
@@ -81,7 +81,7 @@ def frozen(cost: CostConfig) -> tuple[str, ...]:
 
 
 def renamed(choices: Mapping[str, str | None]) -> tuple[str, ...]:
-    """What there is to tell of an old name."""
+    """A note on an old name."""
     is_old = choices.get("backend") == "cuda"
     return ("backend=cuda is now called backend=device, and serves every accelerator of torch",) if is_old else ()
 

@@ -1,4 +1,4 @@
-"""Request: what one run is asked for, typed and checked once. Nothing behind it reads a dictionary of choices again."""
+"""Request: one run's choices, typed and checked once. Nothing behind it reads a dictionary of choices again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -86,7 +86,7 @@ class Request:
         overrides: what the command line, or a cell of a sweep, set.
         subject: everything that decides what the run measures, as plain data: values, and the bytes of files by
             their SHA-256.
-        notes: what there is to tell about how it was read, a sentence each.
+        notes: remarks on how the choices were read, a sentence each.
         mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices.
         software: whose kernels `cost=analytic` counts; None where none was named.
         pieces: how many of `num_microbatches` one that was asked for has become; the workload's sequences are a
@@ -155,12 +155,12 @@ class Request:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of all microbatches of a step; 0 where nobody knows."""
+        """Tokens of all microbatches of a step; 0 where unknown."""
         return sum(self.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
 
     @property
     def measures(self) -> bool:
-        """Whether what comes out depends on this machine's pace."""
+        """Whether the results depend on this machine's speed."""
         timed, backend = ("cpu", "device", "emulated", "torch"), self.backend
         on_clock = backend is not None and backend.name in timed and backend.dry_accelerators is None
         measured_costs = self.cost.name == "profiled" and self.cost.profile is None
@@ -199,7 +199,7 @@ def cluster_file(path: Path) -> Machine:
 
 
 def request_of(found: Composed) -> Request:
-    """The request that a composed configuration stands for.
+    """The request of a composed configuration.
 
     Raises:
         ValueError: as of `load`.
@@ -419,7 +419,7 @@ def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
 
 
 def _check_mode(request: Request) -> None:
-    """Refuse what a mode has no use for.
+    """Refuse choices that do not fit the mode.
 
     Raises:
         ConfigError: naming what to write instead.

@@ -83,7 +83,7 @@ def _dtype_gain(job: Job) -> float:
 
 
 def settings_of(job: Job) -> dict[str, Any]:
-    """What is known of a run, for people and for `with_settings`."""
+    """Settings of a run, for people and for `with_settings`."""
     return {
         "model": job.architecture.name,
         "machine": job.machine.name,

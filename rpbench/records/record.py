@@ -128,7 +128,7 @@ def _falsified(record: Record, name: str) -> str | None:
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with their digest, as they are written: whoever reads them sees that none has changed."""
+    """The values with their digest, as written: readers can check that none has changed."""
     return values | {"digest": digest(values)}
 
 

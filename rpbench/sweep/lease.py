@@ -1,6 +1,6 @@
 """Leases: who works on a run now, on this host or any other that sees the folder, and only while it lives.
 
-    <results>/.leases/<run>.<generation>        host, process and boot of whoever took the lease
+    <results>/.leases/<run>.<generation>        host, process and boot of the owner
 
 The newest generation counts. A lease is taken by creating the next generation's file, which one process alone can do,
 also over a network. Its owner touches it every few seconds. It has lapsed when its process is gone from this host, or
@@ -86,7 +86,7 @@ class Leases:
                     other.unlink()
 
     def remove_lapsed(self) -> None:
-        """Take and give back what owners left that are gone: a run that has ended, nobody else would take again."""
+        """Take and release leases of owners that are gone: no other worker would take those of ended runs."""
         for run in sorted({path.stem for path in self._folder.glob("*.*")}):
             if (lease := self.take(run)) is not None:
                 self.give_back(lease)
@@ -149,7 +149,7 @@ def _generation(path: Path) -> int:
 
 
 def _owner(path: Path) -> Owner | None:
-    """Who took a lease; None while its file is being written, or was torn."""
+    """The owner of a lease; None while its file is being written, or was torn."""
     try:
         found = Owner(**parsed(read_text(path)))
     except (ValueError, TypeError):

@@ -105,7 +105,7 @@ def _taken(file: TextIO) -> bool:
 
 
 def _run() -> str:
-    """What all ranks that a launcher has started together have in common; empty for a run of one process."""
+    """Environment shared by all ranks of one launch; empty for a run of one process."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     return " ".join(os.environ.get(name, "") for name in names) if "RANK" in os.environ else ""
 
@@ -235,7 +235,7 @@ def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
 
 
 def _of_launcher(error: Exception) -> str:
-    """What broke outside of any run, such as a worker that was killed."""
+    """Message for an error outside of any run, such as a killed worker."""
     what = f"{type(error).__name__}: {first_line(error)}"
     if "Terminated" in what or "BrokenProcess" in what:
         return f"a worker of the launcher was killed ({what}); what had ended is kept, the same command goes on"
@@ -281,7 +281,7 @@ def _check_hydra(config: DictConfig) -> None:
 
 
 class _Callbacks:
-    """What the command line named by hydra/callbacks=NAME, told of the start and the end of each job."""
+    """Callbacks chosen by hydra/callbacks=NAME, called at the start and the end of each job."""
 
     def __init__(self, config: DictConfig) -> None:
         self._named = [instantiate(each) for each in (config.hydra.callbacks or {}).values()]
@@ -313,7 +313,7 @@ class _Here:
 
 
 def _work(plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, node: DictConfig) -> None:
-    """What a worker of a sweep does, in whatever process the launcher runs it."""
+    """The work of one worker of a sweep, in the process that the launcher started."""
     job = cast(DictConfig, HydraConfig.get())
     Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, emit, composed_of(node, job)).work()
 

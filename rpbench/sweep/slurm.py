@@ -126,7 +126,7 @@ class Slurm:
         return rows
 
     def executor_here(self) -> Any:
-        """What hands in jobs.
+        """The executor that submits jobs.
 
         Raises:
             ConfigError: without submitit, or without SLURM.
@@ -148,7 +148,7 @@ class Slurm:
         return executor
 
     def parameters(self) -> Mapping[str, Any]:
-        """What submitit is told; options of sbatch among them."""
+        """Parameters of submitit, with options of sbatch."""
         common = {"name": "rpbench", "timeout_min": self.timeout_min}
         if self.executor == "local":
             return common | {"tasks_per_node": self.num_hosts}
@@ -204,7 +204,7 @@ def import_submitit() -> Any:
 
 
 def run_task(ranks_per_host: int, overrides: Sequence[str]) -> Answer:
-    """What a task does on its host: torchrun with the host's ranks."""
+    """Run one task on its host: torchrun with the host's ranks."""
     job = importlib.import_module("submitit").JobEnvironment()
     hosts = list(job.hostnames)
     if len(hosts) != job.num_tasks:  # processes of one host stand for hosts

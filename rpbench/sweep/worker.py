@@ -1,4 +1,4 @@
-"""Worker: one process of a sweep. It takes cells that nobody has, until every cell of the plan has ended.
+"""Worker: one process of a sweep. It takes free cells until every cell of the plan has ended.
 
 A launcher of Hydra starts workers, one or several, here or elsewhere; how they divide the cells is settled by leases.
 """
@@ -120,7 +120,7 @@ class Worker:
         return True
 
     def _tell(self, number: int, error: Exception, journal: Journal) -> None:
-        """What a cell ended with, at once: to its manifest and to people."""
+        """Report the end of a cell at once, in the manifest and on stderr."""
         if isinstance(error, ValueError):
             journal.refused(str(error))
         else:

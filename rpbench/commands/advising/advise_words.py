@@ -7,8 +7,8 @@ from functools import cached_property
 from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import SIZES, USUAL_RANK, config_path, context_in
 from rpbench.advice.rows import FRAMEWORKS
+from rpbench.commands import ADVISE
 from rpbench.commands.advising.advise_questions import ALSO, BESIDES, QUESTIONS
-from rpbench.commands.usages import ADVISE
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.request import Request, load
@@ -47,7 +47,7 @@ class Asked:
 
     @cached_property
     def request(self) -> Request:
-        """What is shipped of it, composed at once: every configuration takes Hydra half a second."""
+        """The shipped options, composed at once: every configuration takes Hydra half a second."""
         cluster = [f"cluster={self.own['cluster']}"] if self.own.get("cluster") in options_of("cluster") else []
         return load(["cost=analytic", *cluster, *self.model_words])
 

@@ -108,7 +108,7 @@ def _none_of(found: Mapping[str, Finding], reason: str) -> dict[str, Finding]:
 
 
 def why_none(rows: Rows) -> str:
-    """Why nothing of this duel can have a verdict, whatever was measured; empty if something can."""
+    """The reason why no contender of this duel can have a verdict; empty if one can."""
     fit = timed(rows)
     if not any(map(is_reference, fit)):
         return "nobody to compare with: 1F1B has not run"
