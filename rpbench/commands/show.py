@@ -59,7 +59,10 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     from rpbench.torch_runtime.formats.frameworks import numbers_of
 
     sequences = request.workload.microbatch_sequences
-    known: dict[str, Any] = {} if mesh is None else _axes(mesh)
+    axes = ("data", "pipeline", "tensor", "context", "expert", "sequence_parallel")
+    known: dict[str, Any] = {}
+    if mesh is not None:
+        known = {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
     known["recompute"], known["notes"] = _recomputed(assembled, request.recompute)
     if assembled.model is not None:
         known |= {"sequences": sequences, "seq_len": assembled.model.seq_len}
@@ -74,12 +77,6 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     if sequences != int(sequences) and form in FILES:
         raise ConfigError(f"microbatches of {sequences} sequences: format={form} takes whole ones; take larger ones")
     return export(assembled.schedule, form, given)
-
-
-def _axes(mesh: Mesh) -> dict[str, Any]:
-    """Axes of the mesh of a plan, in the words of exports."""
-    axes = ("data", "pipeline", "tensor", "context", "expert", "sequence_parallel")
-    return {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
 
 
 def _recomputed(assembled: Assembled, word: str) -> tuple[str, tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """`show check=communication`: whether the messages of a table pass each other; what torch 2.15's settings do to it."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
@@ -145,11 +145,8 @@ def _settings(request: Request, table: Table, asked: Asked) -> dict[str, Any]:
     except ValueError as error:
         return {"settings": [], "no_times": str(error)}
     rules = _Rules(assembled, table, asked.data_parallel)
-    return {"unit": rules.unit, "settings": [rules.row(varied) for varied in _variants(asked.settings)]}
-
-
-def _variants(named: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    return (*VARIED, *([named] if named and named not in VARIED else []))
+    variants = (*VARIED, *([asked.settings] if asked.settings and asked.settings not in VARIED else []))
+    return {"unit": rules.unit, "settings": [rules.row(varied) for varied in variants]}
 
 
 class _Rules:

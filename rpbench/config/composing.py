@@ -196,18 +196,16 @@ class Composer:
     def _base_of(self, experiment: str | None) -> Base:
         if experiment not in self._bases:
             try:
-                self._bases[experiment] = Base(self._composed(experiment))
+                known = self._known
+                if known is None or known.choices["experiment"] != experiment:
+                    known = composed([f"experiment={experiment}"] if experiment else [])
+                self._bases[experiment] = Base(known)
             except Separate:
                 self._bases[experiment] = None
         found = self._bases[experiment]
         if found is None:
             raise Separate(str(experiment))
         return found
-
-    def _composed(self, experiment: str | None) -> Composed:
-        if self._known is not None and self._known.choices["experiment"] == experiment:
-            return self._known
-        return composed([f"experiment={experiment}"] if experiment else [])
 
     def _part(self, base: Base, key: str, option: str | None, values: tuple[str, ...]) -> Any:
         name = (id(base), key, option, values)

@@ -73,7 +73,9 @@ class Leases:
             path.unlink(missing_ok=True)  # what stood when we looked was given back, and another has begun anew
             return None
         self._held.add(path)
-        self._beat()
+        if self._beating is None:
+            self._beating = threading.Thread(target=self._touch_all, name="lease", daemon=True)
+            self._beating.start()
         return path
 
     def give_back(self, path: Path) -> None:
@@ -123,11 +125,6 @@ class Leases:
             self._seen[path] = (touched, time.monotonic())
             return False
         return time.monotonic() - since > LAPSE_S
-
-    def _beat(self) -> None:
-        if self._beating is None:
-            self._beating = threading.Thread(target=self._touch_all, name="lease", daemon=True)
-            self._beating.start()
 
     def _touch_all(self) -> None:
         while not self._ended.wait(BEAT_S):

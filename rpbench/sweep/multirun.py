@@ -152,7 +152,8 @@ def sweep(arguments: Sequence[str]) -> int:
         ConfigError: for a request that is wrong.
     """
     overrides, terms, is_dry = split_terms([item for item in arguments if item not in _MULTIRUN])
-    _check_flags(overrides)
+    if flag := next((item for item in overrides if item.startswith("-")), None):
+        raise ConfigError(f"unknown option {flag}: runs take key=value, and -m for a sweep; see rpbench --help")
     refuse_old_spellings(overrides)
     _check_choices(overrides)
     try:
@@ -162,7 +163,7 @@ def sweep(arguments: Sequence[str]) -> int:
         elif is_dry or terms != Terms():
             raise ConfigError("--dry-run, --only, --retry and --fail-fast are of sweeps: put -m before the overrides")
         else:
-            _single(overrides)
+            _carry_out(load(overrides), Journal.of_none(), alone=True)
     except RunFailed as error:
         print(f"rpbench: {error}", file=sys.stderr)
         return 1
@@ -175,10 +176,6 @@ def _refuse_ranks(overrides: Sequence[str]) -> None:
             "-m under torchrun: every rank would sweep for itself; leave torchrun out, so that each run starts its "
             "ranks, or start torchrun once for each run"
         )
-
-
-def _single(overrides: Sequence[str]) -> None:
-    _carry_out(load(overrides), Journal.of_none(), alone=True)
 
 
 def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, alone: bool = False) -> None:
@@ -328,12 +325,6 @@ def _job(node: DictConfig) -> None:
     """One run that a sweeper of somebody else's asks for."""
     job = cast(DictConfig, HydraConfig.get())
     _carry_out(request_of(composed_of(node, job)), Journal.of_none())
-
-
-def _check_flags(overrides: Sequence[str]) -> None:
-    for item in overrides:
-        if item.startswith("-"):
-            raise ConfigError(f"unknown option {item}: runs take key=value, and -m for a sweep; see rpbench --help")
 
 
 def _check_choices(overrides: Sequence[str]) -> None:

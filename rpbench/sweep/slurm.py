@@ -118,7 +118,8 @@ class Slurm:
             job.cancel()
             raise
         except Exception as error:  # submitit's own kinds: killed, timed out, never pickled
-            raise RunFailed(f"job {job.job_id}: {_first_line(error)}; its logs are in {self.folder}") from None
+            what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise RunFailed(f"job {job.job_id}: {what}; its logs are in {self.folder}") from None
         rows = [json.loads(line) for _, lines, _ in answers for line in lines]
         if not rows:
             host, words = next(((host, said) for host, (status, _, said) in enumerate(answers) if status), (0, ""))
@@ -221,7 +222,3 @@ def _last_words(text: str) -> list[str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("rpbench: ")]
     return (ours or lines)[-_LAST_LINES:]
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

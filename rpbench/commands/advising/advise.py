@@ -269,7 +269,9 @@ def _model(asked: Asked) -> Architecture:
         return model_of_sizes({"seq_len": str(seq_len_in(asked)), **asked.sizes})
     path = config_path(name)
     if path is not None:
-        _refuse_sizes(asked)
+        for key, value in asked.sizes.items():
+            if key not in TRAINING:
+                raise ConfigError(f"{key}={value}: model={name} has its sizes; leave one of both out")
         return trained(replace(architecture_of(path), seq_len=seq_len_in(asked)), asked.sizes)
     if name not in options_of("model"):
         raise ConfigError(_no_model(name))
@@ -277,12 +279,6 @@ def _model(asked: Asked) -> Architecture:
     if found is None:
         raise ConfigError(f"model={name} has no shape; take one with a shape, such as model=qwen3_1p7b")
     return found
-
-
-def _refuse_sizes(asked: Asked) -> None:
-    for key, value in asked.sizes.items():
-        if key not in TRAINING:
-            raise ConfigError(f"{key}={value}: model={asked.own['model']} has its sizes; leave one of both out")
 
 
 def _notes(asked: Asked) -> list[str]:
