@@ -183,7 +183,7 @@ class Entry:
         except ValueError:
             raise
         except Exception as error:
-            raise ValueError(_said_of(file, error)) from None
+            raise ValueError(_error_sentence(file, error)) from None
         if not is_one:
             raise ValueError(
                 f"{file}: {self.generate.__name__} of schedule {self.name} returned {found!r:.60}; a generator returns "
@@ -213,7 +213,7 @@ def entries() -> Mapping[str, Entry]:
     Raises:
         ValueError: for a module of the user's that cannot be imported.
     """
-    return _plain_of(_files())
+    return _entries_without_extra(_files())
 
 
 def offered() -> Mapping[str, Entry]:
@@ -230,7 +230,7 @@ def _files() -> tuple[Path, ...]:
 
 
 @cache
-def _plain_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
+def _entries_without_extra(files: tuple[Path, ...]) -> Mapping[str, Entry]:
     return MappingProxyType({name: each for name, each in _entries_of(files).items() if each.extra is None})
 
 
@@ -290,10 +290,10 @@ def _checked(what: str, load: Callable[[], str]) -> str:
     try:
         return load()
     except Exception as error:
-        raise ValueError(_said_of(what, error)) from None
+        raise ValueError(_error_sentence(what, error)) from None
 
 
-def _said_of(what: str, error: Exception) -> str:
+def _error_sentence(what: str, error: Exception) -> str:
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == what]
     line = getattr(error, "lineno", None) or (lines[-1].lineno if lines else None)
     where = f"{what}, line {line}" if line else what

@@ -40,7 +40,7 @@ _KEYS = {f.name: make_dataclass("Key", [(f.name, f.type, copy(f))]) for f in fie
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
-KEPT = 4  # states of files whose parts are kept: a process that looks at other folders comes back
+MOST_COMPOSERS = 4  # states of files whose parts are kept: a process that looks at other folders comes back
 
 
 class Separate(Exception):
@@ -237,7 +237,7 @@ class Recalling:
         state = _state_of_files()
         composer = next((each for known, each in self._known if known == state), None)
         if composer is None:
-            self._known = [*self._known[1 - KEPT :], (state, Composer())]
+            self._known = [*self._known[1 - MOST_COMPOSERS :], (state, Composer())]
             return composed(overrides)
         refuse_old_spellings(overrides)
         return composer.compose(overrides)

@@ -254,7 +254,7 @@ def request_of(found: Composed) -> Request:
         notes=(*notes, *renamed(found.choices), *frozen(cost), *without_effect(mode, found.overrides, eager=eager)),
         software=software,
         mesh=mesh,
-        **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
+        **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _COPIED},
     )
     _check_mode(request)
     return _in_pieces(request)
@@ -275,7 +275,7 @@ def _in_pieces(request: Request) -> Request:
     )
 
 
-_PLAIN = (
+_COPIED = (
     "num_devices",
     "num_microbatches",
     "num_steps",

@@ -66,7 +66,7 @@ def findings(
     table = {name: [start[name] for start in starts] for name in starts[0]}
     num_references = max(sum(map(is_reference, names)) for names in groups(table))
     found = _judged(rows, table, num_references, num_verdicts)
-    return found if undisturbed else _none_of(found, "other programs' load was not looked at")
+    return found if undisturbed else _without_verdict(found, "other programs' load was not looked at")
 
 
 def findings_over(rows: Rows, clock: str, base: str, num_verdicts: int | None = None) -> dict[str, Finding]:
@@ -100,10 +100,10 @@ def _judged(
 ) -> dict[str, Finding]:
     found = judge(table, num_references, rules_of(rows), num_verdicts)
     reason = why_none(rows)
-    return _none_of(found, reason) if reason else found
+    return _without_verdict(found, reason) if reason else found
 
 
-def _none_of(found: Mapping[str, Finding], reason: str) -> dict[str, Finding]:
+def _without_verdict(found: Mapping[str, Finding], reason: str) -> dict[str, Finding]:
     return {name: replace(each, verdict="no verdict", reason=reason) for name, each in found.items()}
 
 
