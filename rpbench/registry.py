@@ -60,9 +60,8 @@ class Entry:
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
             `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
         rounds: the steps of its shape that an update takes, each with an equal part of the update's microbatches.
-        compensation: what the engine does about late gradients, as settings of
-        `rpbench.engine.state.updates.compensation` by
-            their names; takes the schedule's options. None: nothing.
+        compensation: the engine's correction of late gradients, as settings of
+            `rpbench.engine.state.updates.compensation` by name; takes the schedule's options. None: no correction.
         tensor_parallel: whether every device has a share of every matrix, and parts are such shares.
         lower: adds optimizer steps and what the method moves (`rpbench.passes.offload`) to an order whose partition is
             known; takes the schedule's options and `prefetch`. None: nothing belongs to the method but its order.
@@ -125,7 +124,7 @@ class Entry:
         return tuple(dict.fromkeys([*(value for value in values if value == self.options[name]), *values]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process finds it by its name: what is registered may hold functions that cannot be sent."""
+        """Pickled by name: an entry may hold functions that cannot be pickled."""
         return entry, (self.name,)
 
     @property
@@ -217,7 +216,7 @@ def entries() -> Mapping[str, Entry]:
 
 
 def offered() -> Mapping[str, Entry]:
-    """Every schedule that can be asked for, those that need an extra included. Imports the modules that hold them.
+    """Every registered schedule, with those that need an extra. Imports their modules.
 
     Raises:
         ValueError: as `entries`.
@@ -244,7 +243,7 @@ def _entries_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
             if not module.ispkg and not module.name.startswith(_ADAPTERS):
                 modules.add(importlib.import_module(module.name).__name__)
     own = {_module_of(path) for path in files}
-    for name, each in list(_entries.items()):  # of other places, which this process has looked at before
+    for name, each in list(_entries.items()):  # of folders that this process no longer uses
         if each.generate.__module__.startswith(_OWN) and each.generate.__module__ not in own:
             del _entries[name]
     modules |= {_imported(path) for path in files}
@@ -326,13 +325,13 @@ def entry(name: str) -> Entry:
 
 
 def renamed(name: str) -> str:
-    """The sentence for a name of before."""
+    """The message for a former name."""
     now, why = RENAMED[name]
     return f"schedule={name} is called schedule={now} now: {why}"
 
 
 def unknown_name(what: str, name: str, known: Mapping[str, Any] | list[str]) -> str:
-    """The sentence for a name that is not known: the value, the nearest names, all of them."""
+    """The message for an unknown name: the value, the nearest name and all known ones."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]}?" if near else "."
     return f"unknown {what} {name!r}{hint} Known: {', '.join(known)}"

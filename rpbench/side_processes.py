@@ -1,4 +1,4 @@
-"""Processes that work beside this one, and end with it however it ends."""
+"""Side processes: they work beside this one and end when it ends, also when it is killed."""
 
 import gc
 import os
@@ -88,7 +88,7 @@ Started = Forked | subprocess.Popen[bytes]
 
 
 class Template:
-    """A process that imports modules and is forked for every child, which so has them at once.
+    """A process that imports modules and is forked for every child, so that children start with them loaded.
 
     It is a program of its own: children have nothing of this process but environment and cores. It ends when this
     process does, or when neither this object nor a child of it is held any more.
@@ -104,7 +104,7 @@ class Template:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what it cannot import, a process of its own says
+                stderr=subprocess.DEVNULL,  # a failed import is reported by a child started without the template
                 pass_fds=[there.fileno()],
                 start_new_session=True,
             )
@@ -272,9 +272,9 @@ def _end_template(connection: "Connection[Any, Any]", process: "subprocess.Popen
 def end_all(
     processes: Iterable[Started], inputs: Iterable[IO[bytes]], others: Iterable["IO[bytes] | Connection[Any, Any]"]
 ) -> None:
-    """End processes that leave when their stdin, one of `inputs`, does; who does not in time is killed."""
+    """End processes by closing their stdin, one of `inputs`; those that do not end in time are killed."""
     for stdin in inputs:
-        with suppress(BrokenPipeError):  # what a dead process has not read is still to be flushed
+        with suppress(BrokenPipeError):  # closing flushes input that a dead process has not read
             stdin.close()
     deadline = time.monotonic() + GRACE_S
     for process in processes:
@@ -289,7 +289,7 @@ def end_all(
 
 @cache
 def end_with(parent: int) -> None:
-    """From now on, end this process when its parent has ended, however that went; for children of other libraries."""
+    """End this process once its parent has ended, for any reason; for children of other libraries."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -15,7 +15,7 @@ from rpbench.registry import unknown_name
 
 T = TypeVar("T")
 
-# How the keys of a group begin on the command line, by its dataclass.
+# Prefix of a group's keys on the command line, by dataclass.
 _PREFIXES = {
     "CostConfig": "cost.",
     "WorkloadConfig": "workload.",

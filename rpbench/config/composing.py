@@ -1,4 +1,4 @@
-"""Composer: configurations as Hydra would compose them, from parts that are composed once.
+"""Composer: the same configurations as Hydra's, from parts that are composed once.
 
 A configuration is a value for each key of `RunConfig`. It depends on the option of the group of that name, on the
 primary file and the experiment, and on the overrides that begin with the key: on no other override. So a sweep over 20
@@ -40,7 +40,7 @@ _KEYS = {f.name: make_dataclass("Key", [(f.name, f.type, copy(f))]) for f in fie
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
-MOST_COMPOSERS = 4  # states of files whose parts are kept: a process that looks at other folders comes back
+MOST_COMPOSERS = 4  # composers in memory, one a state of the files
 
 
 class Separate(Exception):
@@ -217,14 +217,12 @@ class Composer:
 class Recalling:
     """Composes single configurations, one after another: after the first, from parts that are kept.
 
-    The first is Hydra's, because most processes need one. A file, a place or a schedule that has changed begins anew;
-    as it was before, its parts are still there.
+    Hydra composes the first, because most processes need one. A changed file, place or schedule starts a new composer;
+    composers of recent states remain.
     """
 
     def __init__(self) -> None:
-        self._known: list[
-            tuple[tuple[object, ...], Composer]
-        ] = []  # the state of the files, and what is composed of it
+        self._known: list[tuple[tuple[object, ...], Composer]] = []  # state of the files, its composer
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """The configuration of a single run.

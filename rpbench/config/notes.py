@@ -94,7 +94,7 @@ LENGTHS = ("seq_len", "context")
 def told_apart(
     values: Mapping[str, Any], option: str | None, overrides: Sequence[str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A model's keys under a name that no other shape has, and what there is to tell about it.
+    """A model's keys under a name unique to its shape, and notes about it.
 
     What the command line says of `model.name` and `model.published_name` stays.
 
@@ -130,7 +130,7 @@ def told_apart(
 
 
 def _named(option: str, changed: Mapping[str, Any]) -> str:
-    """With every change in it; with a digest of them where that would be too long for a name."""
+    """The option's name with every change, or with a digest of the changes where that is too long."""
     words = "-".join(f"{key.replace('.', '_')}-{_word(value)}" for key, value in changed.items())
     if len(option) + 1 + len(words) <= LONGEST_NAME:
         return f"{option}-{words}"

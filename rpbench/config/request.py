@@ -89,8 +89,8 @@ class Request:
         notes: remarks on how the choices were read, a sentence each.
         mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices.
         software: whose kernels `cost=analytic` counts; None where none was named.
-        pieces: how many of `num_microbatches` one that was asked for has become; the workload's sequences are a
-            piece's. 1 but for schedules that halve microbatches.
+        pieces: microbatches of the schedule for each one asked for; the workload's sequences are those of a piece. 1
+            except for schedules that halve microbatches.
     """
 
     mode: Mode
@@ -361,7 +361,7 @@ def _model(shape: Mapping[str, Any]) -> Architecture | None:
 
 
 def _software(config: RunConfig) -> "Software | None":
-    """The software that was named, with what was changed of it."""
+    """The named software with the changes of the command line; None without one."""
     if config.software is None:
         return None
     from rpbench.mesh.software import software_of  # its package, for runs that name one
@@ -373,7 +373,7 @@ def _software(config: RunConfig) -> "Software | None":
 def _meshed(
     config: RunConfig, found: Composed, cluster: Machine, model: Architecture | None, software: "Software | None"
 ) -> tuple[RunConfig, Mapping[str, str | None], "MeshChoice | None"]:
-    """The configuration, the choices and the mesh, with what a mesh settles: devices, and where seconds are from."""
+    """The configuration, the choices and the mesh, with the devices and the cost source that a mesh determines."""
     if not config.mesh.is_given and (config.num_devices or 1) > cluster.node_devices < cluster.size:
         config = replace(config, mesh=replace(config.mesh, pipeline=config.num_devices))  # more than one host
     if not config.mesh.is_given:
@@ -401,14 +401,14 @@ def _meshed(
 
 
 def _num_devices(config: RunConfig, cluster: Machine) -> int:
-    """As asked for; else those of a host of the cluster."""
+    """The devices asked for; else those of a host of the cluster."""
     if config.num_devices is not None:
         return config.num_devices
     return DEVICES if cluster.num_devices is None else cluster.node_devices
 
 
 def _own_generator(entry: Entry) -> SourceFile | None:
-    """The code of a generator that is the user's: with it, what a run measures changes."""
+    """The code of a user's generator, which is part of the run's identity; None for the project's own."""
     found = sources(entry)
     return source_of(found[0], b"".join(path.read_bytes() for path in found)) if found else None
 

@@ -18,7 +18,7 @@ _WORDS: Mapping[Any, str] = {
 
 
 def check_options(entry: Entry, given: Mapping[str, Any]) -> None:
-    """Refuse an option's value that its generator has no use for.
+    """Refuse an option's value of a kind that its generator does not take.
 
     Raises:
         ConfigError: naming the kinds of values it takes.

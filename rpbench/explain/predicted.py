@@ -1,7 +1,7 @@
 """Predicted sides: seconds by cause of a system of the published tables, and of a run under a mesh.
 
-Evidence: predicted. Terms of a system (`rpbench.predict`) that join several causes are separated by timing the run again
-with something free:
+Evidence: predicted. Terms of a system (`rpbench.predict`) that join several causes are separated by timing the run
+again with something free:
 
     recomputation  computed beside the rest, by the same costs
     partition      slowest stage less the mean, of a pipeline whose stages stay where they are

@@ -301,7 +301,7 @@ def boundary() -> None:
 
 
 def create(path: Path, text: str) -> bool:
-    """Make a file that is not there; False where somebody else has made it. Of several processes one alone does."""
+    """Create a file; False if it exists. Of several processes exactly one succeeds."""
     try:
         with _naming(path):
             boundary()

@@ -139,7 +139,7 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
 
 
 def _smallest_change(job: Job, step: Step) -> dict[str, Any] | None:
-    """The smallest change that makes a run fit, for stages dealt in turn; None where nothing of that is known."""
+    """The smallest change that makes a run fit, for stages dealt in turn; None where it is unknown."""
     chunks, rest = divmod(step.order.shape.num_stages, job.mesh.pipeline)
     if rest:
         return None

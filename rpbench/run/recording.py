@@ -1,4 +1,4 @@
-"""Recording: a run from its request to the record on disk, found if it is there, or made by the request's mode."""
+"""Recording: from a request to the record on disk, an earlier one or one made by the request's mode."""
 
 import importlib
 import json
@@ -187,7 +187,7 @@ def origin() -> Fields:
 
 
 def run(request: Request) -> list[Record]:
-    """The records of a request, which its mode makes or finds; all are on disk when this returns.
+    """Records of a request, made by its mode or found; all are on disk on return.
 
     Raises:
         ValueError: if the request is wrong; nothing is written then.

@@ -293,7 +293,7 @@ class _Callbacks:
         for each in those:
             try:
                 getattr(each, event)(**told)
-            except Exception as error:  # somebody's own code, beside which the runs go on
+            except Exception as error:  # a failing callback of the user must not stop the runs
                 warnings.warn(f"{type(each).__name__}.{event}: {type(error).__name__}: {error}", stacklevel=2)
 
 
@@ -322,7 +322,7 @@ def _work_by_jobs(slurm: Slurm, plan: Plan, cells: Sequence[Sequence[str]], term
 
 
 def _job(node: DictConfig) -> None:
-    """One run that a sweeper of somebody else's asks for."""
+    """One run for a sweeper that is not ours."""
     job = cast(DictConfig, HydraConfig.get())
     _carry_out(request_of(composed_of(node, job)), Journal.of_none())
 

@@ -99,7 +99,7 @@ class Worker:
         return rows is not None
 
     def _run(self, number: int, state: str, composer: Composer, leases: Leases) -> bool:
-        """Run a cell and tell its end; False if somebody else has it."""
+        """Run a cell and report its end; False if another worker has it."""
         journal = Journal(self.plan.folder(self.results), self.plan.plan_id, number)
         overrides = [*self.cells[number]]
         if state in self.terms.again | self.terms.only:

@@ -241,7 +241,7 @@ class _Told:
     tokens: int
 
     def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
-        """The handlers of a training run, watched if somebody listens.
+        """The handlers of a training run, watched if the run has a listener.
 
         Args:
             known: gives the timeline, where the clock is virtual.

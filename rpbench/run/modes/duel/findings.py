@@ -176,7 +176,7 @@ def overhead_per_action(row: Record) -> float:
 
 
 def derived_fields(rows: Rows) -> dict[str, dict[str, Any]]:
-    """Contender -> the fields of its record that follow from everybody's runs."""
+    """Contender -> record fields derived from the runs of all contenders."""
     fit = timed(rows)
     if not fit:
         return {}
