@@ -56,7 +56,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     except ValueError as error:
         print(f"rpbench: {plain(str(error))}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # who read stdout has enough, as `head` has
+    except BrokenPipeError:  # the reader of stdout has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
@@ -203,7 +203,7 @@ def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:
 
 
 def advise(arguments: Sequence[str]) -> int:
-    """The ranking as one JSON object on stdout, its table on stderr; a terminal gets the first with --json."""
+    """The ranking as JSON on stdout (on a terminal only with --json) and as a table on stderr."""
     from rpbench.commands.advising.advise import advise_on
 
     flags = {item for item in arguments if item in ("--json", "--open")}
@@ -238,7 +238,7 @@ def list_options(arguments: Sequence[str]) -> int:
 
 
 def new(arguments: Sequence[str]) -> int:
-    """Write a file of one's own; where it is, and what runs it, as one JSON object."""
+    """Write a file of the user's own; print its path and the command that runs it, as JSON."""
     from rpbench.commands.new import new as write
 
     print(json.dumps(write(arguments)))
@@ -286,7 +286,7 @@ def _print_configuration(arguments: Sequence[str]) -> int:
 
 
 def _loaded(arguments: Sequence[str]) -> "Request":
-    """The request of a command line; what there is to tell about it goes to stderr."""
+    """The request of a command line; its notes go to stderr."""
     from rpbench.config.request import load
 
     found = load(arguments)
@@ -311,7 +311,7 @@ def show(arguments: Sequence[str]) -> int:
     forms = [item.partition("=")[2] for item in arguments if item.startswith(("format=", "export="))]
     words = [item for item in arguments if not item.startswith(("draw=", "format=", "export="))]
     is_open = not any(item.startswith(("charge=", "offload=")) for item in words)
-    config = _loaded([*words, "charge=hops"] if is_open else words)  # an order; its transfers where they are asked for
+    config = _loaded([*words, "charge=hops"] if is_open else words)  # without transfers, unless asked for
     assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
     if drawing:
         draw_schedule(assembled, drawing[-1], "slots" if config.cost.name == "unit" else "s")

@@ -23,7 +23,7 @@ FLAG = "--config-dir"
 GROUP = "rpbench.conf"
 CHECKPOINT = "checkpoint.json"  # in the folder of a checkpoint; names all its other files by their digests
 ORDERS = (".txt", ".csv")  # ends of the names of files that hold an order of actions
-MOST_FILES = 20_000  # beneath a folder; more are none of ours
+MOST_FILES = 20_000  # beneath a folder; one with more is refused
 
 _HERE = Path(__file__).resolve().parent
 # An installed wheel has conf/ inside the package; in a clone that is a link to the folder beside it.
@@ -40,7 +40,7 @@ def places() -> tuple[Path, ...]:
 
 
 def home() -> Path | None:
-    """Where something new of the user's is written: the nearest place but for packages; None if there is none."""
+    """The folder for new files of the user: the nearest place that is no package; None without one."""
     return next(iter(_named()), None)
 
 
@@ -48,7 +48,7 @@ def _named() -> list[Path]:
     named = [(VARIABLE, Path(name)) for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     named += [(FILE, folder) for folder in _of_file(Path.cwd() / FILE)]
     for said, folder in named:
-        if not os.path.isdir(folder):  # which, as isfile and unlike Path's, answers for names that cannot be
+        if not os.path.isdir(folder):  # unlike Path.is_dir it accepts impossible names
             raise ValueError(f"{said}: {str(folder)[:200]} is no folder; make it, or name one that is there")
     return [folder.resolve() for _, folder in named]
 
@@ -139,7 +139,7 @@ def _of_file(path: Path) -> list[Path]:
 @cache
 def _read(path: Path, changed_ns: int, size: int) -> list[Path]:
     """The folders of a `rpbench.yaml`; read again when it has changed."""
-    from rpbench.yaml_file import read_keys  # who has no such file needs no PyYAML
+    from rpbench.yaml_file import read_keys  # PyYAML is loaded only for such a file
 
     example = f"write folders, as in path: [mine], in {path.name}"
     found = read_keys(path)

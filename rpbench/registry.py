@@ -61,9 +61,8 @@ class Entry:
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
             `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
         rounds: the steps of its shape that an update takes, each with an equal part of the update's microbatches.
-        compensation: what the engine does about late gradients, as settings of
-        `rpbench.engine.state.updates.compensation` by
-            their names; takes the schedule's options. None: nothing.
+        compensation: the engine's correction of late gradients, as settings of
+            `rpbench.engine.state.updates.compensation` by name; takes the schedule's options. None: no correction.
         tensor_parallel: whether every device has a share of every matrix, and parts are such shares.
         lower: adds optimizer steps and what the method moves (`rpbench.passes.offload`) to an order whose partition is
             known; takes the schedule's options and `prefetch`. None: nothing belongs to the method but its order.
@@ -126,7 +125,7 @@ class Entry:
         return tuple(dict.fromkeys([*(value for value in values if value == self.options[name]), *values]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process finds it by its name: what is registered may hold functions that cannot be sent."""
+        """Pickled by name: an entry may hold functions that cannot be pickled."""
         return entry, (self.name,)
 
     @property
@@ -184,7 +183,7 @@ class Entry:
         except ValueError:
             raise
         except Exception as error:
-            raise ValueError(_said_of(file, error)) from None
+            raise ValueError(_error_sentence(file, error)) from None
         if not is_one:
             raise ValueError(
                 f"{file}: {self.generate.__name__} of schedule {self.name} returned {found!r:.60}; a generator returns "
@@ -215,11 +214,11 @@ def entries() -> Mapping[str, Entry]:
         ValueError: for an installed package's module that cannot be imported; a file of the user's that cannot is left
             out, with a line on stderr.
     """
-    return _plain_of(_files())
+    return _entries_without_extra(_files())
 
 
 def offered() -> Mapping[str, Entry]:
-    """Every schedule that can be asked for, those that need an extra included. Imports the modules that hold them.
+    """Every registered schedule, with those that need an extra. Imports their modules.
 
     Raises:
         ValueError: as `entries`.
@@ -232,7 +231,7 @@ def _files() -> tuple[Path, ...]:
 
 
 @cache
-def _plain_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
+def _entries_without_extra(files: tuple[Path, ...]) -> Mapping[str, Entry]:
     return MappingProxyType({name: each for name, each in _entries_of(files).items() if each.extra is None})
 
 
@@ -246,7 +245,7 @@ def _entries_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
             if not module.ispkg and not module.name.startswith(_ADAPTERS):
                 modules.add(importlib.import_module(module.name).__name__)
     own = {_module_of(path) for path in files}
-    for name, each in list(_entries.items()):  # of other places, which this process has looked at before
+    for name, each in list(_entries.items()):  # of folders that this process no longer uses
         if each.generate.__module__.startswith(_OWN) and each.generate.__module__ not in own:
             del _entries[name]
     modules |= set(filter(None, map(_imported_or_told, files)))
@@ -304,10 +303,10 @@ def _checked(what: str, load: Callable[[], str]) -> str:
     try:
         return load()
     except Exception as error:
-        raise ValueError(_said_of(what, error)) from None
+        raise ValueError(_error_sentence(what, error)) from None
 
 
-def _said_of(what: str, error: Exception) -> str:
+def _error_sentence(what: str, error: Exception) -> str:
     frames = list(traceback.extract_tb(error.__traceback__))
     numbers = [number for number, frame in enumerate(frames) if frame.filename == what]
     line = getattr(error, "lineno", None) or (frames[numbers[-1]].lineno if numbers else None)
@@ -343,13 +342,13 @@ def entry(name: str) -> Entry:
 
 
 def renamed(name: str) -> str:
-    """The sentence for a name of before."""
+    """The message for a former name."""
     now, why = RENAMED[name]
     return f"schedule={name} is called schedule={now} now: {why}"
 
 
 def unknown_name(what: str, name: str, known: Mapping[str, Any] | list[str]) -> str:
-    """The sentence for a name that is not known: the value, the nearest names, all of them."""
+    """The message for an unknown name: the value, the nearest name and all known ones."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]}?" if near else "."
     return f"unknown {what} {name!r}{hint} Known: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Processes that work beside this one, and end with it however it ends."""
+"""Side processes: they work beside this one and end when it ends, also when it is killed."""
 
 import gc
 import os
@@ -42,7 +42,7 @@ def side_processes(
 
 
 def answers_only() -> TextIO:
-    """This process's stdout; whatever else is printed goes to stderr."""
+    """This process's stdout; everything else that is printed goes to stderr."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return out
@@ -60,7 +60,7 @@ class Forked:
         if self.returncode is None:
             try:
                 self.returncode = self._template.ask(self.pid)
-            except (EOFError, OSError):  # the template is gone, and nobody else learns how this process ends
+            except (EOFError, OSError):  # the template is gone; no other process learns the exit status
                 self.kill()
                 self.returncode = -signal.SIGKILL
         return self.returncode
@@ -88,7 +88,7 @@ Started = Forked | subprocess.Popen[bytes]
 
 
 class Template:
-    """A process that imports modules and is forked for every child, which so has them at once.
+    """A process that imports modules and is forked for every child, so that children start with them loaded.
 
     It is a program of its own: children have nothing of this process but environment and cores. It ends when this
     process does, or when neither this object nor a child of it is held any more.
@@ -104,7 +104,7 @@ class Template:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what it cannot import, a process of its own says
+                stderr=subprocess.DEVNULL,  # a failed import is reported by a child started without the template
                 pass_fds=[there.fileno()],
                 start_new_session=True,
             )
@@ -128,10 +128,10 @@ class Template:
         return None if pid is None else Forked(self, pid)
 
     def ask(self, message: Any, handles: Sequence[int] = ()) -> int | None:
-        """What the template answers: to a child's pid its exit status, to a program the pid of a child.
+        """The template's answer: the exit status of a child's pid, or the pid of a program's child.
 
         Raises:
-            EOFError, OSError: if it is gone, or says nothing; nobody can ask it again.
+            EOFError, OSError: if it is gone or silent; it cannot be asked again.
         """
         with self._lock:
             try:
@@ -229,7 +229,7 @@ def _fork_with(modules: Iterable[str]) -> int | None:
     try:
         for module in modules:
             import_module(module)
-        gc.freeze()  # nobody writes to what all have in common
+        gc.freeze()  # keeps pages shared with all children unwritten
         return os.fork() if len(os.listdir("/proc/self/task")) == 1 else None
     except Exception:
         return None
@@ -272,9 +272,9 @@ def _end_template(connection: "Connection[Any, Any]", process: "subprocess.Popen
 def end_all(
     processes: Iterable[Started], inputs: Iterable[IO[bytes]], others: Iterable["IO[bytes] | Connection[Any, Any]"]
 ) -> None:
-    """End processes that leave when their stdin, one of `inputs`, does; who does not in time is killed."""
+    """End processes by closing their stdin, one of `inputs`; those that do not end in time are killed."""
     for stdin in inputs:
-        with suppress(BrokenPipeError):  # what a dead process has not read is still to be flushed
+        with suppress(BrokenPipeError):  # closing flushes input that a dead process has not read
             stdin.close()
     deadline = time.monotonic() + GRACE_S
     for process in processes:
@@ -289,7 +289,7 @@ def end_all(
 
 @cache
 def end_with(parent: int) -> None:
-    """From now on, end this process when its parent has ended, however that went; for children of other libraries."""
+    """End this process once its parent has ended, for any reason; for children of other libraries."""
 
     def watch() -> None:
         while os.getppid() == parent:

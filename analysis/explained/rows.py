@@ -16,8 +16,7 @@ from analysis.predictions.compare import PLATFORMS, case_of
 from analysis.records.published import PUBLISHED_MODELS
 from rpbench.config.choices import ConfigError
 from rpbench.cost.published import published_rows
-from rpbench.explain.of_case import side_of_case
-from rpbench.explain.of_job import side_of_job, with_settings
+from rpbench.explain.predicted import side_of_case, side_of_job, with_settings
 from rpbench.explain.side import Number, Rate, Side, counted_flops
 from rpbench.mesh.job import Job
 from rpbench.registry import unknown_name

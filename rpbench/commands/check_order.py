@@ -17,7 +17,7 @@ _SHOWN = 20  # findings that are printed; all are counted
 
 
 def check_order(arguments: Sequence[str]) -> tuple[dict[str, Any], bool]:
-    """What a training run would issue to accelerators, and what may go wrong in it; whether nothing may.
+    """The order that a training run would issue to accelerators with its possible faults, and whether there is none.
 
     The run is of real tensors, and its gradients and weights are compared with plain training bit for bit.
 

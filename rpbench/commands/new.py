@@ -51,7 +51,7 @@ def new(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def text_of(kind: str, name: str) -> str:
-    """What stands in a new file."""
+    """The text of a new file."""
     if kind == "schedule":
         return (_HERE / "new_schedule.txt").read_text(encoding="utf-8").replace("NAME", name)
     keys, about = {"model": (MODEL, _MODEL), "cluster": (CLUSTER, _CLUSTER), "gpu": (GPU, _GPU)}[kind]

@@ -38,7 +38,7 @@ def compare_plans(request: Request) -> dict[str, Any]:
     """The plans of every method, the best first; a method that cannot be used says why.
 
     Raises:
-        ValueError: if the request is wrong whatever the method.
+        ValueError: if the request is wrong for every method.
     """
     problem = pose(request)
     plans: list[dict[str, Any]] = []
@@ -88,7 +88,7 @@ PARTITIONERS = ("pipedream",)
 
 @dataclass
 class PartitionRequest:
-    """What may be asked; `num_machines` is short for a single level, several are `machines_per_level`."""
+    """Keys of the verb; `num_machines` is short for one level of `machines_per_level`."""
 
     plan: str = MISSING
     profile: str = ""

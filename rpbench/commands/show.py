@@ -59,7 +59,10 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     from rpbench.torch_runtime.formats.frameworks import numbers_of
 
     sequences = request.workload.microbatch_sequences
-    known: dict[str, Any] = {} if mesh is None else _axes(mesh)
+    axes = ("data", "pipeline", "tensor", "context", "expert", "sequence_parallel")
+    known: dict[str, Any] = {}
+    if mesh is not None:
+        known = {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
     known["recompute"], known["notes"] = _recomputed(assembled, request.recompute)
     if assembled.model is not None:
         known |= {"sequences": sequences, "seq_len": assembled.model.seq_len}
@@ -76,14 +79,8 @@ def _exported(assembled: Assembled, request: Request, mesh: Mesh | None, form: s
     return export(assembled.schedule, form, given)
 
 
-def _axes(mesh: Mesh) -> dict[str, Any]:
-    """What a mesh says of a plan, in the words of exports."""
-    axes = ("data", "pipeline", "tensor", "context", "expert", "sequence_parallel")
-    return {name: getattr(mesh, name) for name in axes} | {"shared": mesh.sharing.what}
-
-
 def _recomputed(assembled: Assembled, word: str) -> tuple[str, tuple[str, ...]]:
-    """What a backward runs again, in the one word that frameworks have for all stages, and what it leaves out."""
+    """Recomputation as frameworks name it, one word for all stages, and a note on stages that differ."""
     stages = assembled.schedule.shape.num_backward_stages
     kept = {"all": 0, "none": stages, "except_last": 1}.get(word, len(assembled.keeps or ()))
     if kept in (0, stages):

@@ -1,7 +1,7 @@
 """`show check=communication`: whether the messages of a table pass each other; what torch 2.15's settings do to it."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
@@ -32,7 +32,7 @@ VARIED: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asks of the check.
+    """Settings of the check from the command line.
 
     Args:
         queues: kinds of channels that decide the exit status.
@@ -139,17 +139,14 @@ def _table(request: Request, asked: Asked) -> tuple[Table, str]:
 
 
 def _settings(request: Request, table: Table, asked: Asked) -> dict[str, Any]:
-    """What each setting does to time and bytes, where the computations can run at all."""
+    """Time and bytes under each setting; `no_times` says why there are none."""
     try:
         assembled = assemble(request)
     except ValueError as error:
         return {"settings": [], "no_times": str(error)}
     rules = _Rules(assembled, table, asked.data_parallel)
-    return {"unit": rules.unit, "settings": [rules.row(varied) for varied in _variants(asked.settings)]}
-
-
-def _variants(named: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    return (*VARIED, *([named] if named and named not in VARIED else []))
+    variants = (*VARIED, *([asked.settings] if asked.settings and asked.settings not in VARIED else []))
+    return {"unit": rules.unit, "settings": [rules.row(varied) for varied in variants]}
 
 
 class _Rules:
@@ -186,7 +183,7 @@ class _Rules:
         return float(work.pre + work.main) / self._per_second
 
     def row(self, varied: dict[str, Any]) -> dict[str, Any]:
-        """What a table under some settings comes to."""
+        """Result row of a table under some settings."""
         shown = {name: list(value) if isinstance(value, tuple) else value for name, value in varied.items()}
         try:
             lowered = lower_as_torch(self._table, replace(Settings(), **varied))

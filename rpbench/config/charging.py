@@ -1,4 +1,4 @@
-"""Charging: what a request pays for, `charge=hops` or `bytes` (`rpbench.cost.charges`); or what can be."""
+"""Charging: the transfers that a request is charged for, `charge=hops` or `bytes` (`rpbench.cost.charges`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ def check_charge(charge: str, offload: str, entry: Entry, mode: Mode) -> None:
     """Refuse what cannot be charged.
 
     Raises:
-        ConfigError: for an unknown word, or a request whose transfers nobody has named.
+        ConfigError: for an unknown word, or a request without the transfers to charge.
     """
     if charge not in WORDS:
         raise ConfigError(f"charge={charge}: one of {', '.join(WORDS)}")

@@ -15,7 +15,7 @@ from rpbench.registry import unknown_name
 
 T = TypeVar("T")
 
-# How the keys of a group begin on the command line, by its dataclass.
+# Prefix of a group's keys on the command line, by dataclass.
 _PREFIXES = {
     "CostConfig": "cost.",
     "WorkloadConfig": "workload.",
@@ -27,9 +27,7 @@ _PREFIXES = {
 
 
 def typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
-    """The dataclass that a config node stands for.
-
-    Cells of a sweep say the same of most groups: what plain data stand for is worked out once a process.
+    """The dataclass of a config node. Plain data are cached: cells of a sweep share most groups.
 
     Raises:
         ConfigError: for a key the dataclass does not have, or a value of another type.
@@ -67,7 +65,7 @@ def _shortened(number: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of omegaconf or Hydra says first, behind the key it is about."""
+    """The first line of an error of omegaconf or Hydra, after the key it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
     return f"{key}: {lines[0]}" if key else (lines[0] if lines else type(error).__name__)
@@ -293,7 +291,7 @@ class Duel:
 
 @dataclass
 class Turns:
-    """What duels without plans of their own have in common."""
+    """Keys common to duels without plans of their own."""
 
     num_starts: int = 2
     budget_s: float = 122.0

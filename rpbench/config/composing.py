@@ -1,4 +1,4 @@
-"""Composer: configurations as Hydra would compose them, from parts that are composed once.
+"""Composer: the same configurations as Hydra's, from parts that are composed once.
 
 A configuration is a value for each key of `RunConfig`. It depends on the option of the group of that name, on the
 primary file and the experiment, and on the overrides that begin with the key: on no other override. So a sweep over 20
@@ -41,7 +41,7 @@ _KEYS = {f.name: make_dataclass("Key", [(f.name, f.type, copy(f))]) for f in fie
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
-KEPT = 4  # states of files whose parts are kept: a process that looks at other folders comes back
+MOST_COMPOSERS = 4  # composers in memory, one a state of the files
 
 
 class Separate(Exception):
@@ -49,7 +49,7 @@ class Separate(Exception):
 
 
 class Base:
-    """What is laid over the options of groups: schema, primary file and experiment.
+    """Schema, primary file and experiment, which are merged over the options of groups.
 
     Hydra composes it once; parts that are not what Hydra made of them have something else in them.
     """
@@ -97,7 +97,7 @@ def _plain(node: DictConfig) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _loaded(text: str) -> DictConfig:
-    """A file's node, which nobody may change."""
+    """A file's node; callers must not change it."""
     node = OmegaConf.create(text)
     if not isinstance(node, DictConfig):
         raise Separate(text[:80])
@@ -105,7 +105,7 @@ def _loaded(text: str) -> DictConfig:
 
 
 def _option(group: str, option: str) -> DictConfig | dict[str, Any]:
-    """What an option of a group says about the group's own key."""
+    """The value of a group's key under one of its options."""
     path = file_of(group, option)
     if path is None and group == "schedule" and option in offered():
         return schedule_node(offered()[option])
@@ -128,7 +128,7 @@ def _option(group: str, option: str) -> DictConfig | dict[str, Any]:
 
 
 def _set(root: DictConfig, override: Override) -> None:
-    """Do as an override says, with Hydra's rules for keys that are there and keys that are not."""
+    """Apply an override, with Hydra's rules for present and absent keys."""
     key, value = override.key_or_group, override.value()
     if override.package is not None or override.is_delete():
         raise Separate(override.input_line)
@@ -197,18 +197,16 @@ class Composer:
     def _base_of(self, experiment: str | None) -> Base:
         if experiment not in self._bases:
             try:
-                self._bases[experiment] = Base(self._composed(experiment))
+                known = self._known
+                if known is None or known.choices["experiment"] != experiment:
+                    known = composed([f"experiment={experiment}"] if experiment else [])
+                self._bases[experiment] = Base(known)
             except Separate:
                 self._bases[experiment] = None
         found = self._bases[experiment]
         if found is None:
             raise Separate(str(experiment))
         return found
-
-    def _composed(self, experiment: str | None) -> Composed:
-        if self._known is not None and self._known.choices["experiment"] == experiment:
-            return self._known
-        return composed([f"experiment={experiment}"] if experiment else [])
 
     def _part(self, base: Base, key: str, option: str | None, values: tuple[str, ...]) -> Any:
         name = (id(base), key, option, values)
@@ -220,14 +218,12 @@ class Composer:
 class Recalling:
     """Composes single configurations, one after another: after the first, from parts that are kept.
 
-    The first is Hydra's, because most processes need one. A file, a place or a schedule that has changed begins anew;
-    as it was before, its parts are still there.
+    Hydra composes the first, because most processes need one. A changed file, place or schedule starts a new composer;
+    composers of recent states remain.
     """
 
     def __init__(self) -> None:
-        self._known: list[
-            tuple[tuple[object, ...], Composer]
-        ] = []  # the state of the files, and what is composed of it
+        self._known: list[tuple[tuple[object, ...], Composer]] = []  # state of the files, its composer
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """The configuration of a single run.
@@ -235,12 +231,12 @@ class Recalling:
         Raises:
             ConfigError: as of `composed`.
         """
-        if any(map(is_of_hydra, overrides)):  # a composer leaves them to whoever sweeps
+        if any(map(is_of_hydra, overrides)):  # a composer ignores them
             return composed(overrides)
         state = _state_of_files()
         composer = next((each for known, each in self._known if known == state), None)
         if composer is None:
-            self._known = [*self._known[1 - KEPT :], (state, Composer())]
+            self._known = [*self._known[1 - MOST_COMPOSERS :], (state, Composer())]
             return composed(overrides)
         refuse_old_spellings(overrides)
         return composer.compose(overrides)
@@ -250,7 +246,7 @@ recalling = Recalling()
 
 
 def _state_of_files() -> tuple[object, ...]:
-    """What a configuration is composed of, by name and time of change."""
+    """State of all sources of a configuration: schedules, and files with time of change and size."""
     shipped = (os.path.join(folder, name) for folder, _, names in os.walk(CONF) for name in names)
     files = sorted([*(path for path in shipped if path.endswith(".yaml")), *map(str, own_yaml())])
     stats = ((path, os.stat(path)) for path in files)

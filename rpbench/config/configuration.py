@@ -1,4 +1,4 @@
-"""Hydra's side: the groups of `conf/`, how a configuration is composed, and its errors in the words of who typed it."""
+"""Configuration by Hydra: the groups of `conf/`, composing, and errors in terms of the command line."""
 
 import difflib
 import re
@@ -36,7 +36,7 @@ from rpbench.workload.architecture import OLD_SPELLINGS, unknown_key
 
 @dataclass
 class OverlapConfig:
-    """What hides behind computation; None: as the framework's file in `conf/software/` says."""
+    """Communication hidden behind computation; None: as the framework's file in `conf/software/` says."""
 
     gradients: bool | None = None  # sums over replicas run beside backwards
     parameters: bool | None = None  # gathers over replicas run beside forwards
@@ -222,7 +222,7 @@ BROKEN_FILES = (YAMLError, OSError, RecursionError, TypeError, AttributeError, L
 
 @contextmanager
 def in_our_words(overrides: Sequence[str]) -> Iterator[None]:
-    """Hydra composes inside; what it raises is answered as a wrong request.
+    """Turn errors of Hydra inside the block into errors of the request.
 
     Raises:
         ConfigError: naming the key, name or file.
@@ -246,7 +246,7 @@ def in_our_words(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def composed_of(node: DictConfig, hydra: DictConfig) -> Composed:
-    """A composed node, with what Hydra knows of how it was asked for."""
+    """The composed node with its choices and overrides, from Hydra's runtime."""
     chosen = hydra.runtime.choices
     choices = {group: None if chosen.get(group) in (None, "null") else str(chosen[group]) for group in GROUPS}
     for key in node:
@@ -301,7 +301,7 @@ _MOVED_KEYS = {
 
 
 def refuse_old_spellings(arguments: Sequence[str]) -> None:
-    """Answer a command line of an earlier version with what it is called now.
+    """Refuse spellings of earlier versions, naming the present ones.
 
     Raises:
         ConfigError: for the first such word.
@@ -323,7 +323,7 @@ def refuse_old_spellings(arguments: Sequence[str]) -> None:
 
 
 def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Hydra's error in the words of the person who typed the overrides."""
+    """Hydra's error in terms of the overrides as typed."""
     message = first_line(error)
     if nameless := [item for item in overrides if item.startswith("=")]:
         return ConfigError(f"{nameless[0]}: a key is missing before =; write key=value")

@@ -13,8 +13,8 @@ _KINDS = {
     "Float": "a number",
     "bool": "true or false",
 }
-# What is said -> what it means; {0}, {1} are the groups of the pattern.
-_SAID: tuple[tuple[str, str], ...] = (
+# Pattern of a message -> our words; {0}, {1} are the groups of the pattern.
+_REWORDINGS: tuple[tuple[str, str], ...] = (
     (r"Ambiguous value for argument '([^']*)'", "{0}: several values are a sweep; put -m before the overrides"),
     (
         r"(?:^|: )([\w/@:]+) appears more than once in the final defaults list",
@@ -37,13 +37,13 @@ def reworded(message: str, overrides: Sequence[str] = ()) -> str:
         message: its first line, with the key it is about before a colon.
         overrides: as typed; the one that a message is about is named as it was typed.
     """
-    for pattern, meaning in _SAID:
+    for pattern, meaning in _REWORDINGS:
         if found := re.search(pattern, message):
             return _with_override(meaning.format(*found.groups()), message, overrides)
-    return _of_value(message, overrides) or message
+    return _about_value(message, overrides) or message
 
 
-def _of_value(message: str, overrides: Sequence[str]) -> str | None:
+def _about_value(message: str, overrides: Sequence[str]) -> str | None:
     """About a value of the wrong kind; None for another message."""
     about = next((item for item in overrides if message.startswith(f"Error merging override {item}: ")), None)
     text = message.removeprefix(f"Error merging override {about}: ")

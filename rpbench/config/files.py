@@ -1,6 +1,6 @@
 """Files of a request: its sources, read once and known by their bytes, and the YAML of the user's folders.
 
-The user's YAML is data, whoever wrote it. Hydra builds what `_target_` names under its own keys, logging what `()`
+The user's YAML is data. Hydra builds what `_target_` names under its own keys, logging what `()`
 names, and launchers take commands. On the command line a launcher is chosen by its name, and its options are the user's
 own words; a file of models, machines or experiments may only say what is swept. A resolver, such as `${oc.env:HOME}`,
 would put the environment into what is written and shown; `${key}` alone is data.
@@ -43,7 +43,7 @@ class SourceFile:
 
 
 def source_of(path: Path, content: bytes) -> SourceFile:
-    """What was read from a path."""
+    """The source file of a path and its content."""
     return SourceFile(path, content, hashlib.sha256(content).hexdigest())
 
 
@@ -147,7 +147,7 @@ def _resolving(path: Path) -> Iterator[str]:
 
 
 def _said_to_hydra(path: Path) -> Iterator[str]:
-    """What a file says to Hydra and may not."""
+    """Forbidden instructions to Hydra in a file."""
     if any(part == "hydra" for place in places() if place in path.parents for part in path.relative_to(place).parts):
         yield "a file of hydra's own groups"
     for line in read_bytes(path).decode("utf-8", "replace").splitlines():

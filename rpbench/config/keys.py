@@ -1,4 +1,4 @@
-"""Keys of a model's or a cluster's file: unit, range and an example of each, for who writes one."""
+"""Keys of a model's or a cluster's file: unit, range and an example of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -129,7 +129,7 @@ LONGEST_NAME = 100  # it is part of names of files
 
 
 def check_name(group: str, values: Mapping[str, Any]) -> None:
-    """Refuse a group's keys without a name that can be one."""
+    """Refuse a group's keys without a valid name."""
     if "name" not in values:
         raise ConfigError(f"{group} has no name: choose one, as in {group}={_ONE_OF.get(group, 'local')}")
     if not isinstance(values["name"], str):

@@ -93,7 +93,7 @@ def mesh_choice(
     cost: str,
     named: Software | None,
 ) -> MeshChoice:
-    """What a run under a mesh stands on.
+    """Machine, model and software of a run under a mesh.
 
     Args:
         num_devices: as asked for.
@@ -101,7 +101,7 @@ def mesh_choice(
         named: whose kernels they are, if that was said.
 
     Raises:
-        ValueError: for whatever in the mesh cannot be, or a cluster whose links nobody knows.
+        ValueError: for an impossible mesh, or a cluster whose links are unknown.
     """
     mesh = mesh_of(config, cluster.num_devices if num_devices is None and config.pipeline is None else num_devices)
     framework = _overlapping(named or software(DEFAULT), config.overlap)
@@ -123,7 +123,7 @@ def _with_links(cluster: Machine) -> Machine:
     """The machine, if its collectives can be timed.
 
     Raises:
-        ValueError: if nobody knows its links, with the way out.
+        ValueError: if its links are unknown, with the way out.
     """
     if cluster.gpu is None and cluster.ring_bytes_per_s is None:
         raise ConfigError(
@@ -134,7 +134,7 @@ def _with_links(cluster: Machine) -> Machine:
 
 
 def refuse_lora(model: Architecture | None) -> None:
-    """Refuse adapters, frozen layers and small moments, whose step under a mesh nobody times.
+    """Refuse adapters, frozen layers and small moments, whose step under a mesh is not modelled.
 
     Raises:
         ConfigError: naming the model.
@@ -149,7 +149,7 @@ def refuse_lora(model: Architecture | None) -> None:
 
 
 def _overlapping(found: Software, asked: OverlapConfig) -> Software:
-    """The framework with what is said of overlap."""
+    """The framework with the overlap that `mesh.overlap` sets."""
     traits = {
         "gradients_beside": asked.gradients,
         "parameters_beside": asked.parameters,
@@ -182,7 +182,7 @@ def check_meshed(config: RunConfig, chosen: MeshChoice) -> None:
     Raises:
         ConfigError: naming the key, the rule and the way out.
     """
-    if chosen.machine is None:  # today's run
+    if chosen.machine is None:  # a pipeline on one host
         return
     refused = {
         "schedule_file": (config.schedule_file, "a registered schedule is built for its pipeline; use schedule="),

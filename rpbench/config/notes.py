@@ -1,7 +1,7 @@
 """Notes of a request: choices without effect in its mode, unit costs that nobody chose, old names, and a shipped model
 that was given other sizes.
 
-A shipped model with other sizes is another model: it gets a name that says so, and nobody has timed it.
+A shipped model with other sizes is another model: it gets a name that says so, and has no published timings.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ OF_SCRIPTS = frozenset(
 
 
 def without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> tuple[str, ...]:
-    """What was asked for and changes nothing in a mode.
+    """Notes on choices that change nothing in a mode.
 
     Args:
         eager: whether constants of counted kernels are read: those of `software=roundpipe` or of a calibrated machine.
@@ -91,7 +91,7 @@ def _of_groups(overrides: Sequence[str], groups: Collection[str]) -> str:
 
 
 def frozen(cost: CostConfig) -> tuple[str, ...]:
-    """What there is to tell of weight gradients that are not made."""
+    """A note on weight gradients that are not computed."""
     if not cost.max_freeze_ratio:
         return ()
     return (
@@ -101,7 +101,7 @@ def frozen(cost: CostConfig) -> tuple[str, ...]:
 
 
 def renamed(choices: Mapping[str, str | None]) -> tuple[str, ...]:
-    """What there is to tell of an old name."""
+    """A note on an old name."""
     is_old = choices.get("backend") == "cuda"
     return ("backend=cuda is now called backend=device, and serves every accelerator of torch",) if is_old else ()
 
@@ -114,7 +114,7 @@ LENGTHS = ("seq_len", "context")
 def told_apart(
     values: Mapping[str, Any], option: str | None, overrides: Sequence[str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A model's keys under a name that no other shape has, and what there is to tell about it.
+    """A model's keys under a name unique to its shape, and notes about it.
 
     What the command line says of `model.name` and `model.published_name` stays.
 
@@ -150,7 +150,7 @@ def told_apart(
 
 
 def _named(option: str, changed: Mapping[str, Any]) -> str:
-    """With every change in it; with a digest of them where that would be too long for a name."""
+    """The option's name with every change, or with a digest of the changes where that is too long."""
     words = "-".join(f"{key.replace('.', '_')}-{_word(value)}" for key, value in changed.items())
     if len(option) + 1 + len(words) <= LONGEST_NAME:
         return f"{option}-{words}"

@@ -1,4 +1,4 @@
-"""Request: what one run is asked for, typed and checked once. Nothing behind it reads a dictionary of choices again."""
+"""Request: one run's choices, typed and checked once. Nothing behind it reads a dictionary of choices again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -86,11 +86,11 @@ class Request:
         overrides: what the command line, or a cell of a sweep, set.
         subject: everything that decides what the run measures, as plain data: values, and the bytes of files by
             their SHA-256.
-        notes: what there is to tell about how it was read, a sentence each.
+        notes: remarks on how the choices were read, a sentence each.
         mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices.
         software: whose kernels `cost=analytic` counts; None where none was named.
-        pieces: how many of `num_microbatches` one that was asked for has become; the workload's sequences are a
-            piece's. 1 but for schedules that halve microbatches.
+        pieces: microbatches of the schedule for each one asked for; the workload's sequences are those of a piece. 1
+            except for schedules that halve microbatches.
     """
 
     mode: Mode
@@ -155,12 +155,12 @@ class Request:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of all microbatches of a step; 0 where nobody knows."""
+        """Tokens of all microbatches of a step; 0 where unknown."""
         return sum(self.microbatch_tokens) or self.num_microbatches * (self.tokens_per_microbatch or 0)
 
     @property
     def measures(self) -> bool:
-        """Whether what comes out depends on this machine's pace."""
+        """Whether the results depend on this machine's speed."""
         timed, backend = ("cpu", "device", "emulated", "torch"), self.backend
         on_clock = backend is not None and backend.name in timed and backend.dry_accelerators is None
         measured_costs = self.cost.name == "profiled" and self.cost.profile is None
@@ -199,7 +199,7 @@ def cluster_file(path: Path) -> Machine:
 
 
 def request_of(found: Composed) -> Request:
-    """The request that a composed configuration stands for.
+    """The request of a composed configuration.
 
     Raises:
         ValueError: as of `load`.
@@ -260,7 +260,7 @@ def request_of(found: Composed) -> Request:
         ),
         software=software,
         mesh=mesh,
-        **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _PLAIN},
+        **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _COPIED},
     )
     _check_mode(request)
     return _in_pieces(request)
@@ -281,7 +281,7 @@ def _in_pieces(request: Request) -> Request:
     )
 
 
-_PLAIN = (
+_COPIED = (
     "num_devices",
     "num_microbatches",
     "num_steps",
@@ -367,7 +367,7 @@ def _model(shape: Mapping[str, Any]) -> Architecture | None:
 
 
 def _software(config: RunConfig) -> "Software | None":
-    """The software that was named, with what was changed of it."""
+    """The named software with the changes of the command line; None without one."""
     if config.software is None:
         return None
     from rpbench.mesh.software import software_of  # its package, for runs that name one
@@ -379,7 +379,7 @@ def _software(config: RunConfig) -> "Software | None":
 def _meshed(
     config: RunConfig, found: Composed, cluster: Machine, model: Architecture | None, software: "Software | None"
 ) -> tuple[RunConfig, Mapping[str, str | None], "MeshChoice | None"]:
-    """The configuration, the choices and the mesh, with what a mesh settles: devices, and where seconds are from."""
+    """The configuration, the choices and the mesh, with the devices and the cost source that a mesh determines."""
     if not config.mesh.is_given and (config.num_devices or 1) > cluster.node_devices < cluster.size:
         config = replace(config, mesh=replace(config.mesh, pipeline=config.num_devices))  # more than one host
     if not config.mesh.is_given:
@@ -407,14 +407,14 @@ def _meshed(
 
 
 def _num_devices(config: RunConfig, cluster: Machine) -> int:
-    """As asked for; else those of a host of the cluster."""
+    """The devices asked for; else those of a host of the cluster."""
     if config.num_devices is not None:
         return config.num_devices
     return DEVICES if cluster.num_devices is None else cluster.node_devices
 
 
 def _own_generator(entry: Entry) -> SourceFile | None:
-    """The code of a generator that is the user's: with it, what a run measures changes."""
+    """The code of a user's generator, which is part of the run's identity; None for the project's own."""
     found = sources(entry)
     return source_of(found[0], b"".join(path.read_bytes() for path in found)) if found else None
 
@@ -425,7 +425,7 @@ def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
 
 
 def _check_mode(request: Request) -> None:
-    """Refuse what a mode has no use for.
+    """Refuse choices that do not fit the mode.
 
     Raises:
         ConfigError: naming what to write instead.

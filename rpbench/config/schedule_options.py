@@ -18,26 +18,26 @@ _WORDS: Mapping[Any, str] = {
 
 
 def check_options(entry: Entry, given: Mapping[str, Any]) -> None:
-    """Refuse an option's value that its generator has no use for.
+    """Refuse an option's value of a kind that its generator does not take.
 
     Raises:
         ConfigError: naming the kinds of values it takes.
     """
     kinds = get_type_hints(inspect.unwrap(entry.generate)) if given else {}
     for name, value in given.items():
-        if name in kinds and not _is_one(value, kinds[name]):
+        if name in kinds and not _is_of_kind(value, kinds[name]):
             shown = str(value).replace(" ", "") if isinstance(value, list) else value
-            raise ConfigError(f"schedule.{name}={shown}: {entry.name} takes {_said(kinds[name])}")
+            raise ConfigError(f"schedule.{name}={shown}: {entry.name} takes {_kind_in_words(kinds[name])}")
 
 
-def _is_one(value: Any, kind: Any) -> bool:
+def _is_of_kind(value: Any, kind: Any) -> bool:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return any(_is_one(value, each) for each in inner)
+        return any(_is_of_kind(value, each) for each in inner)
     if origin is Literal:
         return value in inner
     if inspect.isclass(origin) and issubclass(origin, Sequence):
-        return isinstance(value, list | tuple) and all(_is_one(each, inner[0]) for each in value)
+        return isinstance(value, list | tuple) and all(_is_of_kind(each, inner[0]) for each in value)
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kind is int:
@@ -45,12 +45,12 @@ def _is_one(value: Any, kind: Any) -> bool:
     return kind not in _WORDS or isinstance(value, kind)
 
 
-def _said(kind: Any) -> str:
+def _kind_in_words(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(_said(each) for each in inner)
+        return " or ".join(_kind_in_words(each) for each in inner)
     if origin is Literal:
         return " or ".join(map(str, inner))
     if inspect.isclass(origin) and issubclass(origin, Sequence):
-        return f"a list, each {_said(inner[0])}, as in [2,1,1]"
+        return f"a list, each {_kind_in_words(inner[0])}, as in [2,1,1]"
     return _WORDS.get(kind, str(kind))

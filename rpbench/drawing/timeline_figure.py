@@ -33,7 +33,7 @@ Label = tuple[float, float, float, str]  # middle, height of the middle, width, 
 
 
 class Bars(NamedTuple):
-    """What is drawn of a timeline.
+    """Parts of a timeline that are drawn.
 
     Args:
         boxes: corners by colour; the head of a bar is a box of its own, in a paler colour.

@@ -33,7 +33,7 @@ CAUSES: Mapping[str, str] = {
 
 
 class Work(NamedTuple):
-    """What a token asks for and where it is computed.
+    """Work of a token and the machine that computes it.
 
     Args:
         flops: of a token, forward and backward: products and causal attention, nothing recomputed.

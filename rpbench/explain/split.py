@@ -183,7 +183,7 @@ def _factors(a: Side, b: Side, weight: float) -> dict[str, float]:
 
 
 def _rate_parts(a: Side, b: Side, metric: Metric) -> dict[str, float]:
-    """What a FLOP rate holds besides the pace: FLOPs of a token that are counted, and the peak."""
+    """Factors of a FLOP rate besides the pace: counted FLOPs of a token, and the peak."""
     (flops_a, peak_a, rate_a), (flops_b, peak_b, rate_b) = _counted(a, metric), _counted(b, metric)
     found = {
         "shape": log(flops_b / flops_a),

@@ -134,7 +134,7 @@ def _went_on(row: Record) -> str:
     )
 
 
-# What was run, and what came out, by mode.
+# Label and outcome of a record, by mode.
 _MEASURED = ": {makespan_s:.3f} s, replay {replay_makespan_s:.3f} s, "
 _DESCRIBED: dict[str, tuple[Callable[[Record], str], Callable[[Record], str]]] = {
     "predict": (_system, _pace),

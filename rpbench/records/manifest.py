@@ -193,17 +193,14 @@ def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], 
         "git_commit": provenance.git_commit(),
         "calibrated": provenance.calibrated_version(),
         "surroundings": provenance.surroundings(measured=False),
-        "cells": [_by_key(cell) for cell in cells],
+        "cells": [
+            dict(item.lstrip("+").partition("=")[::2] for item in cell if not _is_beside(item)) for cell in cells
+        ],
     }
     plan_id = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:12]
     text = json.dumps(record.sealed({"plan": plan_id, "planned_at": provenance.now(), **plan}), indent=1)
     write_atomically(results / FOLDER / name / PLAN, text + "\n")
     return f"{name}@{plan_id}"
-
-
-def _by_key(overrides: Sequence[str]) -> dict[str, str]:
-    pairs = (item.lstrip("+").partition("=")[::2] for item in overrides if not _is_beside(item))
-    return dict(pairs)
 
 
 def state_of(row: Record) -> str:

@@ -128,7 +128,7 @@ def _falsified(record: Record, name: str) -> str | None:
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with their digest, as they are written: whoever reads them sees that none has changed."""
+    """The values with their digest, as written: readers can check that none has changed."""
     return values | {"digest": digest(values)}
 
 
@@ -301,7 +301,7 @@ def boundary() -> None:
 
 
 def create(path: Path, text: str) -> bool:
-    """Make a file that is not there; False where somebody else has made it. Of several processes one alone does."""
+    """Create a file; False if it exists. Of several processes exactly one succeeds."""
     try:
         with _naming(path):
             boundary()

@@ -59,7 +59,7 @@ def measures(arguments: Sequence[str]) -> bool:
     return any(_is_real(found) for file in files for found in _CHOICE.findall(_text(file)))
 
 
-# What cannot be read is said once the command is.
+# Unreadable files are reported later, by the command itself.
 def _places() -> tuple[Path, ...]:
     try:
         return places()

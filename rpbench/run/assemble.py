@@ -75,7 +75,7 @@ def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
 
 
 def check_sizes(schedule: Schedule, sizes: ModelBytes | None) -> None:
-    """Refuse transfers of a model whose bytes nobody knows.
+    """Refuse transfers of a model whose bytes are unknown.
 
     Raises:
         ConfigError: for a model without a shape.
@@ -154,7 +154,7 @@ def assemble(request: Request) -> Assembled:
     """Everything a run needs, checked.
 
     Raises:
-        ValueError: for whatever in the request cannot be; nothing has been written by then.
+        ValueError: for an impossible request; nothing has been written by then.
     """
     if request.schedule.file is not None:
         return _from_file(request, request.schedule.file)
@@ -278,7 +278,7 @@ def _published(request: Request) -> Partition | None:
 
 
 def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
-    """The charge for transfers; None for a run without any, or whose bytes nobody knows."""
+    """The charge for transfers; None for a run without any, or with unknown bytes."""
     lowers = request.entry.lower is not None
     if sizes is None and request.charge == "bytes":
         raise ConfigError("charge=bytes: bytes follow from the model; take one with a shape, such as model=qwen3_1p7b")
@@ -337,7 +337,7 @@ def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch:
 
 
 def _profile(request: Request) -> LayerTimes | None:
-    """Measured times of whole sequences, whatever the lengths of those that run, so that other runs can take them."""
+    """Measured times of full-length sequences, even where shorter ones run, so that other runs can use them."""
     if request.cost.name != "profiled":
         return None
     return layer_times(replace(request, workload=replace(request.workload, lengths=None)), _num_layers(request))

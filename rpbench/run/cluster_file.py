@@ -145,7 +145,8 @@ def to_text(cluster: Machine, first_line: str, foreign_cores: float | None) -> s
     lines.append(head if cluster.collectives else "collectives: {}")
     lines += [f"  {key}: {_rates(row)}" for key, row in cluster.collectives.items()]
     lines.append("declared:")
-    lines += [f"  {key}: {_inline(row)}" for key, row in cluster.declared.items()]
+    for key, row in cluster.declared.items():
+        lines.append(f'  {key}: {{origin: {row["origin"]}, within: {row["within"]}, source: "{row["source"]}"}}')
     return "\n".join(lines) + "\n"
 
 
@@ -157,10 +158,6 @@ def _number(value: float | int | None) -> str:
     if value is None:
         return "null"
     return str(value) if isinstance(value, int) else f"{value:.6e}"
-
-
-def _inline(row: Mapping[str, Any]) -> str:
-    return f'{{origin: {row["origin"]}, within: {row["within"]}, source: "{row["source"]}"}}'
 
 
 def factors(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:

@@ -80,7 +80,7 @@ def _of_devices(request: Request, times: LayerTimes) -> LayerTimes:
 
 
 def check_published(request: Request) -> None:
-    """Refuse published timings on another machine than theirs; a cluster that is no machine says nothing against them.
+    """Refuse published timings on another machine than theirs; a cluster without rates is accepted.
 
     Raises:
         ConfigError: with what to take instead.
@@ -117,7 +117,7 @@ def _published(request: Request, num_layers: int) -> LayerTimes:
 
 
 def _halved(request: Request, times: LayerTimes) -> LayerTimes:
-    """Layer times with both halves of every backward, if they are asked for."""
+    """Layer times with both halves of every backward, under `cost.split_backward`."""
     model = request.model
     return with_halves(times, model) if request.cost.split_backward and model else times
 

@@ -8,7 +8,7 @@ from rpbench.config.request import Request
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.exact import mesh_times, under_mesh
 from rpbench.mesh.job import Job
-from rpbench.mesh.memory import Bytes, bytes_of_order, verdict_of
+from rpbench.mesh.memory import bytes_of_order, verdict_of
 from rpbench.mesh.ordered_step import Step, simulate_step
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.plan import Choice, choose
@@ -114,7 +114,12 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
     memory = bytes_of_order(job, step.order, step.graph.analysis)
     rank = max(range(len(memory)), key=lambda each: sum(memory[each].values()))
     found = verdict_of(job, rank, memory[rank])
-    facts |= _memory_fields(rank, memory) | {"verdict": found.answer}
+    facts |= {
+        "peak_memory_bytes": [round(sum(classes.values())) for classes in memory],
+        "fullest_rank": rank,
+        "memory_bytes": {name: round(value) for name, value in memory[rank].items()},
+        "verdict": found.answer,
+    }
     if found.answer == "oom":
         facts |= {"status": "infeasible", "reason": found.reason, "smallest_change": _smallest_change(job, step)}
         return Outcome({**facts, "evidence": evidence})
@@ -133,7 +138,7 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
 
 
 def _smallest_change(job: Job, step: Step) -> dict[str, Any] | None:
-    """The smallest change that makes a run fit, for stages dealt in turn; None where nothing of that is known."""
+    """The smallest change that makes a run fit, for stages dealt in turn; None where it is unknown."""
     chunks, rest = divmod(step.order.shape.num_stages, job.mesh.pipeline)
     if rest:
         return None
@@ -156,12 +161,4 @@ def _facts(job: Job, step: Step) -> Fields:
         "tokens_per_s": None,
         "weight_versions": step.versions.max_live,
         "staleness_steps": step.versions.max_staleness,
-    }
-
-
-def _memory_fields(rank: int, memory: list[Bytes]) -> Fields:
-    return {
-        "peak_memory_bytes": [round(sum(classes.values())) for classes in memory],
-        "fullest_rank": rank,
-        "memory_bytes": {name: round(value) for name, value in memory[rank].items()},
     }

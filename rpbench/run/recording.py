@@ -1,4 +1,4 @@
-"""Recording: a run from its request to the record on disk, found if it is there, or made by the request's mode."""
+"""Recording: from a request to the record on disk, an earlier one or one made by the request's mode."""
 
 import importlib
 import json
@@ -28,11 +28,11 @@ TIMELINE = "timeline.csv"  # in a run's folder: when each action ran
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found.
+    """Results of a run.
 
     Args:
         fields: of the record, with `status` and `evidence`.
-        words: what else there is to tell of a run that failed, for its events.
+        words: details of a failure, for the run's events.
     """
 
     fields: Fields
@@ -46,10 +46,10 @@ class Work:
 
     Args:
         opening: record fields that are known before.
-        carry_out: does it.
-        files: what stands beside the record from the start, by name.
+        carry_out: executes the run.
+        files: texts written beside the record before the run, by name.
         is_out_of_memory: whether an error says that a device or the host had no memory left.
-        steps: what it tells while it is carried out, to a tracker if there is one.
+        steps: rows for a tracker while the run lasts.
     """
 
     opening: Fields
@@ -94,7 +94,7 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
 
 
 def _carried_out(work: Work, events: Events) -> Outcome:
-    """What the work found; an error in it is an outcome as well."""
+    """The outcome of the work; an error becomes an outcome too."""
     began = time.perf_counter()
     try:
         outcome = work.carry_out()
@@ -112,7 +112,7 @@ def _carried_out(work: Work, events: Events) -> Outcome:
 
 
 def _of_numbers(outcome: Outcome) -> Outcome:
-    """The outcome, or a failure if a number of it is infinite or none: a record keeps numbers alone."""
+    """The outcome, or a failure if one of its numbers is infinite or NaN: records hold finite numbers only."""
     broken = list(not_finite(outcome.fields))
     if not broken:
         return outcome
@@ -124,7 +124,7 @@ def _of_numbers(outcome: Outcome) -> Outcome:
 
 
 def may_be_found(request: Request) -> bool:
-    """Whether a record from before will do: not where a run is forced, or has to leave a checkpoint."""
+    """Whether an earlier record may be returned: not for a forced run, or one that has to save a checkpoint."""
     return not request.force and request.checkpoint.save_to is None
 
 
@@ -140,7 +140,7 @@ def _finished(request: Request, name: str) -> Record | None:
 
 
 def identity(request: Request) -> dict[str, Any]:
-    """What makes a run that run and no other: the question, the code, and what else can change a result."""
+    """Everything that can change a run's result: the question, the code and the surroundings."""
     return {
         "subject": request.subject,
         "choices": request.choices,
@@ -187,7 +187,7 @@ def origin() -> Fields:
 
 
 def run(request: Request) -> list[Record]:
-    """The records of a request, which its mode makes or finds; all are on disk when this returns.
+    """Records of a request, made by its mode or found; all are on disk on return.
 
     Raises:
         ValueError: if the request is wrong; nothing is written then.

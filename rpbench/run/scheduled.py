@@ -293,7 +293,7 @@ def _check(request: Request) -> None:
 
 
 def plan_fields(assembled: Assembled) -> Fields:
-    """What was chosen, what the search spent, and what identifies the order."""
+    """The chosen plan, the search's cost, and the digest of the order."""
     plan = assembled.plan
     assert plan is not None
     setting = plan.setting

@@ -1,6 +1,6 @@
 """Leases: who works on a run now, on this host or any other that sees the folder, and only while it lives.
 
-    <results>/.leases/<run>.<generation>        host, process and boot of whoever took the lease
+    <results>/.leases/<run>.<generation>        host, process and boot of the owner
 
 The newest generation counts. A lease is taken by creating the next generation's file, which one process alone can do,
 also over a network. Its owner touches it every few seconds. It has lapsed when its process is gone from this host, or
@@ -59,7 +59,7 @@ class Leases:
         self._beating: threading.Thread | None = None
 
     def take(self, run: str) -> Path | None:
-        """The lease of a run, to be given back; None while somebody else has it."""
+        """The lease of a run, to be released by the caller; None while another worker has it."""
         stood = self._standing(run)
         newest = self._newest(run)
         if newest is not None and not self._has_lapsed(newest):
@@ -70,29 +70,31 @@ class Leases:
         if not create(path, json.dumps(Owner.me().__dict__)):
             return None
         if {each for each in self._standing(run) if each[0] != path} - stood:
-            path.unlink(missing_ok=True)  # what stood when we looked was given back, and another has begun anew
+            path.unlink(missing_ok=True)  # a lease that we saw was released, and another worker began anew
             return None
         self._held.add(path)
-        self._beat()
+        if self._beating is None:
+            self._beating = threading.Thread(target=self._touch_all, name="lease", daemon=True)
+            self._beating.start()
         return path
 
     def give_back(self, path: Path) -> None:
-        """End a lease, and what lapsed before it."""
+        """Release a lease, and lapsed ones before it."""
         self._held.discard(path)
         generation = _generation(path)
-        for other in sorted(self._of(path.stem), key=_generation):  # its own the last: while it stands, nobody begins
+        for other in sorted(self._of(path.stem), key=_generation):  # its own last: while it stands, no worker begins
             if _generation(other) <= generation:
-                with suppress(OSError):  # what cannot be removed ends with its process
+                with suppress(OSError):  # a file that cannot be removed lapses with its process
                     other.unlink()
 
     def remove_lapsed(self) -> None:
-        """Take and give back what owners left that are gone: a run that has ended, nobody else would take again."""
+        """Take and release leases of owners that are gone: no other worker would take those of ended runs."""
         for run in sorted({path.stem for path in self._folder.glob("*.*")}):
             if (lease := self.take(run)) is not None:
                 self.give_back(lease)
 
     def is_held(self, run: str) -> bool:
-        """Whether somebody works on a run."""
+        """Whether a worker holds the lease of a run."""
         newest = self._newest(run)
         return newest is not None and not self._has_lapsed(newest)
 
@@ -124,21 +126,14 @@ class Leases:
             return False
         return time.monotonic() - since > LAPSE_S
 
-    def _beat(self) -> None:
-        if self._beating is None:
-            self._beating = threading.Thread(target=self._touch_all, name="lease", daemon=True)
-            self._beating.start()
-
     def _touch_all(self) -> None:
         while not self._ended.wait(BEAT_S):
             for path in list(self._held):
-                try:
+                with suppress(OSError):  # the folder may be unreachable for a moment
                     os.utime(path)
-                except OSError:
-                    continue  # a folder that is away for a moment
 
     def close(self) -> None:
-        """Stop touching; give back what is still held."""
+        """Stop the thread; release the leases that are still held."""
         self._ended.set()
         for path in list(self._held):
             self.give_back(path)
@@ -149,7 +144,7 @@ def _generation(path: Path) -> int:
 
 
 def _owner(path: Path) -> Owner | None:
-    """Who took a lease; None while its file is being written, or was torn."""
+    """The owner of a lease; None while its file is being written, or was torn."""
     try:
         found = Owner(**parsed(read_text(path)))
     except (ValueError, TypeError):

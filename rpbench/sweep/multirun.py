@@ -106,7 +106,7 @@ def _taken(file: TextIO) -> bool:
 
 
 def _run() -> str:
-    """What all ranks that a launcher has started together have in common; empty for a run of one process."""
+    """Environment shared by all ranks of one launch; empty for a run of one process."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     return " ".join(os.environ.get(name, "") for name in names) if "RANK" in os.environ else ""
 
@@ -153,7 +153,8 @@ def sweep(arguments: Sequence[str]) -> int:
         ConfigError: for a request that is wrong.
     """
     overrides, terms, is_dry = split_terms([item for item in arguments if item not in _MULTIRUN])
-    _check_flags(overrides)
+    if flag := next((item for item in overrides if item.startswith("-")), None):
+        raise ConfigError(f"unknown option {flag}: runs take key=value, and -m for a sweep; see rpbench --help")
     refuse_old_spellings(overrides)
     _check_choices(overrides)
     try:
@@ -163,7 +164,7 @@ def sweep(arguments: Sequence[str]) -> int:
         elif is_dry or terms != Terms():
             raise ConfigError("--dry-run, --only, --retry and --fail-fast are of sweeps: put -m before the overrides")
         else:
-            _single(overrides)
+            _carry_out(load(overrides), Journal.of_none(), alone=True)
     except RunFailed as error:
         print(f"rpbench: {error}", file=sys.stderr)
         return 1
@@ -176,10 +177,6 @@ def _refuse_ranks(overrides: Sequence[str]) -> None:
             "-m under torchrun: every rank would sweep for itself; leave torchrun out, so that each run starts its "
             "ranks, or start torchrun once for each run"
         )
-
-
-def _single(overrides: Sequence[str]) -> None:
-    _carry_out(load(overrides), Journal.of_none(), alone=True)
 
 
 def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, alone: bool = False) -> None:
@@ -236,7 +233,7 @@ def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
 
 
 def _of_launcher(error: Exception) -> str:
-    """What broke outside of any run, such as a worker that was killed."""
+    """Message for an error outside of any run, such as a killed worker."""
     what = f"{type(error).__name__}: {first_line(error)}"
     if "Terminated" in what or "BrokenProcess" in what:
         return f"a worker of the launcher was killed ({what}); what had ended is kept, the same command goes on"
@@ -282,7 +279,7 @@ def _check_hydra(config: DictConfig) -> None:
 
 
 class _Callbacks:
-    """What the command line named by hydra/callbacks=NAME, told of the start and the end of each job."""
+    """Callbacks chosen by hydra/callbacks=NAME, called at the start and the end of each job."""
 
     def __init__(self, config: DictConfig) -> None:
         self._named = [instantiate(each) for each in (config.hydra.callbacks or {}).values()]
@@ -297,7 +294,7 @@ class _Callbacks:
         for each in those:
             try:
                 getattr(each, event)(**told)
-            except Exception as error:  # somebody's own code, beside which the runs go on
+            except Exception as error:  # a failing callback of the user must not stop the runs
                 warnings.warn(f"{type(each).__name__}.{event}: {type(error).__name__}: {error}", stacklevel=2)
 
 
@@ -314,7 +311,7 @@ class _Here:
 
 
 def _work(plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, node: DictConfig) -> None:
-    """What a worker of a sweep does, in whatever process the launcher runs it."""
+    """The work of one worker of a sweep, in the process that the launcher started."""
     job = cast(DictConfig, HydraConfig.get())
     Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, emit, composed_of(node, job)).work()
 
@@ -326,15 +323,9 @@ def _work_by_jobs(slurm: Slurm, plan: Plan, cells: Sequence[Sequence[str]], term
 
 
 def _job(node: DictConfig) -> None:
-    """One run that a sweeper of somebody else's asks for."""
+    """One run for a sweeper that is not ours."""
     job = cast(DictConfig, HydraConfig.get())
     _carry_out(request_of(composed_of(node, job)), Journal.of_none())
-
-
-def _check_flags(overrides: Sequence[str]) -> None:
-    for item in overrides:
-        if item.startswith("-"):
-            raise ConfigError(f"unknown option {item}: runs take key=value, and -m for a sweep; see rpbench --help")
 
 
 def _check_choices(overrides: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ SECONDS_PER_ACTION = 5e-6  # of a simulation, where no run tells
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is said of a cell.
+    """Forecast of a cell.
 
     Args:
         memory: `fits`, `does not fit` or `not known`, and why.
@@ -201,7 +201,7 @@ def _state(results: Path, run_id: str, changed: list[str], leases: Leases) -> di
 
 
 def _before(earlier: Manifest | None, number: int) -> list[str]:
-    """What has changed since a cell came to a verdict; nothing, if it did not or nothing has."""
+    """Versions that changed since a cell ended, or `surroundings`; empty for a cell that has not ended."""
     if earlier is None or number >= len(earlier.cells) or earlier.cells[number].state not in ENDED:
         return []
     now = {"code_version": provenance.code_version(), "conf_version": provenance.conf_version()}

@@ -118,7 +118,8 @@ class Slurm:
             job.cancel()
             raise
         except Exception as error:  # submitit's own kinds: killed, timed out, never pickled
-            raise RunFailed(f"job {job.job_id}: {_first_line(error)}; its logs are in {self.folder}") from None
+            what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise RunFailed(f"job {job.job_id}: {what}; its logs are in {self.folder}") from None
         rows = [json.loads(line) for _, lines, _ in answers for line in lines]
         if not rows:
             host, words = next(((host, said) for host, (status, _, said) in enumerate(answers) if status), (0, ""))
@@ -126,7 +127,7 @@ class Slurm:
         return rows
 
     def executor_here(self) -> Any:
-        """What hands in jobs.
+        """The executor that submits jobs.
 
         Raises:
             ConfigError: without submitit, or without SLURM.
@@ -148,7 +149,7 @@ class Slurm:
         return executor
 
     def parameters(self) -> Mapping[str, Any]:
-        """What submitit is told; options of sbatch among them."""
+        """Parameters of submitit, with options of sbatch."""
         common = {"name": "rpbench", "timeout_min": self.timeout_min}
         if self.executor == "local":
             return common | {"tasks_per_node": self.num_hosts}
@@ -204,7 +205,7 @@ def import_submitit() -> Any:
 
 
 def run_task(ranks_per_host: int, overrides: Sequence[str]) -> Answer:
-    """What a task does on its host: torchrun with the host's ranks."""
+    """Run one task on its host: torchrun with the host's ranks."""
     job = importlib.import_module("submitit").JobEnvironment()
     hosts = list(job.hostnames)
     if len(hosts) != job.num_tasks:  # processes of one host stand for hosts
@@ -221,7 +222,3 @@ def _last_words(text: str) -> list[str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("rpbench: ")]
     return (ours or lines)[-_LAST_LINES:]
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

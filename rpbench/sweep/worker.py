@@ -1,4 +1,4 @@
-"""Worker: one process of a sweep. It takes cells that nobody has, until every cell of the plan has ended.
+"""Worker: one process of a sweep. It takes free cells until every cell of the plan has ended.
 
 A launcher of Hydra starts workers, one or several, here or elsewhere; how they divide the cells is settled by leases.
 """
@@ -99,7 +99,7 @@ class Worker:
         return rows is not None
 
     def _run(self, number: int, state: str, composer: Composer, leases: Leases) -> bool:
-        """Run a cell and tell its end; False if somebody else has it."""
+        """Run a cell and report its end; False if another worker has it."""
         journal = Journal(self.plan.folder(self.results), self.plan.plan_id, number)
         overrides = [*self.cells[number]]
         if state in self.terms.again | self.terms.only:
@@ -120,7 +120,7 @@ class Worker:
         return True
 
     def _tell(self, number: int, error: Exception, journal: Journal) -> None:
-        """What a cell ended with, at once: to its manifest and to people."""
+        """Report the end of a cell at once, in the manifest and on stderr."""
         if isinstance(error, ValueError):
             journal.refused(str(error))
         else:

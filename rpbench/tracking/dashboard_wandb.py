@@ -1,6 +1,6 @@
 """A W&B workspace and report as code: the panels people compare schedules in, over what runs log.
 
-Needs the extra `dash` (wandb-workspaces). Building a workspace asks nobody; only `save` speaks to W&B.
+Needs the extra `dash` (wandb-workspaces). Building a workspace needs no network; only `save` calls W&B.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Metrics: what a tracked run logs, with the unit and the better direction of each, and how rows reach a tracker."""
+"""Metrics of a tracked run, each with its unit and better direction, and the feed of rows to a tracker."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,17 +13,17 @@ Listener = Callable[[Row], None]
 
 @dataclass
 class StepFeed:
-    """What a run tells while it is carried out.
+    """Rows that a run reports while it lasts.
 
     Args:
-        listener: takes each row; None: nobody listens, and the run is not watched.
+        listener: takes each row; None: the run is not watched.
     """
 
     listener: Listener | None = None
     _rows: "SimpleQueue[Row | None]" = field(default_factory=SimpleQueue)
 
     def put(self, row: Row) -> None:
-        """Tell; returns at once."""
+        """Queue a row; returns at once."""
         self._rows.put(row)
 
     @contextmanager

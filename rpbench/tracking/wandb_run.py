@@ -42,7 +42,7 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 
 def group_of(request: Request) -> str:
-    """What runs are gathered under: as asked, or the sweep's manifest, or the experiment, or model and cost."""
+    """The W&B group: as asked, or the sweep's manifest, or the experiment, or model and cost."""
     if request.tracker.group:
         return request.tracker.group
     manifest = HydraConfig.get().job.name.rpartition("@")[0] if HydraConfig.initialized() else ""
@@ -62,7 +62,7 @@ def config_of(request: Request, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def work_of(request: Request) -> str:
-    """What a run has to do, in a line: runs with the same line may be compared; schedules are no part of it."""
+    """The workload of a run as one line, without its schedule: runs with equal lines may be compared."""
     tokens = request.tokens_per_step
     amount = f"{tokens:,} tokens a step" if tokens else f"{request.asked_microbatches} microbatches"
     sizes = f"{request.num_devices} devices, {amount}, {request.num_steps} steps"
@@ -235,7 +235,7 @@ def finish(run: Any, row: Record, timeline: Timeline | None, folder: Path) -> No
 
 
 def wandb_mode() -> str:
-    """What WANDB_MODE says; else online with a key and offline without, so that wandb never asks for one."""
+    """WANDB_MODE if set; else online with a key and offline without, so that wandb never asks for one."""
     return os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
 
 
@@ -298,7 +298,7 @@ class WandbMirror(Mirror):
     def _guarded(self, do: Any) -> None:
         try:
             do()
-        except Exception as error:  # whatever a tracker does, the record is safe and the sweep goes on
+        except Exception as error:  # a failing tracker must not stop the sweep; the record is safe
             self._run = None
             what = f"{type(error).__name__}: {error}"
             print(f"rpbench: the record is kept, but wandb failed: {what}", file=sys.stderr)

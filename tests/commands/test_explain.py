@@ -18,8 +18,7 @@ from analysis.predictions.compare import case_of
 from rpbench.cli import dispatch
 from rpbench.config.request import load
 from rpbench.cost.hardware.machine import machine
-from rpbench.explain.of_case import case_causes
-from rpbench.explain.of_job import job_causes, side_of_job, with_settings
+from rpbench.explain.predicted import case_causes, job_causes, side_of_job, with_settings
 from rpbench.explain.side import CAUSES, COMPUTATION, Rate, Side, Work, counted_flops, number_of
 from rpbench.explain.split import explain
 from rpbench.mesh.job import Job

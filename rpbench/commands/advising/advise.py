@@ -160,7 +160,7 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
     """`plan mesh=search`: the fastest meshes of a model on nodes, as JSON-ready data.
 
     Raises:
-        ValueError: as of `advise_on`, and for a machine whose links nobody knows.
+        ValueError: as of `advise_on`, and for a machine with unknown links.
     """
     asked = read_asked(arguments)
     if question := question_of(asked.own):
@@ -197,7 +197,7 @@ def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int)
 
 
 def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
-    """What a search over meshes may choose from."""
+    """The space of a search over meshes."""
     if found.gpu is None and not found.rates:
         raise ConfigError(
             f"mesh=search: nobody knows the collectives of cluster={found.name}: take a machine whose devices are "
@@ -269,7 +269,9 @@ def _model(asked: Asked) -> Architecture:
         return model_of_sizes({"seq_len": str(seq_len_in(asked)), **asked.sizes})
     path = config_path(name)
     if path is not None:
-        _refuse_sizes(asked)
+        for key, value in asked.sizes.items():
+            if key not in TRAINING:
+                raise ConfigError(f"{key}={value}: model={name} has its sizes; leave one of both out")
         return trained(replace(architecture_of(path), seq_len=seq_len_in(asked)), asked.sizes)
     if name not in options_of("model"):
         raise ConfigError(_no_model(name))
@@ -279,14 +281,8 @@ def _model(asked: Asked) -> Architecture:
     return found
 
 
-def _refuse_sizes(asked: Asked) -> None:
-    for key, value in asked.sizes.items():
-        if key not in TRAINING:
-            raise ConfigError(f"{key}={value}: model={asked.own['model']} has its sizes; leave one of both out")
-
-
 def _notes(asked: Asked) -> list[str]:
-    """What was assumed of a config.json, and of frozen weights in 4 bits."""
+    """Assumptions about a config.json, and about frozen weights in 4 bits."""
     path = config_path(asked.own["model"]) if "model" in asked.own else None
     found = list(assumed_in(path)) if path else []
     if asked.sizes.get("training_mode") == "qlora":
@@ -314,7 +310,7 @@ def _check_host(cluster: Machine) -> None:
 def _terms(
     model: Architecture, cluster: Machine, asked: Asked, sequences: int, microbatches: Sequence[float] | None = None
 ) -> tuple[Terms, Basis]:
-    """What all contenders on one host share, and the figures behind it."""
+    """Terms shared by all contenders on one host, and the figures behind them."""
     cost = asked.request.cost
     basis = make_basis(cluster, cost.constants, cost.declared)
     terms = terms_of(

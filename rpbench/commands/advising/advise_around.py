@@ -1,4 +1,4 @@
-"""What `advise --open` computes beside the answer: its rows at other settings, for a page that turns them."""
+"""Rows of `advise --open` at neighbouring settings, which its page lets the reader choose."""
 
 import os
 import re
@@ -103,7 +103,7 @@ def template(command: str) -> str:
 
 
 def _put(machine: Machine, count: int, onto: Callable[[Machine], Any]) -> Any:
-    """What rows are put on with so many devices, or why there is nothing."""
+    """The result of `onto` for `count` devices of the machine, or the reason why there is none."""
     try:
         return onto(machine.with_devices(count))
     except ValueError as error:
@@ -174,7 +174,7 @@ def timed_again(
 
 
 def _ran(command: str) -> dict[str, Any]:
-    """What a run of a command finds; nothing is written."""
+    """The result of a command's run; nothing is written."""
     words = shlex.split(command)
     try:
         fields = prepare(load(words[words.index("rpbench") + 1 :])).carry_out().fields

@@ -1,4 +1,4 @@
-"""The page of `advise --open`: the answer as one HTML file that opens from disk and asks nobody for anything."""
+"""The page of `advise --open`: the answer as one HTML file that opens from disk and loads nothing else."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _limits(answer: Mapping[str, Any]) -> str:
-    """What each schedule holds, the largest first."""
+    """Memory of each schedule by class, the largest first."""
     lines = limit_lines(answer["limits"], answer["question"], answer["num_devices"])
     return "<h2>Predicted limits</h2><pre>" + escape("\n".join(lines)) + "</pre>"
 
@@ -156,7 +156,7 @@ def _causes(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _misfits(answer: Mapping[str, Any]) -> str:
-    """What cannot fit, and what no plan was found for that fits, each with what the best one lacks."""
+    """Schedules that cannot fit or have no found plan that fits, each with the memory its best plan lacks."""
     found = ""
     for key, title in (("does_not_fit", "Does not fit"), ("none_found", "No plan found that fits")):
         if rows := answer.get(key):

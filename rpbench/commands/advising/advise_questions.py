@@ -160,7 +160,7 @@ def positive(own: Mapping[str, str], name: str) -> float:
 
 
 def mesh_spaces(names: tuple[str, str], space: Space) -> list[Space]:
-    """What a search over meshes may choose from for each of two that are compared.
+    """The space of a search over meshes for each of two compared schedules.
 
     Raises:
         ConfigError: for a schedule that it does not have.
@@ -304,7 +304,7 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
     """Days and dollars of the tokens on a few numbers of devices, and the cheapest in time.
 
     Raises:
-        ConfigError: where nobody knows what a device costs.
+        ConfigError: where the price of a device is unknown.
     """
     days, tokens = positive(own, "deadline_days"), positive(own, "tokens")
     if "usd_per_device_hour" in own:
@@ -342,7 +342,7 @@ def _devices(row: Mapping[str, Any]) -> str:
 
 
 def question_lines(answer: Mapping[str, Any]) -> list[str]:
-    """What a question about numbers of devices found, for people; before the advice on the one that it chose."""
+    """Lines on a question about numbers of devices, shown before the advice on the chosen number."""
     found = [f"{_devices(row)}: {row['why']}" for row in answer.get("fewer", ())]
     if answer.get("fewest_devices"):
         found.append(f"fewest devices: {answer['fewest_devices']}")

@@ -54,7 +54,7 @@ def _more(rows: Sequence[Mapping[str, Any]], shown: int) -> list[str]:
 
 
 def _legend(answer: Mapping[str, Any], width: int) -> Iterator[str]:
-    """What the columns hold whose heads do not say it."""
+    """A legend of the columns whose heads need one."""
     if not answer["ranking"] or width < WIDE:
         return
     gaps = any(row.get("gap") is not None and not row["searched_to_the_end"] for row in answer["ranking"])
@@ -80,7 +80,7 @@ def _leads(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _misfits(answer: Mapping[str, Any]) -> Iterator[str]:
-    """What cannot fit, with the bound that says so, and what no plan was found for that fits."""
+    """Schedules that cannot fit, with the proving bound, and those without a found plan that fits."""
     for row in answer["does_not_fit"][:MISFITS]:
         bound = row.get("least_memory_bytes")
         told = f"needs at least {gigabytes(bound)} a device" if bound else f"lacks {lacks(row)}"
@@ -95,7 +95,7 @@ def _misfits(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def notes(answer: Mapping[str, Any]) -> list[str]:
-    """What would change the answer, what was assumed, and what had no effect, a line each."""
+    """Changes that would alter the answer, assumptions, and choices without effect, a line each."""
     found = [*_levers(answer), *_turns(answer)]
     found += [answer["smallest_change"]] if "smallest_change" in answer else []
     found += [f"assumed {name}: {value}" for name, value in answer["assumed"].items()]
@@ -103,7 +103,7 @@ def notes(answer: Mapping[str, Any]) -> list[str]:
 
 
 def label(row: Mapping[str, Any]) -> str:
-    """What tells a row from the others: its schedule, and the mesh where there is one."""
+    """A row's label: its schedule, and its mesh if any."""
     options, name = row["options"], KNOWN_AS.get(row["schedule"], str(row["schedule"]))
     if "data" not in options:
         return name
@@ -114,7 +114,7 @@ def label(row: Mapping[str, Any]) -> str:
 
 
 def recomputed(row: Mapping[str, Any]) -> str:
-    """What a row's backwards run again: all, none, a part of a layer, or so many of its stages."""
+    """The recomputation of a row's backwards: all, none, a part of a layer, or a number of stages."""
     options = row["options"]
     word, kept = str(options["recompute"]), len(options.get("keeps", ()))
     if word not in ("fitting", "except_last"):
@@ -124,7 +124,7 @@ def recomputed(row: Mapping[str, Any]) -> str:
 
 
 def lacks(row: Mapping[str, Any]) -> str:
-    """What a misfit lacks, rounded up: so much more is enough."""
+    """Memory that a misfit lacks, rounded up so that so much more is enough."""
     parts = [
         f"{gigabytes(row[key])} {where}"
         for key, where in (("device_lacks_bytes", "a device"), ("host_lacks_bytes", "of the host's memory"))
@@ -194,7 +194,7 @@ def gap(row: Mapping[str, Any]) -> str:
 
 
 def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
-    """What the first row takes beside the command: where its layers and its memory go."""
+    """Details of the first row: where its layers and its memory go."""
     for row in answer["ranking"][:1]:
         if "memory" not in row:
             continue
@@ -214,7 +214,7 @@ def _plan(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _on_ssd(answer: Mapping[str, Any]) -> Iterator[str]:
-    """What rows have on SSDs, and how long these last."""
+    """Bytes that rows keep on SSDs, and how long the SSDs last."""
     for row in answer["ranking"]:
         if row.get("ssd_bytes"):
             days = row["ssd_days"]
@@ -241,14 +241,14 @@ def _why(row: Mapping[str, Any]) -> str:
 
 
 def meanings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the causes of some rows mean, in one line; none where the names say it."""
+    """One line that explains causes with unclear names; none where names suffice."""
     there = {name for row in rows for name, seconds in row["why"].items() if seconds >= 0.0005}
     said = "; ".join(f"{name}: {words}" for name, words in MEANT.items() if name in there)
     return [said] if said else []
 
 
 def _levers(answer: Mapping[str, Any]) -> Iterator[str]:
-    """What each change brings to the first; those that bring less than a thousandth in one line."""
+    """The gain of the first row by each change; gains below a thousandth share one line."""
     idle = []
     for lever in answer["levers"]:
         if lever["gain"] is None:
@@ -262,7 +262,7 @@ def _levers(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _turns(answer: Mapping[str, Any]) -> Iterator[str]:
-    """What puts the second before the first."""
+    """Changes that put the second row before the first."""
     if len(answer["ranking"]) < 2 or not answer.get("order_turns"):
         return
     second = label(answer["ranking"][1])
@@ -275,7 +275,7 @@ def _turns(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _commands(answer: Mapping[str, Any]) -> Iterator[str]:
-    """What runs the first row here and what starts it elsewhere, each on a line of its own, to be copied."""
+    """Commands that run the first row here and elsewhere, each on a line of its own, to be copied."""
     for row in answer["ranking"][:1]:
         yield "to run it here:"
         yield row["command"]

@@ -47,7 +47,7 @@ class Asked:
 
     @cached_property
     def request(self) -> Request:
-        """What is shipped of it, composed at once: every configuration takes Hydra half a second."""
+        """The shipped options, composed at once: every configuration takes Hydra half a second."""
         cluster = [f"cluster={self.own['cluster']}"] if self.own.get("cluster") in options_of("cluster") else []
         return load(["cost=analytic", *cluster, *self.model_words])
 

@@ -2,7 +2,7 @@
 
 simulated, predicted, emulated   the schedule, timed again with collectives, the host's updates and transfers free
 measured                         the replay of its own durations; what other load took is the rest
-mode=predict                     the system, as `rpbench.explain.of_case` has it
+mode=predict                     the system, as `rpbench.explain.predicted` has it
 """
 
 import difflib
@@ -20,7 +20,7 @@ from rpbench.config.choices import ConfigError, Predict
 from rpbench.config.configuration import is_of_hydra
 from rpbench.config.request import Request, load
 from rpbench.cost.table import CostTable
-from rpbench.explain.of_case import side_of_case, work_of
+from rpbench.explain.predicted import side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, UNITS, Number, Side, Work, number_of
 from rpbench.explain.split import Metric, explain
 from rpbench.records import record

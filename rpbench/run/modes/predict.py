@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rpbench.advice.published_runs import Simulated, simulated
+from rpbench.advice.published_runs import simulated
 from rpbench.config.choices import ConfigError, CostConfig, Predict
 from rpbench.config.keys import LAYERS, check_figures
 from rpbench.config.request import Request
@@ -26,15 +26,12 @@ from rpbench.workload.architecture import Architecture
 
 
 def published_run_fields(case: Case, cluster: Machine) -> dict[str, Any]:
-    """Simulation and prediction of a published run.
+    """Simulation and prediction of a published run, as record fields.
 
     Raises:
         ValueError: for a system without a schedule, or one that the model cannot be cut for.
     """
-    return _fields(simulated(case, cluster), predict(case, with_interval=False))
-
-
-def _fields(found: Simulated, predicted: Prediction) -> dict[str, Any]:
+    found, predicted = simulated(case, cluster), predict(case, with_interval=False)
     outcome, setting, settings = found.outcome, found.setting, found.case.settings
     return {
         "status": "ok" if outcome.fits else "infeasible",
@@ -115,14 +112,9 @@ def case_of(request: Request) -> Case:
     check_figures(cluster, (*LAYERS, *_NEEDED), "mode=predict")
     name = _system(request)
     settings = _settings(request, name, model, cluster)
-    return Case(name, model, basis, settings, request.num_devices, measured_on=_measured_on(model, request))
-
-
-def _measured_on(model: Architecture, request: Request) -> Basis | None:
-    """The constants on the machine where a published model's layers were timed."""
-    if model.published_name is None:
-        return None
-    return basis_of(machine(_TIMED_ON), request.cost, request.software)
+    is_timed = model.published_name is not None
+    timed_on = basis_of(machine(_TIMED_ON), request.cost, request.software) if is_timed else None
+    return Case(name, model, basis, settings, request.num_devices, measured_on=timed_on)
 
 
 def _settings(request: Request, name: str, model: Architecture, cluster: Machine) -> Settings:

@@ -241,7 +241,7 @@ class _Told:
     tokens: int
 
     def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
-        """The handlers of a training run, watched if somebody listens.
+        """The handlers of a training run, watched if the run has a listener.
 
         Args:
             known: gives the timeline, where the clock is virtual.
@@ -253,7 +253,7 @@ class _Told:
 
 
 def _scales(training: Training) -> Fields:
-    """What loss scaling came to; nothing where there is none."""
+    """Record fields of loss scaling; empty without it."""
     if training.scaler is None:
         return {}
     scales = training.scaler.scales
@@ -425,12 +425,12 @@ def _data(request: Request, assembled: Assembled) -> Data:
 
 
 def _subject(request: Request, assembled: Assembled) -> Fields:
-    """What a checkpoint is of: everything that must be the same for training to go on as if it had not stopped."""
+    """Identity of a checkpoint: everything that must be equal for training to continue as if it had not stopped."""
     return checkpoint_subject(request, assembled.schedule.shape.num_microbatches)
 
 
 def _start(request: Request, assembled: Assembled) -> State | None:
-    """What to go on from, if anything."""
+    """The checkpoint to resume from; None without one."""
     found = found_checkpoint(request, _subject(request, assembled))
     return None if found is None else found.state()
 

@@ -1,1 +1,1 @@
-"""What training runs take beside the plan: tensors, accelerators, torch's own runtime, validation."""
+"""Inputs of training runs beside the plan: tensors, accelerators, torch's own runtime, validation."""

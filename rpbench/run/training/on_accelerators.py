@@ -87,7 +87,7 @@ def check_device(
 
 
 def _check_resident(schedule: Schedule, index: Index, *, has_tied: bool, has_frozen: bool) -> None:
-    """Refuse stages that several devices run and nobody sums the gradients of, and shards of what stages share."""
+    """Refuse stages on several devices whose gradients are not summed, and shards of what stages share."""
     devices: dict[int, set[int]] = {}
     for number, action in enumerate(index.actions):
         for part in parts_of(action):
@@ -209,7 +209,7 @@ def gated_on_device(fields: Fields, dtype: torch.dtype) -> Fields:
 
 
 def _predicted_by_class(assembled: Assembled, training: Training, num_accelerators: int) -> Fields:
-    """What the memory of each accelerator was predicted to hold, a list for each class of tensors.
+    """Predicted memory of each accelerator, a list for each class of tensors.
 
     Several devices of a schedule may share one.
     """
@@ -242,7 +242,7 @@ def _with_state(sizes: ModelBytes, training: Training) -> ModelBytes:
 
 
 def order_found(trace: Trace) -> Fields:
-    """What may go wrong in the order that a dry run has issued."""
+    """Possible faults in the order that a dry run has issued."""
     found = findings(trace)
     fields: Fields = {
         "evidence": "dry",

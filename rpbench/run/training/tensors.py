@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 def workload_of(
     model: Architecture, sequences: int, dtype: str, seed: int, num_microbatches: int, device: str = "cpu"
 ) -> Workload:
-    """A model and synthetic tokens: the same weights and batches for whoever asks for them; on `meta` no weights."""
+    """A model and synthetic tokens: every caller gets the same weights and batches; on `meta` no weights."""
     return Workload(
         list(build_model(model, seed=seed, dtype=DTYPES[dtype], device=device)),
         SyntheticTokens(model.vocab, model.seq_len, sequences, seed),

@@ -51,7 +51,7 @@ def _backend(request: Request) -> BackendConfig:
 
 
 def _request(request: Request) -> tuple[TorchRequest, Assembled]:
-    """What ranks are asked for: a table of one step, which runs `num_steps` times."""
+    """The job of the ranks: a table of one step, which runs `num_steps` times."""
     assembled, backend = assembled_of(replace(request, num_steps=1)), _backend(request)
     if assembled.model is None:
         raise ConfigError(
@@ -101,7 +101,7 @@ def _text(request: Request) -> str | None:
 
 
 def _executed(request: Request, asked: TorchRequest, assembled: Assembled) -> Outcome:
-    """What the run came to; one that broke says which rank, and at which action."""
+    """The outcome of the run; a broken run names the rank and its action."""
     try:
         found = run_on_torch(asked, stall_s=_backend(request).stall_s)
     except RunFailed as error:

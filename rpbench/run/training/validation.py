@@ -33,7 +33,7 @@ from rpbench.run.training.tensors import optimizer_settings
 
 
 def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:
-    """What a checkpoint is of: everything that must be the same for training to go on as if it had not stopped.
+    """Identity of a checkpoint: everything that must be equal for training to continue as if it had not stopped.
 
     Args:
         num_microbatches: of one optimizer step.
@@ -49,7 +49,7 @@ def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:
 
 
 def found_checkpoint(request: Request, subject: Fields) -> Manifest | None:
-    """What to go on from, if anything.
+    """The checkpoint to resume from; None without one.
 
     Raises:
         ConfigError: if it is not there, torn, or of something else.
@@ -160,7 +160,7 @@ class Validation:
 
 
 def _frozen(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a module computes with and nobody trains, by name."""
+    """Tensors that a module computes with but does not train, by name."""
     parameters = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
     return parameters | dict(module.named_buffers())
 

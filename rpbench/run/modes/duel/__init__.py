@@ -5,7 +5,7 @@ from rpbench.records.record import Record
 
 
 def records(request: Request) -> list[Record]:
-    """As of `rpbench.run.modes.duel.run`, which needs torch; whoever reads records does not."""
+    """As of `rpbench.run.modes.duel.run`, imported late: it needs torch, and readers of records do not."""
     from rpbench.run.modes.duel.run import records
 
     return records(request)

@@ -1,8 +1,8 @@
 """Contenders of a duel, and the reference of each.
 
 In the duel of schedules all are compared with 1F1B. In the torch duel a schedule is run by several, on the same cut
-and the same microbatches; they are called `schedule/role` and compared with torch's own schedule of that name. Whoever
-others are compared with is there more than once, so that it is one more contender that should come out at 1. On
+and the same microbatches; they are called `schedule/role` and compared with torch's own schedule of that name. A
+reference runs under several names, so that each of them is a contender that should come out at 1. On
 accelerators that is our own engine, and the others are other people's runtimes.
 """
 
@@ -41,7 +41,7 @@ ENGINES: Mapping[str, Engine] = {
 
 @dataclass(frozen=True)
 class Contender:
-    """One of them.
+    """A contender.
 
     Args:
         name: unique in a duel.
@@ -109,7 +109,7 @@ _OTHERS = (
 
 
 def contenders(who: str = "all") -> list[Contender]:
-    """All whose schedule is registered, references first; or, for an A/A duel, the base many times over.
+    """Contenders whose schedule is registered, references first; for an A/A duel the base under many names.
 
     Args:
         who: `all`, `twins`, or names with `+` between them, of those beside the references.
@@ -132,7 +132,7 @@ def _others(who: str) -> tuple[Contender, ...]:
 
 
 def gpu_contenders(schedule: str) -> list[Contender]:
-    """Everybody of a duel on accelerators: a schedule of ours twice, and other runtimes, as what they do is called."""
+    """Contenders of a duel on accelerators: a schedule of ours twice, and other runtimes, by their methods' names."""
     return [
         Contender(OWN, schedule),
         Contender(TWIN, schedule, plan_of=OWN),
@@ -143,7 +143,7 @@ def gpu_contenders(schedule: str) -> list[Contender]:
 
 
 def torch_contenders(schedules: Sequence[str]) -> list[Contender]:
-    """Everybody of a torch duel, schedule by schedule."""
+    """Contenders of a torch duel, schedule by schedule."""
     return [
         Contender(f"{schedule}/{role}", schedule, engine=engine)
         for schedule in schedules

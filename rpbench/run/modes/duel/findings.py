@@ -66,7 +66,7 @@ def findings(
     table = {name: [start[name] for start in starts] for name in starts[0]}
     num_references = max(sum(map(is_reference, names)) for names in groups(table))
     found = _judged(rows, table, num_references, num_verdicts)
-    return found if undisturbed else _none_of(found, "other programs' load was not looked at")
+    return found if undisturbed else _without_verdict(found, "other programs' load was not looked at")
 
 
 def findings_over(rows: Rows, clock: str, base: str, num_verdicts: int | None = None) -> dict[str, Finding]:
@@ -100,15 +100,15 @@ def _judged(
 ) -> dict[str, Finding]:
     found = judge(table, num_references, rules_of(rows), num_verdicts)
     reason = why_none(rows)
-    return _none_of(found, reason) if reason else found
+    return _without_verdict(found, reason) if reason else found
 
 
-def _none_of(found: Mapping[str, Finding], reason: str) -> dict[str, Finding]:
+def _without_verdict(found: Mapping[str, Finding], reason: str) -> dict[str, Finding]:
     return {name: replace(each, verdict="no verdict", reason=reason) for name, each in found.items()}
 
 
 def why_none(rows: Rows) -> str:
-    """Why nothing of this duel can have a verdict, whatever was measured; empty if something can."""
+    """The reason why no contender of this duel can have a verdict; empty if one can."""
     fit = timed(rows)
     if not any(map(is_reference, fit)):
         return "nobody to compare with: 1F1B has not run"
@@ -176,7 +176,7 @@ def overhead_per_action(row: Record) -> float:
 
 
 def derived_fields(rows: Rows) -> dict[str, dict[str, Any]]:
-    """Contender -> the fields of its record that follow from everybody's runs."""
+    """Contender -> record fields derived from the runs of all contenders."""
     fit = timed(rows)
     if not fit:
         return {}

@@ -50,7 +50,7 @@ class Comparisons(NamedTuple):
     Args:
         log_ratios: logarithm of the reference's time over its own: above 0 it is faster.
         at_s: when.
-        others: cores that other programs kept busy in the run and its neighbours; nan where nobody knows.
+        others: cores that other programs kept busy in the run and its neighbours; nan where unknown.
     """
 
     log_ratios: Floats

@@ -357,7 +357,7 @@ def play_start(job: Job) -> Started:
 
 
 def _budget_s(job: Job) -> float:
-    """Nothing more than one turn where devices share a core: there is no verdict whatever comes."""
+    """Zero, so a single turn, where devices share a core: such a duel has no verdict."""
     return job.budget_s if len(usable_cores()) >= job.num_devices else 0.0
 
 
@@ -393,7 +393,7 @@ def _parity(team: Team, sequence_tokens: int) -> Parity:
 
 
 def _far(found: Parity) -> float:
-    """How far from plain training a contender is, by whatever it was compared in."""
+    """A contender's distance from plain training, by each compared quantity."""
     return max(found[key] for key in (*DIFFERENCES, ON_DEVICE) if key in found)
 
 

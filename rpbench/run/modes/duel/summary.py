@@ -150,7 +150,7 @@ def _finding(found: Finding) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """A summary for people."""
+    """The lines of a summary that people read."""
     alarms = found["false_alarms"]
     turns = ", ".join(f"{start['num_turns']} turns in {start['spent_s']:.0f} s" for start in found["starts"])
     text = [

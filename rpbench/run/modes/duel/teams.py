@@ -57,7 +57,7 @@ class Sample:
         others_s: processor time that they had meanwhile; None where the system does not say.
         loss: of the last step; None if it is not ours to know.
         predicted_s: the simulator's, from the durations in this contender's step before; None for the first.
-        missing: rank-seconds that the replay does not explain, by name; None where nobody asks.
+        missing: rank-seconds that the replay does not explain, by name; None where not asked for.
     """
 
     wall_s: float
@@ -218,7 +218,7 @@ class TorchTeam(SystemTeam):
 class RankTeam(_OnRanks):
     """A table, or torch's own schedule, on ranks that hold the other entrants as well.
 
-    Nobody recomputes and nobody steps the optimizer: a step is the forwards and backwards of one table.
+    There is no recomputation and no optimizer step: a step is the forwards and backwards of one table.
 
     Args:
         name: of the resident.
@@ -317,7 +317,7 @@ def _of_threads(timeline: Timeline, wall_s: float, replay_s: float) -> dict[str,
 
 
 def _all_late(parts: TimeParts, wall_s: float, num_ranks: int) -> TimeParts:
-    """The parts of a step in which computations alone are recorded: whatever else there is, is waiting."""
+    """The parts of a step in which only computations are recorded: all the rest is waiting."""
     waiting = num_ranks * wall_s - parts.computing - parts.after
     return replace(parts, waiting=waiting, messages=0.0, between=0.0)
 

@@ -100,7 +100,7 @@ def _median(runs: Sequence[Mapping[str, Sequence[float]]], key: str) -> float:
 
 
 def other_cores(columns: Mapping[str, Sequence[Any]]) -> float | None:
-    """Cores that other programs kept busy in a contender's runs; None where nobody knows."""
+    """Cores that other programs kept busy in a contender's runs; None where unknown."""
     if any(each is None for each in columns["others_s"]):
         return None
     return max(0.0, sum(columns["others_s"]) / sum(columns["elapsed_s"]))
@@ -208,7 +208,7 @@ class Finding:
 
     @property
     def excludes_one(self) -> bool:
-        """Whether its own interval does not hold 1, whatever the rest of the table says."""
+        """Whether its own interval does not contain 1, without correction for the rest of the table."""
         return not self.low <= 1 <= self.high
 
 
