@@ -32,6 +32,18 @@ OF_SCRIPTS = frozenset(
 )
 
 
+def notes_of(
+    mode: Mode, cost: CostConfig, overrides: Sequence[str], choices: Mapping[str, str | None], *, eager: bool
+) -> tuple[str, ...]:
+    """The notes of a request but those of its model; `eager` as of `without_effect`."""
+    return (
+        *renamed(choices),
+        *frozen(cost),
+        *without_effect(mode, overrides, eager=eager),
+        *counted_in_slots(mode, cost.name, overrides, choices),
+    )
+
+
 def without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> tuple[str, ...]:
     """Notes on choices that change nothing in a mode.
 

@@ -36,7 +36,7 @@ from rpbench.config.composing import recalling
 from rpbench.config.configuration import BESIDES, Composed, ConfigError, RunConfig, as_plain
 from rpbench.config.files import SourceFile, read_source, source_of
 from rpbench.config.keys import built, check_name
-from rpbench.config.notes import counted_in_slots, frozen, renamed, told_apart, without_effect
+from rpbench.config.notes import notes_of, told_apart
 from rpbench.config.schedule_options import check_options
 from rpbench.config.sizes import check_lengths, check_pieces, check_sizes, cut_sequences, num_layers, read_lengths
 from rpbench.cost.hardware.machine import Machine, machine_of
@@ -251,13 +251,7 @@ def request_of(found: Composed) -> Request:
             "cluster": {key: value for key, value in as_plain(cluster).items() if key != "ssd" or value is not None},
             **({"framework": as_plain(mesh.software)} if mesh else {}),
         },
-        notes=(
-            *notes,
-            *renamed(found.choices),
-            *frozen(cost),
-            *without_effect(mode, found.overrides, eager=eager),
-            *counted_in_slots(mode, cost.name, found.overrides, found.choices),
-        ),
+        notes=(*notes, *notes_of(mode, cost, found.overrides, found.choices, eager=eager)),
         software=software,
         mesh=mesh,
         **{f.name: getattr(config, f.name) for f in fields(RunConfig) if f.name in _COPIED},
