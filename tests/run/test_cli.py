@@ -175,7 +175,7 @@ WRONG = [
     (["verify=true"], "mode=simulate has no tensors to compare"),
     (["verify=true", "backend=emulated"], "backend=emulated has no tensors to compare"),
     (["-m", "schedule=glob(zzz*)"], "nothing to sweep"),
-    (["--cfg", "job"], "unknown option --cfg"),
+    (["--cfg", "hydra"], "write --cfg job"),
     (["results_dir=/dev/null/results"], "no folder that can be written"),
     (["results_dir=/proc/x"], "results_dir=/proc/x: /proc is no folder that can be written"),
     (["dashboard", "results_dir=/dev/zero"], "results_dir=/dev/zero: it is no folder"),
