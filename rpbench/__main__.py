@@ -13,7 +13,8 @@ from rpbench.run.allocator import restart_tuned
 def main() -> None:
     """Entry point; the exit status is 0, 1 (a run failed), 2 (the request was wrong) or 130 (interrupted)."""
     if find_spec("fcntl") is None:  # locks on files, which sweeps and measurements share
-        sys.exit("rpbench runs on Linux and macOS, not on this system; on Windows run it in WSL")
+        print("rpbench runs on Linux and macOS, not on this system; on Windows run it in WSL", file=sys.stderr)
+        sys.exit(2)
     gc.set_threshold(COLLECT_AFTER)
     restart_tuned(sys.argv[1:])
     register(VERBS)

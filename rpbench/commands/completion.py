@@ -11,7 +11,7 @@ from rpbench import registry
 from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import SIZES
 from rpbench.commands.advising.advise_words import OWN
-from rpbench.commands.usages import LISTS
+from rpbench.commands.usages import LISTS, NEW
 from rpbench.config.charging import WORDS
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import GROUPS, RunConfig, options_of
@@ -135,14 +135,14 @@ def completion(arguments: Sequence[str], verbs: Sequence[str]) -> str:
         raise ConfigError(f"{' '.join(['completion', *arguments])}: write rpbench completion bash, zsh or fish")
     (shell,) = arguments
     words = _words()
-    form, value = (_FISH, "case {}\n{:16}set found {}") if shell == "fish" else (_BASH, '{}) found="{:0}{}" ;;')
+    form, case = (_FISH, "case {}\n                set found {}") if shell == "fish" else (_BASH, '{}) found="{}" ;;')
     return form.format(
         shell=shell,
         how=SHELLS[shell],
         start="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
-        values="\n".join(f"{'':12}{value.format(key, '', ' '.join(each))}" for key, each in words.items()),
+        values="\n".join(" " * 12 + case.format(key, " ".join(each)) for key, each in words.items()),
         lists=" ".join(LISTS),
-        new="model cluster gpu schedule",
+        new=NEW.split()[1].replace("|", " "),
         shells=" ".join(SHELLS),
         verbs=" ".join(verbs),
         advice=" ".join(f"{key}=" for key in (*OWN, *FIGURES, "finetune", *SIZES)),

@@ -35,10 +35,12 @@ def test_every_verb_answers_for_itself(verb, flag, capsys):
     assert "ydra" not in out + err
 
 
-def test_a_system_without_locks_is_told_where_it_runs(monkeypatch):
+def test_a_system_without_locks_is_told_where_it_runs(monkeypatch, capsys):
     monkeypatch.setattr(entry_point, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"Linux and macOS.*WSL"):
+    with pytest.raises(SystemExit) as ended:
         entry_point.main()
+    assert ended.value.code == 2
+    assert re.search(r"Linux and macOS.*WSL", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
