@@ -4,6 +4,7 @@ Recomputation is chosen by stage: `all` of them, none (`none`), all but the last
 (`except_last`), or as few as the memory allows (`fitting`, `rpbench.cost.footprint.fitting`).
 """
 
+import gc
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -285,10 +286,16 @@ class Frames:
         return made
 
     def _make_room(self) -> None:
-        """Forget those that were not used for longest, but the last."""
+        """Forget those that were not used for longest, but the last, down to half of what may be kept.
+
+        Graphs refer to each other in circles, and runs pause the collection of garbage: it is asked for here.
+        """
         kept = sum(frame.num_actions for frame in self._known.values())
-        while kept > MOST_ACTIONS and len(self._known) > 1:
+        if kept <= MOST_ACTIONS or len(self._known) == 1:
+            return
+        while kept > MOST_ACTIONS // 2 and len(self._known) > 1:
             kept -= self._known.pop(next(iter(self._known))).num_actions
+        gc.collect()
 
     def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
         """Whether a frame that can time this cut has been made; False if the setting has another number of stages."""
