@@ -229,7 +229,9 @@ class Schedule:
                 f"schedule {self.shape.num_stages} and {self.shape.num_backward_stages}; "
                 "a fused stage must be in both"
             )
-        return replace(self, partition=partition)
+        found = replace(self, partition=partition)
+        found.__dict__["kinds"] = self.kinds  # the actions are the same, and searches ask for many cuts
+        return found
 
     def __str__(self) -> str:
         return to_text(self)

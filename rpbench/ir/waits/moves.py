@@ -24,6 +24,7 @@ LOADs a lane runs ahead of its FREEs is the number of buffers. No other rule is 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import product
 from operator import itemgetter
 
 from rpbench.ir.action import MOVES, SUMS, Kind
@@ -156,10 +157,12 @@ class Moves:
                 groups = self._served(visits, loads, arrive)
                 self._match_ends(loads, ends, groups, arrive, leave)
                 brought = set[int]()
+                found = self.transfers[arrive]
                 for pieces, group, end in zip(loads, groups, ends, strict=True):
-                    self._check_serves(pieces, group)
-                    self.transfers[arrive].append(Transfer(pieces, tuple(group), end))
-                    self.edges.append((pieces[-1], group[0].first))
+                    if len(group) > 1:
+                        self._check_serves(pieces, group)
+                    found.append(Transfer(pieces, tuple(group), end))
+                    self.edges.append((pieces[-1], group[0].numbers[0]))
                     for updated, version in self._steps_before(group[0], pieces[0]):
                         early = arrive[0] is Kind.LOAD and version not in brought
                         self._publish(updated, version, pieces, early=early)
@@ -232,16 +235,17 @@ class Moves:
 
     def _version(self, visit: Visit) -> int:
         """The version that a visit reads."""
-        if self.index.schedule.policy in STEPS_BEHIND:
+        if self._versions:
             return self._versions[visit.step]
         shape, microbatch = self.index.shape, next(actions_of(self.index, visit)).microbatch
         return version_read(self.index.schedule.policy, shape, microbatch or 0, visit.stage) or 0
 
     @cached_property
     def _versions(self) -> list[int]:
-        """The version read by step, under policies that read one version in a step."""
+        """The version read by step, under policies that read one version in a step; empty under others."""
         shape, policy = self.index.shape, self.index.schedule.policy
-        return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in range(shape.num_steps)]
+        steps = range(shape.num_steps if policy in STEPS_BEHIND else 0)
+        return [version_read(policy, shape, step * shape.num_microbatches) or 0 for step in steps]
 
     def _match_ends(
         self,
@@ -258,7 +262,10 @@ class Moves:
                 number, rule = ends[len(loads)], "frees what is not there: there is one for each that comes"
             raise broken(self.index.schedule, f"{self.index.actions[number]} {rule}", [number])
         for end, group, pieces in zip(ends, groups, loads, strict=True):
-            last = group[-1].last
+            last = group[-1].numbers[-1]
+            self.edges.append((last, end))
+            if end > max(last, pieces[-1]):
+                continue
             lane = self.index.lanes[self.index.lane_of[end]]
             if end < last < lane.stop and lane.name == "compute":
                 rule = f"{self.index.actions[last]} uses what {self.index.actions[end]} has freed"
@@ -266,7 +273,6 @@ class Moves:
             if lane.start <= end < pieces[-1] < lane.stop:
                 rule = f"{self.index.actions[end]} stands before {self.index.actions[pieces[-1]]}, which it is to end"
                 raise broken(self.index.schedule, rule, [end, pieces[-1]])
-            self.edges.append((last, end))
 
     def _match_gradients(self, what: What) -> None:
         self._check_used(what)
@@ -283,19 +289,16 @@ class Moves:
                     self.transfers[what].append(transfer)
                     together[stage, step, num_of[step]].append(transfer)
                     num_of[step] += 1
-                    self._match_steps(number, stage, group)
+                self._match_steps(what, stage, numbers, groups)
                 self._match_freed_gradients(device, stage, numbers)
         if what[0] is Kind.REDUCE_GRAD:
             self._check_equally_often(together.values())
-        for transfers in together.values():
-            for transfer in transfers:
-                # A sum over replicas is complete when the last replica has added its part.
-                for source in transfers if what[0] is Kind.REDUCE_GRAD else (transfer,):
-                    last = source.visits[-1].last_gradient
-                    self._check_after(last, transfer.pieces[0])
-                    self.edges.append((last, transfer.pieces[0]))
-        if what[0] is Kind.REDUCE_GRAD:
             self._count_replicas(what)
+        # A sum over replicas is complete when the last replica has added its part.
+        pairs = product if what[0] is Kind.REDUCE_GRAD else zip
+        for transfers in together.values():
+            made_by = [transfer.visits[-1].last_gradient for transfer in transfers]
+            self.edges += pairs(made_by, [transfer.pieces[0] for transfer in transfers])
 
     def _check_equally_often(self, sums: Iterable[Sequence[Transfer]]) -> None:
         """Check that each REDUCE_GRAD is of one step, and that every replica takes part in each sum of a stage."""
@@ -325,15 +328,16 @@ class Moves:
             return True
         return visit.step + 1 in versions_stored(rule, self.index.shape.num_steps)
 
-    def _match_steps(self, number: int, stage: int, group: Sequence[Visit]) -> None:
-        versions = sorted({visit.step + 1 for visit in group})
-        if self.index.schedule.late_rest is not None and self.index.actions[number].kind is Kind.STORE:
+    def _match_steps(self, what: What, stage: int, numbers: Sequence[int], groups: Sequence[Sequence[Visit]]) -> None:
+        if self.index.schedule.late_rest is not None and what[0] is Kind.STORE:
             return  # a STEP on a device takes columns that are there
-        self.edges += [
-            (number, self.index.steps[stage, version]) for version in versions if (stage, version) in self.index.steps
-        ]
-        looks = self.index.validations
-        self.edges += [(number, looks[version]) for version in versions if version in looks]
+        steps, looks = self.index.steps, self.index.validations
+        for number, group in zip(numbers, groups, strict=True) if steps or looks else ():
+            for version in {visit.step + 1 for visit in group}:
+                if (stage, version) in steps:
+                    self.edges.append((number, steps[stage, version]))
+                if version in looks:
+                    self.edges.append((number, looks[version]))
 
     def _match_freed_gradients(self, device: int, stage: int, stores: Sequence[int]) -> None:
         freed = self._numbers.get(((Kind.FREE, "G"), device, stage), [])
@@ -348,17 +352,18 @@ class Moves:
             ((Kind.LOAD, "P"), (Kind.UNSHARD, None)),
             ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G")),
         ):
-            earlier: dict[tuple[int, bool, int], list[Transfer]] = defaultdict(list)  # visit -> transfers
-            for transfer in self.transfers[before]:
-                for visit in transfer.visits:
-                    earlier[visit.key].append(transfer)
-            for transfer in self.transfers[after] if earlier else ():
-                last = {found.pieces[-1] for visit in transfer.visits for found in earlier.get(visit.key, ())}
-                self.edges += [(number, transfer.pieces[0]) for number in sorted(last)]
+            if not self.transfers[before]:
+                continue
+            serves = {
+                id(visit): transfer.pieces[-1] for transfer in self.transfers[before] for visit in transfer.visits
+            }
+            for transfer in self.transfers[after]:
+                served = {serves[id(visit)] for visit in transfer.visits if id(visit) in serves}
+                self.edges += [(number, transfer.pieces[0]) for number in sorted(served)]
 
     def _join_shards(self) -> None:
         """The k-th gathers of a stage, one on each device, gather the shards that all devices have loaded for it."""
-        loads = {visit.key: load for load in self.transfers[Kind.LOAD, "P"] for visit in load.visits}
+        loads = {id(visit): load for load in self.transfers[Kind.LOAD, "P"] for visit in load.visits}
         together: dict[tuple[int, int], list[Transfer]] = defaultdict(list)  # (stage, k) -> one of each device
         num_of: dict[tuple[int, int], int] = defaultdict(int)  # (device, stage) -> gathers so far
         for gather in self.transfers[Kind.UNSHARD, None]:
@@ -366,18 +371,19 @@ class Moves:
             together[visit.stage, num_of[visit.device, visit.stage]].append(gather)
             num_of[visit.device, visit.stage] += 1
         for gathers in together.values():
-            found = {gather.visits[0].device: loads.get(gather.visits[0].key) for gather in gathers}
-            sources = {device: load for device, load in found.items() if load is not None}
-            read = {self._version(gather.visits[0]): gather for gather in gathers}
-            if sources and self.index.steps and len(read) > 1:
+            firsts = [gather.visits[0] for gather in gathers]
+            sources = {visit.device: loads[id(visit)] for visit in firsts if id(visit) in loads}
+            if not sources:
+                continue
+            read = {self._version(visit): gather for visit, gather in zip(firsts, gathers, strict=True)}
+            if self.index.steps and len(read) > 1:
                 one, other = (gather.pieces[0] for gather in list(read.values())[:2])
                 rule = f"{self.index.actions[one]} and {self.index.actions[other]} gather shards of different versions"
                 raise broken(self.index.schedule, rule, [one, other])
-            for gather in gathers if sources else ():
-                self.sources[gather.pieces[0]] = sources
-                for device, load in sources.items():
-                    if device != gather.visits[0].device:  # `_join` has its own
-                        self.edges += [(load.pieces[-1], gather.pieces[0]), (gather.pieces[0], load.end)]
+            numbers = [gather.pieces[0] for gather in gathers]
+            self.sources |= dict.fromkeys(numbers, sources)
+            self.edges += product([load.pieces[-1] for load in sources.values()], numbers)
+            self.edges += product(numbers, [load.end for load in sources.values()])
 
     def _steps_before(self, visit: Visit, load: int) -> Iterable[tuple[int, int]]:
         """(stage, version) of the STEPs that make the weights a visit reads; check the version its transfer names."""
@@ -388,7 +394,7 @@ class Moves:
             rule = f"{index.actions[load]} brings version {written} to {reader}, which reads version {version}"
             raise broken(index.schedule, rule, [load, visit.first])
         if not version:
-            return []
+            return ()
         updated = index.updated_by(Kind.B if visit.backward else Kind.F, visit.stage)
         return [(stage, version) for stage in updated if (stage, version) in index.steps]
 
@@ -430,12 +436,6 @@ class Moves:
                     use = "makes no gradient of" if gradient else "never runs"
                     rule = f"{self.index.actions[numbers[0]]} is of no use: rank {device} {use} stage {stage}"
                     raise broken(self.index.schedule, rule, [numbers[0]], way_out="take it out")
-
-    def _check_after(self, producer: int, number: int) -> None:
-        lane = self.index.lanes[self.index.lane_of[number]]
-        if number < producer < lane.stop:
-            rule = f"{self.index.actions[number]} stands before {self.index.actions[producer]}, which it waits for"
-            raise broken(self.index.schedule, rule, [number, producer])
 
     def _count_replicas(self, what: What) -> None:
         devices: dict[int, set[int]] = defaultdict(set)

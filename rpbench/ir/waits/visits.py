@@ -41,11 +41,6 @@ class Visit(NamedTuple):
         return self.numbers[0]
 
     @property
-    def key(self) -> tuple[int, bool, int]:
-        """The identity of a visit: an OVERLAP may begin several."""
-        return self.numbers[0], self.backward, self.stage
-
-    @property
     def last(self) -> int:
         return self.numbers[-1]
 
