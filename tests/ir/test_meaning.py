@@ -210,11 +210,11 @@ def test_a_shape_that_nothing_could_run(sizes, said):
         Shape(**{"num_ranks": 2, "num_stages": 2, "num_microbatches": 2} | sizes)
 
 
-@pytest.mark.parametrize("sizes, what", [((10**9, 1), "forward"), ((1, 10**9), "backward")])
+@pytest.mark.parametrize("sizes, what", [((10**5, 1), "forward"), ((1, 10**5), "backward")])
 def test_a_shape_far_larger_than_its_rows_is_refused_before_room_is_made_for_it(sizes, what):
     shape = Shape(1, sizes[0], 1, num_backward_stages=sizes[1])
     message = refused(schedule_of("0F0 0B0", shape=shape))
-    assert message.startswith(f"the rows hold 2 actions, too few to run 1 microbatches through {10**9} {what} stages")
+    assert message.startswith(f"the rows hold 2 actions, too few to run 1 microbatches through {10**5} {what} stages")
 
 
 def test_a_split_backward_of_shares_ends_when_all_devices_have_met():
