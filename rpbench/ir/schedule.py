@@ -214,7 +214,7 @@ class Schedule:
         shape = self.shape
         if shape.num_head_shards or self.weights is Weights.STREAMED:
             return True
-        ends = {0, max(shape.num_stages, shape.num_backward_stages) - 1}
+        ends = {0, shape.num_stages - 1}
         stages = (
             {part.stage for each in self.compute(rank) for part in parts_of(each)} for rank in range(shape.num_ranks)
         )

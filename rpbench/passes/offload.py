@@ -142,11 +142,6 @@ class _Lane:
     def interleave(self, place: int, groups: Sequence[Sequence[Action]], coming: Sequence[int]) -> None:
         """Let activations come in, and in the gaps the weights of visits to come."""
         pieces = [piece for other in coming for piece in self.pieces(other, len(groups))]
-        if len(groups) == 1 and not groups[0]:  # nothing but weights
-            if coming:
-                self.free(coming[-1] - 1 - self._weights.prefetch)
-            self.row += pieces
-            return
         for number, group in enumerate(groups):
             self.take(place, group)
             if number == 0 and coming:

@@ -70,8 +70,6 @@ def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
     Raises:
         ValueError: with the rule and a way out.
     """
-    if recompute == "all":
-        return
     keeps_whole_stages = recompute in ("none", "fitting")
     if recompute == "except_last" and not turns_at_once(schedule):
         raise ValueError(

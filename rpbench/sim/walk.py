@@ -86,7 +86,7 @@ def _edges(analysis: Analysis, costs: CostTable) -> list[list[_Edge]]:
 
 def _is_needed(index: Index, producer: int, number: int) -> bool:
     """Whether lanes do not imply this edge."""
-    return index.lane_of[producer] != index.lane_of[number] or producer >= number
+    return index.lane_of[producer] != index.lane_of[number]
 
 
 def makespan(timeline: Timeline) -> Number:

@@ -14,6 +14,7 @@ from rpbench.ir.checks.check import check
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
 from rpbench.passes.lower import add_steps, lower_communication, split_backward
+from rpbench.passes.offload import stream
 from rpbench.registry import entries
 
 
@@ -111,6 +112,29 @@ def test_streamed_steps_go_to_the_host_of_the_last_gradient():
     stepped = add_steps(entries()["roundpipe"].build(Shape(3, 2, 4, 3, fused=True)))
     hosts = [" ".join(map(str, lanes.get("host", ()))) for lanes in stepped.lanes]
     assert hosts == ["0STEP@1", "2STEP@1", "1STEP@1"]
+
+
+def test_steps_are_added_to_rows_that_wait_for_each_other():
+    """All gradients of a stage stand in one lane, so that their order is known though the ranks cannot run."""
+    stuck = schedule_of("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0")
+    rows = [" ".join(map(str, add_steps(stuck).compute(rank))) for rank in range(2)]
+    assert rows == ["0F0 0B0 0F1 0B1 0STEP@1", "1F1 1B1 1F0 1B0 1STEP@1"]
+
+
+@pytest.mark.parametrize("lane, named", [("compute", ["0F0@0", "0F2@1"]), ("host", ["0F0", "0F2"])])
+def test_forwards_are_named_where_their_own_lane_tells_what_they_read(lane, named):
+    rows, shape = ("0F0 0B0 0F2 0B2", "0F1 0B1 0F3 0B3"), Shape(2, 1, 2, num_steps=2)
+    stepped = add_steps(schedule_of(*rows, shape=shape, policy=Policy.STASH, placement=((0, 1),)), lane=lane)
+    assert [str(action) for action in stepped.compute(0) if action.kind is Kind.F] == named
+
+
+@pytest.mark.parametrize("name, shape", [("looped_bfs", Shape(1, 2, 4)), ("gpipe", Shape(2, 2, 5))])
+def test_loaded_activations_have_two_buffers(name, shape):
+    order = replace(entries()[name].build(shape), weights=Weights.STREAMED)
+    for lanes in stream(add_steps(order)).lanes:
+        moved = [action.kind for action in lanes["h2d"] if action.object == "A"]
+        held = [moved[: end + 1].count(Kind.LOAD) - moved[:end].count(Kind.FREE) for end in range(len(moved))]
+        assert all(number <= 2 for number in held)
 
 
 @settings(deadline=None, max_examples=50)

@@ -8,6 +8,7 @@ from editing import edit, instead, schedule_of, with_action
 from rpbench.ir.action import Kind, parse
 from rpbench.ir.analysis import Analysis, replay
 from rpbench.ir.checks.check import check
+from rpbench.ir.checks.residency import stays_on_devices
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
 from rpbench.passes.lower import add_steps, split_backward
@@ -153,7 +154,21 @@ def test_a_stage_that_comes_twice_in_an_overlap_is_visited_once():
     assert (forward.numbers, backward.numbers, backward.last_gradient) == ((0, 1), (2,), 2)
 
 
+def test_an_overlap_ends_one_visit_and_begins_the_next():
+    """Stage 1 turns round in it, the forward first: its backwards, there and after it, are one visit."""
+    schedule = schedule_of("0F0 1F0 0F1 (1F1;1B0)OVERLAP 1B1 0B0 0B1 0STEP@1 1STEP@1", shape=Shape(1, 2, 2))
+    (visits,) = Analysis(schedule).visits
+    found = [(visit.backward, visit.stage, visit.numbers) for visit in visits]
+    forwards = [(False, 0, (0,)), (False, 1, (1,)), (False, 0, (2,)), (False, 1, (3,))]
+    assert found == [*forwards, (True, 1, (3, 4)), (True, 0, (5, 6))]
+
+
 # --- what stays on a device -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane, stays", [("compute", True), ("host", False)])
+def test_a_stage_that_its_host_steps_leaves_the_device(lane, stays):
+    assert stays_on_devices(add_steps(entry("1f1b").build(Shape(2, 2, 2)), lane=lane)) is stays
 
 
 @pytest.mark.parametrize("name", ["seq1f1b", "vocab_parallel"])
@@ -193,6 +208,13 @@ def _crossed(order: Schedule) -> tuple:
 def test_a_shape_that_nothing_could_run(sizes, said):
     with pytest.raises(ValueError, match=said):
         Shape(**{"num_ranks": 2, "num_stages": 2, "num_microbatches": 2} | sizes)
+
+
+@pytest.mark.parametrize("sizes, what", [((10**5, 1), "forward"), ((1, 10**5), "backward")])
+def test_a_shape_far_larger_than_its_rows_is_refused_before_room_is_made_for_it(sizes, what):
+    shape = Shape(1, sizes[0], 1, num_backward_stages=sizes[1])
+    message = refused(schedule_of("0F0 0B0", shape=shape))
+    assert message.startswith(f"the rows hold 2 actions, too few to run 1 microbatches through {10**5} {what} stages")
 
 
 def test_a_split_backward_of_shares_ends_when_all_devices_have_met():

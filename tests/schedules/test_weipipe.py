@@ -43,6 +43,14 @@ def test_order():
     assert rows == [line.strip() for line in GOLDEN.strip().splitlines()]
 
 
+def test_a_rank_steps_its_own_slice_behind_all_its_work_of_a_step():
+    """A row of a step has each of p slices forward and backward for each of its microbatches: 2 m actions."""
+    for rank in range(3):
+        row = complete(3, 2, num_steps=3).compute(rank)
+        steps = {place: action.version for place, action in enumerate(row) if action.kind is Kind.STEP}
+        assert steps == {12: 1, 25: 2, 38: 3}
+
+
 # --- the rings, turn by turn ----------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """Plans timed in batches, against the simulator one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -133,6 +135,15 @@ def test_halves_of_backward_without_times_are_refused():
     graph = build_graph(split_backward(entry("gpipe").build(Shape(2, 2, 2))))
     with pytest.raises(ScheduleError, match="no time is known for its halves"):
         PlanBatch(graph, times)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_a_head_in_shares_takes_its_part_on_every_device_and_nothing_in_a_stage(p):
+    """One microbatch runs through all layers and the head in p equal shares, one thing after another."""
+    times = constant_times(8, 8, forward_ms=2, input_grad_ms=3, weight_grad_ms=1)
+    times = replace(times, head_forward=4.0, head_backward=8.0)
+    graph = build_graph(entry("vocab_parallel").build(Shape(p, p, 1)))
+    assert together(graph, times, [symmetric((8 // p,) * p)]) == pytest.approx([8 * (2 + 3 + 1) + (4 + 8) / p])
 
 
 def test_stage_sums_of_unequal_layers():

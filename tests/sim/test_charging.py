@@ -11,7 +11,7 @@ from rpbench.cost.constant import constant_times
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, model_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import OptimizerTraffic, Traffic, moved_bytes
-from rpbench.ir.action import SEND, Kind
+from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.checks.check import check
 from rpbench.ir.index import Index
 from rpbench.ir.partition import split_evenly, symmetric
@@ -105,6 +105,18 @@ def test_a_device_receives_in_the_order_of_use():
             if (a.kind is Kind.F and rank) or (a.kind is Kind.B and rank < 3)
         ]
         assert [(a.kind is Kind.RECV_F, a.microbatch) for a in lanes["h2d"]] == wanted
+
+
+@pytest.mark.parametrize("name, chunks", [("bpipe", 1), ("pipe_offload", 2)])
+@pytest.mark.parametrize("direct", [False, True])
+def test_activations_move_in_the_order_they_did(name, chunks, direct):
+    order = built(name, 4, 8, chunks)
+    schedule = send_over_links(order, direct=direct)
+    check(schedule)
+    for device in range(4):
+        for lane in ("h2d", "d2h", "net"):
+            row = schedule.lanes[device].get(lane, ())
+            assert [each for each in row if each.kind not in SEND | RECV] == list(order.lanes[device].get(lane, ()))
 
 
 @pytest.mark.parametrize("direct", [None, 1e6])

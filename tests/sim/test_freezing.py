@@ -185,6 +185,8 @@ def test_backwards_beside_forwards_and_costs_without_halves_are_refused():
     graph, costs = problem("dualpipe", 2, 4)
     with pytest.raises(ScheduleError, match=r"dualpipe has OVERLAP, .* such as 1f1b"):
         freeze(graph, costs, 0.5)
+    with pytest.raises(ScheduleError, match=r"roundpipe has FB, .* such as 1f1b"):
+        freeze(build_graph(entry("roundpipe").build(Shape(2, 2, 2, 3, fused=True))), costs, 0.5)
     schedule = build_graph(entry("1f1b").build(Shape(2, 2, 2)))
     whole = LayerTimes([1.0] * 2, [0.0] * 2, [2.0] * 2).table(symmetric((1, 1)))
     with pytest.raises(ScheduleError, match="do not split backward"):

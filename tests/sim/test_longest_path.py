@@ -1,5 +1,7 @@
 """Compiled and plain kernels, metrics and memory on random shapes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,9 @@ from nearby import nearby
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.ir.schedule import Schedule, ScheduleError, Shape
+from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
+from rpbench.passes.lower import add_steps
+from rpbench.passes.offload import stream
 from rpbench.registry import entries
 from rpbench.sim import graph as graphs
 from rpbench.sim import longest_path
@@ -117,6 +121,8 @@ def test_in_flight_follows_the_textbook():
     looped = Shape(p, p * v, m)
     assert peak_in_flight(build_graph(entries()["interleaved_1f1b"].build(looped))) == [11, 9, 7, 5]
     assert peak_in_flight(build_graph(entries()["looped_bfs"].build(looped))) == [16, 16, 16, 16]
+    streamed = stream(add_steps(replace(entries()["1f1b"].build(Shape(p, p, m)), weights=Weights.STREAMED)))
+    assert peak_in_flight(build_graph(streamed)) == [1, 1, 1, 1]  # one that is computed, on each device
 
 
 def test_a_deadlock_is_an_error_that_names_who_waits():

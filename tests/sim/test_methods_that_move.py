@@ -138,6 +138,18 @@ def test_tensor_parallelism_divides_work_and_hides_no_sum(devices):
     assert found == pytest.approx(3 * 3.0 / devices + talking - beside)
 
 
+@pytest.mark.parametrize("along, forward, backward", [(False, 1, 2), (True, 1, 1.5)])
+def test_sums_of_a_microbatch_are_counted_by_hand(along, forward, backward):
+    """2 a layer forward, 4 backward, as each is recomputed; and those of embedding and head, of which slices have half.
+
+    Along the sequence a forward scatters the embedding's rows and gathers the head's input. A backward scatters the
+    rows again, gathers their gradient and scatters that of the head's input.
+    """
+    sums = moved_bytes(built("megatron_tp", Shape(4, 4, 3), sequence_parallel=along), SIZES)[0]
+    sent = 3 * 2 * 3 / 4 * SIZES.boundary  # of 3 microbatches, by each of 4 devices in a ring
+    assert sums == {"net SUM_F": (2 * 16 + forward) * sent, "net SUM_B": (4 * 16 + backward) * sent}
+
+
 def test_the_engine_says_why_it_cannot_cut_matrices(capsys, tmp_path):
     from rpbench.cli import dispatch
 

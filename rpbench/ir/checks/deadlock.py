@@ -15,7 +15,7 @@ from rpbench.ir.schedule import ScheduleError
 Producers = Sequence[tuple[int, ...]]  # by number, what an action waits for
 
 
-def execution_order(index: Index, producers: Producers, *, rendezvous: bool = False) -> list[int]:
+def execution_order(index: Index, producers: Producers) -> list[int]:
     """The actions in an order in which they can run.
 
     They are ordered by round: in each round every lane that can moves on by one action, as if all took the
@@ -24,7 +24,7 @@ def execution_order(index: Index, producers: Producers, *, rendezvous: bool = Fa
     Raises:
         ScheduleError: if no lane can move; it shows a shortest circle of lanes that wait for each other.
     """
-    return in_rounds(execution_rounds(index, producers, rendezvous=rendezvous))
+    return in_rounds(execution_rounds(index, producers))
 
 
 def in_rounds(rounds: Sequence[int]) -> list[int]:
@@ -68,12 +68,8 @@ def _run(index: Index, producers: Producers, partners: Mapping[int, int]) -> tup
                 if ran > latest:
                     latest = ran
             partner = partners.get(number, -1) if partners else -1
-            if blocker < 0 <= partner:
-                if heads[lane_of[partner]] == partner:
-                    first = partner == index.lanes[lane_of[partner]].start
-                    latest = latest if first else max(latest, rounds[partner - 1])
-                else:
-                    blocker = partner - 1  # the peer stands at the RECV once it has run what comes before
+            if blocker < 0 <= partner and heads[lane_of[partner]] != partner:
+                blocker = partner - 1  # the peer stands at the RECV once it has run what comes before
             if blocker >= 0:
                 waiting.setdefault(blocker, []).append(lane)
                 break
@@ -81,10 +77,6 @@ def _run(index: Index, producers: Producers, partners: Mapping[int, int]) -> tup
             rounds[number] = latest
             if number in waiting:
                 ready += waiting.pop(number)
-            if partner >= 0:
-                rounds[partner] = latest + 1
-                heads[lane_of[partner]] = partner + 1
-                ready += waiting.pop(partner, ())
             number += 1
         heads[lane] = number
     return rounds, heads
