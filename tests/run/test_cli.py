@@ -266,6 +266,22 @@ def test_a_broken_schedule_file_is_refused_and_a_sound_one_runs(first, second, e
     assert (status, row["schedule"], row["makespan_s"]) == (0, "mine", 6.0)
 
 
+@pytest.mark.parametrize("name", ["order.txt", "order.csv"])
+def test_a_schedule_file_may_begin_with_the_mark_of_other_editors(name, rpbench, tmp_path):
+    text = (
+        "0F0,0B0\n1F0,1B0\n"
+        if name.endswith("csv")
+        else SCHEDULE.format(header=HEADER, first="0F0 0B0", second="1F0 1B0")
+    )
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    status, (row,), _ = rpbench(f"schedule_file={name}")
+    assert (status, row["makespan_s"]) == (0, 6.0)
+    (tmp_path / name).write_text(text, encoding="utf-16")
+    status, rows, err = rpbench(f"schedule_file={name}")
+    assert (status, rows) == (2, [])
+    assert f"schedule_file={name}: it is no UTF-8 text (line 1, byte 0); save it as UTF-8" in err
+
+
 @pytest.mark.parametrize(
     "size, there",
     [
