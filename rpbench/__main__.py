@@ -15,6 +15,7 @@ def main() -> None:
     if find_spec("fcntl") is None:  # locks on files, which sweeps and measurements share
         print("rpbench runs on Linux and macOS, not on this system; on Windows run it in WSL", file=sys.stderr)
         sys.exit(2)
+    _open_streams()
     gc.set_threshold(COLLECT_AFTER)
     restart_tuned(sys.argv[1:])
     register(VERBS)
@@ -25,6 +26,16 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _open_streams() -> None:
+    """Let standard streams that were closed before this began lead nowhere; a file would be opened in their place."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # as long as the process
 
 
 if __name__ == "__main__":

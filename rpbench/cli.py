@@ -54,19 +54,27 @@ def dispatch(arguments: Sequence[str]) -> int:
         with with_dirs(arguments) as rest:
             return _dispatch(rest)
     except ValueError as error:
-        print(f"rpbench: {plain(str(error))}", file=sys.stderr)
+        _tell(plain(str(error)))
         return 2
     except BrokenPipeError:  # the reader of stdout has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
         where = plain(str(error.filename or ""))
-        print(f"rpbench: {error.strerror or error}: {where}; what had ended before is kept", file=sys.stderr)
+        _tell(f"{error.strerror or error}: {where}; what had ended before is kept")
         return 2
     except KeyboardInterrupt:
         verb = next((item for item in arguments if item in all_verbs()), "run")
-        print(f"rpbench: interrupted; {_KEPT.get(verb, 'nothing was written')}", file=sys.stderr)
+        _tell(f"interrupted; {_KEPT.get(verb, 'nothing was written')}")
         return INTERRUPTED
+
+
+def _tell(words: str) -> None:
+    """Say why a command ended; where nobody can hear it, as on a full disk, its exit status says it alone."""
+    try:
+        print(f"rpbench: {words}", file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 # What an interruption leaves, of verbs that write on their way; others write at their end, if at all.

@@ -58,10 +58,20 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
     Raises:
         ValueError: also for what is no UTF-8.
     """
+    return text_of(read_bytes(path, most))
+
+
+def text_of(content: bytes) -> str:
+    """Content as text, without the mark at its beginning that editors and spreadsheets of Windows write.
+
+    Raises:
+        ValueError: for what is no UTF-8.
+    """
     try:
-        return read_bytes(path, most).decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"it is no UTF-8 text (byte {error.start})") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"it is no UTF-8 text (line {line}, byte {error.start}); save it as UTF-8") from None
 
 
 def _content(path: Path, most: int | None) -> Iterator[bytes]:

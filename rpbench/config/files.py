@@ -15,7 +15,7 @@ from typing import Any
 
 from rpbench.config.choices import ConfigError
 from rpbench.places import CONF, file_of, own_yaml, places
-from rpbench.whole_file import read_bytes
+from rpbench.whole_file import read_bytes, text_of
 from rpbench.yaml_file import read_keys
 
 MOST_BYTES = 2**28
@@ -34,12 +34,9 @@ class SourceFile:
         """Its content as text.
 
         Raises:
-            ConfigError: if it is no UTF-8.
+            ValueError: if it is no UTF-8.
         """
-        try:
-            return self.content.decode("utf-8")
-        except UnicodeDecodeError:
-            raise ConfigError(f"{self.path}: cannot be read (UnicodeDecodeError); give a text file") from None
+        return text_of(self.content)
 
 
 def source_of(path: Path, content: bytes) -> SourceFile:

@@ -10,6 +10,7 @@ import numpy as np
 from rpbench import registry
 from rpbench.config.charging import CONSTANTS, check_charge
 from rpbench.config.choices import ConfigError
+from rpbench.config.configuration import RunConfig
 from rpbench.config.files import SourceFile
 from rpbench.config.keys import MOVES, check_figures
 from rpbench.config.request import Request
@@ -383,15 +384,14 @@ def _model_bytes(request: Request) -> ModelBytes | None:
 def _from_file(request: Request, file: SourceFile) -> Assembled:
     """A schedule in text form, checked; without a partition of its own every stage holds one layer."""
     schedule = _read(file)
+    if schedule.partition is None and not schedule.shape.separate_cuts:
+        schedule = schedule.with_partition(symmetric((1,) * schedule.shape.num_stages))
     _check_typed(request, schedule, file)
     graph, versions = checked_graph(schedule)
     if schedule.partition is None:
-        if schedule.shape.separate_cuts:
-            raise ConfigError(
-                f"schedule_file={file.path}: forward and backward are cut apart; its header must name a partition"
-            )
-        schedule = schedule.with_partition(symmetric((1,) * schedule.shape.num_stages))
-    assert schedule.partition is not None
+        raise ConfigError(
+            f"schedule_file={file.path}: forward and backward are cut apart; its header must name a partition"
+        )
     entry, cost = registry.offered().get(schedule.name), request.cost
     request = replace(request, num_devices=schedule.shape.num_ranks)
     _check_timed_tokens(request)
@@ -402,6 +402,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         schedule.partition,
         recompute_ahead=ahead,
         fused_ahead=cost.fused_ahead,
+        keeps_last=request.recompute == "except_last",
         num_head_shards=schedule.shape.num_head_shards,
     )
     sizes = _model_bytes(request)
@@ -425,12 +426,19 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         request.tokens_per_microbatch,
         transfers_of(costs),
         profile=times if cost.name == "profiled" else None,
+        keeps=(schedule.shape.num_backward_stages - 1,) if request.recompute == "except_last" else None,
     )
 
 
 def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None:
-    """Refuse a name or sizes on the command line that are not those of the file."""
-    shape, asked = schedule.shape, request.num_microbatches
+    """Refuse a name, sizes, a cut or transfers on the command line that are not those of the file."""
+    shape, asked, moves = schedule.shape, request.num_microbatches, has_transfers(schedule)
+    one_by_one = shape.num_microbatches == 1 and shape.num_steps % request.num_steps == 0
+    if request.charge != "hops":
+        raise ConfigError(
+            f"charge={request.charge}: schedule_file={file.path} says by itself what is sent and moved, and nothing is "
+            "added to be charged; leave charge out"
+        )
     own = {
         "schedule": (request.entry.name == schedule.name, f"is {schedule.name}"),
         "num_devices": (request.num_devices == shape.num_ranks, f"has {shape.num_ranks} ranks"),
@@ -439,6 +447,19 @@ def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None
             shape.num_microbatches in (asked, 1),
             f"has {shape.num_microbatches} microbatches a step",
         ),
+        "num_steps": (shape.num_steps == request.num_steps or one_by_one, f"has {shape.num_steps} steps"),
+        "chunks_per_device": (
+            request.chunks_per_device in (None, shape.num_stages / shape.num_ranks),
+            f"has {shape.num_stages} stages on {shape.num_ranks} ranks",
+        ),
+        "mesh.pipeline": (request.num_devices == shape.num_ranks, f"has {shape.num_ranks} ranks"),
+        "partition": (request.partition == str(schedule.partition), f"is cut {schedule.partition}"),
+        "offload": (
+            request.offload in (("weights", "all", "auto") if moves else ("none", "auto")),
+            "moves something" if moves else "moves nothing",
+        ),
+        "prefetch": (request.prefetch == RunConfig.prefetch, "says when what it moves comes"),
+        "dispatch": (request.dispatch == "round_robin", "says which device runs what"),
     }
     for item in request.overrides:
         key, _, value = item.lstrip("+").partition("=")

@@ -23,6 +23,7 @@ from rpbench.commands.recorded.pivot import ASKED
 from rpbench.commands.usages import KEYS
 from rpbench.config.request import load
 
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is of Linux")
 SIZES = ("schedule=zb_v", "num_devices=2", "num_microbatches=4")
 
 
@@ -60,6 +61,22 @@ def test_an_interruption_says_what_is_left(words, kept, capsys, monkeypatch):
     monkeypatch.setattr(cli, "_dispatch", interrupted)
     assert dispatch(words) == cli.INTERRUPTED
     assert capsys.readouterr().err == f"rpbench: interrupted; {kept}\n"
+
+
+@pytest.mark.parametrize(
+    "words, streams, status",
+    [
+        ("list workloads", ">&-", 0),
+        ("list workloads", "<&- >&- 2>&-", 0),
+        ("list workload", "2>&-", 2),
+        pytest.param("list workload", "2>/dev/full", 2, marks=ON_LINUX),
+        pytest.param("list workloads", ">/dev/full", 2, marks=ON_LINUX),
+    ],
+)
+def test_a_command_that_nobody_hears_ends_with_its_status(words, streams, status, tmp_path):
+    line = f"{sys.executable} -m rpbench {words} {streams}"
+    ended = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (status, False)
 
 
 def test_the_version_is_ours(capsys):

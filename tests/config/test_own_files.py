@@ -99,7 +99,7 @@ def test_what_is_no_text_in_a_folder_of_ones_own_is_one_line(rpbench, tmp_path):
         del os.environ["RPBENCH_PATH"]
     status, _, err = rpbench("--config-dir", "mine", "experiment=bad")
     assert status == 2
-    assert "bad.yaml: it is no UTF-8 text (byte 7)" in err
+    assert "bad.yaml: it is no UTF-8 text (line 1, byte 7); save it as UTF-8" in err
 
 
 def test_what_a_file_sweeps_is_swept(rpbench, tmp_path):

@@ -266,12 +266,36 @@ def test_a_broken_schedule_file_is_refused_and_a_sound_one_runs(first, second, e
     assert (status, row["schedule"], row["makespan_s"]) == (0, "mine", 6.0)
 
 
+@pytest.mark.parametrize("name", ["order.txt", "order.csv"])
+def test_a_schedule_file_may_begin_with_the_mark_of_other_editors(name, rpbench, tmp_path):
+    text = (
+        "0F0,0B0\n1F0,1B0\n"
+        if name.endswith("csv")
+        else SCHEDULE.format(header=HEADER, first="0F0 0B0", second="1F0 1B0")
+    )
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    status, (row,), _ = rpbench(f"schedule_file={name}")
+    assert (status, row["makespan_s"]) == (0, 6.0)
+    (tmp_path / name).write_text(text, encoding="utf-16")
+    status, rows, err = rpbench(f"schedule_file={name}")
+    assert (status, rows) == (2, [])
+    assert f"schedule_file={name}: it is no UTF-8 text (line 1, byte 0); save it as UTF-8" in err
+
+
 @pytest.mark.parametrize(
     "size, there",
     [
         ("num_devices=64", "has 2 ranks"),
         ("num_microbatches=5", "has 3 microbatches a step"),
         ("schedule=zb_v", "is gpipe"),
+        ("num_steps=2", "has 1 steps"),
+        ("chunks_per_device=2", "has 2 stages on 2 ranks"),
+        ("mesh.pipeline=4", "has 2 ranks"),
+        ("partition=search", "is cut 1-1"),
+        ("offload=all", "moves nothing"),
+        ("offload=nowhere", "moves nothing"),
+        ("prefetch=2", "says when what it moves comes"),
+        ("dispatch=dynamic", "says which device runs what"),
     ],
 )
 def test_sizes_beside_a_schedule_file_are_those_of_the_file(size, there, rpbench, tmp_path, capsys):
@@ -281,6 +305,30 @@ def test_sizes_beside_a_schedule_file_are_those_of_the_file(size, there, rpbench
     status, rows, err = rpbench("schedule_file=order.txt", size)
     assert (status, rows) == (2, [])
     assert f"{size}: schedule_file=order.txt {there}" in err
+
+
+def test_the_bytes_of_a_schedule_file_are_not_charged_beside_it(rpbench, tmp_path):
+    (tmp_path / "order.txt").write_text(SCHEDULE.format(header=HEADER, first="0F0 0B0", second="1F0 1B0"))
+    status, rows, err = rpbench("schedule_file=order.txt", "charge=bytes")
+    assert (status, rows) == (2, [])
+    assert "charge=bytes: schedule_file=order.txt says by itself what is sent and moved" in err
+
+
+def test_the_last_stage_of_a_schedule_file_keeps_what_it_is_to_keep(rpbench, tmp_path, capsys):
+    """Times and memory of an order are the same whether its schedule or its file is named."""
+    sizes = ("num_devices=2", "num_microbatches=3")
+    words = ("recompute=except_last", "model=tiny_gpt", "cost=constant", "cost.recompute_ms=1.0")
+    assert dispatch(("show", "schedule=1f1b", *sizes, *words)) == 0
+    (tmp_path / "order.txt").write_text(capsys.readouterr().out)
+    (_, (named,), _), (_, (read,), _) = (
+        rpbench("schedule=1f1b", *sizes, *words),
+        rpbench("schedule_file=order.txt", *words),
+    )
+    assert [read[key] for key in ("makespan_s", "peak_memory_bytes")] == [
+        named[key] for key in ("makespan_s", "peak_memory_bytes")
+    ]
+    (_, (whole,), _) = rpbench("schedule_file=order.txt", *words[1:])
+    assert whole["makespan_s"] > read["makespan_s"]
 
 
 def test_show_prints_a_schedule_that_can_be_run_again(capsys, tmp_path, monkeypatch):
