@@ -4,13 +4,13 @@ The seconds of a mesh's layers fill a `LayerTimes`, so everything that takes one
 records) works under a mesh. The exchanges of data parallelism: `rpbench.mesh.ordered_step`.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from rpbench.cost.table import LayerTimes, Number
+from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.mesh.job import Job
@@ -111,23 +111,23 @@ def under_mesh(times: LayerTimes, job: Job) -> LayerTimes:
     alone = _alone(job)
     pairs = [(job.kinds[kind], alone.kinds[kind]) for kind in job.architecture.layers]
 
-    def scaled(values: Sequence[Number], of: str) -> list[Number]:
-        return [value * _ratio(new, old, of) for value, (new, old) in zip(values, pairs, strict=True)]
+    def ratio(name: str, new: Seconds, old: Seconds) -> float:
+        of = {"forward": "forward_all", "recompute": "forward_all", "backward": "backward_all"}.get(name, name)
+        before: float = getattr(old, of)
+        after: float = getattr(new, of)
+        return after / before if before else 1.0
 
-    return replace(
-        times,
-        forward=scaled(times.forward, "forward_all"),
-        recompute=scaled(times.recompute, "forward_all"),
-        backward=scaled(times.backward, "backward_all"),
-        input_grad=scaled(times.input_grad, "input_grad") if times.input_grad else (),
-        weight_grad=scaled(times.weight_grad, "weight_grad") if times.weight_grad else (),
-        head_forward=times.head_forward * _ratio(job.head, alone.head, "forward_all"),
-        head_backward=times.head_backward * _ratio(job.head, alone.head, "backward_all"),
-        head_input_grad=times.head_input_grad * _ratio(job.head, alone.head, "input_grad"),
-        head_weight_grad=times.head_weight_grad * _ratio(job.head, alone.head, "weight_grad"),
-        step=[value / job.mesh.tensor for value in times.step],
-        head_step=times.head_step / job.mesh.tensor,
-    )
+    layers: dict[str, Any] = {
+        name: [time * ratio(name, *pair) for time, pair in zip(getattr(times, name), pairs, strict=True)]
+        for name in ("forward", "recompute", "backward", "input_grad", "weight_grad")
+        if getattr(times, name)
+    }
+    head = {
+        f"head_{name}": getattr(times, f"head_{name}") * ratio(name, job.head, alone.head)
+        for name in ("forward", "backward", "input_grad", "weight_grad")
+    }
+    step = [value / job.mesh.tensor for value in times.step]
+    return replace(times, **layers, **head, step=step, head_step=times.head_step / job.mesh.tensor)
 
 
 def _alone(job: Job) -> Job:
@@ -141,9 +141,3 @@ def _alone(job: Job) -> Job:
         cut=(),
         schedule="1f1b",
     )
-
-
-def _ratio(new: Seconds, old: Seconds, of: str) -> float:
-    before: float = getattr(old, of)
-    after: float = getattr(new, of)
-    return after / before if before else 1.0

@@ -23,7 +23,7 @@ from typing import Any
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import RECOMPUTES
 from rpbench.mesh.layout import SHARDED, Mesh
-from rpbench.mesh.memory import fits, fullest, needed_bytes
+from rpbench.mesh.memory import fullest
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.fitting import FACTORS, job_on_more_devices
 from rpbench.mesh.plan_search.plans import Space
@@ -54,8 +54,8 @@ class Change:
         if self.job is None:
             return f"{lacks}; no setting helps, nor do {FACTORS[-1]} times as many devices"
         words = ", ".join(f"{name}={value}" for name, value in self.settings.items())
-        need, room = needed_bytes(self.job, fullest(self.job)[1]), self.job.machine.device.memory_bytes
-        fit = f"{words}: {_giga(need)} of {_giga(room)}"
+        found = fullest(self.job)
+        fit = f"{words}: {_giga(found.needed)} of {_giga(found.room)}"
         if self.num_devices:
             return f"{lacks}; no setting helps; fits on {self.num_devices} devices as {fit}"
         return f"{lacks}; fits with {fit}"
@@ -75,7 +75,7 @@ def smallest_change(job: Job, space: Space | None = None) -> Change | None:
     Args:
         space: what a search on more devices may choose from.
     """
-    lacks = lacking_bytes(job)
+    lacks = fullest(job).lacks
     if not lacks:
         return None
     for settings, changed in changes(job):
@@ -83,11 +83,6 @@ def smallest_change(job: Job, space: Space | None = None) -> Change | None:
             return Change(lacks, changed, settings)
     larger = job_on_more_devices(_question(job), space or Space(max_context=job.mesh.context))
     return Change(lacks) if larger is None else Change(lacks, larger, settings_of(larger), larger.machine.size)
-
-
-def lacking_bytes(job: Job) -> float:
-    """Bytes that a device of the fullest rank lacks; 0 where the run fits."""
-    return max(0.0, needed_bytes(job, fullest(job)[1]) - job.machine.device.memory_bytes)
 
 
 def changes(job: Job) -> Iterator[tuple[Settings, Job]]:
@@ -118,7 +113,7 @@ def settings_of(job: Job) -> Settings:
 
 def _fits(job: Job) -> bool:
     try:
-        return fits(job)
+        return not fullest(job).lacks
     except ValueError:  # the schedule does not take these sizes
         return False
 
