@@ -8,7 +8,7 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
-from rpbench.mesh.layers.layer_times import boundary_bytes, setting_of, times_of
+from rpbench.mesh.layers.layer_times import times_of
 from rpbench.predict.case import Case, expert_s, loop_s
 from rpbench.predict.streaming import Jobs, Lanes, Slot, lanes_of
 from rpbench.sim.shared_links import COPY, HOST, LOOP, NOTHING, Capacity, run
@@ -88,7 +88,7 @@ class Needs:
         self.case, self.basis, self.plan = case, basis, plan
         chunks, seq = case.settings.chunks, case.model.seq_len
         self.tables = {
-            short: times_of(setting_of(case.model, size * seq, basis, case.software)).table(plan, recompute_ahead=True)
+            short: times_of(case.setting(size * seq, basis)).table(plan, recompute_ahead=True)
             for short, size in ((False, chunks.size), (True, chunks.last))
         }
         self.tokens = {False: chunks.size * seq, True: chunks.last * seq}
@@ -115,7 +115,7 @@ class Needs:
             stage = self.stages.stage(slot.stage, backward=slot.backward)
             moved = stage.weights + stage.gradients * slot.again
             return Need(amount=moved / slot.pieces, served_by=COPY + slot.group)
-        return Need(amount=boundary_bytes(self.case.model, self.tokens[slot.short]), served_by=COPY + slot.group)
+        return Need(amount=self.case.model.boundary_bytes(self.tokens[slot.short]), served_by=COPY + slot.group)
 
     def _computed(self, slot: Slot) -> Need:
         table: CostTable = self.tables[slot.short]

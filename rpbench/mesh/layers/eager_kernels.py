@@ -165,8 +165,7 @@ class EagerKernels:
         if attention:
             attention /= numbers["wide_matmul_flops_per_s"] * numbers["attention_efficiency"]
         traffic = load.memory_bytes * (numbers["fused_traffic_share"] if self.fused else 1.0)
-        memory = numbers["memory_bytes_per_s"] * numbers["memory_efficiency"]
-        return load.matmul_flops / rate + attention + traffic / memory
+        return load.matmul_flops / rate + attention + traffic / numbers.memory_rate
 
     # --- bytes -----------------------------------------------------------------------------------------------------
 
