@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, StageSizes
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.ir.moved_objects import Payload
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.waits.moves import has_transfers, moves_activations_alone
@@ -29,14 +29,12 @@ class Charge:
     """One kind of object that is transferred.
 
     Args:
-        name: the `object` of its transfers (`Payload`).
-        bytes_of: bytes of a stage as a whole, of numbers or of arrays of stages alike.
+        bytes_of: bytes of a stage as a whole.
         exchanged: whether it is a collective between devices: a cause of its own, at the pace that collectives reach.
         place: puts it into the lanes of a schedule with steps; None: generators and their passes do.
     """
 
-    name: str
-    bytes_of: Callable[[LayerSize | StageSizes, ModelBytes], Any]
+    bytes_of: Callable[[LayerSize, ModelBytes], int]
     exchanged: bool = True
     place: Callable[[Schedule, "Machine"], Schedule] | None = None
 
@@ -51,23 +49,16 @@ def _send_boundaries(schedule: Schedule, cluster: "Machine") -> Schedule:
     return send_over_links(schedule, direct=cluster.intra_bytes_per_s is not None)
 
 
-CHARGES: tuple[Charge, ...] = (  # in the order in which they are put into lanes
-    Charge("P", lambda stage, sizes: stage.weights),
-    Charge("G", lambda stage, sizes: stage.gradients, place=_sum_copies),
-    Charge("O", lambda stage, sizes: stage.optimizer),
+# By the `object` of their transfers (`Payload`), in the order in which they are put into lanes.
+CHARGES: Mapping[str, Charge] = {
+    "P": Charge(lambda stage, sizes: stage.weights),
+    "G": Charge(lambda stage, sizes: stage.gradients, place=_sum_copies),
+    "O": Charge(lambda stage, sizes: stage.optimizer),
     # Of stages that recompute; `StageBytes` knows which stages do.
-    Charge("A", lambda stage, sizes: stage.inputs or sizes.boundary),
-    Charge("boundary", lambda stage, sizes: sizes.boundary, exchanged=False, place=_send_boundaries),
-    Charge("sum", lambda stage, sizes: sizes.boundary),
-)
-
-
-_ROWS = {charge.name: charge for charge in CHARGES}
-
-
-def charge_of(payload: Payload) -> Charge:
-    """The row of a transfer."""
-    return _ROWS[payload.object]
+    "A": Charge(lambda stage, sizes: stage.inputs or sizes.boundary),
+    "boundary": Charge(lambda stage, sizes: sizes.boundary, exchanged=False, place=_send_boundaries),
+    "sum": Charge(lambda stage, sizes: sizes.boundary),
+}
 
 
 def cause_of(payload: Payload) -> str:
@@ -79,7 +70,7 @@ def cause_of(payload: Payload) -> str:
 
 def is_collective(payload: Payload) -> bool:
     """Whether a transfer is an exchange between devices, at the pace that collectives reach."""
-    return payload.lane == "net" and charge_of(payload).exchanged
+    return payload.lane == "net" and CHARGES[payload.object].exchanged
 
 
 def check_ssd(schedule: Schedule, cluster: "Machine") -> None:
@@ -133,7 +124,7 @@ def with_charges(schedule: Schedule, cluster: "Machine") -> Schedule:
     """
     if schedule.weights is Weights.STREAMED or (has_transfers(schedule) and not moves_activations_alone(schedule)):
         return schedule
-    for charge in CHARGES:
+    for charge in CHARGES.values():
         if charge.place is not None:
             schedule = charge.place(schedule, cluster)
     return schedule

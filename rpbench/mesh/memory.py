@@ -6,7 +6,7 @@ streamed stages. Here the sizes are those of a device of the mesh under its soft
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -171,22 +171,22 @@ def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
     layers = ((kind, 1),)
     found = _shared(job, held_layers(job, layers, first=False, last=False), layers)
     whole = streamed or job.recompute == "full"
-    activations: Any = layer_bytes(job.setting, kind) if whole else kept_bytes(job, kind)
-    inputs: Any = 0 if streamed or not whole else input_bytes(job.setting)
-    return found._replace(activations=activations, inputs=inputs)
+    activations = layer_bytes(job.setting, kind) if whole else kept_bytes(job, kind)
+    return found._replace(activations=activations, inputs=0 if streamed or not whole else input_bytes(job.setting))
 
 
 def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> LayerSize:
     """Bytes of parameters and their states on one device; sharded states are divided by the devices."""
     learns = learning(job, own, layers)
-    _, gradients, optimizer = states_held(job, learns)
-    weights, adapters = states_held(job, own).weights, 2.0 * learns.dense if job.adapters else 0.0
+    found, adapters = states_held(job, learns), 2.0 * learns.dense if job.adapters else 0.0
+    found = found._replace(weights=states_held(job, own).weights)
     if job.mesh.sharing.what != "parameters":
-        weights += adapters
-    elif job.mesh.pipeline > 1 and not job.mesh.sharing.reshard:  # gathered once a step, gradients summed whole
-        weights += 2.0 * (own.dense + own.experts) + adapters
-        gradients = float(job.software.accumulate_bytes) * (learns.dense + learns.experts)
-    return LayerSize(weights, gradients, optimizer)
+        return found._replace(weights=found.weights + adapters)
+    if job.mesh.pipeline == 1 or job.mesh.sharing.reshard:
+        return found
+    # gathered once a step, gradients summed whole
+    weights = found.weights + (2.0 * (own.dense + own.experts) + adapters)
+    return found._replace(weights=weights, gradients=job.software.accumulate_bytes * (learns.dense + learns.experts))
 
 
 def _on_their_way(job: Job) -> Bytes:

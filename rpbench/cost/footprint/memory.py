@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from rpbench.cost.footprint import replicas
 from rpbench.cost.footprint.fitting import Moments, columns_of, fitting_stages, levels_of, waiting_halves
-from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
+from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import (
@@ -235,7 +235,7 @@ class Footprint:
             found["working set"] = np.full((len(backward), self._holds.shape[1]), self._sizes.working)
         return found
 
-    def _recomputing(self, forward: Ints, below: StageSizes) -> dict[str, Ints]:
+    def _recomputing(self, forward: Ints, below: LayerSize) -> dict[str, Ints]:
         if self._replicas is not None:
             return self._replicas.classes(below, self._sizes) | self._made_again(below)
         if not self._streamed:
@@ -251,7 +251,7 @@ class Footprint:
             found["kept stage inputs"] = np.tile(np.array(self._kept_inputs) * self._sizes.boundary, (len(forward), 1))
         return found
 
-    def _with_activations(self, stages: StageSizes, keeps: Bools) -> dict[str, Ints]:
+    def _with_activations(self, stages: LayerSize, keeps: Bools) -> dict[str, Ints]:
         """Activations and logits of all microbatches in flight in stages that keep them; inputs in the others."""
         if not self._in_flight_by_stage:
             sizes = self._sizes
@@ -278,7 +278,7 @@ class Footprint:
         holds = self._holds[: backward.shape[1]]
         return fitting_stages(lambda keeps: self.peaks(forward, backward, keeps), len(backward), holds, limit_bytes)
 
-    def _stages(self, counts: Ints, *, has_head: bool) -> StageSizes:
+    def _stages(self, counts: Ints, *, has_head: bool) -> LayerSize:
         ends = np.cumsum(counts, axis=1)
         sums = self._running[:, ends] - self._running[:, ends - counts]  # (sizes of a layer, plans, stages)
         if self._num_head_shards:  # both are cut over the vocabulary
@@ -286,9 +286,9 @@ class Footprint:
         else:
             sums[:, :, 0] += self._embedding[:, None]
             sums[:, :, -1] += self._head[:, None] * has_head
-        return StageSizes(*sums)
+        return LayerSize(*sums)
 
-    def _bound_classes(self, stages: StageSizes) -> dict[str, Ints]:
+    def _bound_classes(self, stages: LayerSize) -> dict[str, Ints]:
         plans, num_stages = stages.weights.shape
         logits = self._sizes.logits * self._holds[num_stages - 1]
         if self._num_head_shards:
@@ -307,7 +307,7 @@ class Footprint:
             "logits": np.tile(logits, (plans, 1)),
         }
 
-    def _made_again(self, stages: StageSizes) -> dict[str, Ints]:
+    def _made_again(self, stages: LayerSize) -> dict[str, Ints]:
         """Recomputed activations between I and W; with layers recomputed one by one, also inputs and one layer."""
         found = dict[str, Ints]()
         if self._between_halves is not None and self._between_halves.hold_anything:
@@ -321,7 +321,7 @@ class Footprint:
             found["recomputed activations"] = (one[:, :, None] * self._holds).max(axis=1, initial=0)
         return found
 
-    def _streamed_classes(self, up: StageSizes, down: StageSizes) -> dict[str, Ints]:
+    def _streamed_classes(self, up: LayerSize, down: LayerSize) -> dict[str, Ints]:
         """Classes at the visit that needs most; visits differ in the stages prefetched beside them."""
         plans, num_up = up.weights.shape
         none = num_up + down.weights.shape[1]  # the column of no stage: after forward and backward stages

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.footprint.sizes import LAYERS_GATHERED, LayerSize, ModelBytes, StageSizes
+from rpbench.cost.footprint.sizes import LAYERS_GATHERED, LayerSize, ModelBytes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
@@ -158,7 +158,7 @@ class ReplicaFootprint:
         self._tries = schedule.policy is Policy.TRIAL
         self._devices = [self._device(shares, device) for device in range(schedule.shape.num_ranks)]
 
-    def classes(self, stages: StageSizes, sizes: ModelBytes) -> dict[str, Ints]:
+    def classes(self, stages: LayerSize, sizes: ModelBytes) -> dict[str, Ints]:
         """Bytes of each class at the peak, (plans, devices)."""
         plans = len(stages.weights)
         last = self._num_stages - 1
@@ -192,7 +192,7 @@ class ReplicaFootprint:
             )
         return found | (self._layer_by_layer(stages, sizes) if sizes.by_layer else {})
 
-    def _layer_by_layer(self, stages: StageSizes, sizes: ModelBytes) -> dict[str, Ints]:
+    def _layer_by_layer(self, stages: LayerSize, sizes: ModelBytes) -> dict[str, Ints]:
         """Bytes on their way on devices that gather and scatter layer by layer."""
         layer = LayerSize(*(max(each) for each in zip(*sizes.layers, strict=True)))
         plans, found = len(stages.weights), dict[str, Ints]()
