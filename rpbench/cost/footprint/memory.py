@@ -142,9 +142,8 @@ class Footprint:
             waiting = [waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
             self._between_halves = Moments(waiting)
         self._analysis = analysis or Analysis(schedule)
-        self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
-
-        if sizes.each and not (self._streamed or moves_activations(schedule)):
+        self._replicas = replicas.ReplicaFootprint(self._analysis) if shares else None
+        if sizes.each and not (shares or self._streamed or moves_activations(schedule)):
             self._in_flight = np.array([levels.sum(axis=1).max() for levels in levels_of(self._analysis, sizes.each)])
 
     def _take(self, sizes: ModelBytes) -> None:
@@ -236,10 +235,10 @@ class Footprint:
         return found
 
     def _recomputing(self, forward: Ints, below: LayerSize) -> dict[str, Ints]:
-        if self._replicas is not None:
-            return self._replicas.classes(below, self._sizes) | self._made_again(below)
         if not self._streamed:
             found = self._bound_classes(below) | self._made_again(below)
+            if self._replicas is not None:
+                return found | self._replicas.classes(below, self._sizes)
             if self._tensor_shares > 1:  # all is cut over the devices, the kept inputs along the sequence alone
                 whole = () if self._along_sequence else ("kept stage inputs",)
                 return {
@@ -290,20 +289,24 @@ class Footprint:
 
     def _bound_classes(self, stages: LayerSize) -> dict[str, Ints]:
         plans, num_stages = stages.weights.shape
-        logits = self._sizes.logits * self._holds[num_stages - 1]
+        held, shares, more_versions = self._holds, self._replicas, self._more_versions
+        parts: tuple[Any, ...] = (held, held, held * self._num_states)
+        if shares is not None:
+            held, more_versions = shares.held.astype(np.int64), 0 * more_versions
+            parts = shares.weights, shares.gradients, shares.optimizer
+        states = [stage @ part for stage, part in zip(stages[:3], parts, strict=True)]
+        weights, gradients, optimizer = states if shares is None else np.rint(states).astype(np.int64)
+        logits = self._sizes.logits * held[num_stages - 1]
         if self._num_head_shards:
             logits = np.array(self._waiting_shares) * -(-self._sizes.logits // self._num_head_shards)
+        stashed = {"stashed weights": (stages.weights * more_versions) @ held} if more_versions.any() else {}
         return {
-            "weights": stages.weights @ self._holds,
-            **(
-                {"stashed weights": (stages.weights * self._more_versions) @ self._holds}
-                if self._more_versions.any()
-                else {}
-            ),
-            "gradients": stages.gradients @ self._holds,
-            "optimizer state": stages.optimizer @ self._holds * self._num_states,
+            "weights": weights,
+            **stashed,
+            "gradients": gradients,
+            "optimizer state": optimizer,
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)).astype(np.int64),
-            "recomputed activations": (stages.activations[:, :, None] * self._holds).max(axis=1, initial=0),
+            "recomputed activations": (stages.activations[:, :, None] * held).max(axis=1, initial=0),
             "logits": np.tile(logits, (plans, 1)),
         }
 

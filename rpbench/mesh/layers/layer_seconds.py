@@ -10,7 +10,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.layers.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.layers.eager_kernels import EagerKernels, Load
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import Group, Links, axis_group, expert_group, group_of, reached
+from rpbench.mesh.placement import Group, Links, axis_group, group_of, reached
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import Experts, Layer, mean_keys
@@ -444,7 +444,8 @@ def _dispatch_s(setting: Setting) -> float:
     own, mesh = setting.architecture, setting.mesh
     if own.experts is None or (mesh.expert == 1 and mesh.expert_tensor == 1):
         return 0.0
-    group = expert_group(mesh, setting.machine, setting.links)
+    # experts are dealt to neighbours, shards of one expert innermost
+    group = group_of(mesh.expert, mesh.expert_tensor, setting.machine, setting.links)
     values = setting.tokens / mesh.tensor * own.experts.active * own.hidden
     shards = group_of(mesh.expert_tensor, 1, setting.machine, setting.links)
     joined = 2.0 * values * mesh.expert_tensor  # what the shards of an expert gather, and sum up again
