@@ -18,7 +18,6 @@ from typing import Any
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import machine
 from rpbench.explain.side import COMPUTATION, Side, Work
-from rpbench.mesh.exact import shared_graph
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Seconds, eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
@@ -122,7 +121,7 @@ def _pipeline(case: Case) -> dict[str, float]:
     """1F1B: the slowest stage's work, what the order adds to it, and boundary tensors."""
     terms = _by_cause({name: s for name, s in megatron.pipeline_step(case, case.basis).items() if name != "pipeline"})
     cut, times, calls = bound_cut(case), megatron.pipeline_times(case, case.basis), case.settings.num_calls
-    graph = shared_graph("1f1b", case.num_devices, case.num_devices, calls)
+    graph = megatron.graph_of(case.num_devices, calls)
     spans = [float(max(simulate_graph(graph, each.table(cut)).end)) for each in (times, replace(times, hop=0.0))]
     layer = times.forward[0] + times.recompute[0] + times.backward[0]
     stages = [calls * layer * count for count in cut.forward]

@@ -5,25 +5,19 @@ records) works under a mesh. The exchanges of data parallelism: `rpbench.mesh.or
 """
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
-
-import numpy as np
 
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
-from rpbench.ir.schedule import Shape
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.ordered_step import simulate_step, with_rest
 from rpbench.mesh.replicas import layered, scatter_layers
-from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
+from rpbench.mesh.step import Terms, step_terms
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
-from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.longest_path import simulate_graph
 
 WAITING = ("1f1b", "dapple", "gpipe", "interleaved_1f1b")  # orders whose frameworks send before they go on
 
@@ -43,37 +37,13 @@ def _blocked_s(job: Job) -> float:
 
 def exact_terms(job: Job) -> Terms:
     """Seconds of a step by cause; the pipeline and the exchanges of its replicas are simulated."""
-    if scatter_layers(job):
-        return with_rest(job, layered(job).terms, ends_together=True)
-    terms = step_terms(job)
     if job.mesh.pipeline == 1:
-        return terms
-    closed = pipeline_terms(job, stages_of_step(job))
-    terms = {name: value for name, value in terms.items() if name not in closed}
-    scale = 1.0 + terms.pop("jitter", 0.0) / (sum(terms.values()) + sum(closed.values()))
-    terms["pipeline"] = makespan_s(job)
-    if job.mesh.replicas > 1 or job.mesh.expert_replicas > 1:
-        terms["data"] = _exchanges_s(job)
-    terms["jitter"] = (scale - 1.0) * sum(terms.values())
-    return terms
-
-
-def _exchanges_s(job: Job) -> float:
-    """Seconds that data parallelism adds to a step; more exchanges hide between chunks than at the end of the step."""
+        return with_rest(job, layered(job).terms, ends_together=True) if scatter_layers(job) else step_terms(job)
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
-    return simulate_step(job, order, costs, counts_layers=True).terms["data"]
-
-
-def makespan_s(job: Job) -> float:
-    """Seconds from the first forward to the last backward of a step, simulated."""
-    partition, problem = symmetric(job.cut), problem_of(job)
-    if problem.entry.needs_costs:
-        graph = build_graph(problem.order(partition))
-    else:
-        graph = shared_graph(job.schedule, job.mesh.pipeline, job.num_stages, job.num_microbatches)
-    timeline = simulate_graph(graph, problem.costs(partition))
-    return float(np.max(np.asarray(timeline.end, float)))
+    found = simulate_step(job, order, costs, counts_layers=True).terms
+    rest = {name: found.pop(name, 0.0) for name in ("data", "tied", "optimizer", "fixed", "jitter")}
+    return {**rest, "pipeline": sum(found.values()), "jitter": rest["jitter"]}
 
 
 def problem_of(job: Job) -> Problem:
@@ -81,12 +51,6 @@ def problem_of(job: Job) -> Problem:
     return Problem(
         entry(job.schedule), mesh_times(job), job.mesh.pipeline, job.num_microbatches, chunks_per_rank=job.chunks
     )
-
-
-@lru_cache(maxsize=64)
-def shared_graph(name: str, ranks: int, stages: int, microbatches: int) -> Graph:
-    """The graph of an order that does not depend on times: plans with equal sizes share it."""
-    return build_graph(entry(name).build(Shape(ranks, stages, microbatches)))
 
 
 # --- times of other sources: published, profiled, analytic ---

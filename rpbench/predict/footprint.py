@@ -183,13 +183,16 @@ def zero_infinity(case: Case) -> Footprint:
 
 def _loss_or_backward(case: Case, state: Bytes, in_backward: Bytes | None = None) -> Bytes:
     """The fuller moment: the loss, with all logits, or the first backward, with a layer's activations."""
-    model, tokens = case.model, case.microbatch_tokens
-    kept = {"kept inputs": model.num_layers * model.boundary_bytes(tokens)}
-    kernels = eager_kernels(case.setting(tokens))
+    kernels = eager_kernels(case.setting(case.microbatch_tokens))
+    logits = case.basis["eager_logit_bytes"] * case.microbatch_tokens * case.model.vocab
     layer = kernels.kept_bytes() + kernels.working_bytes()
-    loss = {**state, **kept, "logits": case.basis["eager_logit_bytes"] * tokens * model.vocab}
-    backward = {**state, **(in_backward or {}), **kept, "activations": layer}
-    return _fullest((loss, backward))
+    return _either(case, state, {**state, **(in_backward or {})}, logits, layer)
+
+
+def _either(case: Case, in_loss: Bytes, in_backward: Bytes, logits: float, layer: float) -> Bytes:
+    """The fuller of two moments: states with all logits, or with a layer's activations; both have all inputs."""
+    kept = {"kept inputs": case.model.num_layers * case.model.boundary_bytes(case.microbatch_tokens)}
+    return _fullest(({**in_loss, **kept, "logits": logits}, {**in_backward, **kept, "activations": layer}))
 
 
 def _all_parameters(model: Architecture) -> int:
@@ -227,15 +230,11 @@ def tensor_parallel(case: Case) -> Footprint:
     """Tensor parallelism: state and logits are divided among the devices, the input of every layer is not."""
     model, tokens, devices = case.model, case.microbatch_tokens, case.num_devices
     state = _megatron_state(case, model.num_layers, embedding=True, head=not model.tied) / devices
-    classes = {
-        "weights, gradients and optimizer state": state,
-        "kept inputs": model.num_layers * model.boundary_bytes(tokens),
-    }
     kernels = eager_kernels(replace(case.setting(tokens), mesh=Mesh(tensor=devices)))
     layer = kernels.kept_bytes() + kernels.working_bytes() / 2
-    loss = {**classes, "logits": case.basis["tensor_logit_bytes"] * tokens * model.vocab / devices}
-    backward = {**classes, "activations": layer}
-    return Footprint(_fullest((loss, backward)), {})
+    logits = case.basis["tensor_logit_bytes"] * tokens * model.vocab / devices
+    states = {"weights, gradients and optimizer state": state}
+    return Footprint(_either(case, states, states, logits, layer), {})
 
 
 def _megatron_state(case: Case, num_layers: int, *, embedding: bool, head: bool) -> float:

@@ -21,13 +21,15 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.published import published_partition
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.mesh.exact import shared_graph
+from rpbench.ir.schedule import Shape
 from rpbench.mesh.layers.collectives import reduce_s
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import times_of
 from rpbench.mesh.layout import Mesh
 from rpbench.predict.case import Case, Terms, loop_s, ring
 from rpbench.predict.footprint import pipeline_stage
+from rpbench.registry import entry
+from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 
 
@@ -104,8 +106,7 @@ def pipeline_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step of the 1F1B pipeline."""
     cut = bound_cut(case)
     times = pipeline_times(case, basis)
-    graph = shared_graph("1f1b", case.num_devices, case.num_devices, case.settings.num_calls)
-    timeline = simulate_graph(graph, times.table(cut))
+    timeline = simulate_graph(graph_of(case.num_devices, case.settings.num_calls), times.table(cut))
     model, most = case.model, max(cut.forward)
     tied = GRADIENT_BYTES * model.embedding_parameters if model.tied and case.num_devices > 1 else 0
     return {
@@ -130,6 +131,12 @@ def pipeline_times(case: Case, basis: Basis) -> LayerTimes:
         [time + loop for time in part] for part in (times.forward, times.recompute, times.backward)
     )
     return LayerTimes(forward, recompute, backward, times.head_forward, times.head_backward, hop=hop)
+
+
+@lru_cache(maxsize=16)
+def graph_of(num_devices: int, num_microbatches: int) -> Graph:
+    """The graph of 1F1B."""
+    return build_graph(entry("1f1b").build(Shape(num_devices, num_devices, num_microbatches)))
 
 
 def tensor_step(case: Case, basis: Basis) -> Terms:

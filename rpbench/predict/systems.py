@@ -190,13 +190,15 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
     weights = BYTES_PER_VALUE * case.model.total_parameters
     trained = case.model.trainable_parameters
     gradients = BYTES_PER_VALUE * trained
+    each = (2 * weights + gradients) / devices  # copied by all at the same time, over links and the host's memory
+    copies_s = max(each / basis["copy_bytes_per_s"], each * devices / basis["host_bytes_per_s"])
     return {
         "computation": calls * compute_s(case, basis),
         "expert loop": calls * waiting_s(case.model, basis),
         "weights": calls * 2 * gather_s(weights, ring(devices, basis)),
         "gradients": calls * gather_s(gradients, ring(devices, basis)),
         "gradient copies": calls * _gradient_copies_s(case, basis),
-        "copies": calls * _host_copy_s((2 * weights + gradients) / devices, devices, basis),
+        "copies": calls * copies_s,
         "adding gradients": calls * basis["host_accumulate_bytes"] * trained / basis["host_bytes_per_s"],
         "optimizer": basis["adam_bytes"] * trained / basis["host_bytes_per_s"],
     }
@@ -213,11 +215,6 @@ def compute_s(case: Case, basis: Basis) -> float:
 def _gradient_copies_s(case: Case, basis: Basis) -> float:
     """Seconds a device takes to copy all gradients of a micro-step into DeepSpeed's buckets and out again."""
     return basis["deepspeed_gradient_bytes"] * case.model.trainable_parameters / basis.memory_rate
-
-
-def _host_copy_s(bytes_each: float, num_devices: int, basis: Basis) -> float:
-    """Seconds for all devices to copy as much at the same time: the link's or the host memory's, whichever is more."""
-    return max(bytes_each / basis["copy_bytes_per_s"], bytes_each * num_devices / basis["host_bytes_per_s"])
 
 
 def _device_optimizer_s(case: Case, basis: Basis) -> float:

@@ -45,7 +45,7 @@ class Run(NamedTuple):
         """Mean seconds of a step that a device computes, and that it waits for the interpreter within a layer."""
         slots = self.lanes.tasks.slot
         tasks = [task for step in steps for task in self.lanes.computing[step]]
-        shares = len(steps) * self.lanes.num_devices
+        shares = len(steps) * self.lanes.jobs.num_devices
         computing = sum(self.own_s[slots[task]] for task in tasks)
         occupied = sum(self.end[task] - self.begin[task] for task in tasks)
         return computing / shares, max(0.0, occupied - computing) / shares
@@ -59,19 +59,10 @@ def timed(jobs: Jobs, case: Case, basis: Basis) -> Run:
 
 def timed_with(lanes: Lanes, needs: Sequence[Need], basis: Basis) -> Run:
     """The lanes, timed with given needs of every slot."""
+    rates = (basis.get(f"{name}_bytes_per_s", INF) for name in ("copy", "host", "root_complex"))
     own, amount, servers = (list(column) for column in zip(*needs, strict=True))
-    begin, end = run(lanes.tasks, own, amount, servers, capacity(basis))
+    begin, end = run(lanes.tasks, own, amount, servers, Capacity(*rates, basis["loop_share"]))
     return Run(lanes, begin, end, own)
-
-
-def capacity(basis: Basis) -> Capacity:
-    """Rates of the links, host and interpreter that tasks share."""
-    return Capacity(
-        basis.get("copy_bytes_per_s", INF),
-        basis.get("host_bytes_per_s", INF),
-        basis.get("root_complex_bytes_per_s", INF),
-        basis["loop_share"],
-    )
 
 
 def devices_per_complex(basis: Basis) -> int:

@@ -1,5 +1,6 @@
 """Seconds of one layer on one device of a mesh: kernels both ways, and the collectives inside."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
@@ -315,20 +316,20 @@ def _maps(kernels: _Kernels, layer: Layer) -> tuple[float, float, float]:
         maps += own.mlp_maps(own.inner)
     elif own.experts and own.experts.shared_inner:
         maps += own.mlp_maps(own.experts.shared_inner)
-    totals = [0.0, 0.0, 0.0]
+    found = []
+    spread_tokens = max(1, kernels.setting.tokens // kernels.setting.spread)
     for inputs, outputs, cut_in, cut_out in maps:
         n = max(1, outputs // mesh.tensor) if cut_out else outputs
         k = max(1, inputs // mesh.tensor) if cut_in else inputs
-        tokens = kernels.setting.tokens
-        if not (cut_in or cut_out):
-            tokens = max(1, tokens // kernels.setting.spread)
-        for number, seconds in enumerate(kernels.three(tokens, n, k)):
-            totals[number] += seconds
+        found.append(kernels.three(kernels.setting.tokens if cut_in or cut_out else spread_tokens, n, k))
     if layer.routed and own.experts:
-        tokens = max(1, kernels.setting.tokens // kernels.setting.spread)
-        for number, seconds in enumerate(kernels.three(tokens, own.experts.total, own.hidden, low=False)):
-            totals[number] += seconds
-    return totals[0], totals[1], totals[2]
+        found.append(kernels.three(spread_tokens, own.experts.total, own.hidden, low=False))
+    return _summed(found)
+
+
+def _summed(each: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    forward, input_grad, weight_grad = map(sum, zip(*each, strict=True))
+    return forward, input_grad, weight_grad
 
 
 def _attention(kernels: _Kernels, layer: Layer) -> tuple[float, float]:
@@ -381,14 +382,13 @@ def _experts(kernels: _Kernels) -> tuple[float, float, float]:
     assert own.experts is not None
     pairs = setting.tokens * own.experts.active * mesh.expert_tensor / mesh.tensor * kernels.c["imbalance"]
     groups = max(1, own.experts.total // mesh.expert)
-    totals = [0.0, 0.0, 0.0]
+    found = []
     for inputs, outputs, cut_in, cut_out in own.mlp_maps(own.experts.inner):
         n = outputs // mesh.expert_tensor if cut_out else outputs
         k = inputs // mesh.expert_tensor if cut_in else inputs
-        totals[0] += kernels.grouped(pairs, groups, n, k)
-        totals[1] += kernels.grouped(pairs, groups, k, n)
-        totals[2] += _grouped_weights(kernels, pairs, groups, n, k)
-    return totals[0], totals[1], totals[2]
+        both = kernels.grouped(pairs, groups, n, k), kernels.grouped(pairs, groups, k, n)
+        found.append((*both, _grouped_weights(kernels, pairs, groups, n, k)))
+    return _summed(found)
 
 
 def _grouped_weights(kernels: _Kernels, pairs: float, groups: int, n: int, k: int) -> float:
