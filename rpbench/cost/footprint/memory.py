@@ -20,7 +20,7 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 (arXiv 2604.27085).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from operator import itemgetter
@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from rpbench.cost.footprint import replicas
 from rpbench.cost.footprint.fitting import Moments, columns_of, fitting_stages, levels_of, waiting_halves
-from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import (
@@ -60,27 +60,6 @@ Bools = npt.NDArray[np.bool_]
 # --- bytes on each device -----------------------------------------------------------------------------------
 
 
-def device_bytes(
-    schedule: Schedule,
-    sizes: ModelBytes,
-    in_flight: Sequence[int],
-    keeps: Collection[int] | None = None,
-    analysis: Analysis | None = None,
-) -> list[int]:
-    """Peak bytes on each device of a schedule whose partition is known.
-
-    Args:
-        in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
-            bound schedules keep them on the device.
-        keeps: the stages whose activations stay; None: all or none, as `sizes` says.
-        analysis: of the schedule, if there is one already.
-
-    Raises:
-        ValueError: if the schedule has no partition.
-    """
-    return [sum(classes.values()) for classes in classes_of(schedule, sizes, in_flight, keeps, analysis)]
-
-
 def classes_of(
     schedule: Schedule,
     sizes: ModelBytes,
@@ -88,7 +67,13 @@ def classes_of(
     keeps: Collection[int] | None = None,
     analysis: Analysis | None = None,
 ) -> list[dict[str, int]]:
-    """Bytes of each class of tensors at every device's peak.
+    """Bytes of each class of tensors at every device's peak, of a schedule whose partition is known.
+
+    Args:
+        in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
+            bound schedules keep them on the device.
+        keeps: the stages whose activations stay; None: all or none, as `sizes` says.
+        analysis: of the schedule, if there is one already.
 
     Raises:
         ValueError: if the schedule has no partition.
@@ -116,7 +101,7 @@ class Footprint:
         keeps: Collection[int] | None = None,
         analysis: Analysis | None = None,
     ) -> None:
-        """The arguments of `device_bytes`."""
+        """The arguments of `classes_of`."""
         self._schedule = schedule
         self._take(sizes)
         self._keeps = None if keeps is None else frozenset(keeps)
@@ -127,10 +112,10 @@ class Footprint:
         self._depth = prefetch_depth(schedule) if self._streamed else 1
         self._holds = _holds(schedule)
         self._kept_inputs = [peak_kept_inputs(schedule, device) for device in devices] if inputs_stay(schedule) else []
-        self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
+        self._tensor_shards = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._along_sequence = schedule.shape.sequence_parallel
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
-        self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
+        self._waiting_shards = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
         self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # ROLLBACK restores a copy
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
@@ -174,7 +159,7 @@ class Footprint:
         if not self._num_head_shards:
             ends = self._staying(np.array([self._embedding, self._head], np.float64), versions)
             found += ends[0, 0] * counted[0] + ends[1, -1] * counted[-1]
-        return int(found / self._tensor_shares)
+        return int(found / self._tensor_shards)
 
     def staying(self) -> tuple[Floats, tuple[float, float]]:
         """Bytes of a layer that stay on the device of each stage, (stages,), and of embedding and head."""
@@ -239,10 +224,10 @@ class Footprint:
             found = self._bound_classes(below) | self._made_again(below)
             if self._replicas is not None:
                 return found | self._replicas.classes(below, self._sizes)
-            if self._tensor_shares > 1:  # all is cut over the devices, the kept inputs along the sequence alone
+            if self._tensor_shards > 1:  # all is cut over the devices, the kept inputs along the sequence alone
                 whole = () if self._along_sequence else ("kept stage inputs",)
                 return {
-                    name: table if name in whole else -(-table // self._tensor_shares) for name, table in found.items()
+                    name: table if name in whole else -(-table // self._tensor_shards) for name, table in found.items()
                 }
             return found
         found = self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
@@ -298,7 +283,7 @@ class Footprint:
         weights, gradients, optimizer = states if shares is None else np.rint(states).astype(np.int64)
         logits = self._sizes.logits * held[num_stages - 1]
         if self._num_head_shards:
-            logits = np.array(self._waiting_shares) * -(-self._sizes.logits // self._num_head_shards)
+            logits = np.array(self._waiting_shards) * -(-self._sizes.logits // self._num_head_shards)
         stashed = {"stashed weights": (stages.weights * more_versions) @ held} if more_versions.any() else {}
         return {
             "weights": weights,
@@ -432,26 +417,21 @@ _STREAMED_WAYS_OUT = {
 }
 
 
-def why_infeasible(
-    schedule: Schedule, memory: DeviceMemory, in_flight: Sequence[int], keeps: Collection[int] | None = None
-) -> str:
+def why_infeasible(schedule: Schedule, classes: Sequence[Mapping[str, int]], limit_bytes: int) -> str:
     """Why a schedule does not fit its devices: the worst device, its largest class, a way out; "" if it fits.
 
     Args:
-        in_flight, keeps: as of `device_bytes`.
-
-    Raises:
-        ValueError: if the schedule has no partition.
+        classes: bytes of each device by class (`classes_of`).
+        limit_bytes: of a device.
     """
-    classes = classes_of(schedule, memory.sizes, in_flight, keeps)
     needed = [sum(by_class.values()) for by_class in classes]
     worst = needed.index(max(needed))
-    if needed[worst] <= memory.limit_bytes:
+    if needed[worst] <= limit_bytes:
         return ""
     largest = max(classes[worst], key=lambda name: classes[worst][name])
     streamed = _STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {}
     way_out = (_WAYS_OUT | streamed).get(largest, "take smaller microbatches")
     return (
-        f"device {worst} needs {needed[worst] / 1e9:.1f} GB and has {memory.limit_bytes / 1e9:.1f} GB; "
+        f"device {worst} needs {needed[worst] / 1e9:.1f} GB and has {limit_bytes / 1e9:.1f} GB; "
         f"{classes[worst][largest] / 1e9:.1f} GB of it are {largest}: {way_out}"
     )
