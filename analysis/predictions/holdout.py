@@ -67,7 +67,7 @@ def _corrections_of(model: Architecture, plain: Basis) -> dict[str, float]:
     found = {correction_name(published, part): measured[part] / counted[part] for part in PARTS}
     if model.experts is not None:
         del found[correction_name(published, "backward")]
-        rate = plain["memory_bytes_per_s"] * plain["memory_efficiency"]
+        rate = plain.memory_rate
         name = "stacked_expert_bytes" if model.family == "gpt_oss" else "expert_bytes"
         found[name] = (measured["backward"] - counted["backward"]) * rate / model.layer_parameters
     return found

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from rpbench.advice.causes import causes_of
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.published import published_partition
-from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.mesh.layers.layer_times import setting_of, times_of
+from rpbench.mesh.layers.layer_seconds import Setting as LayerSetting
+from rpbench.mesh.layers.layer_times import optimizer_traffic, setting_of, times_of
 from rpbench.plan.contest.contender import Contender, Setting, contender
 from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.plans import Outcome
@@ -155,13 +155,15 @@ def _framed(
 
 def terms_of_run(case: Case, cluster: Machine, system: System, size: float, sequences: int) -> Terms:
     """The terms of a run: its batch, its kernels, its machine less what its processes reserve."""
-    basis = case.basis
-    pace = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+
+    def setting(sequences: float) -> LayerSetting:
+        return setting_of(case.model, sequences * case.model.seq_len, case.basis, case.software)
+
     return Terms(
         case.model,
         cluster,
-        lambda count: times_of(setting_of(case.model, count * case.model.seq_len, basis, case.software)),
-        OptimizerTraffic(basis["optimizer_bytes"], basis["adam_bytes"], pace),
+        lambda count: times_of(setting(count)),
+        optimizer_traffic(setting(1)),
         case.num_devices,
         sequences,
         (size,),

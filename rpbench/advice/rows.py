@@ -15,9 +15,9 @@ from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.ir.schedule import ON_SSD
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES, Sharded
-from rpbench.mesh.memory import fullest, needed_bytes
+from rpbench.mesh.memory import fullest
 from rpbench.mesh.plan_search.plans import Space
-from rpbench.mesh.prediction import Prediction
+from rpbench.mesh.plan_search.search import Prediction
 from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
@@ -252,14 +252,13 @@ def leads_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def mesh_misfit(job: Job) -> dict[str, Any]:
     """A mesh that does not fit, as `plain_misfit` tells a contender of one host."""
-    _, classes = fullest(job)
-    needs = needed_bytes(job, classes)
+    found = fullest(job)
     return {
         "schedule": mesh_name(job),
         "options": mesh_options(job),
         "least_memory_bytes": 0,
-        "peak_memory_bytes": round(sum(classes.values())),
-        "device_lacks_bytes": round(max(0.0, needs - job.machine.device.memory_bytes)),
+        "peak_memory_bytes": round(sum(found.classes.values())),
+        "device_lacks_bytes": round(found.lacks),
         "host_lacks_bytes": 0,
         "searched_to_the_end": False,
     }

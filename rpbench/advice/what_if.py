@@ -20,7 +20,7 @@ from rpbench.ir.partition import Partition
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Recompute as MeshRecompute
-from rpbench.mesh.memory import fullest, needed_bytes
+from rpbench.mesh.memory import fullest
 from rpbench.mesh.plan_search.plans import Space
 from rpbench.passes.recomputation import RECOMPUTES, Recompute
 from rpbench.plan.contest.contender import Setting
@@ -225,15 +225,15 @@ def _mesh_point(at: Point, job: Job, machine: Machine, recompute: MeshRecompute)
         num_microbatches=microbatches,
         recompute=recompute,
     )
-    _, classes = fullest(changed)
+    memory = fullest(changed)
     step_s = sum(exact_terms(changed).values())
     return at._replace(
         num_microbatches=microbatches,
         data=data,
         tokens_per_s=changed.tokens / step_s,
         step_time_s=step_s,
-        peak_memory_bytes=round(sum(classes.values())),
-        fits=needed_bytes(changed, classes) <= machine.device.memory_bytes,
+        peak_memory_bytes=round(sum(memory.classes.values())),
+        fits=not memory.lacks,
         partition="-".join(map(str, changed.cut)),
     )
 

@@ -1,12 +1,7 @@
 """Charges: the transfers that take time beside computing, one row each; all costs of transfers follow from this table.
 
-A row names its bytes, whether all devices exchange them, and which actions carry them:
-
-    in lanes          actions of their own on a link (`rpbench.ir.moved_objects` finds them); a pass may put them there
-    on computations   kinds of computation that end with an exchange over a link, which blocks the device
-
-The row gives its seconds on a link (`rpbench.cost.transfers`), the cause of a step they belong to, the bytes over each
-link, and the buffers on a device. A new charge is a row here, and a pass where it has lanes.
+A row names its bytes and whether all devices exchange them; actions on a link carry them (`rpbench.ir.moved_objects`).
+Seconds on a link (`rpbench.cost.transfers`), the cause of a step they belong to and the bytes over each link follow.
 
 charge=hops    a boundary tensor takes a hop of the costs, the optimizer nothing, transfers what their bytes take
 charge=bytes   all rows take what their bytes take
@@ -14,11 +9,9 @@ charge=bytes   all rows take what their bytes take
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, StageSizes
-from rpbench.ir.action import Kind
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.ir.moved_objects import Payload
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.waits.moves import has_transfers, moves_activations_alone
@@ -36,25 +29,14 @@ class Charge:
     """One kind of object that is transferred.
 
     Args:
-        name: the `object` of its transfers (`Payload`).
-        bytes_of: bytes of a stage as a whole, of numbers or of arrays of stages alike.
+        bytes_of: bytes of a stage as a whole.
         exchanged: whether it is a collective between devices: a cause of its own, at the pace that collectives reach.
         place: puts it into the lanes of a schedule with steps; None: generators and their passes do.
-        ends: kinds of computation that end with it, if it has no actions of its own. It stretches them, and like them
-            takes longer on a slower device; other transfers on the same link are not slowed down.
-        lane: the link that these computations use.
     """
 
-    name: str
-    bytes_of: Callable[[LayerSize | StageSizes, ModelBytes], Any]
+    bytes_of: Callable[[LayerSize, ModelBytes], int]
     exchanged: bool = True
     place: Callable[[Schedule, "Machine"], Schedule] | None = None
-    ends: frozenset[Kind] = frozenset()
-    lane: str = "net"
-
-    def after(self, kind: Kind, stage: int) -> Payload:
-        """The transfer at the end of a computation."""
-        return Payload(self.name, stage, kind not in (Kind.F, Kind.R), Fraction(1), self.lane)
 
 
 def _sum_copies(schedule: Schedule, cluster: "Machine") -> Schedule:
@@ -67,23 +49,16 @@ def _send_boundaries(schedule: Schedule, cluster: "Machine") -> Schedule:
     return send_over_links(schedule, direct=cluster.intra_bytes_per_s is not None)
 
 
-CHARGES: tuple[Charge, ...] = (  # in the order in which they are put into lanes
-    Charge("P", lambda stage, sizes: stage.weights),
-    Charge("G", lambda stage, sizes: stage.gradients, place=_sum_copies),
-    Charge("O", lambda stage, sizes: stage.optimizer),
+# By the `object` of their transfers (`Payload`), in the order in which they are put into lanes.
+CHARGES: Mapping[str, Charge] = {
+    "P": Charge(lambda stage, sizes: stage.weights),
+    "G": Charge(lambda stage, sizes: stage.gradients, place=_sum_copies),
+    "O": Charge(lambda stage, sizes: stage.optimizer),
     # Of stages that recompute; `StageBytes` knows which stages do.
-    Charge("A", lambda stage, sizes: stage.inputs or sizes.boundary),
-    Charge("boundary", lambda stage, sizes: sizes.boundary, exchanged=False, place=_send_boundaries),
-    Charge("sum", lambda stage, sizes: sizes.boundary),
-)
-
-
-_ROWS = {charge.name: charge for charge in CHARGES}
-
-
-def charge_of(payload: Payload) -> Charge:
-    """The row of a transfer."""
-    return _ROWS[payload.object]
+    "A": Charge(lambda stage, sizes: stage.inputs or sizes.boundary),
+    "boundary": Charge(lambda stage, sizes: sizes.boundary, exchanged=False, place=_send_boundaries),
+    "sum": Charge(lambda stage, sizes: sizes.boundary),
+}
 
 
 def cause_of(payload: Payload) -> str:
@@ -95,18 +70,7 @@ def cause_of(payload: Payload) -> str:
 
 def is_collective(payload: Payload) -> bool:
     """Whether a transfer is an exchange between devices, at the pace that collectives reach."""
-    return payload.lane == "net" and charge_of(payload).exchanged
-
-
-def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tuple[Payload, ...]]:
-    """The transfers at the end of computations, by kind and stage."""
-    found: dict[tuple[Kind, int], tuple[Payload, ...]] = {}
-    for charge in CHARGES:
-        for kind in charge.ends:
-            forward = kind in (Kind.F, Kind.R)
-            for stage in range(schedule.shape.num_stages if forward else schedule.shape.num_backward_stages):
-                found[kind, stage] = (*found.get((kind, stage), ()), charge.after(kind, stage))
-    return found
+    return payload.lane == "net" and CHARGES[payload.object].exchanged
 
 
 def check_ssd(schedule: Schedule, cluster: "Machine") -> None:
@@ -160,7 +124,7 @@ def with_charges(schedule: Schedule, cluster: "Machine") -> Schedule:
     """
     if schedule.weights is Weights.STREAMED or (has_transfers(schedule) and not moves_activations_alone(schedule)):
         return schedule
-    for charge in CHARGES:
+    for charge in CHARGES.values():
         if charge.place is not None:
             schedule = charge.place(schedule, cluster)
     return schedule

@@ -1,12 +1,24 @@
 """Pieces: given times of a microbatch turned into those of smaller ones, or of sequences of unequal lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from rpbench.cost.table import LayerTimes, Number
 from rpbench.workload.architecture import Architecture
+
+_OF_LAYERS = ("forward", "recompute", "backward", "input_grad", "weight_grad")
+_OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")
+
+
+def combined(function: Callable[..., Number], *each: LayerTimes) -> LayerTimes:
+    """The first of some times with what a function makes of every time of a layer or the head, those of all given."""
+    found: dict[str, Any] = {
+        name: [function(*values) for values in zip(*(getattr(own, name) for own in each), strict=True)]
+        for name in _OF_LAYERS
+    }
+    return replace(each[0], **found, **{name: function(*(getattr(own, name) for own in each)) for name in _OF_HEAD})
 
 
 def of_piece(times: LayerTimes, pieces: int) -> LayerTimes:
@@ -20,18 +32,7 @@ def of_piece(times: LayerTimes, pieces: int) -> LayerTimes:
     def part(time: Number) -> Number:
         return time / pieces if time else time  # 0 / 2 would make fractions floats
 
-    return replace(
-        times,
-        forward=list(map(part, times.forward)),
-        recompute=list(map(part, times.recompute)),
-        backward=list(map(part, times.backward)),
-        head_forward=part(times.head_forward),
-        head_backward=part(times.head_backward),
-        input_grad=list(map(part, times.input_grad)),
-        weight_grad=list(map(part, times.weight_grad)),
-        head_input_grad=part(times.head_input_grad),
-        head_weight_grad=part(times.head_weight_grad),
-    )
+    return combined(part, times)
 
 
 def of_lengths(times: LayerTimes, model: Architecture | None, lengths: Sequence[int], num_tokens: float) -> LayerTimes:
@@ -81,21 +82,10 @@ def between(short: LayerTimes, whole: LayerTimes, one: LayerTimes, other: LayerT
         one, other: those of `whole` by `of_lengths`: of the microbatch asked for, and of `short`.
     """
 
-    def on_line(low: Number, high: Number, now: Number, then: Number) -> Number:
+    def on_line(high: Number, low: Number, now: Number, then: Number) -> Number:
         return low + (high - low) * (now - then) / (high - then) if high > then else now
 
-    found: dict[str, Any] = {
-        name: on_line(*(getattr(of, name) for of in (short, whole, one, other))) for name in _OF_HEAD
-    }
-    for name in _OF_LAYERS:
-        found[name] = [
-            on_line(*each) for each in zip(*(getattr(of, name) for of in (short, whole, one, other)), strict=True)
-        ]
-    return replace(whole, **found)
-
-
-_OF_LAYERS = ("forward", "recompute", "backward", "input_grad", "weight_grad")
-_OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")
+    return combined(on_line, whole, short, one, other)
 
 
 @lru_cache(maxsize=4096)
@@ -108,13 +98,8 @@ def _flops(model: Architecture, length: int) -> tuple[float, float]:
 
 def mean_times(each: Sequence[LayerTimes]) -> LayerTimes:
     """The mean of several microbatches' times."""
-    number = len(each)
 
-    def mean(values: Sequence[Number]) -> Number:
-        return sum(values) / number
+    def mean(*values: Number) -> Number:
+        return sum(values) / len(values)
 
-    found: dict[str, Any] = {
-        name: list(map(mean, zip(*(getattr(own, name) for own in each), strict=True))) for name in _OF_LAYERS
-    }
-    found |= {name: mean([getattr(own, name) for own in each]) for name in (*_OF_HEAD, "hop")}
-    return replace(each[0], **found)
+    return replace(combined(mean, *each), hop=mean(*(own.hop for own in each)))

@@ -1,7 +1,7 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
@@ -59,7 +59,6 @@ class CostTable:
         transfer_time: time of a transfer over a link, in a schedule with transfers; None: `work` has it, or it is 0.
         each: the costs of every microbatch of a step, where they differ; actions of no microbatch, or of several, take
             the table's own, which are of the mean. Empty where all are alike.
-        carry: transfers at the end of actions of a kind and stage, whose time comes on top of their work.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -71,7 +70,6 @@ class CostTable:
     speeds: tuple[Number, ...] = ()
     transfer_time: Callable[[Payload], Number | None] | None = None
     each: tuple["CostTable", ...] = ()
-    carry: Mapping[tuple[Kind, int], tuple[Payload, ...]] = field(default_factory=dict)
 
     def at(self, microbatch: int | None) -> "CostTable":
         """The costs of a microbatch, counted through over all steps."""
@@ -91,10 +89,7 @@ class CostTable:
         if kind is Kind.STEP_REST:
             kind = Kind.STEP  # the schedule knows which part is stepped
         if kind in self.work:
-            own = self.work[kind][stage]
-            for carried in map(self.of_payload, self.carry.get((kind, stage), ())):
-                own = own if carried is None else own._replace(main=own.main + carried.main)
-            return own
+            return self.work[kind][stage]
         if kind in (Kind.I, Kind.W):
             raise ScheduleError(
                 f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "
@@ -303,36 +298,28 @@ class LayerTimes:
         """A table whose stages lack the head's work; every device has a shard of the head as actions of their own."""
         headless = replace(self, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0, head_step=0)
         found = headless.table(partition, recompute_ahead=recompute_ahead)
-        shares = {
+        shards = {
             Kind.HF: (Work(self.head_forward / num_shards, num_records=1),) * num_shards,
             Kind.HB: (Work(self.head_backward / num_shards, num_records=1),) * num_shards,
         }
-        if self.step:  # every share is updated with a stage
+        if self.step:  # every shard is updated with a stage
             steps = enumerate(found.work[Kind.STEP])
-            shares[Kind.STEP] = tuple(
+            shards[Kind.STEP] = tuple(
                 Work(own.main + (self.head_step / num_shards if stage < num_shards else 0)) for stage, own in steps
             )
-        return replace(found, work={**found.work, **shares})
+        return replace(found, work={**found.work, **shards})
 
     def _forward_works(self, partition: Partition) -> tuple[Work, ...]:
-        last = len(partition.forward) - 1
-        works = []
-        for stage, layers in enumerate(partition.forward_ranges()):
-            head = self.head_forward if stage == last and not partition.fused else 0
-            works.append(Work(total(self.forward, layers) + head, num_records=len(layers) + (head > 0)))
-        return tuple(works)
+        stages = _stages(partition.forward_ranges(), 0 if partition.fused else self.head_forward)
+        return tuple(Work(total(self.forward, own) + head, num_records=len(own) + (head > 0)) for own, head in stages)
 
     def _backward_works(
         self, partition: Partition, ahead: bool, gradient: Sequence[Number], head_gradient: Number
     ) -> tuple[Work, ...]:
-        last = len(partition.backward) - 1
         works = []
-        for stage, layers in enumerate(partition.backward_ranges()):
-            head = head_gradient if stage == last else 0
-            pre = total(self.recompute, layers)
-            if ahead:
-                first = pre
-            else:  # layer by layer, top down: recompute one, then its backward; the head's backward comes first
+        for layers, head in _stages(partition.backward_ranges(), head_gradient):
+            first = pre = total(self.recompute, layers)
+            if not ahead:  # layer by layer, top down: recompute one, then its backward; the head's backward comes first
                 first = 0 if head > 0 or not layers else self.recompute[layers[-1]]
             records = len(layers) * (2 if pre > 0 else 1) + (head > 0)
             works.append(Work(total(gradient, layers) + head, pre, first, records))
@@ -348,13 +335,14 @@ class LayerTimes:
         return tuple(works)
 
 
+def _stages(ranges: Sequence[range], head: Number) -> list[tuple[range, Number]]:
+    """The layers of each stage, with the time of the head in the last."""
+    return [(layers, head if number == len(ranges) - 1 else 0) for number, layers in enumerate(ranges)]
+
+
 def _plain_works(partition: Partition, times: Sequence[Number], head: Number) -> tuple[Work, ...]:
     """Work of every backward stage that has nothing to run ahead."""
-    last = len(partition.backward) - 1
-    return tuple(
-        Work(total(times, layers) + (head if stage == last else 0))
-        for stage, layers in enumerate(partition.backward_ranges())
-    )
+    return tuple(Work(total(times, layers) + last) for layers, last in _stages(partition.backward_ranges(), head))
 
 
 def total(times: Sequence[Number], layers: range) -> Number:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from rpbench.cost.charges import cause_of, charge_of, computations_that_carry, is_collective
+from rpbench.cost.charges import CHARGES, cause_of, is_collective
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
 from rpbench.cost.rings import ring_hops
-from rpbench.cost.table import CostTable, Number, Work, members_of
+from rpbench.cost.table import CostTable, Number, Work
 from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moved_objects import LINKS, Payload
@@ -48,7 +48,7 @@ class StageBytes:
             return _part(kept, payload.share)
         stages = self._backward if payload.backward else self._forward
         stage = stages[min(payload.stage, len(stages) - 1)]  # a fused stage receives as the one after the last
-        amount = charge_of(payload).bytes_of(stage, self._sizes)
+        amount = CHARGES[payload.object].bytes_of(stage, self._sizes)
         if payload.object == "G" and payload.lane == "net":
             amount = amount * self._sizes.reduced_bytes // BYTES_PER_VALUE
         return _part(amount, payload.share)
@@ -64,16 +64,12 @@ def _part(amount: int, share: Fraction) -> Number:
 
 
 def moved_bytes(
-    schedule: Schedule | Analysis,
-    sizes: ModelBytes,
-    keeps: Collection[int] | None = None,
-    carry: Mapping[tuple[Kind, int], Sequence[Payload]] | None = None,
+    schedule: Schedule | Analysis, sizes: ModelBytes, keeps: Collection[int] | None = None
 ) -> list[dict[str, int]]:
     """Bytes over the links of each device by lane and kind, such as `h2d LOAD:P`, for the whole schedule.
 
     Args:
         keeps: as of `StageBytes`.
-        carry: what computations end with, as of `CostTable`.
 
     Raises:
         ValueError: if the schedule has no partition.
@@ -83,20 +79,14 @@ def moved_bytes(
     if partition is None:
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
     stages = [StageBytes(partition, own, keeps) for own in sizes.under(analysis.schedule).of_each]
-
-    def bytes_of(number: int, payload: Payload) -> Number:
-        return stages[(index.actions[number].microbatch or 0) % len(stages)].of(payload)
-
     found: list[dict[str, Number]] = [defaultdict(int) for _ in range(analysis.schedule.shape.num_ranks)]
     for number, payload in analysis.payload.items():
         if payload.lane not in LINKS:
             continue
         action = index.actions[number]
         what = f"{action.kind.name}:{action.object}" if action.object else action.kind.name
-        found[index.device(number)][f"{payload.lane} {what}"] += bytes_of(number, payload)
-    for number, action in enumerate(index.actions) if carry else ():
-        for payload in (payload for member in members_of(action) for payload in (carry or {}).get(member, ())):
-            found[index.device(number)][f"{payload.lane} {payload.object}"] += bytes_of(number, payload)
+        own = stages[(action.microbatch or 0) % len(stages)]
+        found[index.device(number)][f"{payload.lane} {what}"] += own.of(payload)
     return [{what: round(moved) for what, moved in sorted(device.items())} for device in found]
 
 
@@ -106,27 +96,23 @@ class TransferTimes:
 
     Args:
         units_per_second: 1000 for times in milliseconds.
-        optimizer_bytes: traffic of the host's memory for each parameter that a STEP on lane host works on; None: such
-            a step takes what the costs say.
+        optimizer: None: a STEP on lane host takes what the costs say.
         free: causes of a step whose transfers carry nothing.
         on_ssd: as of a `Schedule`.
         num_parts: devices that share every matrix.
-        hop_latency_s, hidden_sums: as of `OptimizerTraffic`.
     """
 
     stages: StageBytes
     cluster: "Machine"
     units_per_second: int = 1
-    optimizer_bytes: float | None = None
+    optimizer: "OptimizerTraffic | None" = None
     free: frozenset[str] = frozenset()
     on_ssd: str = ""
     num_parts: int = 1
-    hop_latency_s: float = 0.0
-    hidden_sums: float = 0.0
 
     def __call__(self, payload: Payload) -> float | None:
         """Time of one action on its link, 0 if it carries nothing; None if its bytes do not decide."""
-        if payload.lane == "host" and self.optimizer_bytes is None:
+        if payload.lane == "host" and self.optimizer is None:
             return None
         carried, pace = self.bytes_of(payload), self.bytes_per_s(payload)
         seconds = self.cluster.transfer_latency_s + max(carried / pace if pace else 0.0, self.ssd_s(payload))
@@ -154,13 +140,13 @@ class TransferTimes:
         """
         if self.free and cause_of(payload) in self.free:
             return 0.0
-        found = float(self.stages.of(payload))
+        found, own = float(self.stages.of(payload)), self.optimizer
         if payload.lane != "host":
-            if found and self.hop_latency_s and is_collective(payload):
-                found += self._hops(payload) * self.hop_latency_s * (self.bytes_per_s(payload) or 0.0)
-            return found * (1 - self.hidden_sums) if payload.object == "sum" else found
+            if own and found and own.hop_latency_s and is_collective(payload):
+                found += self._hops(payload) * own.hop_latency_s * (self.bytes_per_s(payload) or 0.0)
+            return found * (1 - own.hidden_sums) if own and payload.object == "sum" else found
         saved = float(_part(saved_state(self.stages.stage(payload.stage, backward=payload.backward)), payload.share))
-        return (found + saved) / OPTIMIZER_BYTES * (self.optimizer_bytes or 0.0) - 2 * saved
+        return (found + saved) / OPTIMIZER_BYTES * (own.on_host if own else 0.0) - 2 * saved
 
     def _hops(self, payload: Payload) -> float:
         """Hops whose latency is seen, of all the rings of a collective: of n devices each sends (n - 1) / n in one."""
@@ -221,7 +207,7 @@ class Traffic:
     Args:
         boundaries: whether boundary tensors travel as transfers, so that hops take no time besides; None: they do where
             they stand in lanes of the schedule, or weights come to them; a device that has all stages hands none over.
-        optimizer: None: it takes what the costs say, and computations end with nothing.
+        optimizer: None: it takes what the costs say.
     """
 
     sizes: ModelBytes
@@ -233,16 +219,9 @@ class Traffic:
         """Times of the transfers of a schedule whose partition is known; `keeps` as of `StageBytes`."""
         assert schedule.partition is not None
         stages = StageBytes(schedule.partition, self.sizes.under(schedule), keeps)
-        found = TransferTimes(stages, self.cluster, units_per_second, on_ssd=schedule.on_ssd)
-        own = self.optimizer
-        if own is None:
-            return found
-        return replace(
-            found,
-            optimizer_bytes=own.on_host,
-            num_parts=schedule.shape.num_parts,
-            hop_latency_s=own.hop_latency_s,
-            hidden_sums=own.hidden_sums,
+        parts = 1 if self.optimizer is None else schedule.shape.num_parts
+        return TransferTimes(
+            stages, self.cluster, units_per_second, self.optimizer, on_ssd=schedule.on_ssd, num_parts=parts
         )
 
     def activation_times(self, partition: Partition, units_per_second: int) -> tuple[tuple[float, ...], ...]:
@@ -273,13 +252,12 @@ class Traffic:
             }
             costs = replace(costs, each=tuple(own[id(table), id(sizes)] for table, sizes in pairs))
         times = self.times(schedule, costs.units_per_second, keeps)
-        work, carry = dict(costs.work), costs.carry
+        work = dict(costs.work)
         if self.optimizer is not None:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
             work |= slowed_by_exchanges(schedule, work, times, self.optimizer.beside)
-            carry = computations_that_carry(schedule)
         hop = 0 if self._boundaries_of(schedule) else costs.hop
-        return replace(costs, work=work, transfer_time=times, hop=hop, carry=carry)
+        return replace(costs, work=work, transfer_time=times, hop=hop)
 
     def _boundaries_of(self, schedule: Schedule) -> bool:
         if self.boundaries is not None:

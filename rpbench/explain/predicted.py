@@ -18,7 +18,6 @@ from typing import Any
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import machine
 from rpbench.explain.side import COMPUTATION, Side, Work
-from rpbench.ir.schedule import Shape
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Seconds, eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
@@ -29,8 +28,7 @@ from rpbench.predict import megatron, roundpipe
 from rpbench.predict.case import FUSED, Case, Terms
 from rpbench.predict.megatron import bound_cut
 from rpbench.predict.systems import system
-from rpbench.registry import entry, unknown_name
-from rpbench.sim.graph import build_graph
+from rpbench.registry import unknown_name
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.workload.architecture import Architecture
 
@@ -100,12 +98,12 @@ def _recomputed_s(case: Case) -> float:
     """Seconds of a step that a device computes forwards again: all of them, but of RoundPipe's fused stage."""
     model, settings = case.model, case.settings
     if case.system == "megatron-tp":
-        setting = setting_of(model, case.microbatch_tokens, case.basis, FUSED)
-        forward, *_ = eager_kernels(replace(setting, mesh=Mesh(tensor=case.num_devices))).layer()
+        setting = replace(case.setting(case.microbatch_tokens), mesh=Mesh(tensor=case.num_devices))
+        forward, *_ = eager_kernels(setting).layer()
         return settings.num_calls * model.num_layers * forward
     streamed = case.system.startswith(("roundpipe", "mobius"))
     tokens = case.chunk_tokens if streamed else case.microbatch_tokens
-    times = times_of(setting_of(model, tokens, case.basis, case.software))
+    times = times_of(case.setting(tokens))
     layers = model.num_layers
     if case.system.startswith("roundpipe"):
         layers -= roundpipe.planned(case).backward[-1]
@@ -123,7 +121,7 @@ def _pipeline(case: Case) -> dict[str, float]:
     """1F1B: the slowest stage's work, what the order adds to it, and boundary tensors."""
     terms = _by_cause({name: s for name, s in megatron.pipeline_step(case, case.basis).items() if name != "pipeline"})
     cut, times, calls = bound_cut(case), megatron.pipeline_times(case, case.basis), case.settings.num_calls
-    graph = build_graph(entry("1f1b").build(Shape(case.num_devices, case.num_devices, calls)))
+    graph = megatron.graph_of(case.num_devices, calls)
     spans = [float(max(simulate_graph(graph, each.table(cut)).end)) for each in (times, replace(times, hop=0.0))]
     layer = times.forward[0] + times.recompute[0] + times.backward[0]
     stages = [calls * layer * count for count in cut.forward]

@@ -4,6 +4,6 @@ job, layout, placement, software   the question: what runs, how ranks are cut in
 layers                             seconds of one layer
 step, data_parallel                seconds of a step, in closed form
 exact, ordered_step                the same, simulated by the project's own schedules
-memory, order_memory, parameters   bytes of each device, by class
-prediction, plan_search            the answers: how long does it take, does it fit, what is best
+memory, parameters                 bytes of each device, by class, and whether they fit
+plan_search                        what is best, and what to change where nothing fits
 """

@@ -6,13 +6,12 @@ from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.moved_objects import Payload
 from rpbench.ir.policy import STEPS_BEHIND
 from rpbench.ir.schedule import Schedule
-from rpbench.mesh.job import Job
+from rpbench.mesh.job import Job, kinds_of, stages_of
 from rpbench.mesh.layers.collectives import gather_s, reduce_s, scatter_s
 from rpbench.mesh.layers.layer_seconds import Seconds
-from rpbench.mesh.parameters import Held, held_layers, trained
-from rpbench.mesh.placement import expert_replica_group, replica_group
+from rpbench.mesh.parameters import Held, held_layers
+from rpbench.mesh.placement import group_of, replica_group
 from rpbench.passes.offload import Per
-from rpbench.workload.counts import Layer
 
 TAIL = 0.06  # of exchanges beside computation: the first or the last bucket has no computation to hide behind
 
@@ -33,9 +32,10 @@ def reduced(job: Job, own: Held) -> Reduced:
     """Seconds of reducing gradients and gathering parameters, without FSDP: devices keep their parameters."""
     mesh, links, software = job.mesh, job.setting.links, job.software
     gradients = parameters = 0.0
+    of_experts = group_of(mesh.expert_replicas, mesh.expert * mesh.expert_tensor, job.machine, links)
     groups = (
         (own.dense, mesh.replicas, mesh.shard_group, replica_group(mesh, job.machine, links)),
-        (own.experts, mesh.expert_replicas, mesh.expert_shard_group, expert_replica_group(mesh, job.machine, links)),
+        (own.experts, mesh.expert_replicas, mesh.expert_shard_group, of_experts),
     )
     for count, replicas, shards, group in groups:
         if replicas == 1 or not count:
@@ -54,23 +54,12 @@ def reduced(job: Job, own: Held) -> Reduced:
     return Reduced(gradients, parameters)
 
 
-def exposed_s(job: Job, rank: int, forward: float, backward: float) -> float:
-    """Exposed seconds that data parallelism adds to a step of a rank.
-
-    Args:
-        forward, backward: of one microbatch on that rank, behind which collectives may hide.
-    """
-    found = reduced(job, trained(job, rank))
-    visits = job.num_microbatches if job.mesh.sharing.what == "gradients" else 1  # a sum after every backward
-    return sum(beside_computation(job, found, forward, backward, visits))
-
-
 def beside_computation(job: Job, found: Reduced, forward: float, backward: float, visits: int = 1) -> Reduced:
     """Exposed seconds of a step's exchanges, which go bucket by bucket beside one microbatch's computation.
 
     Args:
         forward, backward: seconds of one microbatch, for the layers exchanged.
-        visits: sums of a step; all but the last also run beside the next microbatch's forward.
+        visits: sums of a step, one after every backward or 1; all but the last also run beside the next forward.
     """
     behind = visits * backward + (visits - 1) * forward
     hidden_gradients = behind if job.software.gradients_beside else 0.0
@@ -173,12 +162,6 @@ def exchanged(job: Job, counts: tuple[int, ...], *, ends_together: bool = False)
     Args:
         ends_together: whether one device has both ends, and so a tied matrix once.
     """
-    end = len(counts) - 1
-    found, begin = [], 0
-    for stage, count in enumerate(counts):
-        layers = job.architecture.layers[begin : begin + count]
-        kinds: list[tuple[Layer, int]] = [(kind, layers.count(kind)) for kind in dict.fromkeys(layers)]
-        last = stage == end and not (ends_together and job.architecture.tied)
-        found.append(reduced(job, held_layers(job, kinds, first=stage == 0, last=last)))
-        begin += count
-    return tuple(found)
+    end = -1 if ends_together and job.architecture.tied else len(counts) - 1
+    stages = enumerate(map(kinds_of, stages_of(job.architecture.layers, counts)))
+    return tuple(reduced(job, held_layers(job, kinds, first=stage == 0, last=stage == end)) for stage, kinds in stages)

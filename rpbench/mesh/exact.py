@@ -4,26 +4,20 @@ The seconds of a mesh's layers fill a `LayerTimes`, so everything that takes one
 records) works under a mesh. The exchanges of data parallelism: `rpbench.mesh.ordered_step`.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from typing import Any
 
-import numpy as np
-
-from rpbench.cost.table import LayerTimes, Number
+from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import symmetric
-from rpbench.ir.schedule import Shape
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.ordered_step import simulate_step, with_rest
 from rpbench.mesh.replicas import layered, scatter_layers
-from rpbench.mesh.step import Terms, pipeline_terms, stages_of_step, step_terms
+from rpbench.mesh.step import Terms, step_terms
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
-from rpbench.sim.graph import Graph, build_graph
-from rpbench.sim.longest_path import simulate_graph
 
 WAITING = ("1f1b", "dapple", "gpipe", "interleaved_1f1b")  # orders whose frameworks send before they go on
 
@@ -43,37 +37,13 @@ def _blocked_s(job: Job) -> float:
 
 def exact_terms(job: Job) -> Terms:
     """Seconds of a step by cause; the pipeline and the exchanges of its replicas are simulated."""
-    if scatter_layers(job):
-        return with_rest(job, layered(job).terms, ends_together=True)
-    terms = step_terms(job)
     if job.mesh.pipeline == 1:
-        return terms
-    closed = pipeline_terms(job, stages_of_step(job))
-    terms = {name: value for name, value in terms.items() if name not in closed}
-    scale = 1.0 + terms.pop("jitter", 0.0) / (sum(terms.values()) + sum(closed.values()))
-    terms["pipeline"] = makespan_s(job)
-    if job.mesh.replicas > 1 or job.mesh.expert_replicas > 1:
-        terms["data"] = _exchanges_s(job)
-    terms["jitter"] = (scale - 1.0) * sum(terms.values())
-    return terms
-
-
-def _exchanges_s(job: Job) -> float:
-    """Seconds that data parallelism adds to a step; more exchanges hide between chunks than at the end of the step."""
+        return with_rest(job, layered(job).terms, ends_together=True) if scatter_layers(job) else step_terms(job)
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
-    return simulate_step(job, order, costs, counts_layers=True).terms["data"]
-
-
-def makespan_s(job: Job) -> float:
-    """Seconds from the first forward to the last backward of a step, simulated."""
-    partition, problem = symmetric(job.cut), problem_of(job)
-    if problem.entry.needs_costs:
-        graph = build_graph(problem.order(partition))
-    else:
-        graph = shared_graph(job.schedule, job.mesh.pipeline, job.num_stages, job.num_microbatches)
-    timeline = simulate_graph(graph, problem.costs(partition))
-    return float(np.max(np.asarray(timeline.end, float)))
+    found = simulate_step(job, order, costs, counts_layers=True).terms
+    rest = {name: found.pop(name, 0.0) for name in ("data", "tied", "optimizer", "fixed", "jitter")}
+    return {**rest, "pipeline": sum(found.values()), "jitter": rest["jitter"]}
 
 
 def problem_of(job: Job) -> Problem:
@@ -81,12 +51,6 @@ def problem_of(job: Job) -> Problem:
     return Problem(
         entry(job.schedule), mesh_times(job), job.mesh.pipeline, job.num_microbatches, chunks_per_rank=job.chunks
     )
-
-
-@lru_cache(maxsize=64)
-def shared_graph(name: str, ranks: int, stages: int, microbatches: int) -> Graph:
-    """The graph of an order that does not depend on times: plans with equal sizes share it."""
-    return build_graph(entry(name).build(Shape(ranks, stages, microbatches)))
 
 
 # --- times of other sources: published, profiled, analytic ---
@@ -111,23 +75,23 @@ def under_mesh(times: LayerTimes, job: Job) -> LayerTimes:
     alone = _alone(job)
     pairs = [(job.kinds[kind], alone.kinds[kind]) for kind in job.architecture.layers]
 
-    def scaled(values: Sequence[Number], of: str) -> list[Number]:
-        return [value * _ratio(new, old, of) for value, (new, old) in zip(values, pairs, strict=True)]
+    def ratio(name: str, new: Seconds, old: Seconds) -> float:
+        of = {"forward": "forward_all", "recompute": "forward_all", "backward": "backward_all"}.get(name, name)
+        before: float = getattr(old, of)
+        after: float = getattr(new, of)
+        return after / before if before else 1.0
 
-    return replace(
-        times,
-        forward=scaled(times.forward, "forward_all"),
-        recompute=scaled(times.recompute, "forward_all"),
-        backward=scaled(times.backward, "backward_all"),
-        input_grad=scaled(times.input_grad, "input_grad") if times.input_grad else (),
-        weight_grad=scaled(times.weight_grad, "weight_grad") if times.weight_grad else (),
-        head_forward=times.head_forward * _ratio(job.head, alone.head, "forward_all"),
-        head_backward=times.head_backward * _ratio(job.head, alone.head, "backward_all"),
-        head_input_grad=times.head_input_grad * _ratio(job.head, alone.head, "input_grad"),
-        head_weight_grad=times.head_weight_grad * _ratio(job.head, alone.head, "weight_grad"),
-        step=[value / job.mesh.tensor for value in times.step],
-        head_step=times.head_step / job.mesh.tensor,
-    )
+    layers: dict[str, Any] = {
+        name: [time * ratio(name, *pair) for time, pair in zip(getattr(times, name), pairs, strict=True)]
+        for name in ("forward", "recompute", "backward", "input_grad", "weight_grad")
+        if getattr(times, name)
+    }
+    head = {
+        f"head_{name}": getattr(times, f"head_{name}") * ratio(name, job.head, alone.head)
+        for name in ("forward", "backward", "input_grad", "weight_grad")
+    }
+    step = [value / job.mesh.tensor for value in times.step]
+    return replace(times, **layers, **head, step=step, head_step=times.head_step / job.mesh.tensor)
 
 
 def _alone(job: Job) -> Job:
@@ -141,9 +105,3 @@ def _alone(job: Job) -> Job:
         cut=(),
         schedule="1f1b",
     )
-
-
-def _ratio(new: Seconds, old: Seconds, of: str) -> float:
-    before: float = getattr(old, of)
-    after: float = getattr(new, of)
-    return after / before if before else 1.0

@@ -1,7 +1,10 @@
 """Job: one training run under a mesh, checked; and the seconds of its stages."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple, get_args
 
 from rpbench.cost.hardware.machine import Machine
@@ -126,12 +129,7 @@ class Job:
     @cached_property
     def stage_layers(self) -> tuple[tuple[tuple[Layer, int], ...], ...]:
         """(kind, number of layers) of each stage."""
-        found, first = [], 0
-        for count in self.cut:
-            layers = self.architecture.layers[first : first + count]
-            found.append(tuple((kind, layers.count(kind)) for kind in dict.fromkeys(layers)))
-            first += count
-        return tuple(found)
+        return tuple(map(kinds_of, stages_of(self.architecture.layers, self.cut)))
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages of a pipeline rank, dealt in turn."""
@@ -141,6 +139,16 @@ class Job:
     def hop_s(self) -> float:
         """Seconds of a boundary tensor from one stage to the next."""
         return hop_s(self.setting)
+
+
+def stages_of(layers: Sequence[Layer], counts: Sequence[int]) -> list[Sequence[Layer]]:
+    """The layers of each stage of a cut."""
+    return [layers[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
+
+
+def kinds_of(layers: Sequence[Layer]) -> tuple[tuple[Layer, int], ...]:
+    """(kind, number of layers)."""
+    return tuple(Counter(layers).items())
 
 
 class StageSeconds(NamedTuple):
@@ -157,16 +165,13 @@ class StageSeconds(NamedTuple):
 
 def stage_seconds(job: Job) -> StageSeconds:
     """Seconds of the stages of a job whose devices keep their parameters (no FSDP)."""
-    forward, backward, recompute = [], [], []
-    for stage, layers in enumerate(job.stage_layers):
-        last = stage == job.num_stages - 1
-        forward.append(sum(n * job.kinds[kind].forward_all for kind, n in layers) + last * job.head.forward_all)
-        backward.append(sum(n * job.kinds[kind].backward_all for kind, n in layers) + last * job.head.backward_all)
-        recompute.append(sum(n * job.kinds[kind].recompute for kind, n in layers))
-    forward[0] += _embedding_s(job)
-    return StageSeconds(tuple(forward), tuple(backward), tuple(recompute))
 
+    def summed(name: str, head: float = 0.0) -> list[float]:
+        found = [sum(n * getattr(job.kinds[kind], name) for kind, n in layers) for layers in job.stage_layers]
+        return [*found[:-1], found[-1] + head]
 
-def _embedding_s(job: Job) -> float:
-    """Seconds of the embedding: tokens looked up, positions and dropout."""
-    return 8.0 * job.setting.tokens * job.architecture.hidden / job.setting.memory_rate / job.setting.spread
+    forward = summed("forward_all", job.head.forward_all)
+    # the embedding: tokens looked up, positions and dropout
+    forward[0] += 8.0 * job.setting.tokens * job.architecture.hidden / job.setting.memory_rate / job.setting.spread
+    backward = summed("backward_all", job.head.backward_all)
+    return StageSeconds(tuple(forward), tuple(backward), tuple(summed("recompute")))

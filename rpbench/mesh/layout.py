@@ -157,6 +157,10 @@ class Mesh:
             raise ValueError(f"mesh.pipeline={self.pipeline}: {num_layers} layers make at most {num_layers} stages")
 
 
+def divisors(number: int) -> list[int]:
+    """The smallest first."""
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
 def _divisors(number: int) -> str:
-    found = [size for size in range(1, number + 1) if number % size == 0]
-    return ", ".join(map(str, found[:16]))
+    return ", ".join(map(str, divisors(number)[:16]))

@@ -4,9 +4,9 @@
 streamed stages. Here the sizes are those of a device of the mesh under its software.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,36 +77,39 @@ def measured_bytes(job: Job, classes: Mapping[str, float]) -> float:
     return job.software.scale * sum(classes.values()) + job.software.reserve_bytes
 
 
-def fullest(job: Job) -> tuple[int, Bytes]:
-    """The rank with most bytes, and its classes."""
-    found = bytes_of_ranks(job)
-    rank = max(range(len(found)), key=lambda each: sum(found[each].values()))
-    return rank, found[rank]
+class Fullest(NamedTuple):
+    """The rank with most bytes, its bytes by class, and those that a device of it needs and has.
+
+    Args:
+        needed: tensors with their fragments, contexts and libraries.
+    """
+
+    rank: int
+    classes: Bytes
+    needed: float
+    room: float
+
+    @property
+    def lacks(self) -> float:
+        """Bytes that a device lacks; 0 where the run fits, without a margin, as a search asks."""
+        return max(0.0, self.needed - self.room)
+
+    def verdict(self, log_sd: float = 0.06) -> Verdict:
+        """Whether it fits, with a margin of two standard deviations."""
+        largest = max(self.classes, key=lambda name: self.classes[name])
+        sizes = f"{self.needed / 1e9:.1f} GB of {self.room / 1e9:.1f} GB"
+        text = f"rank {self.rank} needs {sizes}; the most is {largest}"
+        if self.needed > self.room * (1 + 2 * log_sd):
+            return Verdict("oom", text)
+        return Verdict("close" if self.needed > self.room * (1 - 2 * log_sd) else "ok", text)
 
 
-def needed_bytes(job: Job, classes: Mapping[str, float]) -> float:
-    """Bytes that a device must have for these classes: tensors with their fragments, contexts and libraries."""
-    return job.software.scale * sum(classes.values()) + (job.machine.reserved_memory_bytes or 0)
-
-
-def fits(job: Job) -> bool:
-    """Whether the fullest rank is predicted to fit into a device; without a margin, as a search asks."""
-    return needed_bytes(job, fullest(job)[1]) <= job.machine.device.memory_bytes
-
-
-def verdict(job: Job, log_sd: float = 0.06) -> Verdict:
-    """Whether the fullest rank fits into a device, with a margin of two standard deviations."""
-    return verdict_of(job, *fullest(job), log_sd)
-
-
-def verdict_of(job: Job, rank: int, classes: Mapping[str, float], log_sd: float = 0.06) -> Verdict:
-    """The verdict on a rank whose bytes are known."""
-    need, room = needed_bytes(job, classes), job.machine.device.memory_bytes
-    largest = max(classes, key=lambda name: classes[name])
-    text = f"rank {rank} needs {need / 1e9:.1f} GB of {room / 1e9:.1f} GB; the most is {largest}"
-    if need > room * (1 + 2 * log_sd):
-        return Verdict("oom", text)
-    return Verdict("close" if need > room * (1 - 2 * log_sd) else "ok", text)
+def fullest(job: Job, ranks: Sequence[Bytes] = ()) -> Fullest:
+    """The rank of a job with most bytes; `ranks` are the bytes of all of them, where they are known."""
+    each = ranks or bytes_of_ranks(job)
+    rank = max(range(len(each)), key=lambda number: sum(each[number].values()))
+    needed = job.software.scale * sum(each[rank].values()) + (job.machine.reserved_memory_bytes or 0)
+    return Fullest(rank, each[rank], needed, job.machine.device.memory_bytes)
 
 
 def kept_bytes(job: Job, layer: Layer) -> float:
@@ -168,22 +171,22 @@ def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
     layers = ((kind, 1),)
     found = _shared(job, held_layers(job, layers, first=False, last=False), layers)
     whole = streamed or job.recompute == "full"
-    activations: Any = layer_bytes(job.setting, kind) if whole else kept_bytes(job, kind)
-    inputs: Any = 0 if streamed or not whole else input_bytes(job.setting)
-    return found._replace(activations=activations, inputs=inputs)
+    activations = layer_bytes(job.setting, kind) if whole else kept_bytes(job, kind)
+    return found._replace(activations=activations, inputs=0 if streamed or not whole else input_bytes(job.setting))
 
 
 def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> LayerSize:
     """Bytes of parameters and their states on one device; sharded states are divided by the devices."""
     learns = learning(job, own, layers)
-    _, gradients, optimizer = states_held(job, learns)
-    weights, adapters = states_held(job, own).weights, 2.0 * learns.dense if job.adapters else 0.0
+    found, adapters = states_held(job, learns), 2.0 * learns.dense if job.adapters else 0.0
+    found = found._replace(weights=states_held(job, own).weights)
     if job.mesh.sharing.what != "parameters":
-        weights += adapters
-    elif job.mesh.pipeline > 1 and not job.mesh.sharing.reshard:  # gathered once a step, gradients summed whole
-        weights += 2.0 * (own.dense + own.experts) + adapters
-        gradients = float(job.software.accumulate_bytes) * (learns.dense + learns.experts)
-    return LayerSize(weights, gradients, optimizer)
+        return found._replace(weights=found.weights + adapters)
+    if job.mesh.pipeline == 1 or job.mesh.sharing.reshard:
+        return found
+    # gathered once a step, gradients summed whole
+    weights = found.weights + (2.0 * (own.dense + own.experts) + adapters)
+    return found._replace(weights=weights, gradients=job.software.accumulate_bytes * (learns.dense + learns.experts))
 
 
 def _on_their_way(job: Job) -> Bytes:

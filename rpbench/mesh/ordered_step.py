@@ -30,7 +30,7 @@ from rpbench.mesh.data_parallel import (
     lowered,
     transfer_time,
 )
-from rpbench.mesh.job import Job
+from rpbench.mesh.job import Job, stages_of
 from rpbench.mesh.layout import Sharing
 from rpbench.mesh.replicas import exchange_alone, layered, scatter_layers
 from rpbench.mesh.step import Terms, step_terms
@@ -202,12 +202,10 @@ def _widened(job: Job, copies: int) -> Job:
 
 def _bucketed(job: Job, counts: tuple[int, ...], whole: tuple[Reduced, ...]) -> tuple[Reduced, ...]:
     """What is left of exchanges once a step: the first bucket goes during a stage's last backward, not after it."""
-    found, begin = [], 0
-    for stage, (count, all_of_it) in enumerate(zip(counts, whole, strict=True)):
-        layers = [job.kinds[kind] for kind in job.architecture.layers[begin : begin + count]]
-        layers += [job.head] * (stage == len(counts) - 1)
+    found = []
+    for stage, (kinds, all_of_it) in enumerate(zip(stages_of(job.architecture.layers, counts), whole, strict=True)):
+        layers = [*(job.kinds[kind] for kind in kinds), *[job.head] * (stage == len(counts) - 1)]
         forward = sum(each.forward_all for each in layers)
         backward = sum(each.backward_all + each.recompute for each in layers)
         found.append(beside_computation(job, all_of_it, forward, backward))
-        begin += count
     return tuple(found)

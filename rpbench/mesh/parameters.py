@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from rpbench.cost.footprint.sizes import LayerSize
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import adapted_maps, padded_vocab
 from rpbench.mesh.layout import Sharded
@@ -36,29 +37,21 @@ def held(job: Job, rank: int) -> Held:
     )
 
 
-class States(NamedTuple):
-    """Bytes of what a device has of its parameters, activations apart; numbers, or arrays of many plans."""
-
-    weights: Any
-    gradients: Any
-    optimizer: Any
-
-
-def states_of(software: Software, what: Sharded, whole: Any, shard: Any) -> States:
+def states_of(software: Software, what: Sharded, whole: Any, shard: Any) -> LayerSize:
     """Bytes of some parameters on a device.
 
     Args:
         what: replicas share.
-        whole: how many parameters; `shard` the part of them that is left to a device where they are shared.
+        whole: how many parameters, a number or an array of many plans; `shard` is what is left of them to a device.
     """
-    return States(
+    return LayerSize(
         2.0 * (shard if what == "parameters" else whole),
         software.accumulate_bytes * (shard if what in ("gradients", "parameters") else whole),
         software.optimizer_bytes * (whole if what == "none" else shard),
     )
 
 
-def states_held(job: Job, own: Held) -> States:
+def states_held(job: Job, own: Held) -> LayerSize:
     """The same of the parameters of a device of a job."""
     mesh = job.mesh
     shard = own.dense / mesh.shard_group + own.experts / mesh.expert_shard_group

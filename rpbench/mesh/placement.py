@@ -98,16 +98,6 @@ def replica_group(mesh: Mesh, machine: Machine, links: Links, size: int = 0) -> 
     return group_of(size or mesh.replicas, stride, machine, links)
 
 
-def expert_group(mesh: Mesh, machine: Machine, links: Links) -> Group:
-    """The devices that the experts of a layer are dealt to: neighbours, shards of one expert innermost."""
-    return group_of(mesh.expert, mesh.expert_tensor, machine, links)
-
-
-def expert_replica_group(mesh: Mesh, machine: Machine, links: Links) -> Group:
-    """The devices with the same expert parameters."""
-    return group_of(mesh.expert_replicas, mesh.expert * mesh.expert_tensor, machine, links)
-
-
 def ends_group(mesh: Mesh, machine: Machine, links: Links) -> Group:
     """The two devices with the same part of a pipeline's first and last stage."""
     distance = 1 if pipeline_inside(mesh, machine) else mesh.stride("pipeline") * (mesh.pipeline - 1)

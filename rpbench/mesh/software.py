@@ -166,19 +166,18 @@ def software_of(values: Mapping[str, Any]) -> Software:
     Raises:
         ValueError: for an unknown field, or a value that cannot be.
     """
-    unknown = set(values) - {each.name for each in fields(Software)}
-    if unknown:
-        known = [each.name for each in fields(Software)]
-        raise ValueError(f"software: {unknown_name('trait', sorted(unknown)[0], known)}")
-    _check_kinds(values)
+    _check_traits(values)
     name = str(values["name"])
     own = read(CONF / "software" / f"{name}.yaml").get("constants", {}) if name in names("software") else {}
     changed = {key: value for key, value in (values.get("constants") or {}).items() if own.get(key) != value}
     return Software(**{**values, "constants": {**own, **fitted(name), **changed}})
 
 
-def _check_kinds(values: Mapping[str, Any]) -> None:
-    """Refuse values of another kind than their field's default."""
+def _check_traits(values: Mapping[str, Any]) -> None:
+    """Refuse unknown names, and values of another kind than their field's default."""
+    known = [each.name for each in fields(Software)]
+    if unknown := sorted(set(values) - set(known)):
+        raise ValueError(f"software: {unknown_name('trait', unknown[0], known)}")
     usual = {each.name: each.default for each in fields(Software) if each.default is not MISSING}
     for name, value in values.items():
         default, number = usual.get(name), isinstance(value, int | float) and not isinstance(value, bool)
@@ -203,9 +202,7 @@ def declared_software(name: str) -> Software:
         ValueError: for an unknown field.
     """
     values = read(CONF / "software" / f"{name}.yaml")
-    unknown = set(values) - {each.name for each in fields(Software)}
-    if unknown:
-        raise ValueError(f"conf/software/{name}.yaml: no trait {sorted(unknown)[0]!r}")
+    _check_traits(values)
     return Software(**values)
 
 

@@ -2,7 +2,7 @@
 
 from math import log2
 
-from rpbench.mesh.data_parallel import exposed_s, gathered_layer
+from rpbench.mesh.data_parallel import beside_computation, gathered_layer, reduced
 from rpbench.mesh.job import Job, StageSeconds, stage_seconds
 from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layers.layer_times import tied_s
@@ -21,15 +21,7 @@ def step_terms(job: Job) -> Terms:
     if _gathers(job):
         terms["data"] = _ends_s(job)
     else:
-        terms["data"] = max(
-            exposed_s(
-                job,
-                rank,
-                sum(stages.forward[stage] for stage in job.stages_of(rank)),
-                sum(stages.backward[stage] + stages.recompute[stage] for stage in job.stages_of(rank)),
-            )
-            for rank in _fullest(job)
-        )
+        terms["data"] = max(_exposed_s(job, rank, stages) for rank in _fullest(job))
     terms["tied"] = tied_s(job.setting)
     terms["optimizer"] = _optimizer_s(job)
     terms["fixed"] = job.software.constants["step_s"]
@@ -39,6 +31,15 @@ def step_terms(job: Job) -> Terms:
     if nodes > 1:
         terms["jitter"] = sum(terms.values()) * job.software.constants["jitter"] * log2(nodes)
     return terms
+
+
+def _exposed_s(job: Job, rank: int, stages: StageSeconds) -> float:
+    """Exposed seconds that data parallelism adds to a step of a rank."""
+    own = job.stages_of(rank)
+    forward = sum(stages.forward[stage] for stage in own)
+    backward = sum(stages.backward[stage] + stages.recompute[stage] for stage in own)
+    visits = job.num_microbatches if job.mesh.sharing.what == "gradients" else 1
+    return sum(beside_computation(job, reduced(job, trained(job, rank)), forward, backward, visits))
 
 
 def _broadcasts_s(job: Job) -> float:

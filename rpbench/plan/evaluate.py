@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rpbench.cost.footprint.memory import why_infeasible
+from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.ir.partition import Partition
 from rpbench.ir.timeline import Timeline
 from rpbench.plan.problem import Problem
@@ -61,4 +61,5 @@ def _misfit(problem: Problem, graph: Graph) -> str:
     if problem.memory is None:
         return ""
     keeps = (graph.schedule.shape.num_backward_stages - 1,) if problem.keeps_last else None
-    return why_infeasible(graph.schedule, problem.memory, peak_in_flight(graph), keeps)
+    classes = classes_of(graph.schedule, problem.memory.sizes, peak_in_flight(graph), keeps)
+    return why_infeasible(graph.schedule, classes, problem.memory.limit_bytes)

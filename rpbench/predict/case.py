@@ -12,7 +12,7 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import NUMBERS
 from rpbench.cost.published import published_tokens_per_microbatch
 from rpbench.mesh.layers.eager_kernels import PARTS, correction_name
-from rpbench.mesh.layers.layer_seconds import eager_kernels
+from rpbench.mesh.layers.layer_seconds import Setting, eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.mesh.placement import Group
 from rpbench.predict.settings import Settings
@@ -41,6 +41,7 @@ class Case:
         measured_on: the constants on the machine where the layers of published models were timed; None: unknown,
             and the timings do not bind the constants.
         grain: the unit that a backward of RoundPipe recomputes at a time.
+        cut: layers of each stage of a bound pipeline; empty: as `rpbench.predict.megatron.bound_cut` finds them.
     """
 
     system: str
@@ -50,11 +51,16 @@ class Case:
     num_devices: int
     grain: Literal["stage", "layer"] = "stage"
     measured_on: Basis | None = None
+    cut: tuple[int, ...] = ()
 
     @property
     def software(self) -> str:
         """Name in `conf/software/` of the software whose kernels it runs."""
         return SOFTWARE[self.system]
+
+    def setting(self, num_tokens: float, basis: Basis | None = None) -> Setting:
+        """A microbatch of so many tokens on one device; with other constants than the declared ones, if given."""
+        return setting_of(self.model, num_tokens, basis or self.basis, self.software)
 
     @property
     def tokens_per_step(self) -> int:

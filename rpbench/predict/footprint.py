@@ -16,9 +16,8 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.partition import Partition
 from rpbench.mesh.layers.layer_seconds import eager_kernels
-from rpbench.mesh.layers.layer_times import boundary_bytes, setting_of
 from rpbench.mesh.layout import Mesh
-from rpbench.predict.case import FUSED, Bytes, Case
+from rpbench.predict.case import Bytes, Case
 from rpbench.predict.roundpipe import first_plan, planned
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
@@ -72,16 +71,16 @@ def _margin(classes: Bytes, limit: float) -> float:
 # --- RoundPipe and Mobius ------------------------------------------------------------------------------------
 
 
-def streamed(case: Case, basis: Basis) -> Footprint:
+def streamed(case: Case) -> Footprint:
     """RoundPipe: the stage that runs, the next one, one stage's (or layer's) activations, boundary tensors.
 
     The fullest moment of two plans: that of measured times, and that of the first calls, which know sizes alone.
     """
     model, tokens = case.model, case.chunk_tokens
     plan = planned(case)
-    moments = [moment for each in (plan, first_plan(case)) for moment in _moments(case, basis, each)]
+    moments = [moment for each in (plan, first_plan(case)) for moment in _moments(case, each)]
     inputs = len(plan.backward) if case.grain == "stage" else model.num_layers
-    kept = case.settings.chunks.num * inputs * boundary_bytes(model, tokens)
+    kept = case.settings.chunks.num * inputs * model.boundary_bytes(tokens)
     return Footprint(_fullest(moments), _host_state(model) | {"kept inputs": kept})
 
 
@@ -89,21 +88,21 @@ def _fullest(moments: Iterable[Bytes]) -> Bytes:
     return max(moments, key=lambda moment: sum(moment.values()))
 
 
-def _moments(case: Case, basis: Basis, plan: Partition) -> Iterator[Bytes]:
+def _moments(case: Case, plan: Partition) -> Iterator[Bytes]:
     """Bytes of a device in every backward visit of a plan, and in the largest forward visit.
 
     With experts, the next stage's weights come only when this stage has ended.
     """
     model, tokens = case.model, case.chunk_tokens
-    boundary = boundary_bytes(model, tokens)
+    boundary = model.boundary_bytes(tokens)
     ahead = model.experts is None
     buffers = min(2, case.settings.chunks.num)  # the next microbatch comes in while this one runs
-    kernels = eager_kernels(setting_of(model, tokens, basis, case.software))
+    kernels = eager_kernels(case.setting(tokens))
     kept_by_layer, working = kernels.kept_bytes(), kernels.working_bytes()
     stages = StageBytes(plan, model_bytes(model, 1))
     backward = [stages.stage(number, backward=True) for number in range(len(plan.backward))]
     forward = [stages.stage(number, backward=False).weights for number in range(len(plan.forward))]
-    logits = basis["chunk_logit_bytes"] * min(tokens, HEAD_CHUNK_TOKENS) * model.vocab
+    logits = case.basis["chunk_logit_bytes"] * min(tokens, HEAD_CHUNK_TOKENS) * model.vocab
     for stage, layers in enumerate(plan.backward):
         fused = stage == len(plan.backward) - 1
         live = layers if case.grain == "stage" or fused else min(1, layers)
@@ -136,7 +135,7 @@ def _host_state(model: Architecture) -> Bytes:
 # --- data-parallel systems -----------------------------------------------------------------------------------
 
 
-def zero2(case: Case, basis: Basis) -> Footprint:
+def zero2(case: Case) -> Footprint:
     """ZeRO-2: all weights, a share of gradients and state, a bucket, and what Hugging Face's loss makes of logits."""
     model, devices = case.model, case.num_devices
     trained = model.trainable_parameters
@@ -144,12 +143,12 @@ def zero2(case: Case, basis: Basis) -> Footprint:
         "weights": float(BYTES_PER_VALUE * _all_parameters(model)),
         "gradients": BYTES_PER_VALUE * trained / devices,
         "optimizer state": (FP32 + ADAM) * trained / devices,
-        "buffers": BUCKETS * basis["bucket_bytes"],
+        "buffers": BUCKETS * case.basis["bucket_bytes"],
     }
-    return Footprint(_loss_or_backward(case, basis, state), {})
+    return Footprint(_loss_or_backward(case, state), {})
 
 
-def fsdp(case: Case, basis: Basis) -> Footprint:
+def fsdp(case: Case) -> Footprint:
     """FSDP: a share of fp32 weights and Adam's moments; the root unit and two layers in 16 bits.
 
     Sharded gradients do not exist yet at the loss, where logits are largest; they do in the last backward.
@@ -163,10 +162,10 @@ def fsdp(case: Case, basis: Basis) -> Footprint:
         "gathered weights": float(root + 2 * BYTES_PER_VALUE * _layer_parameters(model)),
     }
     gradients = {"gradients": FP32 * trained / devices}
-    return Footprint(_loss_or_backward(case, basis, state, gradients), {})
+    return Footprint(_loss_or_backward(case, state, gradients), {})
 
 
-def zero_infinity(case: Case, basis: Basis) -> Footprint:
+def zero_infinity(case: Case) -> Footprint:
     """ZeRO-Infinity with weights and optimizer on the host: buckets, the head, the layers that run.
 
     Adapters are many small tensors, which stay on the devices; their gradients leave for the host with their bucket.
@@ -176,21 +175,24 @@ def zero_infinity(case: Case, basis: Basis) -> Footprint:
     state = {
         "resident adapters": float(resident),
         "gathered weights": float(BYTES_PER_VALUE * (model.head_parameters + 2 * _layer_parameters(model))),
-        "buffers": BUCKETS * basis["bucket_bytes"],
+        "buffers": BUCKETS * case.basis["bucket_bytes"],
     }
     gradients = {"gradients": float(BYTES_PER_VALUE * model.trainable_layer_parameters)}
-    return Footprint(_loss_or_backward(case, basis, state, gradients), _host_state(model))
+    return Footprint(_loss_or_backward(case, state, gradients), _host_state(model))
 
 
-def _loss_or_backward(case: Case, basis: Basis, state: Bytes, in_backward: Bytes | None = None) -> Bytes:
+def _loss_or_backward(case: Case, state: Bytes, in_backward: Bytes | None = None) -> Bytes:
     """The fuller moment: the loss, with all logits, or the first backward, with a layer's activations."""
-    model, tokens = case.model, case.microbatch_tokens
-    kept = {"kept inputs": model.num_layers * boundary_bytes(model, tokens)}
-    kernels = eager_kernels(setting_of(model, tokens, basis, case.software))
+    kernels = eager_kernels(case.setting(case.microbatch_tokens))
+    logits = case.basis["eager_logit_bytes"] * case.microbatch_tokens * case.model.vocab
     layer = kernels.kept_bytes() + kernels.working_bytes()
-    loss = {**state, **kept, "logits": basis["eager_logit_bytes"] * tokens * model.vocab}
-    backward = {**state, **(in_backward or {}), **kept, "activations": layer}
-    return _fullest((loss, backward))
+    return _either(case, state, {**state, **(in_backward or {})}, logits, layer)
+
+
+def _either(case: Case, in_loss: Bytes, in_backward: Bytes, logits: float, layer: float) -> Bytes:
+    """The fuller of two moments: states with all logits, or with a layer's activations; both have all inputs."""
+    kept = {"kept inputs": case.model.num_layers * case.model.boundary_bytes(case.microbatch_tokens)}
+    return _fullest(({**in_loss, **kept, "logits": logits}, {**in_backward, **kept, "activations": layer}))
 
 
 def _all_parameters(model: Architecture) -> int:
@@ -204,43 +206,39 @@ def _layer_parameters(model: Architecture) -> int:
 # --- Megatron ------------------------------------------------------------------------------------------------
 
 
-def pipeline_stage(case: Case, basis: Basis, stage: int, num_layers: int) -> Bytes:
+def pipeline_stage(case: Case, stage: int, num_layers: int) -> Bytes:
     """A stage of 1F1B: its state, an input a layer and microbatch in flight, one layer's activations, logits."""
     model, tokens, last = case.model, case.microbatch_tokens, case.num_devices - 1
-    state = _megatron_state(model, num_layers, stage == 0, stage == last, basis)
+    state = _megatron_state(case, num_layers, embedding=stage == 0, head=stage == last)
     in_flight = min(case.num_devices - stage, case.settings.num_calls)
-    kernels = eager_kernels(setting_of(model, tokens, basis, FUSED))
+    kernels = eager_kernels(case.setting(tokens))
     activations = kernels.kept_bytes() + kernels.working_bytes() / 2
     return {
         "weights, gradients and optimizer state": state,
-        "kept inputs": in_flight * max(1, num_layers) * boundary_bytes(model, tokens),
+        "kept inputs": in_flight * max(1, num_layers) * model.boundary_bytes(tokens),
         "activations": activations * min(1, num_layers),
-        "logits": basis["pipeline_logit_bytes"] * tokens * model.vocab * (stage == last),
+        "logits": case.basis["pipeline_logit_bytes"] * tokens * model.vocab * (stage == last),
     }
 
 
-def pipeline(case: Case, basis: Basis, layers: Sequence[int]) -> Footprint:
+def pipeline(case: Case, layers: Sequence[int]) -> Footprint:
     """The fullest stage of a cut."""
-    return Footprint(_fullest(pipeline_stage(case, basis, stage, count) for stage, count in enumerate(layers)), {})
+    return Footprint(_fullest(pipeline_stage(case, stage, count) for stage, count in enumerate(layers)), {})
 
 
-def tensor_parallel(case: Case, basis: Basis) -> Footprint:
+def tensor_parallel(case: Case) -> Footprint:
     """Tensor parallelism: state and logits are divided among the devices, the input of every layer is not."""
     model, tokens, devices = case.model, case.microbatch_tokens, case.num_devices
-    state = _megatron_state(model, model.num_layers, True, not model.tied, basis) / devices
-    classes = {
-        "weights, gradients and optimizer state": state,
-        "kept inputs": model.num_layers * boundary_bytes(model, tokens),
-    }
-    kernels = eager_kernels(replace(setting_of(model, tokens, basis, FUSED), mesh=Mesh(tensor=devices)))
+    state = _megatron_state(case, model.num_layers, embedding=True, head=not model.tied) / devices
+    kernels = eager_kernels(replace(case.setting(tokens), mesh=Mesh(tensor=devices)))
     layer = kernels.kept_bytes() + kernels.working_bytes() / 2
-    loss = {**classes, "logits": basis["tensor_logit_bytes"] * tokens * model.vocab / devices}
-    backward = {**classes, "activations": layer}
-    return Footprint(_fullest((loss, backward)), {})
+    logits = case.basis["tensor_logit_bytes"] * tokens * model.vocab / devices
+    states = {"weights, gradients and optimizer state": state}
+    return Footprint(_either(case, states, states, logits, layer), {})
 
 
-def _megatron_state(model: Architecture, num_layers: int, embedding: bool, head: bool, basis: Basis) -> float:
-    per_parameter = basis["megatron_state_bytes"]
+def _megatron_state(case: Case, num_layers: int, *, embedding: bool, head: bool) -> float:
+    model, per_parameter = case.model, case.basis["megatron_state_bytes"]
     ends = model.embedding_parameters * embedding + model.head_parameters * head
     if model.lora_rank is None:
         return per_parameter * (num_layers * model.layer_parameters + ends)

@@ -17,7 +17,6 @@ section 2; Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3, for the 
 from dataclasses import replace
 from functools import lru_cache
 
-from rpbench import registry
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.published import published_partition
 from rpbench.cost.table import LayerTimes
@@ -25,23 +24,18 @@ from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.mesh.layers.collectives import reduce_s
 from rpbench.mesh.layers.layer_seconds import eager_kernels
-from rpbench.mesh.layers.layer_times import boundary_bytes, setting_of, times_of
+from rpbench.mesh.layers.layer_times import times_of
 from rpbench.mesh.layout import Mesh
-from rpbench.predict.case import FUSED, Case, Terms, loop_s, ring
+from rpbench.predict.case import Case, Terms, loop_s, ring
 from rpbench.predict.footprint import pipeline_stage
+from rpbench.registry import entry
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import simulate_graph
 
 
 def bound_cut(case: Case) -> Partition:
     """The artifact's cut if it fits; else the cut that lacks least memory, and then has the fastest slowest stage."""
-    return symmetric(_best(_Key(case)))
-
-
-def _artifacts(case: Case) -> list[tuple[int, ...]]:
-    if case.num_devices != 8 or not case.model.published_name:
-        return []
-    return [published_partition("1f1b", case.model.published_name).forward]
+    return symmetric(case.cut or _best(_Key(case)))
 
 
 class _Key:
@@ -62,7 +56,7 @@ class _Key:
 @lru_cache(maxsize=256)
 def _best(key: _Key) -> tuple[int, ...]:
     case = key.case
-    times = times_of(setting_of(case.model, case.microbatch_tokens, case.basis, FUSED))
+    times = times_of(case.setting(case.microbatch_tokens))
     layer = times.forward[0] + times.recompute[0] + times.backward[0]
     head = times.head_forward + times.head_backward
     limit = case.basis.get("device_memory_bytes", float("inf")) - case.basis.get("reserved_memory_bytes", 0.0)
@@ -70,7 +64,7 @@ def _best(key: _Key) -> tuple[int, ...]:
 
     def size(stage: int, count: int) -> float:
         if (stage, count) not in sizes:
-            sizes[stage, count] = sum(pipeline_stage(case, case.basis, stage, count).values())
+            sizes[stage, count] = sum(pipeline_stage(case, stage, count).values())
         return sizes[stage, count]
 
     def lacks(cut: tuple[int, ...]) -> float:
@@ -80,7 +74,8 @@ def _best(key: _Key) -> tuple[int, ...]:
         slowest = max(layer * count + head * (stage == len(cut) - 1) for stage, count in enumerate(cut))
         return lacks(cut), slowest, -min(cut)
 
-    for cut in _artifacts(case):
+    if case.num_devices == 8 and case.model.published_name:
+        cut = published_partition("1f1b", case.model.published_name).forward
         if lacks(cut) == 0:
             return cut
     return min(_candidates(case.model.num_layers, case.num_devices), key=rank)
@@ -111,14 +106,13 @@ def pipeline_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step of the 1F1B pipeline."""
     cut = bound_cut(case)
     times = pipeline_times(case, basis)
-    timeline = simulate_graph(_graph(case.num_devices, case.settings.num_calls), times.table(cut))
+    timeline = simulate_graph(graph_of(case.num_devices, case.settings.num_calls), times.table(cut))
     model, most = case.model, max(cut.forward)
-    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
     tied = GRADIENT_BYTES * model.embedding_parameters if model.tied and case.num_devices > 1 else 0
     return {
         "pipeline": float(max(timeline.end)),
         "tied embedding": reduce_s(tied, ring(2, basis)) if tied else 0.0,
-        "optimizer": basis["adam_bytes"] * most * model.trainable_layer_parameters / rate,
+        "optimizer": basis["adam_bytes"] * most * model.trainable_layer_parameters / basis.memory_rate,
     }
 
 
@@ -127,11 +121,11 @@ def pipeline_times(case: Case, basis: Basis) -> LayerTimes:
 
     Grouped products know no adapters: with them, every process loops over the experts of its stage.
     """
-    times = times_of(setting_of(case.model, case.microbatch_tokens, basis, FUSED))
+    times = times_of(case.setting(case.microbatch_tokens, basis))
     hop = 0.0
     if case.num_devices > 1:  # directly, or down to the host and up again, whichever is faster
         pace = max(basis["collective_bytes_per_s"], basis["copy_bytes_per_s"] / 2)
-        hop = boundary_bytes(case.model, case.microbatch_tokens) / pace
+        hop = case.model.boundary_bytes(case.microbatch_tokens) / pace
     loop = loop_s(case.model, basis) if case.model.lora_rank else 0.0
     forward, recompute, backward = (
         [time + loop for time in part] for part in (times.forward, times.recompute, times.backward)
@@ -140,22 +134,22 @@ def pipeline_times(case: Case, basis: Basis) -> LayerTimes:
 
 
 @lru_cache(maxsize=16)
-def _graph(num_devices: int, num_microbatches: int) -> Graph:
-    return build_graph(registry.entry("1f1b").build(Shape(num_devices, num_devices, num_microbatches)))
+def graph_of(num_devices: int, num_microbatches: int) -> Graph:
+    """The graph of 1F1B."""
+    return build_graph(entry("1f1b").build(Shape(num_devices, num_devices, num_microbatches)))
 
 
 def tensor_step(case: Case, basis: Basis) -> Terms:
     """Seconds of a step with every layer divided among all devices."""
     model, tokens, devices = case.model, case.microbatch_tokens, case.num_devices
-    kernels = eager_kernels(replace(setting_of(model, tokens, basis, FUSED), mesh=Mesh(tensor=devices)))
+    kernels = eager_kernels(replace(case.setting(tokens, basis), mesh=Mesh(tensor=devices)))
     forward, input_grad, weight_grad = kernels.layer()
     layer, head = 2 * forward + input_grad + weight_grad, sum(kernels.head())
     reduced = basis["tensor_reductions"] * model.num_layers + 2
-    each = reduce_s(boundary_bytes(model, tokens), ring(devices, basis))
-    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
+    each = reduce_s(model.boundary_bytes(tokens), ring(devices, basis))
     calls = case.settings.num_calls
     return {
         "computation": calls * (model.num_layers * layer + head / devices),
         "reductions": calls * reduced * each,
-        "optimizer": basis["adam_bytes"] * model.trainable_parameters / devices / rate,
+        "optimizer": basis["adam_bytes"] * model.trainable_parameters / devices / basis.memory_rate,
     }

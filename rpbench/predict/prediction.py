@@ -12,6 +12,7 @@ from math import exp, log, sqrt
 
 from rpbench.predict.case import Bytes, Case, Terms
 from rpbench.predict.footprint import Verdict
+from rpbench.predict.megatron import bound_cut
 from rpbench.predict.settings import Settings, length_microbatches
 from rpbench.predict.systems import STEP, System, system
 
@@ -57,7 +58,7 @@ def predict(case: Case, *, with_interval: bool = True) -> Prediction:
     reason = chosen.refuses(case)
     if reason:
         return Prediction(case, "N/A", reason, None, {}, {})
-    memory = chosen.memory(case, case.basis)
+    memory = chosen.memory(case)
     verdict = memory.verdict(case.basis)
     if not verdict.fits:
         reason = f"{-verdict.margin:.0%} more memory is needed than there is; the most of it are {verdict.breaks}"
@@ -115,11 +116,11 @@ def longest_sequence(case: Case, *, look_above: bool = True) -> int:
     chosen = system(case.system)
     if chosen.refuses(case):
         return 0
-    trial = replace(case, settings=_of_one_sequence(case))
+    cut = bound_cut(case).forward if case.system == "megatron-pp" else ()
+    trial = replace(case, settings=_of_one_sequence(case), grain="layer", cut=cut)
 
     def fits(steps: int) -> bool:
-        of_length = trial.of_length(STEP_TOKENS * steps)
-        return chosen.memory_of_length(of_length, case).verdict(case.basis).fits
+        return chosen.memory(trial.of_length(STEP_TOKENS * steps)).verdict(case.basis).fits
 
     low, high = 0, MOST_STEPS  # `low` fits, `high` does not
     if fits(high):

@@ -27,7 +27,7 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.published import published_partition
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, symmetric
-from rpbench.mesh.layers.layer_times import setting_of, times_of
+from rpbench.mesh.layers.layer_times import times_of
 from rpbench.plan.even_and_greedy import MEMORY_SHARE, plan_released
 from rpbench.predict.case import Case, Terms, waiting_s
 from rpbench.predict.streaming import Jobs
@@ -74,9 +74,7 @@ def timed_steps(jobs: Jobs) -> tuple[int, int]:
 
 def planned(case: Case) -> Partition:
     """The released planner's partition for a case, from the declared constants."""
-    times = times_of(setting_of(case.model, case.chunk_tokens, case.basis, case.software))
-    sizes = model_bytes(case.model, max(1, round(case.chunk_tokens)))
-    return plan_released(times, case.num_devices, sizes=sizes, memory_limit_bytes=_planner_limit(case))
+    return _planned(case, times_of(case.setting(case.chunk_tokens)))
 
 
 def first_plan(case: Case) -> Partition:
@@ -84,18 +82,17 @@ def first_plan(case: Case) -> Partition:
 
     A backward counts twice a forward. Small layers beside a large head then make long stages.
     """
-    model = case.model
-    sizes = model_bytes(model, max(1, round(case.chunk_tokens)))
-    layers = [float(layer.weights) for layer in sizes.layers]
-    head = float(sizes.head.weights)
-    times = LayerTimes(layers, layers, layers, head_forward=head, head_backward=head)
-    return plan_released(times, case.num_devices, sizes=sizes, memory_limit_bytes=_planner_limit(case))
+    sizes = model_bytes(case.model, 1)
+    layers, head = [float(layer.weights) for layer in sizes.layers], float(sizes.head.weights)
+    return _planned(case, LayerTimes(layers, layers, layers, head_forward=head, head_backward=head))
 
 
-def _planner_limit(case: Case) -> int | None:
-    """Bytes of a stage and the next one that the planner allows; it reads gibibytes as gigabytes."""
+def _planned(case: Case, times: LayerTimes) -> Partition:
+    """A plan whose stage and the next one fit the planner's limit in bytes; it reads gibibytes as gigabytes."""
     memory = case.basis.get("device_memory_bytes", float("inf"))
-    return None if memory == float("inf") else int(MEMORY_SHARE * memory / 2**30 * 1e9)
+    limit = None if memory == float("inf") else int(MEMORY_SHARE * memory / 2**30 * 1e9)
+    sizes = model_bytes(case.model, max(1, round(case.chunk_tokens)))
+    return plan_released(times, case.num_devices, sizes=sizes, memory_limit_bytes=limit)
 
 
 def _terms(run: Run, first: int, last: int) -> Terms:

@@ -4,6 +4,7 @@ Data: `analysis/published/run_settings.csv`, transcribed from the run scripts of
 (arXiv 2604.27085). A system, machine or model without a row takes the nearest one, and says so.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
@@ -71,14 +72,14 @@ def published_settings(system: str, platform: str | None, model: str | None, mem
     places = [platform] if platform else []
     places += [_LARGE, _SMALL] if memory_bytes >= _LARGE_MEMORY_BYTES else [_SMALL]
     for place in places:
-        for row in published_rows("run_settings.csv"):
-            if row["experiment"] in _THROUGHPUTS and (row["system"], row["platform"], row["model"]) == (
-                system,
-                place,
-                model,
-            ):
-                return _read(system, row, f"run scripts, {system} on {place}")
-    return probe(system)
+        for row in _rows(_THROUGHPUTS, system, place, model):
+            batch, calls = int(row["global_batch_sequences"]), int(row["grad_accum_steps"])
+            # of other systems the table repeats the count of micro-steps in both columns
+            inner = int(row["microbatches_per_call"]) if system.startswith("roundpipe") else 1
+            source = f"run scripts, {system} on {place}"
+            return Settings(batch, calls, inner, float(row["micro_batch_sequences"]), source)
+    text = "assumed: one sequence a device, the artifact's own smallest trial"
+    return Settings(8, 8 if system.startswith("megatron") else 1, 1, 1.0, text)
 
 
 def length_microbatches(model: str | None, memory_bytes: float) -> int:
@@ -88,25 +89,15 @@ def length_microbatches(model: str | None, memory_bytes: float) -> int:
         memory_bytes: of a device, to choose a platform.
     """
     place = _LARGE if memory_bytes >= _LARGE_MEMORY_BYTES else _SMALL
-    wanted = ("max_seq_len", "roundpipe", place, model)
-    rows = published_rows("run_settings.csv")
-    keys = ("experiment", "system", "platform", "model")
-    found = (int(row["microbatches_per_call"]) for row in rows if tuple(row[key] for key in keys) == wanted)
+    found = (int(row["microbatches_per_call"]) for row in _rows(("max_seq_len",), "roundpipe", place, model))
     return next(found, 1)
 
 
-def probe(system: str) -> Settings:
-    """The smallest run: one sequence a device, as the artifact tries what may not fit."""
-    pipeline = system in ("megatron-pp", "megatron-tp")
-    text = "assumed: one sequence a device, the artifact's own smallest trial"
-    return Settings(8, 1 if not pipeline else 8, 1, 1.0, text)
-
-
-def _read(system: str, row: dict[str, str], source: str) -> Settings:
-    calls, inner = int(row["grad_accum_steps"]), int(row["microbatches_per_call"])
-    if not system.startswith("roundpipe"):  # the table repeats the count of micro-steps in both columns
-        inner = 1
-    return Settings(int(row["global_batch_sequences"]), calls, inner, float(row["micro_batch_sequences"]), source)
+def _rows(experiments: Sequence[str], system: str, platform: str, model: str | None) -> Iterator[dict[str, str]]:
+    for row in published_rows("run_settings.csv"):
+        asked = (system, platform, model) == (row["system"], row["platform"], row["model"])
+        if asked and row["experiment"] in experiments:
+            yield row
 
 
 def given_settings(system: str, num_devices: int, sequences: int, num_microbatches: int) -> Settings:

@@ -83,27 +83,10 @@ class Jobs:
         return self.calls * (len(self.plan.forward) + len(self.plan.backward))
 
 
-@dataclass
-class Lanes:
-    """The tasks of a run.
-
-    Attributes:
-        slots: the slot of each number in `tasks.slot`.
-        computing: the compute tasks of each step; the last one ends the step.
-        host_ends: the last task of the host's lane in each step.
-    """
-
-    tasks: Tasks
-    slots: tuple[Slot, ...]
-    num_devices: int
-    computing: list[list[int]]
-    host_ends: list[int]
-
-
 @lru_cache(maxsize=32)
-def lanes_of(jobs: Jobs) -> Lanes:
+def lanes_of(jobs: Jobs) -> "Lanes":
     """The lanes of a run, ready to be timed with any costs."""
-    return _Builder(jobs).build()
+    return Lanes(jobs)
 
 
 @dataclass
@@ -120,36 +103,38 @@ class _Visit:
     handed: list[int] = field(default_factory=list)  # what the next job waits for
     stored: int = -1
     routed: int = -1  # the experts of its last microbatch
+    coming: "_Visit | None" = None  # what runs on its device next
 
 
-class _Builder:
+class Lanes:
+    """The tasks of a run.
+
+    Attributes:
+        slots: the slot of each number in `tasks.slot`.
+        computing: the compute tasks of each step; the last one ends the step.
+        host_ends: the last task of the host's lane in each step.
+    """
+
     def __init__(self, jobs: Jobs) -> None:
         self.jobs, self.tasks = jobs, Tasks()
-        self.numbers: dict[Slot, int] = {}
+        self._numbers: dict[Slot, int] = {}
         self.up, self.down, self.compute = ([-1] * jobs.num_devices for _ in range(3))
         self.computing: list[list[int]] = [[] for _ in range(jobs.steps)]
         self.kept: dict[tuple[int, int, int], int] = {}  # call, stage, microbatch -> what stored it
         self.host = -1
         self.keepers = _keepers(jobs.plan)
-
-    def build(self) -> Lanes:
         visits = self._visits()
-        on_device: list[list[_Visit]] = [[] for _ in range(self.jobs.num_devices)]
-        for visit in visits:
-            on_device[visit.device].append(visit)
-        place = [0] * self.jobs.num_devices
-        for number, visit in enumerate(visits):
-            row, at = on_device[visit.device], place[visit.device]
-            place[visit.device] += 1
-            self._run(
-                visit,
-                visits[number - 1] if number and visits[number - 1].call == visit.call else None,
-                row[at - 1] if at else None,
-                row[at + 1] if at + 1 < len(row) else None,
-            )
-        by_step = [[visit for visit in visits if visit.step == step] for step in range(self.jobs.steps)]
-        host_ends = self._host(by_step)
-        return Lanes(self.tasks, tuple(self.numbers), self.jobs.num_devices, self.computing, host_ends)
+        coming: list[_Visit | None] = [None] * jobs.num_devices
+        for visit in reversed(visits):
+            visit.coming, coming[visit.device] = coming[visit.device], visit
+        last: list[_Visit | None] = [None] * jobs.num_devices
+        for before, visit in zip([None, *visits], visits, strict=False):
+            self._run(visit, before if before and before.call == visit.call else None, last[visit.device])
+            last[visit.device] = visit
+        self.host_ends = self._host_tasks(
+            [[each for each in visits if each.step == step] for step in range(jobs.steps)]
+        )
+        self.slots = tuple(self._numbers)
 
     def _visits(self) -> list[_Visit]:
         jobs, plan = self.jobs, self.jobs.plan
@@ -163,7 +148,7 @@ class _Builder:
         return found
 
     def _add(self, slot: Slot, *after: int, port: int = -1, urgent: bool = False) -> int:
-        return self.tasks.add(self.numbers.setdefault(slot, len(self.numbers)), *after, port=port, urgent=urgent)
+        return self.tasks.add(self._numbers.setdefault(slot, len(self._numbers)), *after, port=port, urgent=urgent)
 
     def _lane(self, lane: list[int], device: int, slot: Slot, *after: int) -> int:
         urgent = lane is self.up
@@ -180,9 +165,9 @@ class _Builder:
         last = visit.weights[-1] if visit.weights else -1
         visit.weights.append(self._add(slot, last, *after, port=visit.device))
 
-    def _run(self, visit: _Visit, before: _Visit | None, last: _Visit | None, coming: _Visit | None) -> None:
-        """A visit: `before` hands it its input, `last` ran on this device before, `coming` runs there next."""
-        num = self.jobs.microbatches
+    def _run(self, visit: _Visit, before: _Visit | None, last: _Visit | None) -> None:
+        """A visit: `before` hands it its input, `last` ran on this device before."""
+        num, coming = self.jobs.microbatches, visit.coming
         if not visit.weights:
             self._weights(visit, 1)
         for mb in range(num):
@@ -234,7 +219,8 @@ class _Builder:
         """Hand a microbatch's output to the next job, and store the inputs kept for backward stages."""
         jobs, device = self.jobs, visit.device
         is_last = visit.backward and visit.stage == 0
-        crosses = jobs.num_devices > 1 and not is_last and not (jobs.bound and self._turns(visit))
+        turns = not visit.backward and visit.stage == len(jobs.plan.forward) - 1  # to its backward, on its device
+        crosses = jobs.num_devices > 1 and not is_last and not (jobs.bound and turns)
         visit.handed.append(self._lane(self.down, device, boundary, done) if crosses else done)
         if visit.backward:
             return
@@ -242,22 +228,14 @@ class _Builder:
             if keeper == visit.stage:
                 self.kept[visit.call, stage, mb] = self._lane(self.down, device, boundary, done)
 
-    def _turns(self, visit: _Visit) -> bool:
-        """Whether the next job of a bound pipeline runs on the same device: from the last forward to its backward."""
-        return not visit.backward and visit.stage == len(self.jobs.plan.forward) - 1
-
     # --- the host --------------------------------------------------------------------------------------------
 
-    def _host(self, by_step: Sequence[Sequence[_Visit]]) -> list[int]:
+    def _host_tasks(self, by_step: Sequence[Sequence[_Visit]]) -> list[int]:
         ends = []
-        for step, visits in enumerate(by_step):
-            following = by_step[step + 1] if step + 1 < len(by_step) else []
-            if self.jobs.asynchronous:
-                self._refresh(visits, following)
-                self._update(visits, following)
-            else:
-                self._update(visits, following)
-                self._refresh(visits, following)
+        parts = (self._refresh, self._update) if self.jobs.asynchronous else (self._update, self._refresh)
+        for visits, following in zip(by_step, [*by_step[1:], []], strict=True):
+            for part in parts:
+                part(visits, following)
             ends.append(self.host)
         return ends
 

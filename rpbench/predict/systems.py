@@ -34,7 +34,7 @@ from types import MappingProxyType
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.mesh.layers.collectives import gather_s, reduce_s
-from rpbench.mesh.layers.layer_times import setting_of, times_of
+from rpbench.mesh.layers.layer_times import times_of
 from rpbench.predict import footprint, megatron, roundpipe
 from rpbench.predict.case import Case, Terms, ring, waiting_s
 from rpbench.predict.footprint import Footprint
@@ -109,40 +109,24 @@ class System:
 
     Args:
         step: seconds of a step by cause.
-        memory: bytes of a throughput run.
-        memory_of_length: bytes of a case of another length; the second case is the throughput run.
-        schedule: the registered schedule whose order it runs, if any.
+        memory: bytes on the fullest device and on the host.
         slopes: as `streamed_slopes`, where that is faster than timing a step again for each constant.
         refuses: why it cannot train a case at all; empty if it can.
     """
 
     step: Callable[[Case, Basis], Terms]
-    memory: Callable[[Case, Basis], Footprint]
-    memory_of_length: Callable[[Case, Case], Footprint]
-    schedule: str | None = None
+    memory: Callable[[Case], Footprint]
     slopes: Callable[[Case], Mapping[str, float]] | None = None
     refuses: Callable[[Case], str] = lambda case: ""
 
 
-def _layer_grain(case: Case, run: Case) -> Footprint:
-    return footprint.streamed(replace(case, grain="layer"), run.basis)
+def _pipeline_memory(case: Case) -> Footprint:
+    return footprint.pipeline(case, bound_cut(case).forward)
 
 
-def _of_the_run(memory: Callable[[Case, Basis], Footprint]) -> Callable[[Case, Case], Footprint]:
-    return lambda case, run: memory(case, run.basis)
-
-
-def _pipeline_of_the_run(case: Case, run: Case) -> Footprint:
-    return footprint.pipeline(case, run.basis, bound_cut(run).forward)
-
-
-def _pipeline_memory(case: Case, basis: Basis) -> Footprint:
-    return footprint.pipeline(case, basis, bound_cut(case).forward)
-
-
-def _mobius_memory(case: Case, basis: Basis) -> Footprint:
+def _mobius_memory(case: Case) -> Footprint:
     """Bytes with one sequence a microbatch, for its settings are not public."""
-    return footprint.zero_infinity(replace(case, settings=replace(case.settings, microbatch_sequences=1.0)), basis)
+    return footprint.zero_infinity(replace(case, settings=replace(case.settings, microbatch_sequences=1.0)))
 
 
 def _slopes_of(jobs_of: Callable[[Case], Jobs]) -> Callable[[Case], Mapping[str, float]]:
@@ -206,13 +190,15 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
     weights = BYTES_PER_VALUE * case.model.total_parameters
     trained = case.model.trainable_parameters
     gradients = BYTES_PER_VALUE * trained
+    each = (2 * weights + gradients) / devices  # copied by all at the same time, over links and the host's memory
+    copies_s = max(each / basis["copy_bytes_per_s"], each * devices / basis["host_bytes_per_s"])
     return {
         "computation": calls * compute_s(case, basis),
         "expert loop": calls * waiting_s(case.model, basis),
         "weights": calls * 2 * gather_s(weights, ring(devices, basis)),
         "gradients": calls * gather_s(gradients, ring(devices, basis)),
         "gradient copies": calls * _gradient_copies_s(case, basis),
-        "copies": calls * _host_copy_s((2 * weights + gradients) / devices, devices, basis),
+        "copies": calls * copies_s,
         "adding gradients": calls * basis["host_accumulate_bytes"] * trained / basis["host_bytes_per_s"],
         "optimizer": basis["adam_bytes"] * trained / basis["host_bytes_per_s"],
     }
@@ -220,61 +206,36 @@ def zero_infinity_step(case: Case, basis: Basis) -> Terms:
 
 def compute_s(case: Case, basis: Basis) -> float:
     """Seconds of one micro-step on one device: every layer recomputed, eager passes over all logits in fp32."""
-    times = times_of(setting_of(case.model, case.microbatch_tokens, basis, case.software))
+    times = times_of(case.setting(case.microbatch_tokens, basis))
     layers = sum(times.forward) + sum(times.recompute) + sum(times.backward)
-    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
-    loss = basis["eager_loss_bytes"] * case.microbatch_tokens * case.model.vocab / rate
+    loss = basis["eager_loss_bytes"] * case.microbatch_tokens * case.model.vocab / basis.memory_rate
     return layers + times.head_forward + times.head_backward + loss
 
 
 def _gradient_copies_s(case: Case, basis: Basis) -> float:
     """Seconds a device takes to copy all gradients of a micro-step into DeepSpeed's buckets and out again."""
-    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
-    return basis["deepspeed_gradient_bytes"] * case.model.trainable_parameters / rate
-
-
-def _host_copy_s(bytes_each: float, num_devices: int, basis: Basis) -> float:
-    """Seconds for all devices to copy as much at the same time: the link's or the host memory's, whichever is more."""
-    return max(bytes_each / basis["copy_bytes_per_s"], bytes_each * num_devices / basis["host_bytes_per_s"])
+    return basis["deepspeed_gradient_bytes"] * case.model.trainable_parameters / basis.memory_rate
 
 
 def _device_optimizer_s(case: Case, basis: Basis) -> float:
     """Seconds Adam takes over a device's share of the state."""
-    rate = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
-    return basis["adam_bytes"] * case.model.trainable_parameters / case.num_devices / rate
+    return basis["adam_bytes"] * case.model.trainable_parameters / case.num_devices / basis.memory_rate
 
 
 # --- all of them ------------------------------------------------------------------------------------------------
 
 SYSTEMS: Mapping[str, System] = MappingProxyType(
     {
-        "zero-2": System(zero2_step, footprint.zero2, _of_the_run(footprint.zero2)),
-        "zero-infinity": System(zero_infinity_step, footprint.zero_infinity, _of_the_run(footprint.zero_infinity)),
-        "fsdp": System(fsdp_step, footprint.fsdp, _of_the_run(footprint.fsdp)),
-        "megatron-pp": System(
-            megatron.pipeline_step, _pipeline_memory, _pipeline_of_the_run, "1f1b", refuses=_enough_layers
-        ),
-        "megatron-tp": System(
-            megatron.tensor_step,
-            footprint.tensor_parallel,
-            _of_the_run(footprint.tensor_parallel),
-            refuses=_divided_heads,
-        ),
+        "zero-2": System(zero2_step, footprint.zero2),
+        "zero-infinity": System(zero_infinity_step, footprint.zero_infinity),
+        "fsdp": System(fsdp_step, footprint.fsdp),
+        "megatron-pp": System(megatron.pipeline_step, _pipeline_memory, refuses=_enough_layers),
+        "megatron-tp": System(megatron.tensor_step, footprint.tensor_parallel, refuses=_divided_heads),
         # Its longest sequences are published as equal to those of ZeRO-Infinity, in every model.
-        "mobius": System(
-            roundpipe.mobius_step,
-            _mobius_memory,
-            _of_the_run(_mobius_memory),
-            "looped_bfs",
-            _slopes_of(roundpipe.mobius_jobs),
-        ),
-        "roundpipe": System(roundpipe.asynchronous_step, footprint.streamed, _layer_grain, "roundpipe", _async_slopes),
+        "mobius": System(roundpipe.mobius_step, _mobius_memory, _slopes_of(roundpipe.mobius_jobs)),
+        "roundpipe": System(roundpipe.asynchronous_step, footprint.streamed, _async_slopes),
         "roundpipe-sync": System(
-            roundpipe.synchronous_step,
-            footprint.streamed,
-            _layer_grain,
-            "roundpipe",
-            _slopes_of(roundpipe.synchronous_jobs),
+            roundpipe.synchronous_step, footprint.streamed, _slopes_of(roundpipe.synchronous_jobs)
         ),
     }
 )

@@ -8,7 +8,7 @@ from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
-from rpbench.mesh.layers.layer_times import boundary_bytes, setting_of, times_of
+from rpbench.mesh.layers.layer_times import times_of
 from rpbench.predict.case import Case, expert_s, loop_s
 from rpbench.predict.streaming import Jobs, Lanes, Slot, lanes_of
 from rpbench.sim.shared_links import COPY, HOST, LOOP, NOTHING, Capacity, run
@@ -45,7 +45,7 @@ class Run(NamedTuple):
         """Mean seconds of a step that a device computes, and that it waits for the interpreter within a layer."""
         slots = self.lanes.tasks.slot
         tasks = [task for step in steps for task in self.lanes.computing[step]]
-        shares = len(steps) * self.lanes.num_devices
+        shares = len(steps) * self.lanes.jobs.num_devices
         computing = sum(self.own_s[slots[task]] for task in tasks)
         occupied = sum(self.end[task] - self.begin[task] for task in tasks)
         return computing / shares, max(0.0, occupied - computing) / shares
@@ -59,19 +59,10 @@ def timed(jobs: Jobs, case: Case, basis: Basis) -> Run:
 
 def timed_with(lanes: Lanes, needs: Sequence[Need], basis: Basis) -> Run:
     """The lanes, timed with given needs of every slot."""
+    rates = (basis.get(f"{name}_bytes_per_s", INF) for name in ("copy", "host", "root_complex"))
     own, amount, servers = (list(column) for column in zip(*needs, strict=True))
-    begin, end = run(lanes.tasks, own, amount, servers, capacity(basis))
+    begin, end = run(lanes.tasks, own, amount, servers, Capacity(*rates, basis["loop_share"]))
     return Run(lanes, begin, end, own)
-
-
-def capacity(basis: Basis) -> Capacity:
-    """Rates of the links, host and interpreter that tasks share."""
-    return Capacity(
-        basis.get("copy_bytes_per_s", INF),
-        basis.get("host_bytes_per_s", INF),
-        basis.get("root_complex_bytes_per_s", INF),
-        basis["loop_share"],
-    )
 
 
 def devices_per_complex(basis: Basis) -> int:
@@ -88,7 +79,7 @@ class Needs:
         self.case, self.basis, self.plan = case, basis, plan
         chunks, seq = case.settings.chunks, case.model.seq_len
         self.tables = {
-            short: times_of(setting_of(case.model, size * seq, basis, case.software)).table(plan, recompute_ahead=True)
+            short: times_of(case.setting(size * seq, basis)).table(plan, recompute_ahead=True)
             for short, size in ((False, chunks.size), (True, chunks.last))
         }
         self.tokens = {False: chunks.size * seq, True: chunks.last * seq}
@@ -115,7 +106,7 @@ class Needs:
             stage = self.stages.stage(slot.stage, backward=slot.backward)
             moved = stage.weights + stage.gradients * slot.again
             return Need(amount=moved / slot.pieces, served_by=COPY + slot.group)
-        return Need(amount=boundary_bytes(self.case.model, self.tokens[slot.short]), served_by=COPY + slot.group)
+        return Need(amount=self.case.model.boundary_bytes(self.tokens[slot.short]), served_by=COPY + slot.group)
 
     def _computed(self, slot: Slot) -> Need:
         table: CostTable = self.tables[slot.short]

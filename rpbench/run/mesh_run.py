@@ -8,7 +8,7 @@ from rpbench.config.request import Request
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.exact import mesh_times, under_mesh
 from rpbench.mesh.job import Job
-from rpbench.mesh.memory import bytes_of_order, verdict_of
+from rpbench.mesh.memory import bytes_of_order, fullest
 from rpbench.mesh.ordered_step import Step, simulate_step
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.plan import Choice, choose
@@ -112,12 +112,12 @@ def _outcome(request: Request, job: Job, step: Step) -> Outcome:
     evidence = "predicted" if counted else "simulated"
     facts = _facts(job, step)
     memory = bytes_of_order(job, step.order, step.graph.analysis)
-    rank = max(range(len(memory)), key=lambda each: sum(memory[each].values()))
-    found = verdict_of(job, rank, memory[rank])
+    most = fullest(job, memory)
+    found = most.verdict()
     facts |= {
         "peak_memory_bytes": [round(sum(classes.values())) for classes in memory],
-        "fullest_rank": rank,
-        "memory_bytes": {name: round(value) for name, value in memory[rank].items()},
+        "fullest_rank": most.rank,
+        "memory_bytes": {name: round(value) for name, value in most.classes.items()},
         "verdict": found.answer,
     }
     if found.answer == "oom":

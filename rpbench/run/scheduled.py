@@ -23,9 +23,8 @@ from rpbench.advice.causes import causes_of
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import RunConfig
 from rpbench.config.request import Request
-from rpbench.cost.footprint.memory import device_bytes, why_infeasible
+from rpbench.cost.footprint.memory import classes_of, why_infeasible
 from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
-from rpbench.cost.footprint.sizes import DeviceMemory
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.profiled import to_text
 from rpbench.ir.analysis import Analysis
@@ -160,19 +159,17 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
     if assembled.sizes is None:
         return None, ""
     in_flight, limit = peak_in_flight(assembled.graph), assembled.cluster.usable_memory_bytes
-    plan = assembled.plan
-    needed = device_bytes(assembled.schedule, assembled.sizes, in_flight, assembled.keeps, _analysis(assembled))
-    if plan is not None:
-        return needed, why_not(plan, assembled.cluster)
+    classes = classes_of(assembled.schedule, assembled.sizes, in_flight, assembled.keeps, _analysis(assembled))
+    needed = [sum(each.values()) for each in classes]
+    if assembled.plan is not None:
+        return needed, why_not(assembled.plan, assembled.cluster)
     ssd = assembled.cluster.ssd
     if ssd is not None and (held := ssd_bytes(assembled.schedule.on_ssd, assembled.sizes).held) > ssd.bytes:
         return needed, (
             f"{ssd.name} holds {ssd.bytes / 1e9:.1f} GB and is to hold {held / 1e9:.1f} GB: name more SSDs, as in "
             f"cluster.ssd=4x_samsung_990_pro_4tb"
         )
-    if limit is None or max(needed) <= limit:
-        return needed, ""
-    return needed, why_infeasible(assembled.schedule, DeviceMemory(assembled.sizes, limit), in_flight, assembled.keeps)
+    return needed, "" if limit is None else why_infeasible(assembled.schedule, classes, limit)
 
 
 # --- the best plan of a search ---

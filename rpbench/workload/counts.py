@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ def check_sizes(what: str, sizes: object, optional: tuple[str, ...]) -> None:
             raise ValueError(f"model.{what}.{name}={value!r:.60}: a size is a whole number of at least 1")
 
 
+N = TypeVar("N", int, float)
 Convention = Literal["artifact", "corrected", "causal"]
 CONVENTIONS: tuple[Convention, ...] = ("artifact", "corrected", "causal")
 
@@ -397,7 +398,7 @@ class Counts:
         inside = (2 + self.gated) * self.inner_visits
         return BYTES_PER_VALUE * num_tokens * (4 * self.hidden + 2 * q_dim + 2 * kv_dim + inside)
 
-    def boundary_bytes(self, num_tokens: int) -> int:
+    def boundary_bytes(self, num_tokens: N) -> N:
         """Bytes that pass from one stage to the next."""
         return BYTES_PER_VALUE * num_tokens * self.hidden
 

@@ -23,7 +23,6 @@ from rpbench.engine.executor import execute
 from rpbench.engine.measure.stopwatch import ForeignLoad
 from rpbench.engine.program import make_program
 from rpbench.engine.training import Training
-from rpbench.engine.transfers import Link
 from rpbench.engine.workload import Workload
 from rpbench.ir.schedule import Schedule
 from rpbench.models.build import build_model
@@ -62,21 +61,6 @@ def test_error_of_an_emulated_makespan(devices, microbatches):
         found = [execute(program, backend.handlers, backend).makespan / ideal - 1 for _ in range(sized(3, 1))]
     errors = ", ".join(f"{100 * error:.2f} %" for error in found)
     print(f"\n{devices} x {microbatches}: ideal {ideal:.3f} s, median error {100 * median(found):.2f} % of {errors}")
-
-
-def test_time_of_an_urgent_transfer():
-    """4 MB during 64 MB at 1 GB/s: 4.2 ms and one chunk of 1 MB; the bar is 6 ms."""
-    with Link(1e9) as link:
-        found = []
-        for _ in range(sized(20, 1)):
-            bulk = link.send(64 << 20, priority=1)
-            time.sleep(0.01)
-            began = time.perf_counter()
-            urgent = link.send(4 << 20)
-            urgent.done.wait()
-            found.append(urgent.end_s - began)
-            bulk.done.wait()
-    print(f"\nurgent 4 MB: median {1000 * median(found):.2f} ms, worst {1000 * max(found):.2f} ms")
 
 
 class Tokens(nn.Module):

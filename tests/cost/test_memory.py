@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpbench.cost.footprint.memory import Footprint, classes_of, device_bytes, why_infeasible
-from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, LayerSize, ModelBytes, model_bytes
+from rpbench.cost.footprint.memory import Footprint, classes_of, why_infeasible
+from rpbench.cost.footprint.sizes import UNKNOWN, LayerSize, ModelBytes, model_bytes
 from rpbench.ir.action import parse as parse_action
 from rpbench.ir.partition import Partition, parse, symmetric
 from rpbench.ir.policy import Policy
@@ -63,7 +63,6 @@ def test_bound_stages_keep_everything_they_train():
         "logits": 8_000_000,
     }
     assert classes_of(schedule, SIZES, [2, 1]) == [first, second]
-    assert device_bytes(schedule, SIZES, [2, 1]) == [sum(first.values()), sum(second.values())]
 
 
 def test_a_device_with_several_stages_recomputes_one_at_a_time():
@@ -110,7 +109,7 @@ def test_streamed_stages_are_held_while_they_run_and_one_before():
 
 def test_a_device_that_is_never_visited_holds_nothing():
     schedule = built("roundpipe", "4|4-0*", 4, 2)  # jobs 0F, 1FB and 0B leave the last device idle
-    assert device_bytes(schedule, SIZES, [1] * 4)[3] == 0
+    assert sum(classes_of(schedule, SIZES, [1] * 4)[3].values()) == 0
 
 
 def test_many_cuts_at_once_give_the_bytes_of_each():
@@ -118,7 +117,8 @@ def test_many_cuts_at_once_give_the_bytes_of_each():
     partitions = [parse(cut) for cut in cuts]
     footprint = Footprint(built("roundpipe", cuts[0], 2, 2), SIZES, [1, 1])
     peaks = footprint.peaks(np.array([p.forward for p in partitions]), np.array([p.backward for p in partitions]))
-    assert peaks.tolist() == [device_bytes(built("roundpipe", cut, 2, 2), SIZES, [1, 1]) for cut in cuts]
+    each = [classes_of(built("roundpipe", cut, 2, 2), SIZES, [1, 1]) for cut in cuts]
+    assert peaks.tolist() == [[sum(device.values()) for device in devices] for devices in each]
 
 
 def test_no_cut_takes_less_than_the_least():
@@ -212,9 +212,10 @@ def test_a_shared_matrix_stands_at_either_end():
 
 def test_what_fits_has_no_reason():
     schedule = built("1f1b", "3-1", 2, 4)
-    needed = max(device_bytes(schedule, SIZES, [2, 1]))
-    assert why_infeasible(schedule, DeviceMemory(SIZES, needed), [2, 1]) == ""
-    assert why_infeasible(schedule, DeviceMemory(SIZES, needed - 1), [2, 1]) != ""
+    classes = classes_of(schedule, SIZES, [2, 1])
+    needed = max(sum(each.values()) for each in classes)
+    assert why_infeasible(schedule, classes, needed) == ""
+    assert why_infeasible(schedule, classes, needed - 1) != ""
 
 
 @pytest.mark.parametrize(
@@ -250,23 +251,25 @@ def test_what_fits_has_no_reason():
 )
 def test_reasons_name_device_bytes_class_and_way_out(schedule, cut, model, tokens, reason):
     subject = built(schedule, cut, 8, 16)
-    memory = DeviceMemory(model_bytes(load(model), tokens), 24 * 2**30)
-    found = why_infeasible(subject, memory, peak_in_flight(build_graph(subject)))
+    classes = classes_of(subject, model_bytes(load(model), tokens), peak_in_flight(build_graph(subject)))
+    found = why_infeasible(subject, classes, 24 * 2**30)
     assert found == reason
     assert len(found.splitlines()) == 1
 
 
 def test_a_way_out_of_too_much_weight_depends_on_where_weights_live():
     heavy = ModelBytes((LayerSize(10**9, 0, 0),) * 4, LayerSize(0, 0, 0), LayerSize(0, 0, 0), 0, 0, 0)
-    bound = why_infeasible(built("gpipe", "2-2", 2, 2), DeviceMemory(heavy, 10**9), [2, 2])
-    streamed = why_infeasible(built("roundpipe", "4|4-0*", 2, 2), DeviceMemory(heavy, 10**9), [1, 1])
+    bound, streamed = (
+        why_infeasible(each, classes_of(each, heavy, [2, 2]), 10**9)
+        for each in (built("gpipe", "2-2", 2, 2), built("roundpipe", "4|4-0*", 2, 2))
+    )
     assert re.search(r"are weights: take more devices, or schedule=roundpipe", bound)
     assert re.search(r"are weights: take more stages", streamed)
 
 
 def test_a_schedule_without_layers_has_no_bytes():
     with pytest.raises(ValueError, match="give it a partition first"):
-        device_bytes(entry("gpipe").build(Shape(2, 2, 2)), SIZES, [2, 2])
+        classes_of(entry("gpipe").build(Shape(2, 2, 2)), SIZES, [2, 2])
 
 
 def test_a_step_that_may_be_taken_back_has_its_state_twice():

@@ -9,7 +9,7 @@ import yaml
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import load
-from rpbench.cost.footprint.memory import device_bytes
+from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.cost.hardware.device import Ssd, ssds_named
@@ -82,7 +82,7 @@ def test_what_lives_on_ssds_leaves_the_hosts_memory(name):
 
 
 def test_devices_hold_the_same_bytes():
-    found = {ssd: device_bytes(lowered("zero_infinity", 2, 2, ssd), SIZES, [1, 1]) for ssd in ("none", "all")}
+    found = {ssd: classes_of(lowered("zero_infinity", 2, 2, ssd), SIZES, [1, 1]) for ssd in ("none", "all")}
     assert found["none"] == found["all"]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.hardware.machine import Machine
-from rpbench.cost.transfers import StageBytes, TransferTimes, moved_bytes
+from rpbench.cost.transfers import OptimizerTraffic, StageBytes, TransferTimes, moved_bytes
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.moved_objects import Payload
@@ -111,7 +111,9 @@ def test_time_is_latency_and_bytes_at_the_pace_of_the_direction():
 def net_times(schedule, **traits):
     """Seconds of what goes over lane net of a schedule, on links of 1,000 bytes a second."""
     cluster = Machine("x", copy_bytes_per_s=1e3, collective_bytes_per_s=1e3)
-    times = TransferTimes(StageBytes(schedule.partition, SIZES), cluster, num_parts=schedule.shape.num_parts, **traits)
+    optimizer = OptimizerTraffic(0.0, 0.0, 1.0, **traits)
+    stages = StageBytes(schedule.partition, SIZES)
+    times = TransferTimes(stages, cluster, optimizer=optimizer, num_parts=schedule.shape.num_parts)
     return {payload: times(payload) for payload in Analysis(schedule).payload.values() if payload.lane == "net"}
 
 

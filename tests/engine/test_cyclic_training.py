@@ -57,7 +57,7 @@ def test_every_bit_is_that_of_training_on_those_weights(rule, newest, p, rounds,
     assert set(run.training.groups.values()) == {  # one sum that goes round, and each adds its own in this order
         (tuple(range(step * window, (step + 1) * window)),) for step in range(num_steps)
     }
-    assert run.training.weights.num_on_devices == 0
+    assert run.training.weights._copies == {}
     assert run.training.passes.num_left == 0
 
 

@@ -41,7 +41,7 @@ def test_every_bit_is_that_of_plain_training(p, rounds, num_steps, real_time):
     assert set(run.training.groups.values()) == {  # one after another, as the sum comes by
         (tuple(range(step * p * rounds, (step + 1) * p * rounds)),) for step in range(num_steps)
     }
-    assert run.training.weights.num_on_devices == 0
+    assert run.training.weights._copies == {}
 
 
 def test_what_is_copied_is_what_the_actions_count():

@@ -1,6 +1,7 @@
 """Partitions by hand: a remainder away from both ends, holes that are filled, and stages that are counted from one."""
 
 import pytest
+from staleness import staleness_of_stages
 
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.partition import filled, split_evenly
@@ -25,7 +26,7 @@ def test_the_worst_staleness_of_a_stage_is_the_largest_whatever_comes_last():
     found = object.__new__(Versions)
     object.__setattr__(found, "live", (1, 3))
     object.__setattr__(found, "staleness_steps", {(0, 0): 2, (0, 1): 1, (1, 0): 0, (1, 1): 3})
-    assert found.staleness_of_stage == (2, 3)
+    assert staleness_of_stages(found) == (2, 3)
     assert (found.max_staleness, found.max_live) == (3, 3)
 
 

@@ -12,6 +12,7 @@ import pytest
 from editing import schedule_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from staleness import staleness_of_stages
 
 from rpbench.ir import partition
 from rpbench.ir.action import Kind
@@ -52,7 +53,7 @@ def reads(schedule: Schedule, versions: Versions, kind: Kind, stage: int) -> lis
 def test_pipedream_at_four_stages():
     schedule = never_flushed(Policy.STASH, ranks=4, microbatches=12)
     versions = replay(schedule)
-    assert versions.staleness_of_stage == (3, 2, 1, 0)
+    assert staleness_of_stages(versions) == (3, 2, 1, 0)
     assert versions.live == (4, 3, 2, 1)
     assert worst_drift(versions) == (0, 0, 0, 0)
     assert versions.published == (12, 12, 12, 12)
@@ -80,7 +81,7 @@ def test_vertical_sync_delays_all_stages_alike(ranks, microbatches):
     versions = replay(schedule)
     for stage in range(ranks):
         assert reads(schedule, versions, Kind.F, stage) == [max(0, i - (ranks - 1)) for i in range(microbatches)]
-    assert versions.staleness_of_stage == (ranks - 1,) * ranks
+    assert staleness_of_stages(versions) == (ranks - 1,) * ranks
     assert versions.max_live <= ranks
     assert worst_drift(versions) == (0,) * ranks
 
@@ -89,7 +90,7 @@ def test_vertical_sync_delays_all_stages_alike(ranks, microbatches):
 def test_2bw_keeps_two_versions_and_is_one_step_behind(per_step):
     versions = replay(never_flushed(Policy.TWO_BW, ranks=4, microbatches=4 * per_step, per_step=per_step))
     assert versions.live == (2, 2, 2, 2)
-    assert versions.staleness_of_stage == (1, 1, 1, 1)
+    assert staleness_of_stages(versions) == (1, 1, 1, 1)
     assert worst_drift(versions) == (0, 0, 0, 0)
 
 
@@ -103,7 +104,7 @@ def test_2bw_needs_as_many_microbatches_as_stages():
 def test_reading_the_newest_weights_drifts_on_early_stages(policy):
     versions = replay(never_flushed(policy, ranks=4, microbatches=12))
     assert worst_drift(versions) == (3, 2, 1, 0)
-    assert versions.staleness_of_stage == (3, 2, 1, 0)
+    assert staleness_of_stages(versions) == (3, 2, 1, 0)
     assert versions.live == (1, 1, 1, 1)
 
 
@@ -128,7 +129,7 @@ def test_asynchronous_roundpipe_is_one_step_behind(cut):
     iterations = [microbatch // 4 for microbatch in range(20)]
     for kind, stage in [(Kind.F, 0), (Kind.F, 1), (Kind.FB, 3), (Kind.B, 2), (Kind.B, 0)]:
         assert reads(schedule, versions, kind, stage) == [max(k - 1, 0) for k in iterations]
-    assert versions.staleness_of_stage == (1, 1, 1, 1)
+    assert staleness_of_stages(versions) == (1, 1, 1, 1)
     assert versions.live == (2, 2, 2, 2)
 
 

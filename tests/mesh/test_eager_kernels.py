@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from analysis.predictions.compare import declared_basis, model_of
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
-from rpbench.mesh.layers.eager_kernels import Product
+from rpbench.mesh.layers.eager_kernels import product_flops
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.mesh.layout import Mesh
+from rpbench.workload.counts import Linear
 
 DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
 EXPERTS = ("gpt_oss_20b", "qwen3_235b_lora")
@@ -73,11 +74,11 @@ def test_adapters_train_less_than_their_layer():
 
 def test_narrow_products_count_more_than_once():
     half = BASIS["half_rate_width"]
-    square = Product(4096, 4096).flops(8192, half)
+    square = product_flops(Linear("mlp", 4096, 4096), 8192, half)
     assert square == pytest.approx(2 * 8192 * 4096**2 * (1 + half / 4096))
-    thin = Product(4096, int(half)).flops(8192, half)
+    thin = product_flops(Linear("mlp", 4096, int(half)), 8192, half)
     assert thin == pytest.approx(2 * (2 * 8192 * 4096 * half))  # half the rate
-    few = Product(4096, 4096, share=1 / 64, visits=2).flops(64 * half, half)
+    few = product_flops(Linear("experts", 4096, 4096, matrices=128, visits=2), 64 * half, half)
     assert few == pytest.approx(2 * (2 * 64 * half * 2 * 4096**2))
 
 

@@ -12,7 +12,7 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape, from_text, to_text
 from rpbench.mesh.data_parallel import reduced
-from rpbench.mesh.exact import exact_terms, makespan_s, mesh_times, problem_of, under_mesh
+from rpbench.mesh.exact import exact_terms, mesh_times, problem_of, under_mesh
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.ordered_step import _copies, simulate_step
 from rpbench.mesh.parameters import held, held_by_stage
@@ -26,7 +26,7 @@ from rpbench.sim.graph import build_graph
 from rpbench.sim.metrics import step_time
 from rpbench.sim.shared_links import simulate_charged
 from rpbench.workload.architecture import architecture
-from tests.mesh.jobs import job
+from tests.mesh.jobs import job, makespan_s
 
 ONES = LayerTimes([0.1, 0.2] * 4, [0.1] * 8, [0.3] * 8, 0.5, 0.7, hop=0.01)
 

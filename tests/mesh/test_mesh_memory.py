@@ -8,12 +8,11 @@ import pytest
 from rpbench.cost.hardware.machine import machine
 from rpbench.ir.action import Kind
 from rpbench.ir.schedule import Shape
-from rpbench.mesh import memory
 from rpbench.mesh.job import Job
 from rpbench.mesh.layer_bytes import layer_bytes
 from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import bytes_of_ranks, fits, needed_bytes, verdict
+from rpbench.mesh.memory import bytes_of_ranks, fullest
 from rpbench.mesh.software import declared_software
 from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture, architecture
@@ -120,7 +119,7 @@ def test_sequence_parallelism_never_needs_more(tensor):
 
 def test_a_verdict_says_what_is_largest():
     small, large = (
-        verdict(job(architecture(name), Mesh(tensor=8, sequence_parallel=True)))
+        fullest(job(architecture(name), Mesh(tensor=8, sequence_parallel=True))).verdict()
         for name in ("llama3_8b", "llama31_405b")
     )
     assert small.answer == "ok"
@@ -149,10 +148,11 @@ def test_what_the_gradient_of_the_weights_still_needs_stays_between_the_halves(n
 
 
 @pytest.mark.parametrize("more, answer", [(-1, True), (0, True), (1, False)])
-def test_what_fills_a_device_to_the_last_byte_fits(more, answer, monkeypatch):
+def test_what_fills_a_device_to_the_last_byte_fits(more, answer):
     found = job(gpt(1024, 8, 16), Mesh(pipeline=2))
-    monkeypatch.setattr(memory, "needed_bytes", lambda *_: found.machine.device.memory_bytes + more)
-    assert fits(found) is answer
+    kept_back = found.machine.reserved_memory_bytes or 0
+    need = found.machine.device.memory_bytes - kept_back + more
+    assert (fullest(found, [{"weights": need / found.software.scale}]).lacks == 0) is answer
 
 
 @pytest.mark.parametrize("cut", [(5,), (4, 5), (-1, 9)])
@@ -167,4 +167,4 @@ def test_a_device_holds_tensors_with_their_fragments_and_what_its_machine_keeps_
     found = replace(found, software=replace(found.software, scale=1.5))
     for kept_back in (None, 1000):
         on = replace(found, machine=replace(found.machine, reserved_memory_bytes=kept_back))
-        assert needed_bytes(on, {"weights": 600.0, "gradients": 400.0}) == 1500 + (kept_back or 0)
+        assert fullest(on, [{"weights": 600.0, "gradients": 400.0}]).needed == 1500 + (kept_back or 0)

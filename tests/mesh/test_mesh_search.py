@@ -54,7 +54,7 @@ def test_closed_forms_in_arrays_are_near_those_of_single_plans():
         if of_kind.any():
             assert np.median(np.abs(np.log(ratios))[of_kind]) < (0.002 if alone else 0.02)
     numbers = range(0, plans.count, 11)
-    sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n))[1].values()) for n in numbers]
+    sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n)).classes.values()) for n in numbers]
     assert np.median(np.abs(np.log(sizes))) < 0.05
 
 
@@ -99,7 +99,7 @@ def test_bytes_in_arrays_are_within_a_tenth_of_those_of_orders(name):
     plans = plans_of(asked)
     timed = time_plans(asked, plans, layer_table(asked, plans.inners))
     numbers = range(0, plans.count, 17)
-    sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n))[1].values()) for n in numbers]
+    sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n)).classes.values()) for n in numbers]
     assert max(abs(np.log(sizes))) < 0.15
     assert np.median(np.abs(np.log(sizes))) < 0.01
 

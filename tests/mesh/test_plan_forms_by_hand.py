@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import verdict_of
+from rpbench.mesh.memory import fullest
 from rpbench.mesh.plan_search.closed_forms import Question, Timed, time_plans
 from rpbench.mesh.plan_search.fitting import fastest_first, nearest, spare_bytes
 from rpbench.mesh.plan_search.plans import SCHEDULES, SHARED, Inner, Plans, Space, enumerate_plans
@@ -278,4 +278,4 @@ def test_a_verdict_has_a_margin_of_two_standard_deviations(need, answer):
     found = job(Mesh(sharing=Sharing("none")))
     room = found.machine.device.memory_bytes
     size = (need * room - (found.machine.reserved_memory_bytes or 0)) / found.software.scale
-    assert verdict_of(found, 0, {"weights": size}, log_sd=0.06).answer == answer
+    assert fullest(found, [{"weights": size}]).verdict(log_sd=0.06).answer == answer

@@ -16,7 +16,6 @@ from rpbench.mesh.layers.layer_seconds import Seconds, _element_bytes, alignment
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.placement import Group
 from rpbench.mesh.plan_search.closed_forms import _group
-from rpbench.mesh.prediction import num_microbatches, predict
 from rpbench.mesh.software import PRIORS
 from rpbench.mesh.step import pipeline_terms, step_terms
 from rpbench.workload.architecture import architecture
@@ -163,30 +162,11 @@ def test_no_prior_is_vaguer_than_a_factor_of_three():
     assert PRIORS["tokens"].value >= 1, "no less than a token"
 
 
-def test_a_batch_that_cannot_be_dealt_names_the_nearest():
-    with pytest.raises(ValueError, match="take multiples of 16; the nearest is 1024"):
-        num_microbatches(1030, Mesh(data=8), 2)
-
-
 def test_heads_a_pipeline_and_a_mesh_are_checked_against_the_model():
     with pytest.raises(ValueError, match="make at most 8 stages"):
         job(Mesh(pipeline=16))
     with pytest.raises(ValueError, match="take at most 2 chunks"):
         job(Mesh(pipeline=4), chunks=3)
-
-
-def test_a_prediction_has_flat_fields():
-    found = predict(
-        architecture("llama3_8b"),
-        "dgx_h100",
-        Mesh(data=8, sharing=Sharing("parameters")),
-        seq_len=4096,
-        global_batch=16,
-    )
-    record = found.record()
-    assert record["step_time_s"] == pytest.approx(sum(record["terms_s"].values()))
-    assert 0.2 < record["model_flops_utilization"] < 0.7
-    assert machine("dgx_h100").num_devices == 1024  # the file's own size is not changed
 
 
 @pytest.mark.parametrize("reshard", [True, False])

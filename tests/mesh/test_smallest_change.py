@@ -7,13 +7,12 @@ import pytest
 from rpbench.cost.hardware.machine import machine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import bytes_of_ranks, measured_bytes
+from rpbench.mesh.memory import bytes_of_ranks, fullest, measured_bytes
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.fitting import FACTORS, job_of, timed_plans
 from rpbench.mesh.plan_search.plans import Space
 from rpbench.mesh.plan_search.search import NothingFits, search
-from rpbench.mesh.plan_search.smallest_change import CUTS, changes, lacking_bytes, smallest_change
-from rpbench.mesh.prediction import predict_job
+from rpbench.mesh.plan_search.smallest_change import CUTS, changes, smallest_change
 from rpbench.mesh.software import declared_software
 from rpbench.workload.architecture import architecture
 
@@ -137,16 +136,17 @@ def test_selective_recomputation_is_enough_where_scores_are_kept():
 
 
 def test_what_fits_needs_no_change_and_what_does_not_says_it_in_the_record():
-    assert predict_job(job("llama3_8b", Mesh(8))).record()["smallest_change"] is None
-    found = predict_job(job("llama3_8b", Mesh(8), sequences=8)).record()
-    assert (found["verdict"], found["status"]) == ("oom", "oom")
-    assert found["smallest_change"]["settings"] == {"sequences": 1}
-    assert "fits with sequences=1" in found["smallest_change"]["text"]
+    assert smallest_change(job("llama3_8b", Mesh(8))) is None
+    whole = job("llama3_8b", Mesh(8), sequences=8)
+    assert fullest(whole).verdict().answer == "oom"
+    found = smallest_change(whole).plain()
+    assert found["settings"] == {"sequences": 1}
+    assert "fits with sequences=1" in found["text"]
 
 
 def test_the_bytes_that_are_lacking_are_those_that_are_lacking():
     whole = job("llama3_70b", Mesh(8))
-    lacks = lacking_bytes(whole)
+    lacks = fullest(whole).lacks
     for more, enough in ((lacks + 1, True), (lacks - 1e6, False)):
         memory = int(whole.machine.device.memory_bytes + more)
         assert fits(replace(whole, machine=replace(whole.machine, device_memory_bytes=memory))) is enough
@@ -169,7 +169,7 @@ def test_where_nothing_helps_the_bytes_are_named():
     whole = job("llama31_405b", Mesh(1), num_microbatches=1)
     change = smallest_change(whole)
     assert change.job is None
-    assert f"lacks {lacking_bytes(whole) / 1e9:.1f} GB a device" in str(change)
+    assert f"lacks {fullest(whole).lacks / 1e9:.1f} GB a device" in str(change)
     assert f"{FACTORS[-1]} times as many devices" in str(change)
 
 
@@ -185,7 +185,7 @@ def test_a_search_that_finds_nothing_names_a_change_of_its_smallest_plan():
 @pytest.mark.parametrize("pipeline, layers", [(8, 20), (6, 13), (5, 12)])
 def test_the_fullest_rank_is_found_where_larger_stages_stand_in_the_middle(pipeline, layers):
     found = job("llama3_8b", Mesh(1, pipeline), layers=layers, num_microbatches=64)
-    need = predict_job(found).peak_memory_bytes
+    need = sum(fullest(found).classes.values())
     assert need == max(sum(bytes_of_ranks(found)[rank].values()) for rank in range(pipeline))
     assert measured_bytes(found, {"all": need}) == found.software.scale * need + found.software.reserve_bytes
 

@@ -53,7 +53,8 @@ def test_stages_are_as_small_as_the_memory_of_shards_asks_for():
     tight = problem_of("zero_3", limit, cluster)
     found = choose("search", tight).partition
     order = tight.order(found)
-    fits = why_infeasible(tight.finished(order), tight.memory, peak_in_flight(build_graph(order)))
+    classes = classes_of(tight.finished(order), SIZES, peak_in_flight(build_graph(order)))
+    fits = why_infeasible(order, classes, limit)
     assert fits == ""
     # Without what moves the filter sees whole replicas, which never fit.
     assert max(sum(each.values()) for each in classes_of(order, SIZES, peak_in_flight(build_graph(order)))) > limit

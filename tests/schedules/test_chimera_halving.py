@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.config.request import load
-from rpbench.cost.footprint.memory import device_bytes
+from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.pieces import of_piece
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.action import parts_of
@@ -87,7 +87,8 @@ def facts(*words: str):
 
 
 def memory_of(assembled) -> list[int]:
-    return device_bytes(assembled.schedule, assembled.sizes, peak_in_flight(assembled.graph))
+    classes = classes_of(assembled.schedule, assembled.sizes, peak_in_flight(assembled.graph))
+    return [sum(each.values()) for each in classes]
 
 
 def test_a_run_counts_the_microbatches_of_forwards():

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from staleness import staleness_of_stages
 
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.check import check
@@ -32,7 +33,7 @@ def stepped(replicas: list[int] | int, steps: int, **options) -> Schedule:
 def test_stage_s_keeps_p_minus_s_versions_and_is_one_less_behind(p, extra):
     versions = check(stepped(p, 2 * p + extra))
     assert versions.live == tuple(p - s for s in range(p))
-    assert versions.staleness_of_stage == tuple(p - 1 - s for s in range(p))
+    assert staleness_of_stages(versions) == tuple(p - 1 - s for s in range(p))
     assert set(versions.drift.values()) == {0}
 
 
@@ -40,7 +41,7 @@ def test_stage_s_keeps_p_minus_s_versions_and_is_one_less_behind(p, extra):
 @given(p=st.integers(1, 8), extra=st.integers(0, 6))
 def test_vertical_sync_makes_all_stages_equally_late(p, extra):
     versions = check(stepped(p, 2 * p + extra, vertical_sync=True))
-    assert versions.staleness_of_stage == (p - 1,) * p
+    assert staleness_of_stages(versions) == (p - 1,) * p
     assert versions.live[0] == p
     assert all(count <= p for count in versions.live)
 

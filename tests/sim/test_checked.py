@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearby import nearby
+from staleness import staleness_of_stages
 
 from rpbench.ir.checks.check import check
 from rpbench.ir.schedule import ScheduleError, Shape, from_text
@@ -29,7 +30,7 @@ def test_versions_and_graph_are_those_made_apart(name, p, v, m, steps, stepped):
     graph, versions = checked_graph(schedule)
     assert versions == check(schedule)
     assert (graph.order == build_graph(schedule).order).all()
-    assert versions.max_staleness == max(versions.staleness_of_stage)
+    assert versions.max_staleness == max(staleness_of_stages(versions))
 
 
 def test_lanes_that_wait_for_each_other_are_shown_with_the_table():

@@ -22,8 +22,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES
 from rpbench.mesh.plan_search.plans import Space
-from rpbench.mesh.plan_search.search import NothingFits, search
-from rpbench.mesh.prediction import Prediction
+from rpbench.mesh.plan_search.search import NothingFits, Prediction, search
 from rpbench.plan.contest.plans import Tuned
 from rpbench.predict.prediction import NORMAL
 from rpbench.run.modes.simulate import prepare

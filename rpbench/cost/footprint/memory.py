@@ -20,7 +20,7 @@ Parameter Models", SC'20, section 3.1; streamed tensors as in the released libra
 (arXiv 2604.27085).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from operator import itemgetter
@@ -29,10 +29,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.charges import CHARGES
 from rpbench.cost.footprint import replicas
 from rpbench.cost.footprint.fitting import Moments, columns_of, fitting_stages, levels_of, waiting_halves
-from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, StageSizes
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
 from rpbench.ir.action import HEAD, Action, Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import (
@@ -61,27 +60,6 @@ Bools = npt.NDArray[np.bool_]
 # --- bytes on each device -----------------------------------------------------------------------------------
 
 
-def device_bytes(
-    schedule: Schedule,
-    sizes: ModelBytes,
-    in_flight: Sequence[int],
-    keeps: Collection[int] | None = None,
-    analysis: Analysis | None = None,
-) -> list[int]:
-    """Peak bytes on each device of a schedule whose partition is known.
-
-    Args:
-        in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
-            bound schedules keep them on the device.
-        keeps: the stages whose activations stay; None: all or none, as `sizes` says.
-        analysis: of the schedule, if there is one already.
-
-    Raises:
-        ValueError: if the schedule has no partition.
-    """
-    return [sum(classes.values()) for classes in classes_of(schedule, sizes, in_flight, keeps, analysis)]
-
-
 def classes_of(
     schedule: Schedule,
     sizes: ModelBytes,
@@ -89,7 +67,13 @@ def classes_of(
     keeps: Collection[int] | None = None,
     analysis: Analysis | None = None,
 ) -> list[dict[str, int]]:
-    """Bytes of each class of tensors at every device's peak.
+    """Bytes of each class of tensors at every device's peak, of a schedule whose partition is known.
+
+    Args:
+        in_flight: most stage inputs each device holds at once (`rpbench.sim.memory.peak_in_flight`); only
+            bound schedules keep them on the device.
+        keeps: the stages whose activations stay; None: all or none, as `sizes` says.
+        analysis: of the schedule, if there is one already.
 
     Raises:
         ValueError: if the schedule has no partition.
@@ -117,7 +101,7 @@ class Footprint:
         keeps: Collection[int] | None = None,
         analysis: Analysis | None = None,
     ) -> None:
-        """The arguments of `device_bytes`."""
+        """The arguments of `classes_of`."""
         self._schedule = schedule
         self._take(sizes)
         self._keeps = None if keeps is None else frozenset(keeps)
@@ -128,10 +112,10 @@ class Footprint:
         self._depth = prefetch_depth(schedule) if self._streamed else 1
         self._holds = _holds(schedule)
         self._kept_inputs = [peak_kept_inputs(schedule, device) for device in devices] if inputs_stay(schedule) else []
-        self._tensor_shares = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
+        self._tensor_shards = schedule.shape.num_ranks if schedule.shape.tensor_parallel else 1
         self._along_sequence = schedule.shape.sequence_parallel
         self._fused, self._num_head_shards = schedule.shape.fused, schedule.shape.num_head_shards
-        self._waiting_shares = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
+        self._waiting_shards = [_most_waiting(schedule.compute(device)) for device in devices if self._num_head_shards]
         self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # ROLLBACK restores a copy
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
@@ -143,9 +127,8 @@ class Footprint:
             waiting = [waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
             self._between_halves = Moments(waiting)
         self._analysis = analysis or Analysis(schedule)
-        self._replicas = replicas.ReplicaFootprint(self._analysis, in_flight) if shares else None
-
-        if sizes.each and not (self._streamed or moves_activations(schedule)):
+        self._replicas = replicas.ReplicaFootprint(self._analysis) if shares else None
+        if sizes.each and not (shares or self._streamed or moves_activations(schedule)):
             self._in_flight = np.array([levels.sum(axis=1).max() for levels in levels_of(self._analysis, sizes.each)])
 
     def _take(self, sizes: ModelBytes) -> None:
@@ -176,7 +159,7 @@ class Footprint:
         if not self._num_head_shards:
             ends = self._staying(np.array([self._embedding, self._head], np.float64), versions)
             found += ends[0, 0] * counted[0] + ends[1, -1] * counted[-1]
-        return int(found / self._tensor_shares)
+        return int(found / self._tensor_shards)
 
     def staying(self) -> tuple[Floats, tuple[float, float]]:
         """Bytes of a layer that stay on the device of each stage, (stages,), and of embedding and head."""
@@ -234,21 +217,17 @@ class Footprint:
         found = self._recomputing(forward, below) if recomputes else self._with_activations(below, keeps)
         if self._sizes.working and not self._streamed:
             found["working set"] = np.full((len(backward), self._holds.shape[1]), self._sizes.working)
-        for charge in CHARGES:
-            if not charge.ends.isdisjoint(self._analysis.schedule.kinds):
-                each = charge.bytes_of(below, self._sizes) + 0 * below.weights  # (plans, stages)
-                found[f"{charge.name} buffers"] = (each[:, :, None] * self._holds[: each.shape[1]]).max(axis=1)
         return found
 
-    def _recomputing(self, forward: Ints, below: StageSizes) -> dict[str, Ints]:
-        if self._replicas is not None:
-            return self._replicas.classes(below, self._sizes) | self._made_again(below)
+    def _recomputing(self, forward: Ints, below: LayerSize) -> dict[str, Ints]:
         if not self._streamed:
             found = self._bound_classes(below) | self._made_again(below)
-            if self._tensor_shares > 1:  # all is cut over the devices, the kept inputs along the sequence alone
+            if self._replicas is not None:
+                return found | self._replicas.classes(below, self._sizes)
+            if self._tensor_shards > 1:  # all is cut over the devices, the kept inputs along the sequence alone
                 whole = () if self._along_sequence else ("kept stage inputs",)
                 return {
-                    name: table if name in whole else -(-table // self._tensor_shares) for name, table in found.items()
+                    name: table if name in whole else -(-table // self._tensor_shards) for name, table in found.items()
                 }
             return found
         found = self._streamed_classes(self._stages(forward, has_head=not self._fused), below)
@@ -256,7 +235,7 @@ class Footprint:
             found["kept stage inputs"] = np.tile(np.array(self._kept_inputs) * self._sizes.boundary, (len(forward), 1))
         return found
 
-    def _with_activations(self, stages: StageSizes, keeps: Bools) -> dict[str, Ints]:
+    def _with_activations(self, stages: LayerSize, keeps: Bools) -> dict[str, Ints]:
         """Activations and logits of all microbatches in flight in stages that keep them; inputs in the others."""
         if not self._in_flight_by_stage:
             sizes = self._sizes
@@ -283,7 +262,7 @@ class Footprint:
         holds = self._holds[: backward.shape[1]]
         return fitting_stages(lambda keeps: self.peaks(forward, backward, keeps), len(backward), holds, limit_bytes)
 
-    def _stages(self, counts: Ints, *, has_head: bool) -> StageSizes:
+    def _stages(self, counts: Ints, *, has_head: bool) -> LayerSize:
         ends = np.cumsum(counts, axis=1)
         sums = self._running[:, ends] - self._running[:, ends - counts]  # (sizes of a layer, plans, stages)
         if self._num_head_shards:  # both are cut over the vocabulary
@@ -291,28 +270,32 @@ class Footprint:
         else:
             sums[:, :, 0] += self._embedding[:, None]
             sums[:, :, -1] += self._head[:, None] * has_head
-        return StageSizes(*sums)
+        return LayerSize(*sums)
 
-    def _bound_classes(self, stages: StageSizes) -> dict[str, Ints]:
+    def _bound_classes(self, stages: LayerSize) -> dict[str, Ints]:
         plans, num_stages = stages.weights.shape
-        logits = self._sizes.logits * self._holds[num_stages - 1]
+        held, shares, more_versions = self._holds, self._replicas, self._more_versions
+        parts: tuple[Any, ...] = (held, held, held * self._num_states)
+        if shares is not None:
+            held, more_versions = shares.held.astype(np.int64), 0 * more_versions
+            parts = shares.weights, shares.gradients, shares.optimizer
+        states = [stage @ part for stage, part in zip(stages[:3], parts, strict=True)]
+        weights, gradients, optimizer = states if shares is None else np.rint(states).astype(np.int64)
+        logits = self._sizes.logits * held[num_stages - 1]
         if self._num_head_shards:
-            logits = np.array(self._waiting_shares) * -(-self._sizes.logits // self._num_head_shards)
+            logits = np.array(self._waiting_shards) * -(-self._sizes.logits // self._num_head_shards)
+        stashed = {"stashed weights": (stages.weights * more_versions) @ held} if more_versions.any() else {}
         return {
-            "weights": stages.weights @ self._holds,
-            **(
-                {"stashed weights": (stages.weights * self._more_versions) @ self._holds}
-                if self._more_versions.any()
-                else {}
-            ),
-            "gradients": stages.gradients @ self._holds,
-            "optimizer state": stages.optimizer @ self._holds * self._num_states,
+            "weights": weights,
+            **stashed,
+            "gradients": gradients,
+            "optimizer state": optimizer,
             "kept stage inputs": np.tile(self._in_flight * self._sizes.boundary, (plans, 1)).astype(np.int64),
-            "recomputed activations": (stages.activations[:, :, None] * self._holds).max(axis=1, initial=0),
+            "recomputed activations": (stages.activations[:, :, None] * held).max(axis=1, initial=0),
             "logits": np.tile(logits, (plans, 1)),
         }
 
-    def _made_again(self, stages: StageSizes) -> dict[str, Ints]:
+    def _made_again(self, stages: LayerSize) -> dict[str, Ints]:
         """Recomputed activations between I and W; with layers recomputed one by one, also inputs and one layer."""
         found = dict[str, Ints]()
         if self._between_halves is not None and self._between_halves.hold_anything:
@@ -326,7 +309,7 @@ class Footprint:
             found["recomputed activations"] = (one[:, :, None] * self._holds).max(axis=1, initial=0)
         return found
 
-    def _streamed_classes(self, up: StageSizes, down: StageSizes) -> dict[str, Ints]:
+    def _streamed_classes(self, up: LayerSize, down: LayerSize) -> dict[str, Ints]:
         """Classes at the visit that needs most; visits differ in the stages prefetched beside them."""
         plans, num_up = up.weights.shape
         none = num_up + down.weights.shape[1]  # the column of no stage: after forward and backward stages
@@ -434,26 +417,21 @@ _STREAMED_WAYS_OUT = {
 }
 
 
-def why_infeasible(
-    schedule: Schedule, memory: DeviceMemory, in_flight: Sequence[int], keeps: Collection[int] | None = None
-) -> str:
+def why_infeasible(schedule: Schedule, classes: Sequence[Mapping[str, int]], limit_bytes: int) -> str:
     """Why a schedule does not fit its devices: the worst device, its largest class, a way out; "" if it fits.
 
     Args:
-        in_flight, keeps: as of `device_bytes`.
-
-    Raises:
-        ValueError: if the schedule has no partition.
+        classes: bytes of each device by class (`classes_of`).
+        limit_bytes: of a device.
     """
-    classes = classes_of(schedule, memory.sizes, in_flight, keeps)
     needed = [sum(by_class.values()) for by_class in classes]
     worst = needed.index(max(needed))
-    if needed[worst] <= memory.limit_bytes:
+    if needed[worst] <= limit_bytes:
         return ""
     largest = max(classes[worst], key=lambda name: classes[worst][name])
     streamed = _STREAMED_WAYS_OUT if schedule.weights is Weights.STREAMED else {}
     way_out = (_WAYS_OUT | streamed).get(largest, "take smaller microbatches")
     return (
-        f"device {worst} needs {needed[worst] / 1e9:.1f} GB and has {memory.limit_bytes / 1e9:.1f} GB; "
+        f"device {worst} needs {needed[worst] / 1e9:.1f} GB and has {limit_bytes / 1e9:.1f} GB; "
         f"{classes[worst][largest] / 1e9:.1f} GB of it are {largest}: {way_out}"
     )

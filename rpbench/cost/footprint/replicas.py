@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rpbench.cost.footprint.sizes import LAYERS_GATHERED, LayerSize, ModelBytes, StageSizes
+from rpbench.cost.footprint.sizes import LAYERS_GATHERED, LayerSize, ModelBytes
 from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
@@ -132,104 +132,53 @@ def _late_bytes(rule: LateRest, size: LayerSize) -> int:
     return size.optimizer + round(sums)
 
 
-class _Device(NamedTuple):
-    """Fractions of each stage on a device: (stages,), or one row for each moment (moments, stages)."""
-
-    weights: Floats
-    gathered: tuple[Floats, ...]  # by lane
-    gradients: Floats
-    passing: Floats
-    by_visit: bool
-    optimizer: Floats
-    held: tuple[int, ...]
-
-
 class ReplicaFootprint:
-    """Bytes on each device of a schedule whose replicas share stages or keep parts of them on the host, for many cuts.
+    """What devices have of stages that replicas share or keep on the host in part, for many cuts.
 
-    Args:
-        in_flight: most stage inputs each device holds at once.
+    Attributes:
+        weights, gradients, optimizer: the fraction of each stage that stays on a device, (stages, devices).
+        held: 1 where a stage runs on a device, (stages, devices).
     """
 
-    def __init__(self, analysis: Analysis, in_flight: Sequence[int]) -> None:
+    def __init__(self, analysis: Analysis) -> None:
         schedule, shares = analysis.schedule, ReplicaShares(analysis)
-        self._num_stages = schedule.shape.num_stages
-        self._in_flight = np.asarray(in_flight, np.int64)
+        self._num_stages, devices = schedule.shape.num_stages, range(schedule.shape.num_ranks)
         self._tries = schedule.policy is Policy.TRIAL
-        self._devices = [self._device(shares, device) for device in range(schedule.shape.num_ranks)]
+        self.weights, self.gradients, self.optimizer, self.held = (
+            np.stack([self._row({stage: of(device, stage) for stage in shares.held(device)}) for device in devices], 1)
+            for of in (shares.of_weights, shares.of_gradients, shares.of_state, lambda *_: Fraction(1))
+        )
+        self._gathered = [[self._rows(shares.arrivals(device, lane)) for lane in ("net", "h2d")] for device in devices]
+        self._passing = [self._rows(shares.passing(device)) for device in devices]
+        self._by_visit = bool(shares.gathered_by_visit)
 
-    def classes(self, stages: StageSizes, sizes: ModelBytes) -> dict[str, Ints]:
-        """Bytes of each class at the peak, (plans, devices)."""
-        plans = len(stages.weights)
-        last = self._num_stages - 1
-
-        def on_devices(columns: Sequence[Floats]) -> Ints:
-            return np.rint(np.stack(columns, axis=1)).astype(np.int64)
-
-        found = {
-            "weights": on_devices([stages.weights @ device.weights for device in self._devices]),
-            "gathered weights": on_devices(
-                [
-                    sum((_peak(stages.weights, lane) for lane in device.gathered), start=np.zeros(plans))
-                    for device in self._devices
-                ]
-            ),
-            "gradients": on_devices([stages.gradients @ device.gradients for device in self._devices]),
-            "gradients on their way": on_devices([_peak(stages.gradients, device.passing) for device in self._devices]),
-            "optimizer state": on_devices([stages.optimizer @ device.optimizer for device in self._devices]),
-            "kept stage inputs": np.tile(self._in_flight * sizes.boundary, (plans, 1)),
-            "recomputed activations": on_devices(
-                [stages.activations[:, list(device.held)].max(axis=1, initial=0) for device in self._devices]
-            ),
-            "logits": np.tile(np.array([sizes.logits * (last in device.held) for device in self._devices]), (plans, 1)),
-        }
+    def classes(self, stages: LayerSize, sizes: ModelBytes) -> dict[str, Ints]:
+        """Bytes at the peak of each class that comes and goes, (plans, devices)."""
+        gathered = [sum(_peak(stages.weights, lane) for lane in lanes) for lanes in self._gathered]
+        passing = [_peak(stages.gradients, moments) for moments in self._passing]
+        if sizes.by_layer:
+            layer = LayerSize(*(max(each) for each in zip(*sizes.layers, strict=True)))
+            if self._by_visit:
+                of_layers = np.minimum(stages.weights, layer.weights)
+                gathered = [LAYERS_GATHERED * layer.weights + _peak(of_layers, lanes[1]) for lanes in self._gathered]
+            if not self._tries:
+                passing = [np.full(len(stages.weights), layer.gradients * each.any()) for each in self._passing]
+        found = {"gathered weights": gathered, "gradients on their way": passing}
         if self._tries:
-            found["kept by trials"] = on_devices(
-                [
-                    (stages.optimizer * device.optimizer).max(axis=1) + stages.gradients @ device.optimizer
-                    for device in self._devices
-                ]
-            )
-        return found | (self._layer_by_layer(stages, sizes) if sizes.by_layer else {})
-
-    def _layer_by_layer(self, stages: StageSizes, sizes: ModelBytes) -> dict[str, Ints]:
-        """Bytes on their way on devices that gather and scatter layer by layer."""
-        layer = LayerSize(*(max(each) for each in zip(*sizes.layers, strict=True)))
-        plans, found = len(stages.weights), dict[str, Ints]()
-        if any(device.by_visit for device in self._devices):
-            of_layers = np.minimum(stages.weights, layer.weights)
-            both = [LAYERS_GATHERED * layer.weights + _peak(of_layers, device.gathered[1]) for device in self._devices]
-            found["gathered weights"] = np.rint(np.stack(both, axis=1)).astype(np.int64)
-        if not self._tries:
-            scatters = np.array([device.passing.any() for device in self._devices])
-            found["gradients on their way"] = np.tile(layer.gradients * scatters, (plans, 1))
-        return found
+            found["kept by trials"] = [
+                (stages.optimizer * own).max(axis=1) + stages.gradients @ own for own in self.optimizer.T
+            ]
+        return {name: np.rint(np.stack(columns, axis=1)).astype(np.int64) for name, columns in found.items()}
 
     def least_bytes(self, sizes: ModelBytes) -> int:
         """A lower bound on the bytes of the fullest device, for any cut of the layers."""
-        layers = [*sizes.layers, sizes.embedding, sizes.head]
-        found = 0.0
+        total = LayerSize(*(sum(each) for each in zip(*sizes.layers, sizes.embedding, sizes.head, strict=True)))
+        found: float = sizes.logits * self.held[-1].sum()
         for name in ("weights", "gradients", "optimizer"):
-            everywhere = np.sum([getattr(device, name) for device in self._devices], axis=0)
-            found += everywhere.min() * sum(getattr(layer, name) for layer in layers)
-        for device in self._devices:
-            if not sizes.by_layer:
-                found += sum(map(_least_at_peak, device.gathered)) * sum(layer.weights for layer in layers)
-                found += _least_at_peak(device.passing) * sum(layer.gradients for layer in layers)
-            found += sizes.logits * (self._num_stages - 1 in device.held)
-        return int(found / len(self._devices))
-
-    def _device(self, shares: "ReplicaShares", device: int) -> _Device:
-        held = shares.held(device)
-        return _Device(
-            self._row({stage: shares.of_weights(device, stage) for stage in held}),
-            tuple(self._rows(shares.arrivals(device, lane)) for lane in ("net", "h2d")),
-            self._row({stage: shares.of_gradients(device, stage) for stage in held}),
-            self._rows(shares.passing(device)),
-            any(each == device for each, _ in shares.gathered_by_visit),
-            self._row({stage: shares.of_state(device, stage) for stage in held}),
-            tuple(held),
-        )
+            found += getattr(self, name).sum(axis=1).min() * getattr(total, name)
+        for lanes, passing in zip(self._gathered, self._passing, strict=True) if not sizes.by_layer else ():
+            found += sum(map(_least_at_peak, lanes)) * total.weights + _least_at_peak(passing) * total.gradients
+        return int(found / len(self._gathered))
 
     def _row(self, shares: Shares) -> Floats:
         row = np.zeros(self._num_stages)

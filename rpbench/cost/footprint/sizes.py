@@ -10,17 +10,11 @@ Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.0286
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE
-
-if TYPE_CHECKING:  # planning by rule runs without numpy
-    import numpy as np
-    import numpy.typing as npt
-
-    Ints = npt.NDArray[np.int64]
 
 # Per trainable parameter: fp32 master, Adam's m and v (ZeRO, section 3.1).
 OPTIMIZER_BYTES = 12
@@ -34,28 +28,20 @@ LAYERS_GATHERED = 2
 
 
 class LayerSize(NamedTuple):
-    """Bytes of one layer; `optimizer` where it is kept on the device, `activations` of one microbatch.
+    """Bytes of a layer or a stage; `optimizer` where it is kept on the device, `activations` of one microbatch.
+
+    Whole numbers, fractions where a mesh divides a layer, or arrays of the stages of many cuts, (plans, stages).
 
     Args:
         inputs: of a microbatch, if every layer is recomputed from its own input; 0: only the input of its stage stays,
             and all its layers are recomputed at once.
     """
 
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int = 0
-    inputs: int = 0
-
-
-class StageSizes(NamedTuple):
-    """The sizes of stages for many cuts, (plans, stages)."""
-
-    weights: "Ints"
-    gradients: "Ints"
-    optimizer: "Ints"
-    activations: "Ints"
-    inputs: "Ints"
+    weights: Any
+    gradients: Any
+    optimizer: Any
+    activations: Any = 0
+    inputs: Any = 0
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,11 @@ class Basis:
         """The value of a constant, or `default`, which stands for *without limit*."""
         return self[name] if name in self.values else default
 
+    @property
+    def memory_rate(self) -> float:
+        """Bytes a second that element-wise kernels get of a device's memory."""
+        return self["memory_bytes_per_s"] * self["memory_efficiency"]
+
     def scaled(self, name: str, factor: float) -> "Basis":
         """The basis with one constant multiplied."""
         return Basis(self.cluster_name, {**self.values, name: self.values[name] * factor}, self.declared)

@@ -193,11 +193,6 @@ class DeviceWeights(Weights):
         )
         return not forward <= backward
 
-    @property
-    def num_on_devices(self) -> int:
-        """Transfers whose copies are on a device now."""
-        return len(self._copies)
-
 
 def num_bytes(copies: Mapping[int, Named]) -> int:
     """Bytes of the copies of some modules."""

@@ -53,14 +53,6 @@ class Versions:
         return self.together.get((number, part), self.read[number])
 
     @property
-    def staleness_of_stage(self) -> tuple[int, ...]:
-        """The largest staleness of each backward stage, in steps."""
-        worst = [0] * len(self.live)
-        for (stage, _), steps in self.staleness_steps.items():
-            worst[stage] = max(worst[stage], steps)
-        return tuple(worst)
-
-    @property
     def max_staleness(self) -> int:
         """The largest staleness of all, in steps."""
         return max(self.staleness_of_stage)

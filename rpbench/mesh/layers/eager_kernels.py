@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.counts import BYTES_PER_VALUE, mean_keys
+from rpbench.workload.counts import BYTES_PER_VALUE, Linear, mean_keys
 
 ATTENTION_BACKWARD = 2.5  # over forward, where no kernel's factor is known
 PARTS = ("forward", "backward", "head_forward", "head_backward")  # whose times the artifact has measured apart
@@ -39,39 +39,19 @@ class Load(NamedTuple):
     memory_bytes: float = 0.0
 
 
-class Product(NamedTuple):
-    """A linear map of a layer: one matrix, or one for each expert, with the adapter that stands beside it."""
+def product_flops(each: Linear, num_tokens: float, half_rate_width: float, shards: int = 1, rank: int = 0) -> float:
+    """FLOPs of equal linear maps over all tokens, a narrow product counted more than once.
 
-    inputs: int
-    outputs: int
-    share: float = 1.0  # of the tokens that one matrix sees: experts divide them
-    visits: float = 1.0  # matrices a token meets
-    rank: int = 0
-
-    def flops(self, num_tokens: float, half_rate_width: float, shards: int = 1) -> float:
-        """FLOPs over all tokens, a narrow product counted more than once."""
-        tokens = max(1.0, num_tokens * self.share)
-        narrow = 1 + half_rate_width / min(self.inputs, self.outputs / shards, tokens)
-        found = 2 * num_tokens * self.visits * self.inputs * self.outputs * narrow / shards
-        if self.rank:
-            thin = 1 + half_rate_width / min(self.rank, tokens)
-            found += 2 * num_tokens * self.visits * self.rank * (self.inputs + self.outputs) * thin / shards
-        return found
-
-
-def products_of(own: Architecture) -> list[Product]:
-    """Every linear map of one decoder layer; where layers differ, visits are a mean over them."""
-    return [
-        Product(
-            each.inputs,
-            each.outputs,
-            each.visits / each.matrices,
-            each.visits * part,
-            own.lora_rank or 0 if own.adapted(each) and each.part != "router" else 0,
-        )
-        for routed, part in own.kinds.items()
-        for each in own.linear_maps(routed)
-    ]
+    Args:
+        rank: of the adapters beside them; 0 for none.
+    """
+    tokens = max(1.0, num_tokens * (each.visits / each.matrices))  # that one matrix sees
+    narrow = 1 + half_rate_width / min(each.inputs, each.outputs / shards, tokens)
+    found = 2 * num_tokens * each.visits * each.inputs * each.outputs * narrow / shards
+    if rank:
+        thin = 1 + half_rate_width / min(rank, tokens)
+        found += 2 * num_tokens * each.visits * rank * (each.inputs + each.outputs) * thin / shards
+    return found
 
 
 def stacked(own: Architecture) -> bool:
@@ -91,13 +71,20 @@ def input_share(own: Architecture) -> float:
 
 
 def _flops(own: Architecture, num_tokens: float, half: float, shards: int = 1) -> tuple[float, float]:
-    """FLOPs of all products of a layer's forward, and those of its weights' gradients."""
-    products = products_of(own)
-    every = sum(product.flops(num_tokens, half, shards) for product in products)
-    if not own.lora_rank:
-        return every, sum(product.flops(num_tokens, half) for product in products) / shards
-    with_frozen = sum(product.flops(num_tokens, half) for product in products)
-    return every, (with_frozen - sum(product._replace(rank=0).flops(num_tokens, half) for product in products)) / shards
+    """FLOPs of all products of a layer's forward, and those of its weights' gradients; a mean where layers differ."""
+
+    def total(shards: int = 1, *, adapters: bool = True) -> float:
+        return sum(
+            part * product_flops(each, num_tokens, half, shards, _rank(own, each) * adapters)
+            for routed, part in own.kinds.items()
+            for each in own.linear_maps(routed)
+        )
+
+    return total(shards), (total() - (total(adapters=False) if own.lora_rank else 0)) / shards
+
+
+def _rank(own: Architecture, each: Linear) -> int:
+    return own.lora_rank or 0 if own.adapted(each) and each.part != "router" else 0
 
 
 class EagerKernels:
@@ -165,8 +152,7 @@ class EagerKernels:
         if attention:
             attention /= numbers["wide_matmul_flops_per_s"] * numbers["attention_efficiency"]
         traffic = load.memory_bytes * (numbers["fused_traffic_share"] if self.fused else 1.0)
-        memory = numbers["memory_bytes_per_s"] * numbers["memory_efficiency"]
-        return load.matmul_flops / rate + attention + traffic / memory
+        return load.matmul_flops / rate + attention + traffic / numbers.memory_rate
 
     # --- bytes -----------------------------------------------------------------------------------------------------
 
@@ -236,9 +222,14 @@ class EagerKernels:
     def experts(self) -> Load:
         """The experts' part of a layer's forward, which cannot begin before the router has chosen."""
         own, half = self.own, self.numbers["half_rate_width"]
-        products = sum(product.flops(self.tokens, half) for product in products_of(own) if product.share < 1)
         if own.experts is None:
-            return Load(products)
+            return Load(0.0)
+        products = sum(
+            part * product_flops(each, self.tokens, half, rank=_rank(own, each))
+            for routed, part in own.kinds.items()
+            for each in own.linear_maps(routed)
+            if each.visits < each.matrices
+        )
         moved = self._gate_bytes() * own.experts.inner + self.numbers["dispatch_bytes"] * own.hidden
         return Load(products, memory_bytes=self.tokens * own.expert_visits * moved)
 

@@ -103,7 +103,7 @@ def _terms(kernels: EagerKernels, load: Load, added: float, stepped: float) -> T
     numbers = kernels.numbers
     products = kernels.seconds(load._replace(memory_bytes=0.0))
     traffic = kernels.seconds(Load(0.0, 0.0, load.memory_bytes))
-    weights = added and ADDED_BYTES * added / (numbers["memory_bytes_per_s"] * numbers["memory_efficiency"])
+    weights = added and ADDED_BYTES * added / numbers.memory_rate
     if stepped:
         weights = (numbers["adam_bytes"] + PUBLISHED_BYTES) * stepped / numbers["host_bytes_per_s"]
     return dict(zip(TERMS, (1.0, products, traffic, weights), strict=True))

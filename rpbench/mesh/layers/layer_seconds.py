@@ -1,5 +1,6 @@
 """Seconds of one layer on one device of a mesh: kernels both ways, and the collectives inside."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
@@ -10,7 +11,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.layers.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.layers.eager_kernels import EagerKernels, Load
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import Group, Links, axis_group, expert_group, group_of, reached
+from rpbench.mesh.placement import Group, Links, axis_group, group_of, reached
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import Experts, Layer, mean_keys
@@ -315,20 +316,20 @@ def _maps(kernels: _Kernels, layer: Layer) -> tuple[float, float, float]:
         maps += own.mlp_maps(own.inner)
     elif own.experts and own.experts.shared_inner:
         maps += own.mlp_maps(own.experts.shared_inner)
-    totals = [0.0, 0.0, 0.0]
+    found = []
+    spread_tokens = max(1, kernels.setting.tokens // kernels.setting.spread)
     for inputs, outputs, cut_in, cut_out in maps:
         n = max(1, outputs // mesh.tensor) if cut_out else outputs
         k = max(1, inputs // mesh.tensor) if cut_in else inputs
-        tokens = kernels.setting.tokens
-        if not (cut_in or cut_out):
-            tokens = max(1, tokens // kernels.setting.spread)
-        for number, seconds in enumerate(kernels.three(tokens, n, k)):
-            totals[number] += seconds
+        found.append(kernels.three(kernels.setting.tokens if cut_in or cut_out else spread_tokens, n, k))
     if layer.routed and own.experts:
-        tokens = max(1, kernels.setting.tokens // kernels.setting.spread)
-        for number, seconds in enumerate(kernels.three(tokens, own.experts.total, own.hidden, low=False)):
-            totals[number] += seconds
-    return totals[0], totals[1], totals[2]
+        found.append(kernels.three(spread_tokens, own.experts.total, own.hidden, low=False))
+    return _summed(found)
+
+
+def _summed(each: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    forward, input_grad, weight_grad = map(sum, zip(*each, strict=True))
+    return forward, input_grad, weight_grad
 
 
 def _attention(kernels: _Kernels, layer: Layer) -> tuple[float, float]:
@@ -381,14 +382,13 @@ def _experts(kernels: _Kernels) -> tuple[float, float, float]:
     assert own.experts is not None
     pairs = setting.tokens * own.experts.active * mesh.expert_tensor / mesh.tensor * kernels.c["imbalance"]
     groups = max(1, own.experts.total // mesh.expert)
-    totals = [0.0, 0.0, 0.0]
+    found = []
     for inputs, outputs, cut_in, cut_out in own.mlp_maps(own.experts.inner):
         n = outputs // mesh.expert_tensor if cut_out else outputs
         k = inputs // mesh.expert_tensor if cut_in else inputs
-        totals[0] += kernels.grouped(pairs, groups, n, k)
-        totals[1] += kernels.grouped(pairs, groups, k, n)
-        totals[2] += _grouped_weights(kernels, pairs, groups, n, k)
-    return totals[0], totals[1], totals[2]
+        both = kernels.grouped(pairs, groups, n, k), kernels.grouped(pairs, groups, k, n)
+        found.append((*both, _grouped_weights(kernels, pairs, groups, n, k)))
+    return _summed(found)
 
 
 def _grouped_weights(kernels: _Kernels, pairs: float, groups: int, n: int, k: int) -> float:
@@ -444,7 +444,8 @@ def _dispatch_s(setting: Setting) -> float:
     own, mesh = setting.architecture, setting.mesh
     if own.experts is None or (mesh.expert == 1 and mesh.expert_tensor == 1):
         return 0.0
-    group = expert_group(mesh, setting.machine, setting.links)
+    # experts are dealt to neighbours, shards of one expert innermost
+    group = group_of(mesh.expert, mesh.expert_tensor, setting.machine, setting.links)
     values = setting.tokens / mesh.tensor * own.experts.active * own.hidden
     shards = group_of(mesh.expert_tensor, 1, setting.machine, setting.links)
     joined = 2.0 * values * mesh.expert_tensor  # what the shards of an expert gather, and sum up again

@@ -25,7 +25,6 @@ from rpbench.mesh.layout import Mesh
 from rpbench.mesh.placement import ends_group, hop_bytes_per_s, pipeline_inside
 from rpbench.mesh.software import Software, software
 from rpbench.workload.architecture import Architecture
-from rpbench.workload.counts import BYTES_PER_VALUE
 
 
 def setting_of(model: Architecture, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
@@ -115,8 +114,7 @@ def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
             setting.machine.hop_latency_s,
             setting.software.hidden_tensor,
         )
-    pace = numbers["memory_bytes_per_s"] * numbers["memory_efficiency"]
-    return OptimizerTraffic(on_host, numbers["adam_bytes"], pace)
+    return OptimizerTraffic(on_host, numbers["adam_bytes"], numbers.memory_rate)
 
 
 def tied_s(setting: Setting) -> float:
@@ -167,20 +165,15 @@ def hop_s(setting: Setting) -> float:
     """
     own, mesh, machine = setting.architecture, setting.mesh, setting.machine
     if setting.software.kernels != "tiled":
-        size = boundary_bytes(own, setting.sequences * setting.seq_len / mesh.context) / mesh.tensor
+        size = own.boundary_bytes(setting.sequences * setting.seq_len / mesh.context) / mesh.tensor
         return 2 * size / numbers_of(setting).get("copy_bytes_per_s", float("inf"))
     if mesh.pipeline == 1:
         return 0.0
     links, inside = setting.links, pipeline_inside(mesh, machine)
     pace = hop_bytes_per_s(machine, links, inside=inside)
-    sent = boundary_bytes(own, setting.tokens) / mesh.tensor
+    sent = own.boundary_bytes(setting.tokens) / mesh.tensor
     gathered = 0.0 if mesh.sequence_parallel else sent * (mesh.tensor - 1) / links.intra_bytes_per_s
     return sent / pace + gathered + (5e-6 if inside else 15e-6)
-
-
-def boundary_bytes(own: Architecture, num_tokens: float) -> float:
-    """Bytes of the boundary tensor of `num_tokens`."""
-    return BYTES_PER_VALUE * num_tokens * own.hidden
 
 
 def with_halves(times: LayerTimes, own: Architecture) -> LayerTimes:

@@ -8,7 +8,7 @@ differ; the best plans are simulated afterwards.
 from dataclasses import replace
 from functools import lru_cache
 from math import log2
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -109,102 +109,134 @@ def _smallest_job(question: Question, inner: Inner) -> Job:
 
 def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Timed:
     """Seconds and bytes of all plans."""
-    columns = {name: values[plans.inner] for name, values in table.items()}
-    layers = len(question.architecture.layers)
-    p, v = plans.pipeline.astype(float), plans.chunks.astype(float)
-    m, data = plans.microbatches.astype(float), plans.data.astype(float)
-    ranks = rank_layers(layers, p, v)
-    most = ranks.most
-    step = _pipeline_s(question, plans, columns, most, ranks.last, p, v, m)
-    matrices = columns["matrix"] * end_matrices(question.architecture.tied, p)
-    step += _data_s(question, plans, columns, most, matrices, data, m)
-    constants = question.software.constants
-    replicas = data * columns["context"]
-    owned = (columns["dense"] * most + matrices) / np.where(plans.shared == 0, 1.0, replicas)
-    owned += columns["experts"] * most / np.where(plans.shared == 0, 1.0, expert_shards(columns, replicas))
-    rate = question.machine.device.memory_bytes_per_s * question.machine.device.sustained_memory
-    step += owned * constants["optimizer_bytes"] / rate + constants["step_s"]
+    forms, constants, device = _Forms(question, plans, table), question.software.constants, question.machine.device
+    step = forms.pipeline_s() + forms.data_s()
+    step += forms.owned * constants["optimizer_bytes"] / (device.memory_bytes_per_s * device.sustained_memory)
+    step += constants["step_s"]
     nodes = question.machine.num_apart
     step *= 1.0 + (constants["jitter"] * log2(nodes) if nodes > 1 else 0.0)
-    return Timed(
-        step, peak_bytes(question.software, question.architecture.tied, plans, columns, ranks, p, v, m, replicas)
-    )
+    return Timed(step, forms.peak_bytes())
 
 
-def _pipeline_s(
-    question: Question,
-    plans: Plans,
-    columns: dict[str, Floats],
-    most: Floats,
-    last: Floats,
-    p: Floats,
-    v: Floats,
-    m: Floats,
-) -> Floats:
-    """Seconds of all microbatches of the plans."""
-    constants, machine = question.software.constants, question.machine
-    names = np.array(plans.schedules)[plans.schedule]
-    split = np.isin(names, ("zb_h1", "zb_h2"))
-    back = np.where(split, question.software.split_penalty, 1.0) * (columns["backward"]) + columns["recompute"]
-    layer = columns["forward"] + back
-    busiest = np.maximum(most * layer, last * layer + columns["head"]) + constants["microbatch_s"]
-    mean = (len(question.architecture.layers) * layer + columns["head"]) / p + constants["microbatch_s"]
-    inside = p * plans.data * columns["tensor"] * columns["context"] <= machine.domain_devices
-    links = reached(machine, question.software)
-    near, far = (hop_bytes_per_s(machine, links, inside=each) for each in (True, False))
-    pace = np.where(inside, near, far)
-    hop = np.where(p > 1, columns["hop"] / pace + np.where(inside, 5e-6, 15e-6), 0.0)
-    fill = most * (columns["forward"] + columns["input_grad"] - columns["weight_grad"])
-    bubble = (p - 1) * mean
-    bubble = np.where(names == "interleaved_1f1b", bubble / v, bubble)
-    bubble = np.where(names == "zb_h1", (p - 1) * np.maximum(fill, 0.0), bubble)
-    bubble = np.where(names == "zb_h2", 0.1 * (p - 1) * np.maximum(fill, 0.0), bubble)
-    return m * busiest + bubble + 2 * (p - 1) * hop
+class _Forms:
+    """Seconds and bytes of all plans, each a column; p ranks, v chunks, m microbatches, n replicas.
 
-
-def _data_s(
-    question: Question,
-    plans: Plans,
-    columns: dict[str, Floats],
-    most: Floats,
-    matrices: Floats,
-    data: Floats,
-    m: Floats,
-) -> Floats:
-    """Seconds that data parallelism adds; `matrices` counts parameters of embedding and head on a device.
-
-    Where parameters are shared, embedding and head are one unit: gathered once for a microbatch, since its backward
-    follows its forward, and reduced once a step. A tied matrix is gathered once for both uses.
+    Attributes:
+        each: the mean layer of every plan, by the names of `layer_table`.
+        ends: parameters of embedding and head on an end of the pipeline, whose matrices may be one.
+        dense, experts: of the fullest rank, before replicas share them.
+        owned: of both, the part that a device updates.
     """
-    software = question.software
-    beside = software.constants["beside"]
-    replicas = data * columns["context"]
-    bandwidth, latency = _group(question.machine, software, replicas, columns["tensor"])
-    part = (replicas - 1) / replicas
-    own = (columns["dense"] * most + matrices) * part / bandwidth
-    others = replicas * columns["tensor"] / columns["expert"]
-    expert_bandwidth, _ = _group(question.machine, software, others, columns["expert"])
-    own += columns["experts"] * most * (others - 1) / np.maximum(others, 1) / expert_bandwidth
-    scatter = software.gradient_bytes * own * np.where(plans.shared == 0, 2.0, 1.0) + latency
-    gather = 2.0 * own * (plans.shared > 0) + latency * (plans.shared > 0)
-    backward = most * (columns["backward"] + columns["recompute"]) * software.gradients_beside
-    forward = most * columns["forward"] * software.parameters_beside
-    visits = np.where(plans.shared == SHARED.index("gradients"), m, 1.0)  # a sum after every backward
-    next_forwards = (visits - 1) * most * columns["forward"] * software.gradients_beside
-    found = sum(
-        np.where(behind > 0, np.maximum(tail * need, need - behind) + beside * np.minimum(need, behind), need)
-        for need, behind, tail in (
-            (visits * scatter, visits * backward + next_forwards, TAIL / visits),
-            (gather, forward, TAIL),
+
+    def __init__(self, question: Question, plans: Plans, table: dict[str, Floats]) -> None:
+        self.question, self.software, self.plans = question, question.software, plans
+        self.each = {name: values[plans.inner] for name, values in table.items()}
+        self.names = np.array(plans.schedules)[plans.schedule]
+        self.p, self.v, self.m = (each.astype(float) for each in (plans.pipeline, plans.chunks, plans.microbatches))
+        self.n = plans.data.astype(float) * self.each["context"]
+        self.ranks = rank_layers(len(question.architecture.layers), self.p, self.v)
+        self.ends = self.each["matrix"] * np.where(self.p == 1, 1.0 if question.architecture.tied else 2.0, 1.0)
+        self.dense = self.each["dense"] * self.ranks.most + self.ends
+        self.experts = self.each["experts"] * self.ranks.most
+        shares = self.n * self.each["tensor"] / self.each["expert"]
+        self.expert_shards = np.maximum(1.0, np.minimum(self.n, shares))  # as `Mesh.expert_shard_group`
+        self.owned = self.dense / np.where(plans.shared == 0, 1.0, self.n)
+        self.owned += self.experts / np.where(plans.shared == 0, 1.0, self.expert_shards)
+
+    def pipeline_s(self) -> Floats:
+        """Seconds of all microbatches."""
+        constants, machine = self.software.constants, self.question.machine
+        each, names, p = self.each, self.names, self.p
+        most, last = self.ranks.most, self.ranks.last
+        split = np.isin(names, ("zb_h1", "zb_h2"))
+        back = np.where(split, self.software.split_penalty, 1.0) * each["backward"] + each["recompute"]
+        layer = each["forward"] + back
+        busiest = np.maximum(most * layer, last * layer + each["head"]) + constants["microbatch_s"]
+        layers = len(self.question.architecture.layers)
+        mean = (layers * layer + each["head"]) / p + constants["microbatch_s"]
+        inside = p * self.plans.data * each["tensor"] * each["context"] <= machine.domain_devices
+        links = reached(machine, self.software)
+        near, far = (hop_bytes_per_s(machine, links, inside=here) for here in (True, False))
+        hop = each["hop"] / np.where(inside, near, far) + np.where(inside, 5e-6, 15e-6)
+        fill = most * (each["forward"] + each["input_grad"] - each["weight_grad"])
+        bubble = (p - 1) * mean
+        bubble = np.where(names == "interleaved_1f1b", bubble / self.v, bubble)
+        bubble = np.where(names == "zb_h1", (p - 1) * np.maximum(fill, 0.0), bubble)
+        bubble = np.where(names == "zb_h2", 0.1 * (p - 1) * np.maximum(fill, 0.0), bubble)
+        found: Floats = self.m * busiest + bubble + 2 * (p - 1) * np.where(p > 1, hop, 0.0)
+        return found
+
+    def data_s(self) -> Floats:
+        """Seconds that data parallelism adds.
+
+        Where parameters are shared, embedding and head are one unit: gathered once for a microbatch, since its backward
+        follows its forward, and reduced once a step. A tied matrix is gathered once for both uses.
+        """
+        software, machine, each, shared = self.software, self.question.machine, self.each, self.plans.shared
+        m, n, most, beside = self.m, self.n, self.ranks.most, software.constants["beside"]
+        bandwidth, latency = _group(machine, software, n, each["tensor"])
+        part = (n - 1) / n
+        own = self.dense * part / bandwidth
+        others = n * each["tensor"] / each["expert"]
+        expert_bandwidth, _ = _group(machine, software, others, each["expert"])
+        own += self.experts * (others - 1) / np.maximum(others, 1) / expert_bandwidth
+        scatter = software.gradient_bytes * own * np.where(shared == 0, 2.0, 1.0) + latency
+        gather = 2.0 * own * (shared > 0) + latency * (shared > 0)
+        back = each["backward"] + each["recompute"]
+        visits = np.where(shared == SHARED.index("gradients"), m, 1.0)  # a sum after every backward
+        behind_sums = visits * (most * back * software.gradients_beside)
+        behind_sums += (visits - 1) * most * each["forward"] * software.gradients_beside  # of the next microbatches
+        found = sum(
+            np.where(behind > 0, np.maximum(tail * need, need - behind) + beside * np.minimum(need, behind), need)
+            for need, behind, tail in (
+                (visits * scatter, behind_sums, TAIL / visits),
+                (gather, most * each["forward"] * software.parameters_beside, TAIL),
+            )
         )
-    )
-    layer = (columns["dense"] + columns["experts"] * (columns["expert"] == 1)) * part / bandwidth
-    ahead = np.maximum(columns["forward"] * (1 + beside), 2.0 * layer) - columns["forward"]
-    back = columns["backward"] + columns["recompute"]
-    behind = np.maximum(back * (1 + beside), (2.0 + software.gradient_bytes) * layer) - back
-    whole = m * most * (ahead + behind) + (2.0 * m + software.gradient_bytes) * matrices * part / bandwidth
-    fully = plans.shared == SHARED.index("parameters")
-    return np.where(replicas == 1, 0.0, np.where(fully, whole, found))
+        layer = (each["dense"] + each["experts"] * (each["expert"] == 1)) * part / bandwidth
+        ahead = np.maximum(each["forward"] * (1 + beside), 2.0 * layer) - each["forward"]
+        later = np.maximum(back * (1 + beside), (2.0 + software.gradient_bytes) * layer) - back
+        whole = m * most * (ahead + later) + (2.0 * m + software.gradient_bytes) * self.ends * part / bandwidth
+        fully = shared == SHARED.index("parameters")
+        return np.where(n == 1, 0.0, np.where(fully, whole, found))
+
+    def peak_bytes(self) -> Floats:
+        """Bytes of the first rank, of the first of those with most layers, or of the last, whichever has most."""
+        p, ranks, each, ends = self.p, self.ranks, self.each, self.ends
+        alone = p == 1
+        of_loss = each["logits"] + np.where(self.names == "gpipe", self.m - 1, 0.0) * each["logits_waiting"]
+        found = np.zeros_like(p)
+        for rank, layers, matrix, logits in (
+            (np.zeros_like(p), ranks.first, ends, alone),
+            (ranks.fullest_rank, ranks.most, np.where(ranks.fullest_rank % (p - 1 + alone) == 0, ends, 0.0), alone),
+            (p - 1, ranks.last, ends, True),
+        ):
+            held = self._states_bytes(layers, matrix)
+            held += self._in_flight(rank) * layers * each["kept"] + each["working"]
+            found = np.maximum(found, held + np.where(logits, of_loss, 0.0))
+        return found
+
+    def _in_flight(self, rank: Floats) -> Floats:
+        """Microbatches whose activations a rank keeps, in the usual closed forms."""
+        p, m, names = self.p, self.m, self.names
+        found = np.minimum(m, p - rank)
+        found = np.where(names == "interleaved_1f1b", np.minimum(m, p + (p - 1 - 2 * rank) / self.v), found)
+        found = np.where(names == "zb_h2", np.minimum(m, np.maximum(1.0, 2 * (p - rank) - 1)), found)
+        return np.where(names == "gpipe", m, found)
+
+    def _states_bytes(self, layers: Floats, matrix: Floats) -> Floats:
+        """Bytes of weights, gradients and optimizer of ranks with that many layers."""
+        each, shared = self.each, self.plans.shared
+        found = np.zeros_like(self.n)
+        sizes = (each["dense"] * layers + matrix, self.n), (each["experts"] * layers, self.expert_shards)
+        for size, shards in sizes:
+            parts = [sum(states_of(self.software, what, size, size / shards)) for what in SHARED]
+            found = found + np.select([shared == number for number in range(len(SHARED))], parts)
+        layer = each["dense"] + each["experts"]
+        gathered = np.where(shared == SHARED.index("parameters"), 2.0 * LAYERS_GATHERED * layer, 0.0)
+        scattered = np.where(shared >= SHARED.index("gradients"), self.software.accumulate_bytes * layer, 0.0)
+        whole: Floats = found + gathered + scattered
+        return whole
 
 
 def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -> tuple[Floats, Floats]:
@@ -216,12 +248,6 @@ def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -
     pace = np.where(inside, intra, np.minimum(intra, inter * here))
     hops = np.where(inside, size - 1, here - 1 + 2 * np.log2(np.maximum(1.0, size / here)))
     return pace, hops * np.where(inside, machine.hop_latency_s, machine.inter_latency_s)
-
-
-# --- bytes ---
-
-
-Columns = dict[str, Floats]
 
 
 class RankLayers(NamedTuple):
@@ -254,66 +280,3 @@ def rank_layers(layers: int, p: Floats, v: Floats) -> RankLayers:
         base * v + larger(p - 1),
         np.where(around, 0.0, begin % p),
     )
-
-
-def end_matrices(tied: bool, p: Floats) -> Floats:
-    """Matrices of embedding and head on an end of a pipeline: one, or two where it is both ends and they differ."""
-    return np.where(p == 1, 1.0 if tied else 2.0, 1.0)
-
-
-def peak_bytes(
-    software: Software,
-    tied: bool,
-    plans: Plans,
-    columns: Columns,
-    ranks: RankLayers,
-    p: Floats,
-    v: Floats,
-    m: Floats,
-    n: Floats,
-) -> Floats:
-    """Bytes of the first rank, of the first of those with most layers, or of the last, whichever has most."""
-    names = np.array(plans.schedules)[plans.schedule]
-    alone = p == 1
-    ends = columns["matrix"] * end_matrices(tied, p)
-    of_loss = columns["logits"] + np.where(names == "gpipe", m - 1, 0.0) * columns["logits_waiting"]
-    found = np.zeros_like(p)
-    for rank, layers, matrix, logits in (
-        (np.zeros_like(p), ranks.first, ends, alone),
-        (ranks.fullest_rank, ranks.most, np.where(ranks.fullest_rank % (p - 1 + alone) == 0, ends, 0.0), alone),
-        (p - 1, ranks.last, ends, True),
-    ):
-        held = _states_bytes(software, plans, columns, layers, matrix, n)
-        held += _in_flight(names, rank, p, v, m) * layers * columns["kept"] + columns["working"]
-        found = np.maximum(found, held + np.where(logits, of_loss, 0.0))
-    return found
-
-
-def _in_flight(names: "np.ndarray[Any, Any]", rank: Floats, p: Floats, v: Floats, m: Floats) -> Floats:
-    """Microbatches whose activations a rank keeps, in the usual closed forms."""
-    found = np.minimum(m, p - rank)
-    found = np.where(names == "interleaved_1f1b", np.minimum(m, p + (p - 1 - 2 * rank) / v), found)
-    found = np.where(names == "zb_h2", np.minimum(m, np.maximum(1.0, 2 * (p - rank) - 1)), found)
-    return np.where(names == "gpipe", m, found)
-
-
-def expert_shards(columns: Columns, replicas: Floats) -> Floats:
-    """Devices that share the states of an expert; as `Mesh.expert_shard_group`."""
-    found: Floats = np.maximum(1.0, np.minimum(replicas, replicas * columns["tensor"] / columns["expert"]))
-    return found
-
-
-def _states_bytes(
-    software: Software, plans: Plans, columns: Columns, layers: Floats, matrix: Floats, n: Floats
-) -> Floats:
-    """Bytes of weights, gradients and optimizer of ranks with that many layers."""
-    others = expert_shards(columns, n)
-    found = np.zeros_like(n)
-    for size, shards in ((columns["dense"] * layers + matrix, n), (columns["experts"] * layers, others)):
-        parts = [sum(states_of(software, what, size, size / shards)) for what in SHARED]
-        found = found + np.select([plans.shared == number for number in range(len(SHARED))], parts)
-    layer = columns["dense"] + columns["experts"]
-    gathered = np.where(plans.shared == SHARED.index("parameters"), 2.0 * LAYERS_GATHERED * layer, 0.0)
-    scattered = np.where(plans.shared >= SHARED.index("gradients"), software.accumulate_bytes * layer, 0.0)
-    whole: Floats = found + gathered + scattered
-    return whole

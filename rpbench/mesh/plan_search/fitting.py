@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from rpbench.mesh.job import Job
-from rpbench.mesh.memory import fits
+from rpbench.mesh.memory import fullest
 from rpbench.mesh.plan_search.closed_forms import Question, Timed, layer_table, time_plans
 from rpbench.mesh.plan_search.plans import Floats, Ints, Plans, Space, enumerate_plans
 
@@ -90,5 +90,5 @@ def _fitting_jobs(question: Question, space: Space) -> Iterator[Job]:
     spare = spare_bytes(question, timed)
     for number in (*fastest_first(timed, spare).tolist(), *nearest(question, spare).tolist()):
         job = job_of(question, plans, number)
-        if fits(job):
+        if not fullest(job).lacks:
             yield job

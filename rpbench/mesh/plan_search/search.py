@@ -9,16 +9,35 @@ from rpbench.cost.hardware.machine import Machine, machine
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Precision
-from rpbench.mesh.memory import fullest, needed_bytes, verdict
+from rpbench.mesh.memory import Bytes, fullest
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.fitting import fastest_first, job_of, nearest, spare_bytes, timed_plans
 from rpbench.mesh.plan_search.plans import Plans, Space
 from rpbench.mesh.plan_search.smallest_change import smallest_change
-from rpbench.mesh.prediction import Prediction
 from rpbench.mesh.software import Software, software
+from rpbench.mesh.step import Terms
 from rpbench.workload.architecture import Architecture
 
 SIMULATED = 50
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A plan that fits, with the seconds of its step by cause, and the bytes of its fullest rank by class."""
+
+    job: Job
+    terms: Terms
+    memory: Bytes
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of a step."""
+        return sum(self.terms.values())
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """Tokens a second of one device."""
+        return self.job.tokens / self.step_time_s / self.job.machine.size
 
 
 @dataclass(frozen=True)
@@ -49,11 +68,10 @@ class NothingFits(ValueError):
     def __init__(self, smallest: Job, space: Space) -> None:
         change = smallest_change(smallest, space)
         assert change is not None
-        self.smallest, self.change, machine = smallest, change, smallest.machine
-        need, room = needed_bytes(smallest, fullest(smallest)[1]), machine.device.memory_bytes
+        self.smallest, self.change, machine, found = smallest, change, smallest.machine, fullest(smallest)
         super().__init__(
             f"{smallest.architecture.name} does not fit on {machine.size} x {machine.device.name}: the smallest "
-            f"plan needs {need / 1e9:.0f} GB of {room / 1e9:.0f} GB; it {change}"
+            f"plan needs {found.needed / 1e9:.0f} GB of {found.room / 1e9:.0f} GB; it {change}"
         )
 
 
@@ -110,7 +128,5 @@ def _simulated(question: Question, plans: Plans, order: "np.ndarray[Any, Any]", 
 
 def simulate_job(job: Job) -> Prediction | None:
     """A job with its pipeline simulated; None if its memory, counted from its order, does not fit."""
-    rank, classes = fullest(job)
-    if needed_bytes(job, classes) > job.machine.device.memory_bytes:
-        return None
-    return Prediction(job, exact_terms(job), rank, classes, verdict(job))
+    memory = fullest(job)
+    return None if memory.lacks else Prediction(job, exact_terms(job), memory.classes)

@@ -18,12 +18,13 @@ not fit either, a device lacks memory. Nothing under a mesh is offloaded to the 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
+from math import prod
 from typing import Any
 
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import RECOMPUTES
-from rpbench.mesh.layout import SHARDED, Mesh
-from rpbench.mesh.memory import fits, fullest, needed_bytes
+from rpbench.mesh.layout import SHARDED, Mesh, divisors
+from rpbench.mesh.memory import fullest
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.fitting import FACTORS, job_on_more_devices
 from rpbench.mesh.plan_search.plans import Space
@@ -54,8 +55,8 @@ class Change:
         if self.job is None:
             return f"{lacks}; no setting helps, nor do {FACTORS[-1]} times as many devices"
         words = ", ".join(f"{name}={value}" for name, value in self.settings.items())
-        need, room = needed_bytes(self.job, fullest(self.job)[1]), self.job.machine.device.memory_bytes
-        fit = f"{words}: {_giga(need)} of {_giga(room)}"
+        found = fullest(self.job)
+        fit = f"{words}: {_giga(found.needed)} of {_giga(found.room)}"
         if self.num_devices:
             return f"{lacks}; no setting helps; fits on {self.num_devices} devices as {fit}"
         return f"{lacks}; fits with {fit}"
@@ -75,19 +76,15 @@ def smallest_change(job: Job, space: Space | None = None) -> Change | None:
     Args:
         space: what a search on more devices may choose from.
     """
-    lacks = lacking_bytes(job)
+    lacks = fullest(job).lacks
     if not lacks:
         return None
     for settings, changed in changes(job):
         if _fits(changed):
             return Change(lacks, changed, settings)
-    larger = job_on_more_devices(_question(job), space or Space(max_context=job.mesh.context))
+    asked = Question(job.architecture, job.machine, job.software, job.seq_len, job.global_batch, job.precision)
+    larger = job_on_more_devices(asked, space or Space(max_context=job.mesh.context))
     return Change(lacks) if larger is None else Change(lacks, larger, settings_of(larger), larger.machine.size)
-
-
-def lacking_bytes(job: Job) -> float:
-    """Bytes that a device of the fullest rank lacks; 0 where the run fits."""
-    return max(0.0, needed_bytes(job, fullest(job)[1]) - job.machine.device.memory_bytes)
 
 
 def changes(job: Job) -> Iterator[tuple[Settings, Job]]:
@@ -118,24 +115,20 @@ def settings_of(job: Job) -> Settings:
 
 def _fits(job: Job) -> bool:
     try:
-        return fits(job)
+        return not fullest(job).lacks
     except ValueError:  # the schedule does not take these sizes
         return False
-
-
-def _question(job: Job) -> Question:
-    return Question(job.architecture, job.machine, job.software, job.seq_len, job.global_batch, job.precision)
 
 
 def _steps(job: Job) -> dict[str, tuple[Any, ...]]:
     """Values of each setting beyond the run's own, the nearest first."""
     mesh, machine = job.mesh, job.machine
-    more = _divisors(mesh.data)[1:]
+    more = divisors(mesh.data)[1:]
     domain = machine.domain_devices
     whole = mesh.tensor > 1 and not mesh.sequence_parallel
     return {
         "recompute": RECOMPUTES[RECOMPUTES.index(job.recompute) + 1 :],
-        "sequences": tuple(reversed(_divisors(job.sequences)[:-1])),
+        "sequences": tuple(reversed(divisors(job.sequences)[:-1])),
         "sequence_parallel": (True,) if whole else (),
         "shard": SHARDED[SHARDED.index(mesh.sharing.what) + 1 :],
         "tensor": tuple(mesh.tensor * n for n in more if mesh.tensor * n <= domain),
@@ -166,10 +159,7 @@ def _changed(job: Job, settings: Settings) -> Job | None:
 
 def _changed_mesh(mesh: Mesh, settings: Settings) -> Mesh | None:
     sizes = {name: settings.get(name, getattr(mesh, name)) for name in CUTS}
-    taken = 1
-    for name, size in sizes.items():
-        taken *= size // getattr(mesh, name)
-    data, rest = divmod(mesh.data, taken)
+    data, rest = divmod(mesh.data, prod(size // getattr(mesh, name) for name, size in sizes.items()))
     what = settings.get("shard", mesh.sharing.what)
     held_long = sizes["pipeline"] > 1 and what in ("gradients", "parameters")
     kept = what == mesh.sharing.what and sizes["pipeline"] == mesh.pipeline
@@ -177,10 +167,6 @@ def _changed_mesh(mesh: Mesh, settings: Settings) -> Mesh | None:
         return None
     spread = mesh.sequence_parallel or "sequence_parallel" in settings or sizes["tensor"] > mesh.tensor == 1
     return replace(mesh, data=data, sequence_parallel=spread, sharing=replace(mesh.sharing, what=what), **sizes)
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
 
 
 def _giga(size: float) -> str:

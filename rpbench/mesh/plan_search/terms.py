@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.pieces import combined
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.cost.table import LayerTimes
-from rpbench.cost.transfers import OptimizerTraffic
 from rpbench.mesh.layer_bytes import sizes_of
 from rpbench.mesh.layers.layer_seconds import Setting
 from rpbench.mesh.layers.layer_times import optimizer_traffic, pipeline_setting, setting_of, times_of, with_halves
@@ -16,10 +15,6 @@ from rpbench.mesh.placement import with_collectives
 from rpbench.mesh.software import Software, usual_software
 from rpbench.plan.contest.terms import Limits, Source, Terms, Timed, default_microbatches
 from rpbench.workload.architecture import Architecture
-
-# Of the times that differ with the size of a microbatch; the others are kept.
-_PER_LAYER = ("forward", "recompute", "backward", "input_grad", "weight_grad")
-_OF_HEAD = ("head_forward", "head_backward", "head_input_grad", "head_weight_grad")
 
 
 def terms_of(
@@ -61,7 +56,7 @@ def terms_of(
         model,
         cluster,
         published_source(model, basis) if source == "published" else (lambda size: times_of(setting(size))),
-        _published_optimizer(basis) if source == "published" else optimizer_traffic(setting(1)),
+        optimizer_traffic(setting_of(model, model.seq_len, basis) if source == "published" else setting(1)),
         num_devices,
         sequences_per_step,
         tuple(microbatches if microbatches is not None else default_microbatches(sequences_per_step, num_devices)),
@@ -70,11 +65,6 @@ def terms_of(
         source=source,
         sized=None if source == "published" else (lambda size: sizes_of(setting(size), round(size * model.seq_len))),
     )
-
-
-def _published_optimizer(basis: Basis) -> OptimizerTraffic:
-    pace = basis["memory_bytes_per_s"] * basis["memory_efficiency"]
-    return OptimizerTraffic(basis["optimizer_bytes"], basis["adam_bytes"], pace)
 
 
 def published_source(model: Architecture, basis: Basis) -> Timed:
@@ -92,19 +82,7 @@ def published_source(model: Architecture, basis: Basis) -> Timed:
         if sequences * model.seq_len == tokens:
             return measured
         now = times_of(setting_of(model, sequences * model.seq_len, basis))
-        return _scaled(measured, counted, now, sequences, tokens)
-
-    def _scaled(known: LayerTimes, then: LayerTimes, now: LayerTimes, sequences: float, tokens: int) -> LayerTimes:
-        changed: dict[str, Any] = {
-            part: [
-                time * new / old
-                for time, new, old in zip(getattr(known, part), getattr(now, part), getattr(then, part), strict=True)
-            ]
-            for part in _PER_LAYER
-        }
-        heads: dict[str, Any] = {
-            part: getattr(known, part) * getattr(now, part) / getattr(then, part) for part in _OF_HEAD
-        }
-        return replace(known, **changed, **heads, hop=known.hop * sequences * model.seq_len / tokens)
+        found = combined(lambda time, new, old: time * new / old, measured, now, counted)
+        return replace(found, hop=measured.hop * sequences * model.seq_len / tokens)
 
     return times

@@ -1,7 +1,6 @@
 """mode=train: a schedule on the engine, with tensors on a virtual clock or on threads, or with threads that sleep."""
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -308,8 +307,8 @@ def _on_cpu(
     asked: BackendConfig,
     told: _Told,
 ) -> tuple[Fields, Timeline, Training]:
-    with CpuBackend() as backend, ExitStack() as links:
-        copy = links.enter_context(PacedCopies(assembled.cluster)).copy if asked.paced_links else copy_in_memory
+    with CpuBackend() as backend:
+        copy = PacedCopies(assembled.cluster) if asked.paced_links else copy_in_memory
         for _ in range(asked.num_warmup_runs):
             training = Training(workload, assembled.schedule, settings, start, copy)
             run_program(training.program(assembled.costs, real_time=True), training.handlers, backend)

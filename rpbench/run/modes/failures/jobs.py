@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rpbench.config.choices import ConfigError, Failures
 from rpbench.config.request import Request
-from rpbench.cost.footprint.memory import device_bytes
+from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.footprint.replicas import shares_or_offloads
 from rpbench.cost.transfers import StageBytes
 from rpbench.failures.copies import Gemini, busy_spans, recoverable_probability
@@ -117,8 +117,9 @@ def fits(assembled: Assembled, in_flight: Sequence[int] | None = None, more: Seq
     if limit is None or sizes is None:
         return True
     held = peak_in_flight(assembled.graph) if in_flight is None else in_flight
-    needed = device_bytes(assembled.schedule, sizes, held, assembled.keeps)
-    return all(each + extra <= limit for each, extra in zip(needed, more or (0,) * len(needed), strict=True))
+    classes = classes_of(assembled.schedule, sizes, held, assembled.keeps)
+    pairs = zip(classes, more or (0,) * len(classes), strict=True)
+    return all(sum(each.values()) + extra <= limit for each, extra in pairs)
 
 
 # --- policies by name ---------------------------------------------------------------------------------------
