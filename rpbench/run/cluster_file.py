@@ -38,7 +38,7 @@ def cluster_of(
         ValueError: if a probe took no time.
     """
     figures = _figures(found, devices)
-    measured = _half(found)
+    measured = {"half_rate_width": found.rates.half_rate_width}
     counts = _counts(found, devices)
     for part, terms in PARTS.items():
         solved = _factors(part, found, counts[part], [times[part] for _, times in found.probes])
@@ -91,13 +91,10 @@ def _factors(
     return (factors_ahead if found.issues_ahead and part not in ON_HOST else factors)(counts, times)
 
 
-def _half(found: Calibration) -> dict[str, float]:
-    return {"half_rate_width": found.rates.half_rate_width}
-
-
 def _counts(found: Calibration, devices: Mapping[str, int]) -> dict[str, list[list[float]]]:
     """Part of the engine's work -> how much of each of its terms the probes have, a row a probe."""
-    bare = Machine(name="bare", **_figures(found, devices), measured=_half(found))  # type: ignore[arg-type]
+    measured = {"half_rate_width": found.rates.half_rate_width}
+    bare = Machine(name="bare", **_figures(found, devices), measured=measured)  # type: ignore[arg-type]
     cost = load(["cost=analytic"]).cost
     basis = make_basis(bare, cost.constants, cost.declared)
     counts = [counted(eager_kernels(setting_of(probe.model, probe.num_tokens, basis))) for probe, _ in found.probes]

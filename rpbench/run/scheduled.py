@@ -89,7 +89,7 @@ def scheduled(
     request: Request,
     assembled: Assembled,
     execute: Callable[[], Outcome],
-    is_out_of_memory: Callable[[BaseException], bool],
+    is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError),
 ) -> Work:
     """The work of a schedule: a verdict on its memory, and if it fits, what `execute` finds."""
     files = {} if assembled.profile is None else {PROFILE: to_text(assembled.profile)}

@@ -92,7 +92,6 @@ SUMMARY = {
     "replay_makespan_s": Metric("s", "minimize"),
     "loss": Metric("nat", "minimize"),
 }
-WORDS = ("status", "reason", "evidence")  # of the summary
 TIMELINE = "timeline"  # the picture of a run's timeline
 
 
@@ -107,8 +106,3 @@ def in_slots(row: Mapping[str, Any]) -> dict[str, Any]:
 def units() -> dict[str, str]:
     """The unit of every metric by name, as a run's configuration holds it."""
     return {name: metric.unit for name, metric in (HISTORY | SUMMARY).items()} | {f"{MEMORY}*": "B"}
-
-
-def is_logged(name: str) -> bool:
-    """Whether runs log a metric of that name."""
-    return name in HISTORY or name in SUMMARY or name in WORDS or name in (STEP, TIMELINE) or name.startswith(MEMORY)

@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from logged import is_logged
 
 from rpbench.cli import dispatch
 from rpbench.config.request import load
-from rpbench.tracking import dashboard_wandb, metrics
+from rpbench.tracking import dashboard_wandb
 from rpbench.tracking.wandb_run import work_of
 
 
@@ -17,7 +18,7 @@ def named_by_panels():
 def test_every_metric_of_a_panel_is_one_that_runs_log():
     names = named_by_panels()
     assert len(names) > 15
-    assert [name for name in names if not metrics.is_logged(name)] == []
+    assert [name for name in names if not is_logged(name)] == []
 
 
 def test_the_workspace_is_built_and_read_back_without_asking_anybody(capsys, monkeypatch):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from logged import is_logged
 
 from rpbench.config.request import load
 from rpbench.run.recording import run
@@ -83,7 +84,7 @@ def test_a_training_run_has_a_row_for_each_step_and_tells_nothing_secret(offline
     assert row["clock"] == "slots"
     assert not [name for item in steps for name in item if name in ("train/time_s", "train/tokens_per_s")]
     names = {name for item in history for name in item if not name.startswith("_")}
-    assert all(metrics.is_logged(name.partition(".")[0]) for name in names)
+    assert all(is_logged(name.partition(".")[0]) for name in names)
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert CANARY.encode() not in everything
 

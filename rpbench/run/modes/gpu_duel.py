@@ -88,15 +88,9 @@ class AbsentTeam:
         self._why = why
 
     def check(self, sequence_tokens: int) -> Parity:
-        """Nothing.
-
-        Raises:
-            Absent: always.
-        """
         raise Absent(self._why)
 
     def run(self) -> Sample:
-        """Nothing; as `check`."""
         raise Absent(self._why)
 
 
@@ -172,19 +166,12 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
     job = job_of(request, f"GPU duel {model.name}", entrants, AcceleratorTeams(request, mode.stall_s))
     if _is_dry(request):
         job = replace(job, budget_s=0.0)
-    rows = play_all(request, job, lambda each: {"schedule": each.schedule, "tokens_per_step": tokens}, timed)
+    rows = play_all(request, job, ids, lambda each: {"schedule": each.schedule, "tokens_per_step": tokens}, timed)
     for row in rows:
-        row["run_id"] = ids[row["contender"]]
         if row["status"] == "ok":
             row |= {"verdict": "no verdict", "verdict_reason": NO_PACE}
-    if not _is_dry(request):
-        verdicts = verdict_fields(
-            {row["contender"]: row for row in rows}, f"{request.schedule.chosen} has not run twice"
-        )
-        for row in rows:
-            row |= verdicts.get(row["contender"], {})
-    write_all(request, rows)
-    return rows
+    alone, by_name = f"{request.schedule.chosen} has not run twice", {row["contender"]: row for row in rows}
+    return write_all(request, rows, {} if _is_dry(request) else verdict_fields(by_name, alone))
 
 
 def _is_dry(request: Request) -> bool:

@@ -9,20 +9,15 @@ from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
 from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled, simulate_transfers
-from rpbench.run.recording import Fields, Outcome, Work, recorded
+from rpbench.run.recording import Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.sim.freezing import check_freezable, freeze
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure, step_time
 
-# Freezing in a request: `cost.max_freeze_ratio`, what it is refused with, and what a record says of it.
-
 
 def frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str, Any]]:
-    """The timeline with shortened backwards, and record fields.
-
-    The request has passed `check_freezing`.
-    """
+    """The timeline with backwards shortened by `cost.max_freeze_ratio`, and record fields."""
     graph, costs = assembled.graph, assembled.costs
     found = freeze(graph, costs, max_ratio)
     fields = {
@@ -68,30 +63,20 @@ def prepare(request: Request) -> Work:
     assembled, max_ratio = assembled_of(request), request.cost.max_freeze_ratio
     if max_ratio:
         check_freezing(assembled, max_ratio)
-    in_slots = request.cost.name == "unit"
-    return scheduled(
-        request,
-        assembled,
-        lambda: _simulated(assembled, max_ratio, in_slots=in_slots),
-        lambda error: isinstance(error, MemoryError),
-    )
+    return scheduled(request, assembled, lambda: _simulated(request, assembled))
 
 
-def _simulated(assembled: Assembled, max_freeze_ratio: float, *, in_slots: bool) -> Outcome:
+def _simulated(request: Request, assembled: Assembled) -> Outcome:
     graph, costs = assembled.graph, assembled.costs
     more: dict[str, Any] = {}
-    if max_freeze_ratio:
-        timeline, more = frozen(assembled, max_freeze_ratio)
+    if request.cost.max_freeze_ratio:
+        timeline, more = frozen(assembled, request.cost.max_freeze_ratio)
     elif assembled.transfers is None:
         timeline = simulate_graph(graph, costs)
     else:
         timeline, more = simulate_transfers(graph, costs)
     fields = measure(graph, timeline, costs, switch_after_last_forward=assembled.switch_after_last_forward)
-    slots = _slots(fields) if in_slots else {}
-    return Outcome({"evidence": assembled.evidence, **fields, **more, **slots}, timeline)
-
-
-def _slots(fields: Fields) -> Fields:
-    """Bubbles in chunk slots, where every F, I and W of a chunk takes one: time less the work of a device."""
-    work = sum(fields["busy_s"]) / len(fields["busy_s"])
-    return {"bubble_slots": fields["makespan_s"] - work, "bubble_span_slots": fields["span_s"] - work}
+    if request.cost.name == "unit":  # in chunk slots, of which every F, I and W of a chunk takes one
+        work = sum(fields["busy_s"]) / len(fields["busy_s"])
+        more |= {"bubble_slots": fields["makespan_s"] - work, "bubble_span_slots": fields["span_s"] - work}
+    return Outcome({"evidence": assembled.evidence, **fields, **more}, timeline)

@@ -74,14 +74,8 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
         return {name: timed_fields(name, starts, num_steps=1) for name in fit}
 
     job = job_of(request, "torch duel", entrants, teams)
-    rows = play_all(request, job, lambda each: _opening(request, each, cuts[each.schedule]), timed)
-    for row in rows:
-        row["run_id"] = ids[row["contender"]]
-    derived = derived_fields({row["contender"]: row for row in rows})
-    for row in rows:
-        row |= derived.get(row["contender"], {})
-    write_all(request, rows)
-    return rows
+    rows = play_all(request, job, ids, lambda each: _opening(request, each, cuts[each.schedule]), timed)
+    return write_all(request, rows, derived_fields({row["contender"]: row for row in rows}))
 
 
 def _check(schedules: Sequence[str]) -> None:

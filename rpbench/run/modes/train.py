@@ -64,8 +64,6 @@ from rpbench.tracking.metrics import StepFeed
 from rpbench.tracking.steps import StepWatch
 from rpbench.workload.architecture import Architecture
 
-Validated = Callable[[Training], Validation | None]
-
 
 def records(request: Request) -> list[Record]:
     """The record of a run on the engine."""
@@ -79,21 +77,16 @@ def records(request: Request) -> list[Record]:
 def _prepare(request: Request) -> Work:
     assembled = assembled_of(request)
     check_request(request, assembled)
-    _rehearse(request, assembled)
+    backend, analysis = _backend(request), Analysis(assembled.schedule)
+    if backend.name == "emulated":  # refused here what the engine would refuse once it has begun
+        make_program(analysis, assembled.costs)
+    else:
+        workload, settings = _workload(request, assembled, device="meta"), settings_of(request, assembled.entry)
+        real_time = backend.name != "virtual"
+        rehearse(workload, analysis, settings, assembled.costs, real_time=real_time, verify=request.verify)
     feed = StepFeed()
     work = scheduled(request, assembled, lambda: Outcome(*execute(request, assembled, feed)), is_out_of_memory)
     return replace(work, steps=feed)
-
-
-def _rehearse(request: Request, assembled: Assembled) -> None:
-    """Refuse what the engine would refuse once it has begun."""
-    backend, analysis = _backend(request), Analysis(assembled.schedule)
-    if backend.name == "emulated":
-        make_program(analysis, assembled.costs)
-        return
-    workload, settings = _workload(request, assembled, device="meta"), settings_of(request, assembled.entry)
-    real_time = backend.name != "virtual"
-    rehearse(workload, analysis, settings, assembled.costs, real_time=real_time, verify=request.verify)
 
 
 def settings_of(request: Request, entry: Entry | None) -> Settings:
@@ -184,33 +177,21 @@ def _check_shares(model: Architecture, schedule: Schedule, backend: str) -> None
 
 
 def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None) -> tuple[Fields, Timeline]:
-    """Run what is assembled on the configured backend.
+    """Run what is assembled and checked (`check_request`) on its backend; ActionFailed if an action raised.
 
     Args:
         feed: told of each batch as it is done, where somebody listens.
 
     Returns:
         Record fields (evidence, times, loss, every metric of the timeline) and the timeline.
-
-    Raises:
-        ConfigError: if the request cannot be; nothing has run by then.
-        ActionFailed: if an action raised.
     """
     backend = _backend(request)
     if backend.name == "emulated":
         return _emulate(backend, assembled)
-    check_request(request, assembled)
-    settings, workload = settings_of(request, assembled.entry), _workload(request, assembled)
-    start = _start(request, assembled)
-    told = _Told(feed or StepFeed(), request.num_microbatches, request.tokens_per_step)
+    settings, start = settings_of(request, assembled.entry), _start(request, assembled)
+    run = _Run(request, assembled, settings, start, feed or StepFeed())
     with one_thread():
-        if backend.name == "virtual":
-            validated = _validated(request, assembled)
-            fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start, told, validated)
-        elif backend.name == "device":
-            fields, timeline, training = _on_accelerators(request, assembled, told)
-        else:
-            fields, timeline, training = _on_cpu(workload, settings, assembled, start, backend, told)
+        fields, timeline, training = _ON[backend.name](run)
         fields |= _scales(training) | _copied(training)
         if training.team:  # devices with shards of matrices
             fields["sums_sent_bytes"] = [member.rank.sent_bytes for member in training.team.members]
@@ -232,26 +213,6 @@ def _verified(fields: Fields, training: Training, dtype: torch.dtype) -> Fields:
     return ({} if is_real else gated(verified(training), dtype)) | (on_device or {})
 
 
-@dataclass(frozen=True)
-class _Told:
-    """The listener to each batch of a run, with the batch's microbatches and tokens."""
-
-    feed: StepFeed
-    num_microbatches: int
-    tokens: int
-
-    def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
-        """The handlers of a training run, watched if the run has a listener.
-
-        Args:
-            known: gives the timeline, where the clock is virtual.
-        """
-        if self.feed.listener is None:
-            return training.handlers
-        watch = StepWatch(training, self.feed, self.num_microbatches, self.tokens, known() if known else None)
-        return watch.watched(training.handlers)
-
-
 def _scales(training: Training) -> Fields:
     """Record fields of loss scaling; empty without it."""
     if training.scaler is None:
@@ -271,53 +232,58 @@ def _copied(training: Training) -> Fields:
 # --- the backends -------------------------------------------------------------------------------------------
 
 
-def _on_virtual_clock(
-    workload: Workload,
-    settings: Settings,
-    assembled: Assembled,
-    start: State | None,
-    told: _Told,
-    validated: Validated,
-) -> tuple[Fields, Timeline, Training]:
-    training = Training(workload, assembled.schedule, settings, start)
-    program = training.program(assembled.costs)
-    validation = validated(training)
-    handlers = told.handlers(training, lambda: known_clock(program, assembled.costs))
+@dataclass(frozen=True)
+class _Run:
+    """A run with tensors: its settings, the state to resume from, and who is told of each batch."""
+
+    request: Request
+    assembled: Assembled
+    settings: Settings
+    start: State | None
+    feed: StepFeed
+
+    def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
+        """The handlers of a training, watched if somebody listens; `known` gives the timeline of a virtual clock."""
+        if self.feed.listener is None:
+            return training.handlers
+        batch, tokens = self.request.num_microbatches, self.request.tokens_per_step
+        watch = StepWatch(training, self.feed, batch, tokens, known() if known else None)
+        return watch.watched(training.handlers)
+
+    def validation(self, training: Training) -> Validation | None:
+        """The losses on text that is held out; None where none is."""
+        data, shape = _data(self.request, self.assembled), self.assembled.schedule.shape
+        if not isinstance(data, TextTokens) or not self.request.workload.held_out:
+            return None
+        updates_per_batch = max(1, self.request.num_microbatches // shape.num_microbatches)
+        return Validation(training, data.held_out(), self.request.workload.validate_every * updates_per_batch)
+
+
+def _on_virtual_clock(run: _Run) -> tuple[Fields, Timeline, Training]:
+    costs, workload = run.assembled.costs, _workload(run.request, run.assembled)
+    training = Training(workload, run.assembled.schedule, run.settings, run.start)
+    program = training.program(costs)
+    validation = run.validation(training)
+    handlers = run.handlers(training, lambda: known_clock(program, costs))
     if validation:
         handlers = validation.watching(handlers)
-    timeline = run_program(program, handlers, VirtualBackend(assembled.costs))
-    fields = {"evidence": "simulated", **_metrics(program, timeline, assembled.costs, assembled)}
+    timeline = run_program(program, handlers, VirtualBackend(costs))
+    fields = {"evidence": "simulated", **_metrics(program, timeline, costs, run.assembled)}
     return fields | (validation.fields() if validation else {}), timeline, training
 
 
-def _validated(request: Request, assembled: Assembled) -> Validated:
-    """Makes the validation of a training, where a part of its text is held out."""
-    data = _data(request, assembled)
-    if not isinstance(data, TextTokens) or not request.workload.held_out:
-        return lambda training: None
-    updates_per_batch = request.num_microbatches // assembled.schedule.shape.num_microbatches
-    every = request.workload.validate_every * max(1, updates_per_batch)
-    return lambda training: Validation(training, data.held_out(), every)
-
-
-def _on_cpu(
-    workload: Workload,
-    settings: Settings,
-    assembled: Assembled,
-    start: State | None,
-    asked: BackendConfig,
-    told: _Told,
-) -> tuple[Fields, Timeline, Training]:
+def _on_cpu(run: _Run) -> tuple[Fields, Timeline, Training]:
+    asked, assembled = _backend(run.request), run.assembled
+    workload = _workload(run.request, assembled)
     with CpuBackend() as backend, ExitStack() as links:
         copy = links.enter_context(PacedCopies(assembled.cluster)).copy if asked.paced_links else copy_in_memory
-        for _ in range(asked.num_warmup_runs):
-            training = Training(workload, assembled.schedule, settings, start, copy)
-            run_program(training.program(assembled.costs, real_time=True), training.handlers, backend)
-        training = Training(workload, assembled.schedule, settings, start, copy)
-        program = training.program(assembled.costs, real_time=True)
-        handlers = told.handlers(training)
-        with ForeignLoad() as foreign:
-            timeline = run_program(program, handlers, backend)
+        for number in range(asked.num_warmup_runs + 1):
+            training = Training(workload, assembled.schedule, run.settings, run.start, copy)
+            program = training.program(assembled.costs, real_time=True)
+            counts = number == asked.num_warmup_runs
+            handlers = run.handlers(training) if counts else training.handlers
+            with ForeignLoad() as foreign:
+                timeline = run_program(program, handlers, backend)
         replayed = replay_clock(program, backend.pre_cpu_s, backend.main_cpu_s)
     costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
     replay = _metrics(program, replayed, costs, assembled)
@@ -339,33 +305,26 @@ def run_accelerated(
     handlers_of: HandlersOf = lambda training: training.handlers,
     workload: Workload | None = None,
 ) -> Ran:
-    """Run what is assembled on accelerators, without a record.
-
-    Args:
-        workload: of a run before; None: it is built.
-    """
-    workload, start = workload or _workload(request, assembled), _start(request, assembled)
-    settings, stays = settings_of(request, assembled.entry), stays_on_devices(assembled.schedule)
+    """Run what is assembled on accelerators, without a record; `workload` is that of a run before, if there was one."""
+    settings, start = settings_of(request, assembled.entry), _start(request, assembled)
+    stays = stays_on_devices(assembled.schedule)
 
     def make(own: Workload, backend: DeviceBackend) -> Training:
         place_of = backend.accelerator_of if stays else None
         return Training(own, assembled.schedule, settings, start, backend.copy, pin_memory=not stays, place_of=place_of)
 
-    return run_on_accelerators(
-        make,
-        workload,
-        assembled,
-        _backend(request),
-        handlers_of,
-        verify=request.verify,
-    )
+    whole = workload or _workload(request, assembled)
+    return run_on_accelerators(make, whole, assembled, _backend(request), handlers_of, verify=request.verify)
 
 
-def _on_accelerators(request: Request, assembled: Assembled, told: _Told) -> tuple[Fields, Timeline, Training]:
-    ran = run_accelerated(request, assembled, told.handlers)
+def _on_accelerators(run: _Run) -> tuple[Fields, Timeline, Training]:
+    ran = run_accelerated(run.request, run.assembled, run.handlers)
     ran.fields["malloc_tuned"] = is_tuned()
-    costs = measured_costs(ran.timeline, recompute_ahead=assembled.costs.recompute_ahead)
-    return _metrics(ran.program, ran.timeline, costs, assembled) | ran.fields, ran.timeline, ran.training
+    costs = measured_costs(ran.timeline, recompute_ahead=run.assembled.costs.recompute_ahead)
+    return _metrics(ran.program, ran.timeline, costs, run.assembled) | ran.fields, ran.timeline, ran.training
+
+
+_ON = {"virtual": _on_virtual_clock, "cpu": _on_cpu, "device": _on_accelerators}
 
 
 def _emulate(asked: BackendConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
@@ -394,7 +353,9 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
     data = _data(request, assembled)
     if request.workload.by_microbatch:
         data = Ragged(data, request.workload.by_microbatch)
-    return replace(workload, data=_same_batches(request, assembled, data), lengths=request.workload.by_microbatch)
+    if request.schedule.file is None:  # the microbatches of every other schedule, however many make a step here
+        data = Regrouped(data, request.num_microbatches, num_microbatches)
+    return replace(workload, data=data, lengths=request.workload.by_microbatch)
 
 
 def _data(request: Request, assembled: Assembled) -> Data:
@@ -425,7 +386,6 @@ def _data(request: Request, assembled: Assembled) -> Data:
 
 
 def _subject(request: Request, assembled: Assembled) -> Fields:
-    """Identity of a checkpoint: everything that must be equal for training to continue as if it had not stopped."""
     return checkpoint_subject(request, assembled.schedule.shape.num_microbatches)
 
 
@@ -447,12 +407,6 @@ def _check_checkpoint(request: Request, assembled: Assembled) -> None:
             "num_steps=2 or more, and a schedule that flushes or is one step stale"
         )
     check_save_to(request)
-
-
-def _same_batches(request: Request, assembled: Assembled, data: Data) -> Data:
-    """The microbatches every other schedule gets, in their order, however many of them make a step here."""
-    window = assembled.schedule.shape.num_microbatches
-    return data if request.schedule.file is not None else Regrouped(data, request.num_microbatches, window)
 
 
 def _num_copies(schedule: Schedule) -> int:

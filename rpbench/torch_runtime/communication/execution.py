@@ -36,7 +36,6 @@ from rpbench.torch_runtime.communication.tokens import (
     WAITS,
     Table,
     Token,
-    TokenRow,
 )
 
 
@@ -243,16 +242,6 @@ class _Walk:
         if token.kind == "SEND_F" and any(token._replace(kind=kind) in self._computed for kind in BACKWARD):
             return "the backward of its microbatch, which frees what it sends, stands before it"
         return ""
-
-
-def consumers(table: Table, rank: int, row: TokenRow) -> dict[Token, int]:
-    """For each receive of a row, the place of the computation that uses it."""
-    return {
-        receive: place
-        for place, token in enumerate(row)
-        for part in token.parts
-        if (receive := needed(table, rank, part)) is not None
-    }
 
 
 NEVER = None

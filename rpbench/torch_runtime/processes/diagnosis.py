@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rpbench.ir.action import RECV, SEND, Action, Kind, parts_of, receive_of
 from rpbench.ir.checks.excerpt import broken
@@ -263,11 +263,3 @@ def _word(action: Action, standing: Standing) -> str:
     if standing.phase is Phase.WAITING and action.kind not in SEND | RECV:
         return "waits"
     return standing.phase.name.lower()
-
-
-def summary(error: BaseException) -> dict[str, Any]:
-    """The fields of a failed run's record: status, reason, the rank at fault and its action."""
-    if isinstance(error, RunFailed):
-        status = "oom" if error.cause == "out of memory" else "failed"
-        return {"status": status, "reason": str(error), "failed_rank": error.rank, "failed_action": error.action}
-    return {"status": "failed", "reason": str(error)}

@@ -1,7 +1,7 @@
 """A duel from configuration to records: plan, check, play each start in a process of its own, write all records."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,16 +54,19 @@ def found_or_made(
     return make(ids)
 
 
-def write_all(request: Request, rows: Iterable[Record]) -> None:
-    """Write and track records, which get what is added as they are written."""
+def write_all(request: Request, rows: list[Record], verdicts: Mapping[str, Fields]) -> list[Record]:
+    """Write and track records with the verdicts on their contenders, and what is added as they are written."""
     for row in rows:
+        row |= verdicts.get(row["contender"], {})
         row |= record.write(request.results_dir / row["run_id"], row)
         tracking.mirror(request, row, None)
+    return rows
 
 
 def play_all(
     request: Request,
     job: Job,
+    ids: Mapping[str, str],
     opening: Callable[[Contender], Fields],
     timed: Callable[[Sequence[str], Sequence[Started]], Mapping[str, Fields]],
     between: Callable[[], None] = lambda: None,
@@ -71,6 +74,7 @@ def play_all(
     """The rows of all contenders: compared with plain training, and timed in every start where they are sound.
 
     Args:
+        ids: contender -> run_id.
         opening: what is known of a contender before.
         timed: the fields of those that were timed.
         between: is called before the first start and after each.
@@ -98,7 +102,7 @@ def play_all(
             why = lost.get(entrant.name, "nobody to compare with: no reference trains as plain training does")
             status = row["status"] if row["status"] != "ok" else "failed"  # not applicable
             row |= {"status": status, "evidence": None, "reason": row["reason"] or why}
-        rows.append(row | found.get(entrant.name, {}))
+        rows.append(row | found.get(entrant.name, {}) | {"run_id": ids[entrant.name]})
     return rows
 
 
@@ -108,11 +112,10 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
     raced = run_off(request, entrants, shortlists, start_apart)
     plans = complete(entrants, {name: chosen(own).plan for name, own in raced.items()})
     under_way = _Duel(request, planned_job(request, entrants, plans), plans, raced)
-    rows = under_way.rows()
+    rows = under_way.rows(ids)
     for row in rows:
-        row["run_id"] = ids[row["contender"]]
         record.write_atomically(request.results_dir / row["run_id"] / PROFILE, to_text(times))
-    write_all(request, rows)
+    write_all(request, rows, {})
     folder, found = request.results_dir / ids[BASE], summary(rows)
     record.write_atomically(folder / PLANS, plans_text(times, plans, raced))
     if under_way.survey is not None:
@@ -143,12 +146,12 @@ class _Duel:
 
         return Survey(measure, model, self._request.workload.microbatch_sequences * model.seq_len, num_devices)
 
-    def rows(self) -> list[Record]:
+    def rows(self, ids: Mapping[str, str]) -> list[Record]:
         """The record of every contender, in order."""
         for name, plans in self._raced.items():
             if len(plans) > 1:
                 self.job.tell(told(name, plans))
-        return play_all(self._request, self.job, self._opening, self._timed, self.survey or (lambda: None))
+        return play_all(self._request, self.job, ids, self._opening, self._timed, self.survey or (lambda: None))
 
     def _opening(self, entrant: Contender) -> Fields:
         num_raced = len(self._raced.get(entrant.plan_of or entrant.name, ()))

@@ -51,7 +51,6 @@ from rpbench.run.modes.duel.teams import (
     ON_DEVICE,
     Absent,
     EngineTeam,
-    LimitTeam,
     Parity,
     Sample,
     Team,
@@ -142,17 +141,14 @@ def play(
 def _made(teams: Mapping[str, Team], names: Sequence[str], began: float, lost: dict[str, str]) -> Iterator[Run]:
     for name in names:
         if name not in lost:
+            gc.collect()
+            before = time.perf_counter()
             try:
-                yield _run(name, teams[name], began)
+                sample = teams[name].run()
             except FAILURES as error:
                 lost[name] = why_lost(error)
-
-
-def _run(name: str, team: Team, began: float) -> Run:
-    gc.collect()
-    before = time.perf_counter()
-    sample = team.run()
-    return Run(name, (before + time.perf_counter()) / 2 - began, sample)
+            else:
+                yield Run(name, (before + time.perf_counter()) / 2 - began, sample)
 
 
 @contextmanager
@@ -253,9 +249,9 @@ class PlannedTeams:
                 program = make_program(plan.schedule, plan.costs)
                 yield entrant.name, TorchTeam(plan, self._case(plan), ranks, program, cores)
             else:
-                kind = LimitTeam if entrant.engine == "side by side" else EngineTeam
                 settings = Settings(self.optimizer, recompute="except_last" if plan.keeps_last else "all")
-                yield entrant.name, kind(plan, workload, settings, backend)
+                waits = entrant.engine != "side by side"
+                yield entrant.name, EngineTeam(plan, workload, settings, backend, waits=waits)
 
     def _case(self, plan: WholePlan) -> Case:
         assert plan.schedule.partition is not None

@@ -83,12 +83,19 @@ class Team(Protocol):
 
 
 class EngineTeam:
-    """A plan on our engine: a thread a device."""
+    """A plan on our engine: a thread a device.
+
+    Args:
+        waits: False: the same actions without waiting, each device's part of them without gaps in between.
+    """
 
     tolerance = 0.0  # bit for bit
 
-    def __init__(self, plan: WholePlan, workload: Workload, settings: Settings, backend: CpuBackend) -> None:
+    def __init__(
+        self, plan: WholePlan, workload: Workload, settings: Settings, backend: CpuBackend, *, waits: bool = True
+    ) -> None:
         self.plan, self._workload, self._settings, self._backend = plan, workload, settings, backend
+        self._waits = waits
 
     def check(self, sequence_tokens: int) -> Parity:
         training = Training(
@@ -110,18 +117,10 @@ class EngineTeam:
         replayed = replay_clock(program, self._backend.pre_cpu_s, self._backend.main_cpu_s)
         loss = training.mean_loss(training.schedule.shape.num_steps - 1)
         sample = Sample(wall_s, float(replayed.makespan), sum(cpu_s), foreign.elapsed_s, foreign.others_s, loss)
-        busy_s = sum(span.end - span.start for span in timeline.spans())
-        return self._counted(sample, busy_s)
-
-    def _counted(self, sample: Sample, busy_s: float) -> Sample:
-        return sample
-
-
-class LimitTeam(EngineTeam):
-    """The same actions without waiting: half of them on each of two threads, without the gaps between them."""
-
-    def _counted(self, sample: Sample, busy_s: float) -> Sample:
+        if self._waits:
+            return sample
         num_devices = self.plan.schedule.shape.num_ranks
+        busy_s = sum(span.end - span.start for span in timeline.spans())
         return replace(sample, wall_s=busy_s / num_devices, replay_s=sample.cpu_s / num_devices)
 
 

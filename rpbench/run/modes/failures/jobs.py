@@ -255,12 +255,7 @@ def prepare(request: Request) -> Work:
         raise
     except ValueError as error:
         raise ConfigError(f"mode.failures: {error}") from None
-    work = scheduled(
-        request,
-        step.assembled,
-        lambda: _outcome(step, policy, failures, horizon_s),
-        lambda error: isinstance(error, MemoryError),
-    )
+    work = scheduled(request, step.assembled, lambda: _outcome(step, policy, failures, horizon_s))
     return replace(work, opening={**work.opening, "policy": asked.policy})
 
 
