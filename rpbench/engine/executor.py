@@ -50,11 +50,7 @@ def execute(program: Program, handlers: Mapping[Kind, Handler], backend: Backend
 
 
 def check_kinds(program: Program, handlers: Mapping[Kind, Handler]) -> None:
-    """Refuse an action that no handler is for.
-
-    Raises:
-        ScheduleError: naming the first.
-    """
+    """Refuse an action that no handler is for: a ScheduleError naming the first."""
     for number, action in enumerate(program.actions):
         for part in parts_of(action):
             if part.kind not in handlers:

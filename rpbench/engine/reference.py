@@ -61,10 +61,8 @@ class Reads(NamedTuple):
 
 
 def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
-    """The versions that follow from each lane of a schedule by itself (`rpbench.ir.checks.versions`).
-
-    Raises:
-        ScheduleError: if a version depends on the pace of other lanes.
+    """The versions that follow from each lane of a schedule by itself (`rpbench.ir.checks.versions`); raises
+    ScheduleError if a version depends on the pace of other lanes.
     """
     found = lane_reads(schedule)
     stage_of = {module: stage for stage, modules in enumerate(layout.forward) for module in modules}

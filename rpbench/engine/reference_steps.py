@@ -261,11 +261,8 @@ class OrderedSum:
                 _add(total, self.waiting[group.pop(0)].pop(0))
 
     def result(self) -> Tensors:
-        """The sum over all groups.
-
-        Raises:
-            RuntimeError: if the groups lack a microbatch of the step, or name one that is not in it: what is added up
-                in their order is then no gradient of the step.
+        """The sum over all groups; raises RuntimeError if the groups lack a microbatch of the step, or name one that is
+        not in it: what is added up in their order is then no gradient of the step.
         """
         missing = [microbatch for group in self.groups for microbatch in group]
         left = [microbatch for microbatch, gradients in self.waiting.items() if gradients]

@@ -146,10 +146,8 @@ class Gemini(Checkpoint):
 
 
 def groups(num_ranks: int, num_copies: int) -> tuple[Group, ...]:
-    """The groups whose ranks hold one another's states; the last is larger where they do not divide evenly.
-
-    Raises:
-        ValueError: for copies that cannot be placed.
+    """The groups whose ranks hold one another's states; the last is larger where they do not divide evenly. Raises
+    ValueError for copies that cannot be placed.
     """
     if not 1 <= num_copies <= num_ranks:
         raise ValueError(
@@ -173,10 +171,8 @@ def is_recoverable(lost: Collection[int], num_ranks: int, num_copies: int) -> bo
 
 
 def recoverable_probability(num_ranks: int, num_copies: int, num_failures: int) -> Fraction:
-    """How likely no state is lost when `num_failures` ranks fail at once, all sets of them equally likely.
-
-    Raises:
-        ValueError: if more fail than there are, or the copies cannot be placed.
+    """How likely no state is lost when `num_failures` ranks fail at once, all sets of them equally likely; raises
+    ValueError if more fail than there are, or the copies cannot be placed.
     """
     if not 0 <= num_failures <= num_ranks:
         raise ValueError(f"num_failures={num_failures}: of {num_ranks} ranks; take 0 to {num_ranks}")

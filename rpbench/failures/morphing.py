@@ -91,11 +91,7 @@ class Varuna(Checkpoint):
 
     @classmethod
     def begin(cls, find: Callable[[int], Form], num_devices: int, every: int) -> Self:
-        """On all devices.
-
-        Raises:
-            NoForm: if no form fits.
-        """
+        """On all devices; raises NoForm if no form fits."""
         form = find(num_devices)
         return cls(form.job, every, find=find, num_devices=num_devices, form=form)
 

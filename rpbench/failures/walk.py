@@ -30,10 +30,8 @@ class Failure:
 
 
 def listed(pairs: Iterable[Sequence[float]], num_ranks: int, horizon_s: float) -> tuple[Failure, ...]:
-    """Failures as (rank, second) pairs, those of one moment joined, in the order of time.
-
-    Raises:
-        ValueError: for a rank that does not exist, a moment outside the run, or what is no pair.
+    """Failures as (rank, second) pairs, those of one moment joined, in the order of time; raises ValueError for a rank
+    that does not exist, a moment outside the run, or what is no pair.
     """
     found: dict[float, set[int]] = {}
     for pair in pairs:
@@ -53,9 +51,7 @@ def listed(pairs: Iterable[Sequence[float]], num_ranks: int, horizon_s: float) -
 
 def drawn(mean_s: float, num_ranks: int, horizon_s: float, seed: int) -> tuple[Failure, ...]:
     """Failures of ranks that each live `mean_s` seconds on average, exponentially distributed; the same for a seed.
-
-    Raises:
-        ValueError: for a mean that is no time, or one that makes more failures than are simulated.
+    Raises ValueError for a mean that is no time, or one that makes more failures than are simulated.
     """
     if not (isfinite(mean_s) and mean_s > 0):
         raise ValueError(f"mean_between_s={mean_s}: seconds that a rank lives on average, a finite number above 0")

@@ -28,11 +28,7 @@ _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # what a device does, by the 
 
 
 def read_text(path: Path) -> str:
-    """A stranger's file.
-
-    Raises:
-        ConfigError: for what is not there, is no file, is too large, or is not UTF-8.
-    """
+    """A stranger's file; raises ConfigError for what is not there, is no file, is too large, or is not UTF-8."""
     try:
         return whole_file.read_text(path, MOST_BYTES)
     except (OSError, ValueError) as error:
@@ -41,10 +37,8 @@ def read_text(path: Path) -> str:
 
 
 def records_of_csv(text: str) -> list[Record]:
-    """A record for each row of a table; columns as records name them, `schedule` at least.
-
-    Raises:
-        ConfigError: naming the first line that does not fit.
+    """A record for each row of a table; columns as records name them, `schedule` at least. Raises ConfigError naming
+    the first line that does not fit.
     """
     if "\0" in text:
         number = text[: text.index("\0")].count("\n") + 1
@@ -223,10 +217,8 @@ _USAGE = "import kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
 
 
 def import_file(arguments: Sequence[str]) -> list[dict[str, object]]:
-    """Read one file; what was made of it, an object for each record or trace.
-
-    Raises:
-        ConfigError: for an unknown form or a file that does not fit; nothing is written then.
+    """Read one file; what was made of it, an object for each record or trace. Raises ConfigError for an unknown form or
+    a file that does not fit; nothing is written then.
     """
     words = [item for item in arguments if "=" not in item]
     options = dict(item.partition("=")[::2] for item in arguments if "=" in item)

@@ -121,10 +121,8 @@ class Plan:
 
 
 def recall(results: Path, plan: Plan) -> tuple[Cell, ...]:
-    """The cells of a plan as they stand now.
-
-    Raises:
-        ManifestError: if the plan is not there, or another has taken its place.
+    """The cells of a plan as they stand now; raises ManifestError if the plan is not there, or another has taken its
+    place.
     """
     found = read_manifest(results, plan.name)
     if found is None:
@@ -255,11 +253,7 @@ class Journal:
 
 
 def read_manifest(results: Path, name: str) -> Manifest | None:
-    """The manifest of that name; None if there is none.
-
-    Raises:
-        ManifestError: if its plan is torn or not what a plan is.
-    """
+    """The manifest of that name; None if there is none. Raises ManifestError if its plan is torn or not what a plan is."""
     folder = results / FOLDER / name
     path = folder / PLAN
     try:

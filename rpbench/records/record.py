@@ -208,19 +208,15 @@ def _digest_of_text(text: str) -> str:
 
 
 def dump(record: Record) -> str:
-    """The record as one line of strict JSON.
-
-    Raises:
-        ValueError: if a number is not finite; such a record would not be readable elsewhere.
+    """The record as one line of strict JSON; raises ValueError if a number is not finite; such a record would not be
+    readable elsewhere.
     """
     return json.dumps(record, allow_nan=False)
 
 
 def check_writable(folder: Path, key: str) -> None:
-    """Refuse a folder that cannot be made or written, before any work begins.
-
-    Raises:
-        ValueError: with the key of the request that named it.
+    """Refuse a folder that cannot be made or written, before any work begins: a ValueError with the key of the request
+    that named it.
     """
     try:
         folder.stat()
@@ -243,11 +239,7 @@ def _takes_a_folder(existing: Path) -> bool:
 
 
 def check_target(path: Path) -> None:
-    """Refuse to put a file in the place of a device, a pipe or a folder.
-
-    Raises:
-        ValueError: naming it.
-    """
+    """Refuse to put a file in the place of a device, a pipe or a folder: a ValueError naming it."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no regular file, and is left alone; name a file")
 

@@ -51,10 +51,8 @@ OFFLOADS = ("none", "weights", "all", "auto")
 
 
 def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
-    """The schedule with the transfers that are asked for.
-
-    Raises:
-        ConfigError: for an unknown word, or a schedule whose weights stay where they are.
+    """The schedule with the transfers that are asked for; raises ConfigError for an unknown word, or a schedule whose
+    weights stay where they are.
     """
     if offload not in OFFLOADS:
         raise ConfigError(f"offload={offload}: one of {', '.join(OFFLOADS)}")
@@ -75,11 +73,7 @@ def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
 
 
 def check_sizes(schedule: Schedule, sizes: ModelBytes | None) -> None:
-    """Refuse transfers of a model whose bytes are unknown.
-
-    Raises:
-        ConfigError: for a model without a shape.
-    """
+    """Refuse transfers of a model whose bytes are unknown: a ConfigError for a model without a shape."""
     if sizes is None and has_transfers(schedule):
         raise ConfigError(
             "the bytes of a transfer follow from the model: take one with a shape, such as model=qwen3_1p7b, "
@@ -151,11 +145,7 @@ class Assembled:
 
 
 def assemble(request: Request) -> Assembled:
-    """Everything a run needs, checked.
-
-    Raises:
-        ValueError: for an impossible request; nothing has been written by then.
-    """
+    """Everything a run needs, checked; raises ValueError for an impossible request; nothing has been written by then."""
     if request.schedule.file is not None:
         return _from_file(request, request.schedule.file)
     problem = pose(request)

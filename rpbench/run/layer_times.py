@@ -80,10 +80,8 @@ def _of_devices(request: Request, times: LayerTimes) -> LayerTimes:
 
 
 def check_published(request: Request) -> None:
-    """Refuse published timings on another machine than theirs; a cluster without rates is accepted.
-
-    Raises:
-        ConfigError: with what to take instead.
+    """Refuse published timings on another machine than theirs; a cluster without rates is accepted. Raises ConfigError
+    with what to take instead.
     """
     cluster = request.cluster
     if request.cost.name != "published" or cluster.published_name == TIMED_ON or cluster.matmul_flops_per_s is None:

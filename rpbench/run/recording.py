@@ -187,10 +187,8 @@ def origin() -> Fields:
 
 
 def run(request: Request) -> list[Record]:
-    """Records of a request, made by its mode or found; all are on disk on return.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is written then.
+    """Records of a request, made by its mode or found; all are on disk on return. Raises ValueError if the request is
+    wrong; nothing is written then.
     """
     mode = importlib.import_module(f"rpbench.run.modes.{request.mode.name}")  # torch, where a mode needs it
     found: list[Record] = mode.records(request)

@@ -179,10 +179,8 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
 
 
 def tuned(request: Request) -> Assembled:
-    """The best plan that the search finds, ready to be simulated.
-
-    Raises:
-        ValueError: for a request that leaves nothing to choose, or a schedule that takes no setting.
+    """The best plan that the search finds, ready to be simulated; raises ValueError for a request that leaves nothing
+    to choose, or a schedule that takes no setting.
     """
     terms, who = terms_of_request(request), contender_of(request)
     frames = Frames(who, terms)
@@ -227,11 +225,7 @@ def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
 
 
 def contender_of(request: Request) -> Contender:
-    """The contender that a request names.
-
-    Raises:
-        ConfigError: for a schedule whose sums have no bytes.
-    """
+    """The contender that a request names; raises ConfigError for a schedule whose sums have no bytes."""
     entry, given = request.entry, request.schedule.options
     own = {name: value for name, value in given.items() if value != entry.options[name]}
     found = Contender(entry, tuple(own.items()))
@@ -241,10 +235,8 @@ def contender_of(request: Request) -> Contender:
 
 
 def terms_of_request(request: Request) -> Terms:
-    """The terms that a request sets.
-
-    Raises:
-        ConfigError: for a cost or a choice that a search of all options has no use for.
+    """The terms that a request sets; raises ConfigError for a cost or a choice that a search of all options has no use
+    for.
     """
     _check(request)
     assert request.model is not None  # or it had been refused

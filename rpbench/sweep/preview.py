@@ -54,10 +54,8 @@ class Forecaster:
     results: Path
 
     def of(self, request: Request) -> Forecast:
-        """The forecast of a request, which nothing is run or written for.
-
-        Raises:
-            ValueError: for what in the request cannot be.
+        """The forecast of a request, which nothing is run or written for; raises ValueError for what in the request
+        cannot be.
         """
         if why := _why_not_made(request):
             return Forecast(NOT_KNOWN, why)

@@ -127,11 +127,7 @@ class Slurm:
         return rows
 
     def executor_here(self) -> Any:
-        """The executor that submits jobs.
-
-        Raises:
-            ConfigError: without submitit, or without SLURM.
-        """
+        """The executor that submits jobs; raises ConfigError without submitit, or without SLURM."""
         try:
             submitit = import_submitit()
         except ImportError:
@@ -167,19 +163,15 @@ class Slurm:
 
 
 def asked_for(launcher: Mapping[str, Any]) -> Slurm | None:
-    """The launcher of a composed configuration, if it is this one.
-
-    Raises:
-        ConfigError: for a key or a value that it does not take.
+    """The launcher of a composed configuration, if it is this one; raises ConfigError for a key or a value that it does
+    not take.
     """
     return typed(Slurm, dict(launcher)) if launcher.get("_target_") == TARGET else None
 
 
 def refuse_without_slurm(launcher: Mapping[str, Any]) -> None:
-    """Check that Hydra's own launcher for SLURM can hand in its jobs here.
-
-    Raises:
-        ConfigError: on a host that is on no SLURM cluster.
+    """Check that Hydra's own launcher for SLURM can hand in its jobs here: a ConfigError on a host that is on no SLURM
+    cluster.
     """
     if str(launcher.get("_target_")).endswith("submitit_launcher.SlurmLauncher") and shutil.which("srun") is None:
         raise ConfigError(
@@ -192,10 +184,8 @@ def refuse_without_slurm(launcher: Mapping[str, Any]) -> None:
 
 
 def import_submitit() -> Any:
-    """submitit, without the handler that writes its log among the data on stdout as well.
-
-    Raises:
-        ImportError: if it is not installed.
+    """submitit, without the handler that writes its log among the data on stdout as well; raises ImportError if it is
+    not installed.
     """
     submitit = importlib.import_module("submitit")
     log = logging.getLogger("submitit")

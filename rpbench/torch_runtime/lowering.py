@@ -91,10 +91,8 @@ def _waiting(row: list[str], rank: int) -> list[str]:
 
 
 def lower(schedule: Schedule) -> Lowered:
-    """The rows that ranks run.
-
-    Raises:
-        ScheduleError: if torch's runtime cannot run the schedule, or a pair of ranks would mix up its messages.
+    """The rows that ranks run; raises ScheduleError if torch's runtime cannot run the schedule, or a pair of ranks
+    would mix up its messages.
     """
     table = make_table(schedule, two_way=True)
     lowered = lower_communication(table)
@@ -103,10 +101,8 @@ def lower(schedule: Schedule) -> Lowered:
 
 
 def check_message_order(lowered: Schedule) -> None:
-    """Each pair of ranks sends and receives its messages, of both directions, in one order.
-
-    Raises:
-        ScheduleError: with the first two actions that do not belong together.
+    """Each pair of ranks sends and receives its messages, of both directions, in one order; raises ScheduleError with
+    the first two actions that do not belong together.
     """
     seen: dict[tuple[int, int], list[tuple[int, Action]]] = {}  # (rank, peer) -> its messages with that peer
     number = -1

@@ -88,11 +88,7 @@ class TorchRequest:
 
     @cached_property
     def lowered(self) -> Lowered:
-        """The lowered rows of all pipeline ranks.
-
-        Raises:
-            ScheduleError: if torch's runtime cannot run it.
-        """
+        """The lowered rows of all pipeline ranks; raises ScheduleError if torch's runtime cannot run it."""
         return lower(from_text(self.schedule))
 
     @property
@@ -165,11 +161,7 @@ class TorchRequest:
 
     @classmethod
     def from_json(cls, text: str) -> "TorchRequest":
-        """The request `to_json` wrote.
-
-        Raises:
-            ValueError: if it is none.
-        """
+        """The request `to_json` wrote; raises ValueError if it is none."""
         try:
             return cls(**json.loads(text))
         except TypeError as error:
@@ -192,10 +184,8 @@ def make_request(schedule: Schedule, model: Architecture, *, check_device: bool 
 
 
 def check_request(request: TorchRequest, *, check_device: bool = True) -> None:
-    """Refuse what cannot be run, or would give wrong gradients without an error, before any process starts.
-
-    Raises:
-        ValueError: value, rule and way out.
+    """Refuse what cannot be run, or would give wrong gradients without an error, before any process starts: a
+    ValueError with value, rule and way out.
     """
     lowered = request.lowered
     _check_partition(lowered.table, request)

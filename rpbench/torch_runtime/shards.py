@@ -54,11 +54,7 @@ class CollectiveRequest:
     device: str = "cpu"
 
     def check(self) -> None:
-        """Refuse a request that cannot run.
-
-        Raises:
-            ValueError: value, rule and way out.
-        """
+        """Refuse a request that cannot run: a ValueError with value, rule and way out."""
         if self.num_ranks < 2:
             raise ValueError(f"ranks={self.num_ranks}: a collective needs at least 2")
         num = torch.accelerator.device_count()
@@ -136,10 +132,8 @@ _pairs: dict[int, list[Any]] = {}
 
 
 class Groups:
-    """The groups of a request on the processes there are.
-
-    Raises:
-        ValueError: if there are not as many processes as the request has ranks, or they have different requests.
+    """The groups of a request on the processes there are; raises ValueError if there are not as many processes as the
+    request has ranks, or they have different requests.
     """
 
     def __init__(self, request: TorchRequest) -> None:
@@ -200,10 +194,8 @@ class Groups:
         dist.barrier()
 
     def check_same(self, digest: str) -> None:
-        """All ranks have one table and one request, or none of them starts.
-
-        Raises:
-            ValueError: naming the ranks that differ; every rank raises it.
+        """All ranks have one table and one request, or none of them starts; raises ValueError naming the ranks that
+        differ; every rank raises it.
         """
         digests: list[Any] = [None] * self.world
         dist.all_gather_object(digests, digest)
@@ -243,10 +235,8 @@ def shard_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def replicate_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """torch's data parallelism on FSDP's machinery, whose gradients are reduced where REDUCE_GRAD stands.
-
-    Raises:
-        ValueError: if this torch does not have it.
+    """torch's data parallelism on FSDP's machinery, whose gradients are reduced where REDUCE_GRAD stands; raises
+    ValueError if this torch does not have it.
     """
     try:
         from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -256,10 +246,8 @@ def replicate_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def shard_matrices(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Tensor parallelism on every decoder layer; embedding, norms and head stay whole on each rank.
-
-    Raises:
-        ValueError: for layers that torch's styles cannot cut, or heads that cannot be dealt evenly.
+    """Tensor parallelism on every decoder layer; embedding, norms and head stay whole on each rank. Raises ValueError
+    for layers that torch's styles cannot cut, or heads that cannot be dealt evenly.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 

@@ -98,11 +98,7 @@ def specification(project: str, entity: str = "") -> dict[str, Any]:
 
 
 def save(project: str, entity: str = "") -> dict[str, str]:
-    """Make workspace and report at W&B; where they are.
-
-    Raises:
-        ConfigError: without a key, before anything is asked.
-    """
+    """Make workspace and report at W&B; where they are. Raises ConfigError without a key, before anything is asked."""
     from rpbench.tracking.wandb_run import wandb_mode
 
     if wandb_mode() != "online":

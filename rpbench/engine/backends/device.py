@@ -132,11 +132,7 @@ class _Issue:
                 self._origins[found].record(torch.accelerator.current_stream(found))
 
     def perform(self, number: int, gate: Gate) -> None:
-        """Issue an action behind the events of what it waits for.
-
-        Raises:
-            DeviceFailed: if an accelerator fails.
-        """
+        """Issue an action behind the events of what it waits for; raises DeviceFailed if an accelerator fails."""
         with failing():
             self._issue(number, gate)
 

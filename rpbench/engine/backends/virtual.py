@@ -38,11 +38,7 @@ class Together:
         self._threads = ThreadPoolExecutor(most, "share", prepare)
 
     def perform(self, number: int, gate: Gate) -> None:
-        """Do an action, or all shares of one if this is the last.
-
-        Raises:
-            ActionFailed: if a share raised.
-        """
+        """Do an action, or all shares of one if this is the last; raises ActionFailed if a share raised."""
         shares = self._program.meets.get(number)
         if shares is None:
             self._perform(number, gate)

@@ -205,11 +205,7 @@ class Calibration:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there.
-
-    Raises:
-        ValueError: unless it is `cpu`, or `accelerator` where torch finds one.
-    """
+    """Refuse a device that is not there: a ValueError unless it is `cpu`, or `accelerator` where torch finds one."""
     if device not in DEVICES:
         raise ValueError(f"device={device}: one of {', '.join(DEVICES)}")
     if device == "accelerator" and not torch.accelerator.is_available():

@@ -103,11 +103,7 @@ class Plan:
 
     @cached_property
     def rank_of(self) -> tuple[int, ...]:
-        """For each stage, the rank that runs it.
-
-        Raises:
-            ValueError: if a stage is on several.
-        """
+        """For each stage, the rank that runs it; raises ValueError if a stage is on several."""
         found: dict[int, set[int]] = {}
         for rank in range(self.num_ranks):
             for action in self.order.compute(rank):
@@ -121,11 +117,7 @@ class Plan:
         return tuple(min(found[stage]) for stage in sorted(found))
 
     def workload(self) -> Workload:
-        """The workload of the plan, the same in every process.
-
-        Raises:
-            ValueError: if stages share parameters.
-        """
+        """The workload of the plan, the same in every process; raises ValueError if stages share parameters."""
         model = Architecture(**self.model)
         found = Workload(
             list(build_model(model, seed=self.seed, dtype=getattr(torch, self.dtype))),
@@ -142,11 +134,7 @@ class Plan:
         return found
 
     def settings(self) -> OptimizerSettings:
-        """The settings of the optimizer.
-
-        Raises:
-            ValueError: if a step needs the gradients of other stages.
-        """
+        """The settings of the optimizer; raises ValueError if a step needs the gradients of other stages."""
         found = OptimizerSettings(**self.optimizer)
         if found.clip_norm is not None:
             raise ValueError(

@@ -266,10 +266,8 @@ class StageProcess:
         return self._tensors.pop(name)
 
     def _word(self, deadline: float, what: str) -> Message:
-        """The next message of this epoch, or the one that ends it; tensors are laid aside.
-
-        Raises:
-            TimeoutError: if none comes in time.
+        """The next message of this epoch, or the one that ends it; tensors are laid aside. Raises TimeoutError if none
+        comes in time.
         """
         while True:
             try:

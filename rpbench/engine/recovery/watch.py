@@ -79,11 +79,7 @@ class Result:
 
 
 def train(plan: Plan) -> Result:
-    """Train a plan to its end.
-
-    Raises:
-        CannotRecover: if a state is lost, or a rank hangs or raises.
-    """
+    """Train a plan to its end; raises CannotRecover if a state is lost, or a rank hangs or raises."""
     with Watch(plan) as watch:
         return watch.train()
 
@@ -124,11 +120,7 @@ class Watch:
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def train(self) -> Result:
-        """Every step, through every failure.
-
-        Raises:
-            CannotRecover: as of `rpbench.engine.recovery.watch.train`.
-        """
+        """Every step, through every failure; raises CannotRecover as `rpbench.engine.recovery.watch.train` does."""
         while True:
             try:
                 if self._lost:
@@ -217,10 +209,8 @@ class Watch:
         )
 
     def _givers(self, lost: tuple[int, ...]) -> dict[int, int] | None:
-        """For each lost rank one that lives and holds its state; None where files are to be read.
-
-        Raises:
-            CannotRecover: if there are no files either.
+        """For each lost rank one that lives and holds its state; None where files are to be read. Raises CannotRecover
+        if there are no files either.
         """
         living = {rank: [each for each in self._plan.holders[rank] if each not in lost] for rank in lost}
         if self._plan.source == "memory" and all(living.values()):

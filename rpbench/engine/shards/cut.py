@@ -32,10 +32,8 @@ def cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[Wo
 
 
 def cut_head(workload: Workload, schedule: Schedule) -> Workload:
-    """The workload with its head in as many shards as the schedule has.
-
-    Raises:
-        ValueError: if the model has no head that can be cut, or the schedule cannot update share d with stage d.
+    """The workload with its head in as many shards as the schedule has; raises ValueError if the model has no head that
+    can be cut, or the schedule cannot update share d with stage d.
     """
     shape = schedule.shape
     if shape.separate_cuts or shape.num_stages != shape.num_ranks or shape.num_parts > 1:
@@ -112,10 +110,8 @@ DRAWS_APART = (
 
 
 def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
-    """The workload with layers in shards, one for each device.
-
-    Raises:
-        ValueError: if the layers cannot be cut evenly, or the schedule is not one that trains them.
+    """The workload with layers in shards, one for each device; raises ValueError if the layers cannot be cut evenly, or
+    the schedule is not one that trains them.
     """
     _check_layers(workload, schedule)
     num_shares, along = schedule.shape.num_ranks, schedule.shape.sequence_parallel

@@ -140,10 +140,8 @@ def save(folder: Path, state: State, subject: Mapping[str, Any]) -> None:
 
 @contextmanager
 def begun(folder: Path, num_steps: int) -> Iterator[Path]:
-    """A new data folder within a checkpoint's folder; removed if the block raises.
-
-    Raises:
-        CheckpointError: as of `check_target`.
+    """A new data folder within a checkpoint's folder; removed if the block raises. Raises CheckpointError as
+    `check_target` does.
     """
     check_target(folder)
     data = folder / f"{DATA}{num_steps}-{secrets.token_hex(4)}"
@@ -156,11 +154,7 @@ def begun(folder: Path, num_steps: int) -> Iterator[Path]:
 
 
 def check_target(folder: Path) -> None:
-    """Refuse to write where anything but a checkpoint is.
-
-    Raises:
-        CheckpointError: naming the file.
-    """
+    """Refuse to write where anything but a checkpoint is: a CheckpointError naming the file."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder, and is left alone; name a new folder")
     others = [found for found in folder.glob("*") if found.name != CHECKPOINT and not _is_ours(found.name)]
@@ -275,11 +269,7 @@ class Manifest:
                 )
 
     def state(self) -> State:
-        """The whole state.
-
-        Raises:
-            CheckpointError: for a file that torch cannot read.
-        """
+        """The whole state; raises CheckpointError for a file that torch cannot read."""
         tensors = {
             name: torch.empty(kept.size, dtype=kept.properties.dtype)  # type: ignore[union-attr]  # looked at
             for name, kept in self.metadata.state_dict_metadata.items()
@@ -297,20 +287,14 @@ def state_in(data: Path, num_steps: int) -> State:
 
 
 def load(folder: Path, subject: Mapping[str, Any]) -> State:
-    """Read a checkpoint of the same subject.
-
-    Raises:
-        CheckpointError: if there is none, it is torn, or its subject differs.
+    """Read a checkpoint of the same subject; raises CheckpointError if there is none, it is torn, or its subject
+    differs.
     """
     return opened(folder, subject).state()
 
 
 def opened(folder: Path, subject: Mapping[str, Any]) -> Manifest:
-    """A checkpoint of the same subject, all of whose files are whole.
-
-    Raises:
-        CheckpointError: as of `load`.
-    """
+    """A checkpoint of the same subject, all of whose files are whole; raises CheckpointError as `load` does."""
     content = _content(folder)
     for key, wanted in json.loads(json.dumps(dict(subject))).items():
         if (kept := content["subject"].get(key)) != wanted:
@@ -411,10 +395,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def metadata_of(data: Path) -> "Metadata":
-    """Torch's metadata of the files in a folder, checked.
-
-    Raises:
-        CheckpointError: for other files than those beside it, packed ones, and tensors larger than their files.
+    """Torch's metadata of the files in a folder, checked; raises CheckpointError for other files than those beside it,
+    packed ones, and tensors larger than their files.
     """
     from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
 

@@ -165,10 +165,8 @@ class CarriedWindow(_OneSum):
         self._missing.discard(microbatch)
 
     def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Add the gradients of some microbatches to the sum, and send it on.
-
-        Raises:
-            RuntimeError: if the sum is not there yet, or a gradient has not been made.
+        """Add the gradients of some microbatches to the sum, and send it on; raises RuntimeError if the sum is not
+        there yet, or a gradient has not been made.
         """
         for microbatch in microbatches:
             due = self._order[self._num_carried]
@@ -238,10 +236,8 @@ class GroupedWindow(_OneSum):
             self._made.add(microbatch)
 
     def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Send a device's gradients of some microbatches on, and add up the sums at home.
-
-        Raises:
-            RuntimeError: if a gradient that belongs to the sum has not been made, or has not come.
+        """Send a device's gradients of some microbatches on, and add up the sums at home; raises RuntimeError if a
+        gradient that belongs to the sum has not been made, or has not come.
         """
         own = list(microbatches)
         found, first = self._of[own[0]]

@@ -60,11 +60,7 @@ class _View(NamedTuple):
     offset: int
 
     def tensor(self) -> torch.Tensor:
-        """The saved tensor, on the device.
-
-        Raises:
-            RuntimeError: while it is away.
-        """
+        """The saved tensor, on the device; raises RuntimeError while it is away."""
         here = self.saved.here
         if here is None:
             raise RuntimeError(self.saved.reader)
@@ -154,11 +150,7 @@ class SavedActivations:
                 self._hold(saved.away, OF_PARTNER, action.peer)
 
     def load(self, action: Action, device: int, copy: Move) -> None:
-        """Bring it back to its device.
-
-        Raises:
-            RuntimeError: if it has not gone.
-        """
+        """Bring it back to its device; raises RuntimeError if it has not gone."""
         found = self._found.get(_place(action))
         if found is None or not found.is_away:
             raise RuntimeError(f"{action} loads activations that are not away: no STORE:A has taken them")
@@ -170,10 +162,8 @@ class SavedActivations:
         found.is_away = False
 
     def take(self, action: Action) -> None:
-        """A backward reads what its forward has saved; the graph lets it go on the way.
-
-        Raises:
-            RuntimeError: if it is away.
+        """A backward reads what its forward has saved; the graph lets it go on the way. Raises RuntimeError if it is
+        away.
         """
         place = _place(action)
         if self._found[place].is_away:

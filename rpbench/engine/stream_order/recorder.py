@@ -31,11 +31,7 @@ from rpbench.engine.stream_order.trace import (
 
 
 def now() -> Notes:
-    """The notes of the open machine.
-
-    Raises:
-        RuntimeError: if no machine is open.
-    """
+    """The notes of the open machine; raises RuntimeError if no machine is open."""
     if not noting:
         raise RuntimeError("a stream or event of a machine is used outside of it")
     return noting[-1]

@@ -26,10 +26,8 @@ from rpbench.workload.architecture import Architecture
 
 
 def published_run_fields(case: Case, cluster: Machine) -> dict[str, Any]:
-    """Simulation and prediction of a published run, as record fields.
-
-    Raises:
-        ValueError: for a system without a schedule, or one that the model cannot be cut for.
+    """Simulation and prediction of a published run, as record fields; raises ValueError for a system without a
+    schedule, or one that the model cannot be cut for.
     """
     found, predicted = simulated(case, cluster), predict(case, with_interval=False)
     outcome, setting, settings = found.outcome, found.setting, found.case.settings
@@ -68,11 +66,7 @@ _STATUS = {"ok": "ok", "OOM": "oom", "N/A": "infeasible"}
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a prediction.
-
-    Raises:
-        ValueError: if model, cluster or system lacks what is needed.
-    """
+    """The record of a prediction; raises ValueError if model, cluster or system lacks what is needed."""
     return [recorded(request, _prepare)]
 
 
@@ -97,10 +91,8 @@ def basis_of(cluster: Machine, cost: CostConfig, known: Software | None = None) 
 
 
 def case_of(request: Request) -> Case:
-    """The published run of a request in mode predict.
-
-    Raises:
-        ConfigError: for a schedule or system without a model of its own.
+    """The published run of a request in mode predict; raises ConfigError for a schedule or system without a model of
+    its own.
     """
     model, cluster = request.model, request.cluster
     assert model is not None  # or the request had been refused

@@ -21,10 +21,8 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a model's closed forms.
-
-    Raises:
-        ValueError: if the model or the cluster lacks the numbers a formula needs.
+    """The record of a model's closed forms; raises ValueError if the model or the cluster lacks the numbers a formula
+    needs.
     """
     return [recorded(request, _prepare)]
 
@@ -35,10 +33,8 @@ def _prepare(request: Request) -> Work:
 
 
 def closed_forms(request: Request) -> dict[str, Any]:
-    """Times, intensities and the ideal bubble of the model, cluster and workload, as record fields.
-
-    Raises:
-        ValueError: as of `records`.
+    """Times, intensities and the ideal bubble of the model, cluster and workload, as record fields; raises ValueError
+    as `records` does.
     """
     convention = _convention(request)
     model, cluster = request.model, request.cluster

@@ -117,10 +117,8 @@ def _backend(request: Request) -> BackendConfig:
 
 
 def check_request(request: Request, assembled: Assembled) -> None:
-    """Refuse what cannot be run, before any work begins.
-
-    Raises:
-        ConfigError: for a backend, model, precision or option that does not fit.
+    """Refuse what cannot be run, before any work begins: a ConfigError for a backend, model, precision or option that
+    does not fit.
     """
     backend = _backend(request)
     if backend.name == "emulated":

@@ -40,11 +40,8 @@ from rpbench.sim.memory import peak_in_flight
 def check_device(
     request: Request, schedule: Schedule, backend: BackendConfig, *, has_tied: bool = False, has_frozen: bool = False
 ) -> None:
-    """Refuse what cannot run on accelerators.
-
-    Raises:
-        ConfigError: without an accelerator, real or dry; for a schedule that does not say how its tensors get
-            there; for options that only hold on the processor.
+    """Refuse what cannot run on accelerators: a ConfigError without an accelerator, real or dry; for a schedule that
+    does not say how its tensors get there; for options that only hold on the processor.
     """
     is_dry = backend.dry_accelerators is not None
     if not is_dry and not torch.accelerator.is_available():

@@ -146,11 +146,7 @@ RowOfTokens = list[Token]
 
 @dataclass(frozen=True)
 class Settings:
-    """The five settings; as they are, torch's own.
-
-    Raises:
-        ValueError: for a value that torch refuses.
-    """
+    """The five settings; as they are, torch's own. Raises ValueError for a value that torch refuses."""
 
     max_active_stages: int = 3
     unshard_lookahead: str | tuple[int, ...] = "full"
@@ -173,10 +169,8 @@ class Settings:
             )
 
     def lookahead(self, num_ranks: int) -> tuple[int, ...]:
-        """Stages that each rank gathers ahead.
-
-        Raises:
-            ValueError: if there is not one for each rank, from 1 to the stages that are gathered at a time.
+        """Stages that each rank gathers ahead; raises ValueError if there is not one for each rank, from 1 to the
+        stages that are gathered at a time.
         """
         if self.unshard_lookahead == "full":
             return (self.max_active_stages,) * num_ranks

@@ -99,11 +99,7 @@ class Table:
         return stage + 1 if (stage + 1) % self.chain_length else None
 
     def other_end(self, message: Token) -> Token:
-        """The receive of a send, the send of a receive.
-
-        Raises:
-            ScheduleError: if there is no stage at the other end.
-        """
+        """The receive of a send, the send of a receive; raises ScheduleError if there is no stage at the other end."""
         forth = message.kind in ("SEND_F", "RECV_B")
         stage = self.behind(message.stage) if forth else self.before(message.stage)
         if stage is None:
@@ -167,10 +163,8 @@ def read_token(cell: str, rank: int) -> Token:
 
 
 def check_table(table: Table) -> None:
-    """Each stage on one rank, with all microbatches once; each message between two ranks.
-
-    Raises:
-        ScheduleError: with the first that is not.
+    """Each stage on one rank, with all microbatches once; each message between two ranks. Raises ScheduleError with the
+    first that is not.
     """
     if not table.rank_of:
         raise ScheduleError("the table holds no computation: expected rows of tokens such as 0F0,0SEND_F0, one a rank")

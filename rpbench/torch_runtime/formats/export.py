@@ -56,10 +56,8 @@ class Given(NamedTuple):
 
 
 def export(schedule: Schedule, form: str, given: Given) -> str:
-    """The text of a schedule in one of `FORMS`.
-
-    Raises:
-        ValueError: for an unknown form, or a schedule that the form cannot hold, with the reason.
+    """The text of a schedule in one of `FORMS`; raises ValueError for an unknown form, or a schedule that the form
+    cannot hold, with the reason.
     """
     if form not in FORMS:
         raise ValueError(f"format={form}: one of {', '.join(FORMS)}")

@@ -150,10 +150,8 @@ class Lines:
 
 
 def module_names_per_stage(partition: Partition, names: ModuleNames) -> list[list[str]]:
-    """The modules of every stage in model order; torchtitan's `module_fqns_per_model_part`.
-
-    Raises:
-        ValueError: if forward and backward are cut apart, or a stage holds nothing.
+    """The modules of every stage in model order; torchtitan's `module_fqns_per_model_part`. Raises ValueError if
+    forward and backward are cut apart, or a stage holds nothing.
     """
     counts = _counts(partition)
     last = len(counts) - 1
@@ -442,10 +440,8 @@ def megatron_options(
 
 
 def megatron_virtual_stages(partition: Partition, num_ranks: int) -> dict[str, str | int] | None:
-    """The options that say the same without a layout; None where stages differ or a rank has one of them.
-
-    Raises:
-        ValueError: as `megatron_options`.
+    """The options that say the same without a layout; None where stages differ or a rank has one of them. Raises
+    ValueError as `megatron_options` does.
     """
     options = megatron_options(partition, num_ranks)
     counts = _counts(partition)

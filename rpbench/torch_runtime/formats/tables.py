@@ -100,10 +100,8 @@ class Chains:
 
 
 def find_chains(schedule: Schedule) -> Chains:
-    """The routes of a schedule's microbatches, in the order of their first microbatch.
-
-    Raises:
-        ScheduleError: if a forward is missing.
+    """The routes of a schedule's microbatches, in the order of their first microbatch; raises ScheduleError if a
+    forward is missing.
     """
     num_stages, num_microbatches = schedule.shape.num_stages, schedule.shape.total_microbatches
     rank_of: dict[tuple[int, int], int] = {}
@@ -252,10 +250,8 @@ _OVERLAP = re.compile(r"\((?P<inner>[^()]+)\)OVERLAP_F_B")
 
 
 def to_csv(schedule: Schedule) -> str:
-    """The compute-only file of a schedule, to be given to `_load_csv`; no line end after the last row.
-
-    Raises:
-        ScheduleError: with the reason, if a table cannot hold the schedule.
+    """The compute-only file of a schedule, to be given to `_load_csv`; no line end after the last row. Raises
+    ScheduleError with the reason, if a table cannot hold the schedule.
     """
     table = make_table(schedule)
     for device in range(table.shape.num_ranks):
@@ -271,10 +267,8 @@ def placement_of(schedule: Schedule) -> list[list[int]]:
 
 
 def read_schedule(source: str, name: str = "torch_csv") -> Schedule:
-    """The schedule of a file in our text form or in torch's CSV; what `schedule_file` takes.
-
-    Raises:
-        ScheduleError: naming what cannot be read, in the form that the file's beginning says it has.
+    """The schedule of a file in our text form or in torch's CSV; what `schedule_file` takes. Raises ScheduleError
+    naming what cannot be read, in the form that the file's beginning says it has.
     """
     return from_text(source) if source.startswith("#") else from_csv(source, name)
 

@@ -85,10 +85,8 @@ class Residents:
         self._members: dict[str, Member] = {}
 
     def step(self, asked: StepRequest) -> Answer | None:
-        """One step; the answer on rank 0, with the processor seconds of every rank, and None on the others.
-
-        Raises:
-            ValueError: if the ranks were asked for different things.
+        """One step; the answer on rank 0, with the processor seconds of every rank, and None on the others. Raises
+        ValueError if the ranks were asked for different things.
         """
         torch.set_num_threads(1)
         member = self._members.get(asked.name) or self._made(asked)

@@ -135,11 +135,7 @@ def correction_share(tau: float, settings: Compensation) -> float:
 
 
 def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: bool) -> None:
-    """Refuse a compensation that the schedule has no use for.
-
-    Raises:
-        ValueError: with the policy it takes.
-    """
+    """Refuse a compensation that the schedule has no use for: a ValueError with the policy it takes."""
     if not settings.is_needed:
         return
     wanted = Policy.PREDICT if settings.predictor else Policy.LATEST

@@ -76,11 +76,7 @@ def runs_by(columns: Mapping[str, Columns], clock: str) -> Runs:
 
 
 def compare(runs: Runs, contender: int, references: Sequence[int]) -> Comparisons:
-    """A contender's runs that have a reference on either side.
-
-    Raises:
-        ValueError: if there is no other reference.
-    """
+    """A contender's runs that have a reference on either side; raises ValueError if there is no other reference."""
     known = np.flatnonzero(np.isin(runs.who, [number for number in references if number != contender]))
     if not known.size:
         raise ValueError("no reference has run: a comparison needs a run on either side")

@@ -84,11 +84,7 @@ class Run(NamedTuple):
 
 
 def turn_order(others: Sequence[str], references: Sequence[str], draw: Random) -> list[str]:
-    """One turn.
-
-    Raises:
-        ValueError: if there is no reference.
-    """
+    """One turn; raises ValueError if there is no reference."""
     if not references:
         raise ValueError("no reference: a turn needs at least 1 run to compare the others with")
     shuffled, last = draw.sample(others, len(others)), draw.sample(references, len(references))

@@ -36,11 +36,7 @@ class Step(NamedTuple):
 
 
 def step_of(assembled: Assembled, asked: Failures, num_pipelines: int) -> Step:
-    """A step of an assembled run, on so many pipelines.
-
-    Raises:
-        ConfigError: for a time or a pace that cannot be.
-    """
+    """A step of an assembled run, on so many pipelines; raises ConfigError for a time or a pace that cannot be."""
     timeline, cluster, shape = simulate_graph(assembled.graph, assembled.costs), assembled.cluster, assembled.schedule
     begun_s: dict[int, float] = {}  # microbatch -> when the first of it begins
     for span in timeline.spans():
