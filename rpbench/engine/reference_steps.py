@@ -86,13 +86,11 @@ def corrected(weight: torch.Tensor, steps_apart: int, mean: torch.Tensor) -> tor
 
 
 def horizons(predictor: str, stage: int, late: int) -> tuple[int, int]:
-    """Steps that forward and backward look ahead.
+    """Steps that forward and backward look ahead, where the gradients of the step's first microbatch are `late` steps
+    late.
 
-    All look to the step that adds the gradient. SpecTrain looks on, to when the microbatch is back at the first stage:
-    floor(k / 2) further on stage k, both ways.
-
-    Args:
-        late: how late the gradients of the step's first microbatch are; all microbatches of the step look as far.
+    All look to the step that adds the gradient, all microbatches of a step as far. SpecTrain looks on, to when the
+    microbatch is back at the first stage: floor(k / 2) further on stage k, both ways.
     """
     if not predictor:
         return 0, 0
@@ -291,11 +289,7 @@ def update(
     optimizer: torch.optim.Optimizer,
     scale: float | None,
 ) -> None:
-    """One step with the gradients of all places; masters that several share get the sum.
-
-    Args:
-        scale: of the loss; None: 1.
-    """
+    """One step with the gradients of all places, divided by the loss scale; masters that several share get the sum."""
     for master in masters.values():
         master.grad = None
     for place, owner in workload.owner_of.items():
@@ -360,11 +354,7 @@ class Steps:
     trials: bool
 
     def take(self, step: int, made: Sequence[Tensors], scale: float | None, *, finite: bool) -> None:
-        """Step, and note the version; gradients that are not finite change nothing.
-
-        Args:
-            made: the gradients of all steps up to this one.
-        """
+        """Step with the last of the gradients `made` so far, and note the version; what is not finite changes none."""
         if self.halves:
             self.halves.step(step, made[-1], scale, finite=finite)
             self.note(self.halves.seen, self.optimizer)

@@ -325,11 +325,7 @@ class Training:
         )
 
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
-        """The program to execute; in real time, recomputations also wait for their kept inputs.
-
-        Args:
-            costs: tells whether recomputation may begin before the gradient is there.
-        """
+        """The program to execute; in real time, recomputations also wait for their kept inputs."""
         if real_time:
             program = make_program(
                 self.analysis,

@@ -208,10 +208,8 @@ def _sound_sets(size: int, run: int, failed: int) -> int:
 
 
 def busy_spans(graph: Graph, timeline: Timeline, hop: float) -> tuple[Spans, ...]:
-    """For each device, the seconds of a step in which a boundary tensor goes to or comes from another device.
-
-    Args:
-        hop: what a tensor takes, in the timeline's unit.
+    """For each device, the seconds of a step in which a boundary tensor, which takes a hop, goes to or comes from
+    another.
     """
     found: list[list[Span]] = [[] for _ in range(graph.schedule.shape.num_ranks)]
     if hop:

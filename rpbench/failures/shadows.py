@@ -191,10 +191,8 @@ def _shadowed(row: Iterable[Act], rank: int, num_ranks: int) -> Iterator[Act]:
 
 
 def merged(rows: Rows, lost: Collection[int], timed: Timed) -> tuple[tuple[Act, ...], ...]:
-    """Rows once some ranks are lost, no two of them neighbours; theirs are empty.
-
-    Args:
-        timed: the rows of all ranks without shadows, whose beginnings decide the order.
+    """Rows once some ranks are lost, no two of them neighbours, whose own are empty; `timed`, without shadows, decides
+    the order.
     """
     found = list(with_shadows(rows, lost))
     for rank in lost:
@@ -206,10 +204,8 @@ def merged(rows: Rows, lost: Collection[int], timed: Timed) -> tuple[tuple[Act, 
 
 
 def time_rows(rows: Rows, times: StageTimes, done: Mapping[int, Collection[Act]] | None = None) -> Timed:
-    """Run every row in order, each act as soon as its rank and its input are there.
-
-    Args:
-        done: by rank, what has ended before; it takes no time, and its result is there at once.
+    """Run every row in order, each act as soon as its rank and its input are there; what is `done` before takes no
+    time.
     """
     rank_of = {act: rank for rank, row in enumerate(rows) for act in row}
     last, timed = len(times.forward) - 1, Timed({}, {})

@@ -253,7 +253,7 @@ class Journal:
 
 
 def read_manifest(results: Path, name: str) -> Manifest | None:
-    """The manifest of that name; None if there is none. Raises ManifestError if its plan is torn or not what a plan is."""
+    """The manifest of that name, if there is one; raises ManifestError if its plan is torn or not what a plan is."""
     folder = results / FOLDER / name
     path = folder / PLAN
     try:

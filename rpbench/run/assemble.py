@@ -145,7 +145,7 @@ class Assembled:
 
 
 def assemble(request: Request) -> Assembled:
-    """Everything a run needs, checked; raises ValueError for an impossible request; nothing has been written by then."""
+    """Everything a run needs, checked; raises ValueError for an impossible request, with nothing written by then."""
     if request.schedule.file is not None:
         return _from_file(request, request.schedule.file)
     problem = pose(request)
@@ -278,11 +278,7 @@ def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
 
 
 def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
-    """The charges for the transfers of a run.
-
-    Args:
-        boundaries: whether boundary tensors are among the transfers of a run that charges hops.
-    """
+    """The charges for the transfers of a run; `boundaries`: those of boundary tensors too, where it charges hops."""
     cost, cluster = request.cost, request.cluster
     if request.charge == "hops":
         return Traffic(sizes, cluster, boundaries)

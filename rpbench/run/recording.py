@@ -60,10 +60,9 @@ class Work:
 
 
 def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
-    """The record of a run, found or made; it is on disk when this returns. A run that breaks leaves one as well.
+    """The record of a run, found or made by the work that `prepare` gives; it is on disk when this returns.
 
-    Args:
-        prepare: checks the request and gives the work.
+    A run that breaks leaves one as well.
     """
     name = record.run_id(identity(request))
     folder = request.results_dir / name

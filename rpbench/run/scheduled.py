@@ -196,11 +196,7 @@ def budget_of(request: Request) -> Budget:
 
 
 def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
-    """A plan with all its transfers, checked.
-
-    Args:
-        frame: of the plan and its cut, with all steps.
-    """
+    """A plan with all its transfers, checked, from the frame of its cut with all steps."""
     size = plan.setting.microbatch_sequences
     graph, versions = frame.graph, check_graph(frame.graph)
     costs = frame.costs(plan.partition, plan.outcome.keeps)

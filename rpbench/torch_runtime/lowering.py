@@ -70,10 +70,8 @@ class Lowered:
         ]
 
     def to_csv(self, *, sharded: bool = False, waits: bool = False) -> str:
-        """All rows, for `_load_csv(..., format="compute_comms")`.
-
-        Args:
-            waits: for a torch whose sends and reductions have waits (`versions.Facts`).
+        """All rows for `_load_csv(..., format="compute_comms")`; with `waits`, for a torch that has them
+        (`versions.Facts`).
         """
         rows = [self.tokens(rank, sharded=sharded) for rank in range(self.num_ranks)]
         if waits:

@@ -111,10 +111,8 @@ class TorchRequest:
         return self.lowered.table.shape.num_microbatches * self.data_parallel
 
     def workload(self, own: Container[int] | None = None) -> Workload:
-        """The same modules and microbatches wherever it is called.
-
-        Args:
-            own: the modules that are to have values; the others stay on the meta device. None: all.
+        """The same modules and microbatches wherever it is called; modules that are not one's `own` stay on the meta
+        device.
         """
         model, dtype = Architecture(**self.model), DTYPES[self.dtype]
         if own is None:

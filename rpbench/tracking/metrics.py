@@ -13,11 +13,7 @@ Listener = Callable[[Row], None]
 
 @dataclass
 class StepFeed:
-    """Rows that a run reports while it lasts.
-
-    Args:
-        listener: takes each row; None: the run is not watched.
-    """
+    """Rows that a run reports while it lasts, to a listener if there is one."""
 
     listener: Listener | None = None
     _rows: "SimpleQueue[Row | None]" = field(default_factory=SimpleQueue)

@@ -22,10 +22,9 @@ Job = Callable[[], None]
 
 
 class Workers:
-    """As many threads as there were ever jobs at a time. They are daemons: the process may end without them.
+    """As many threads as there were ever jobs at a time; `prepare` is the first thing that each does.
 
-    Args:
-        prepare: what each thread does first.
+    They are daemons: the process may end without them.
     """
 
     def __init__(self, prepare: Job) -> None:
@@ -143,10 +142,8 @@ def _quick_turns() -> Iterator[None]:
 
 
 class CpuBackend(ThreadBackend):
-    """Real work by the wall clock, on as many threads as the schedule has lanes.
-
-    Args:
-        cores: on which workers are bound, one after another; without any they go where the system puts them.
+    """Real work by the wall clock, on as many threads as the schedule has lanes, bound on `cores` in turn if there are
+    any.
     """
 
     def __init__(self, cores: Sequence[int] = ()) -> None:

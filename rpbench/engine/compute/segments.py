@@ -47,10 +47,8 @@ class Exchange:
 
 
 class Segments:
-    """The keys, values and gradients that lie between the segments of a run's microbatches.
-
-    Args:
-        num_parts: segments of every sequence; 1 for whole ones, which exchange nothing.
+    """The keys, values and gradients that lie between the `num_parts` segments of a run's sequences; none of whole
+    ones.
     """
 
     def __init__(self, num_parts: int) -> None:

@@ -240,11 +240,7 @@ def calibrate_accelerators(
     halved: Sequence[Probe] = HALVED_ON_ACCELERATORS,
     sizes: Sizes = OF_ACCELERATORS,
 ) -> Calibration:
-    """Calibrate the first accelerator, and its link to the second.
-
-    Args:
-        sizes: of the operators.
-    """
+    """Calibrate the first accelerator, and its link to the second."""
     with ForeignLoad() as foreign, AcceleratorStopwatch() as clock:
         tell("rates of the accelerator and its links")
         rates, peer, found = measure_rates(clock, sizes), peer_rate(clock, sizes.copy_bytes), []

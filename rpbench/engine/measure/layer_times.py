@@ -94,10 +94,8 @@ def time_stages(
     *,
     in_halves: bool = False,
 ) -> dict[tuple[Kind, int], tuple[float, float]]:
-    """Kind and stage of an action -> the median seconds of its two phases, what runs ahead and the rest.
-
-    Args:
-        in_halves: backwards are split into those of inputs and of weights.
+    """Kind and stage of an action, backwards in halves if asked for -> the median seconds of what runs ahead, and of
+    the rest.
     """
     num_microbatches = num_devices * microbatches_per_device
     schedule = side_by_side(partition, num_devices, num_microbatches, NUM_STEPS)

@@ -38,10 +38,8 @@ class _Round:
 
 
 class Rendezvous:
-    """A meeting point of some ranks, for any number of exchanges in one run.
-
-    Attributes:
-        wait_s: by rank, the time it has waited for others.
+    """A meeting point of some ranks, for any number of exchanges in one run; `wait_s` is how long each waited for
+    others.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -95,10 +93,8 @@ class Rendezvous:
 
 
 class Rank:
-    """One rank's end of the collectives.
-
-    Attributes:
-        num_halves, sent_bytes: the halves of all-reduces it has taken part in, and what it sent for them.
+    """One rank's end of the collectives; counts the halves of all-reduces it took part in, and the bytes it sent for
+    them.
     """
 
     def __init__(self, meeting: Rendezvous, rank: int) -> None:

@@ -145,11 +145,7 @@ class OwnWeights:
 
 
 class TeamGradients(Gradients):
-    """The gradients of all devices, each device's added up by itself.
-
-    Args:
-        groups: as of any device.
-    """
+    """The gradients of all devices, each device's added up by itself, in the same groups."""
 
     def __init__(self, groups: Mapping[tuple[int, int], Groups], num_ranks: int, *, keep: bool = False) -> None:
         super().__init__(groups, keep=keep)  # the first device's

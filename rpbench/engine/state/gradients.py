@@ -147,11 +147,7 @@ class _Window(_OneSum):
 
 
 class CarriedWindow(_OneSum):
-    """A gradient whose sum goes from device to device.
-
-    Args:
-        order: the step's microbatches, in the order in which the sum reaches them.
-    """
+    """A gradient whose sum goes from device to device, and reaches the step's microbatches in this order."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self._order = list(order)
@@ -211,11 +207,7 @@ class _GroupSum:
 
 
 class GroupedWindow(_OneSum):
-    """A gradient whose home adds up the sums that groups of devices send.
-
-    Args:
-        sums: `parts` and `last` of each `_GroupSum`.
-    """
+    """A gradient whose home adds up the sums that groups of devices send: `parts` and `last` of each `_GroupSum`."""
 
     def __init__(self, sums: Sequence[tuple[Sequence[tuple[int, ...]], int]]) -> None:
         self._sums = [_GroupSum(parts, last) for parts, last in sums]

@@ -46,11 +46,7 @@ Pieces = tuple[Piece, ...]
 
 
 def cut_evenly(sizes: Mapping[Place, int], num_owners: int) -> list[Pieces]:
-    """Tensors laid end to end, cut for some owners; at most one piece of a tensor for each.
-
-    Args:
-        sizes: elements of every tensor.
-    """
+    """Tensors of so many elements laid end to end, cut for some owners; at most one piece of a tensor for each."""
     total = sum(sizes.values())
     bounds = [*(_aligned(sizes, total * owner // num_owners) for owner in range(num_owners)), total]
     found: list[list[Piece]] = [[] for _ in range(num_owners)]

@@ -110,10 +110,8 @@ class _SavedByForward:
 
 
 class SavedActivations:
-    """The saved activations of a run's graphs, by stage and microbatch.
-
-    Args:
-        memory: counts their bytes on devices; None: not counted.
+    """The saved activations of a run's graphs, by stage and microbatch; a `memory`, if there is one, counts their
+    bytes.
     """
 
     def __init__(self, memory: DeviceMemory | None) -> None:

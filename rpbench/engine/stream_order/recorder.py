@@ -197,11 +197,7 @@ class Recorder(TorchDispatchMode):
 
 
 class _Call:
-    """One operation that has run.
-
-    Attributes:
-        again: the call for a replay, with generators as they were before it.
-    """
+    """One operation that has run; `again` is the call for a replay, with generators as they were before it."""
 
     def __init__(self, machine: Notes, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         self._machine = machine

@@ -31,10 +31,8 @@ class Entry:
 
 @dataclass(slots=True)
 class Work(Entry):
-    """An operation: on a stream, or by the thread itself.
-
-    Args:
-        hosts: storages of the host that it copies from or to without waiting; pinned ones alone can be.
+    """An operation, on a stream or by the thread itself; `hosts` are pinned storages it copies from or to without
+    waiting.
     """
 
     stream: Timeline | None

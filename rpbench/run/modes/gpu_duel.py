@@ -96,11 +96,7 @@ class AbsentTeam:
 
 @dataclass(frozen=True)
 class AcceleratorTeams:
-    """Contenders on the accelerators of this machine.
-
-    Args:
-        stall_s: what ranks of another system may take.
-    """
+    """Contenders on the accelerators of this machine; ranks of another system may take `stall_s`."""
 
     request: Request
     stall_s: float

@@ -33,10 +33,8 @@ from rpbench.run.training.tensors import optimizer_settings
 
 
 def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:
-    """Identity of a checkpoint: everything that must be equal for training to continue as if it had not stopped.
-
-    Args:
-        num_microbatches: of one optimizer step.
+    """Identity of a checkpoint: all that must be equal, steps of so many microbatches too, to go on as if nothing had
+    stopped.
     """
     return {
         "model": request.subject["model"],

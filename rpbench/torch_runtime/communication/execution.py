@@ -56,11 +56,7 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """A send and the receive that takes it; None for a missing end.
-
-    Args:
-        source, target: ranks.
-    """
+    """A send of one rank and the receive of another that takes it; None for a missing end."""
 
     source: int
     target: int
@@ -429,11 +425,7 @@ class Levels:
 def find_levels(
     table: Table, weights: Mapping[int, int] | None = None, gradients: Mapping[int, int] | None = None
 ) -> Levels:
-    """The levels of a table.
-
-    Args:
-        weights, gradients: bytes by stage.
-    """
+    """The levels of a table, by the bytes of each stage's weights and gradients."""
     most: Counter[str] = Counter()
     for rank in range(len(table.rows)):
         most |= _of_rank(table, rank, weights or {}, gradients or {})

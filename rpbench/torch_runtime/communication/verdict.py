@@ -142,11 +142,7 @@ def _shortest(steps: dict[Hashable, list[Step]], start: Hashable, goal: Hashable
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a table with one kind of queue.
-
-    Args:
-        cycle: the ranks that wait for each other, where it is dead; else what is wrong, if anything.
-    """
+    """The verdict on a table with one kind of queue; `cycle`: the ranks that wait for each other, or what is wrong."""
 
     queues: str
     grouped: bool

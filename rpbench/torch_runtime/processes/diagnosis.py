@@ -90,11 +90,7 @@ def read_file(path: Path) -> Standing | None:
 
 
 def read_standing(get: Callable[[str], bytes | None], rank: int) -> Standing:
-    """The standing of a rank: from its file where that is on this host, from the store otherwise.
-
-    Args:
-        get: what the store has under a key, or None.
-    """
+    """The standing of a rank: from its file where that is on this host, otherwise from the store, asked by `get`."""
     where = (get(f"board/{rank}") or b"").decode()
     host, _, path = where.partition(":")
     found = read_file(Path(path)) if path and host == socket.gethostname() else None

@@ -74,11 +74,7 @@ class StepRequest:
 
 
 class Residents:
-    """Contenders that stay on this rank.
-
-    Args:
-        place: this rank's line on the board.
-    """
+    """Contenders that stay on this rank, whose line on the board is `place`."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -293,11 +289,7 @@ def _listen(lines: "SimpleQueue[str | None]", folder: Path) -> None:
 
 
 def pass_on(source: TextIO, lines: "SimpleQueue[str | None]", folder: Path) -> None:
-    """Put a parent's requests into the queue, and None behind the last.
-
-    Args:
-        folder: of the boards; a parent that ended without a farewell has not removed it.
-    """
+    """Put a parent's requests into the queue, None behind the last; remove the boards if it ended without a farewell."""
     line = ""
     for line in _nonempty(source):
         if line != FAREWELL:

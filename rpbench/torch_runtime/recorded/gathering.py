@@ -89,11 +89,7 @@ Answer = dict[str, Any]
 
 
 def gather(member: Member, more: Mapping[str, Any] = MappingProxyType({})) -> Answer | None:
-    """The answer of a run on rank 0, None on the others; a collective, which all ranks must call.
-
-    Args:
-        more: further values of this rank to gather.
-    """
+    """The answer of a run, and `more` of every rank, on rank 0; a collective, which all ranks must call."""
     offset_s, error_s = clock_offset(member.device)
     hop_s = measure_hop(member)
     own = {

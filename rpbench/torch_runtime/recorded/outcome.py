@@ -42,11 +42,7 @@ class Ran(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished request.
-
-    Args:
-        answer: what rank 0 gathered.
-    """
+    """A finished request, with the answer that rank 0 gathered."""
 
     request: TorchRequest
     answer: Mapping[str, Any]

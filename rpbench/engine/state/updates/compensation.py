@@ -85,11 +85,7 @@ class Compensation:
 
 
 class Delays:
-    """The delays of a schedule's gradients.
-
-    Attributes:
-        tau: per stage, the mean over the microbatches of the last step; the same in every step once warm.
-    """
+    """The delays of a schedule's gradients; `tau` is each stage's mean over the last step, the same in every warm one."""
 
     def __init__(self, analysis: Analysis) -> None:
         schedule, versions = analysis.schedule, analysis.versions
@@ -158,11 +154,7 @@ def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: 
 
 
 def spike_coefficients(momentum: float, delay: float) -> tuple[float, float]:
-    """a and b, the factors on velocity and gradient.
-
-    Args:
-        delay: steps that a gradient is late; the mean where the microbatches of a step differ.
-    """
+    """a and b, the factors on velocity and gradient, of gradients that are `delay` steps late on average."""
     a = momentum**delay
     return a, (1 - a) / (1 - momentum)
 

@@ -162,10 +162,8 @@ class OptimizerSettings:
     def make(
         self, parameters: Iterable[torch.Tensor] | list[dict[str, Any]], delays: Sequence[float] | None = None
     ) -> torch.optim.Optimizer:
-        """The optimizer of some masters, or groups of them; its learning rate is set at every step.
-
-        Args:
-            delays: the steps that the gradients of every group are late, where steps compensate spikes.
+        """The optimizer of some masters, or groups of them, whose learning rate is set at every step; it compensates
+        spikes where `delays` has the steps that the gradients of every group are late.
         """
         if delays is not None:
             return SpikeCompensatedSGD(parameters, delays, self.momentum, self.weight_decay)
@@ -180,10 +178,8 @@ class OptimizerSettings:
 def step_groups(
     workload: Workload, layout: Layout, settings: OptimizerSettings, *, validated: bool = False
 ) -> StepGroups:
-    """Groups of backward stages whose steps need one another's gradients.
-
-    Args:
-        validated: VALIDATE actions look at all gradients.
+    """Groups of backward stages whose steps need one another's gradients, of which VALIDATE looks at all if
+    `validated`.
     """
     looks = settings.clip_norm is not None or settings.loss_scaling is not None
     if looks and not validated:

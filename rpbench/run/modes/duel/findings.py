@@ -136,12 +136,10 @@ def _by_start(rows: Rows) -> list[dict[str, Columns]]:
 
 
 def over_wall(rows: Rows, key: str) -> dict[str, Finding]:
-    """A column of every contender's runs over the step by the clock; what differs between starts is known of all.
+    """`replay` or `predicted` of every contender's runs over the step by the clock; what differs between starts is
+    known of all.
 
     Nothing is compared with a neighbour, so that runs beside other programs count.
-
-    Args:
-        key: `replay` or `predicted`.
     """
     rules = rules_of(rows)
     table = {name: [find_start(_over_wall(start, key), rules) for start in row["runs"]] for name, row in rows.items()}
@@ -195,10 +193,8 @@ def derived_fields(rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def verdict_fields(rows: Rows, alone: str) -> dict[str, dict[str, Any]]:
-    """Contender -> how many times as long as its references it takes, and the verdict.
-
-    Args:
-        alone: why a contender has none whose reference is not there twice.
+    """Contender -> how many times as long as its references it takes, and the verdict; `alone` is why one has none
+    whose reference is not there twice.
     """
     fit = timed(rows)
     clean = findings(fit, "wall") if fit else {}
@@ -213,10 +209,8 @@ def verdict_fields(rows: Rows, alone: str) -> dict[str, dict[str, Any]]:
 
 
 def _interval(name: str, found: Finding, *, turned: bool = False) -> dict[str, float | None]:
-    """A ratio with its 95 % interval as record fields; what is not finite becomes None.
-
-    Args:
-        turned: how many times as long as the reference it takes; a finding says how many times as fast it is.
+    """A ratio with its 95 % interval as record fields, `turned` from how fast to how long; what is not finite becomes
+    None.
     """
     values = [found.ratio, found.low, found.high]
     if turned:

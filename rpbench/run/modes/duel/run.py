@@ -40,10 +40,8 @@ def records(request: Request) -> list[Record]:
 def found_or_made(
     request: Request, entrants: Sequence[Contender], make: Callable[[Mapping[str, str]], list[Record]]
 ) -> list[Record]:
-    """The records of a duel that has ended without a failure, or of one that is made now.
-
-    Args:
-        make: contender -> run_id; writes the records.
+    """The records of a duel that has ended without a failure, or those that `make` makes and writes by contenders'
+    run_ids.
     """
     results = request.results_dir
     ids = {entrant.name: record.run_id({**identity(request), "contender": entrant.name}) for entrant in entrants}

@@ -61,10 +61,8 @@ class Survey:
         )
 
     def makespans(self, plan: WholePlan, *, waits: bool = True) -> list[float]:
-        """Seconds a plan takes by each calibration.
-
-        Args:
-            waits: False: the devices' computation alone, in perfect balance and without dependencies.
+        """Seconds a plan takes by each calibration; unless it `waits`, the devices' computation alone, perfectly
+        balanced.
         """
         return [self._makespan(plan, cluster, waits) for _, cluster in self.found]
 

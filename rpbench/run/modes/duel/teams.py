@@ -83,11 +83,7 @@ class Team(Protocol):
 
 
 class EngineTeam:
-    """A plan on our engine: a thread a device.
-
-    Args:
-        waits: False: the same actions without waiting, each device's part of them without gaps in between.
-    """
+    """A plan on our engine, a thread a device; unless it `waits`, each device has its part of the work without gaps."""
 
     tolerance = 0.0  # bit for bit
 
@@ -125,11 +121,7 @@ class EngineTeam:
 
 
 class _OnRanks:
-    """A contender on processes.
-
-    Args:
-        cores: which the ranks compute on.
-    """
+    """A contender on processes, which compute on some cores."""
 
     def __init__(self, ranks: Ranks, cores: Sequence[int]) -> None:
         self._ranks, self._cores, self._is_warm = ranks, cores, False
@@ -215,12 +207,9 @@ class TorchTeam(SystemTeam):
 
 
 class RankTeam(_OnRanks):
-    """A table, or torch's own schedule, on ranks that hold the other entrants as well.
+    """A table, or torch's own schedule, on ranks that hold the other entrants as well, by the name of its resident.
 
     There is no recomputation and no optimizer step: a step is the forwards and backwards of one table.
-
-    Args:
-        name: of the resident.
     """
 
     def __init__(self, name: str, request: TorchRequest, ranks: Ranks, cores: Sequence[int]) -> None:
@@ -261,11 +250,7 @@ class RankTeam(_OnRanks):
 
 
 class ThreadTeam:
-    """The same schedule on our engine, a thread a rank.
-
-    Args:
-        costs: that order what the engine's program is made of.
-    """
+    """The same schedule on our engine, a thread a rank; the costs order what its program is made of."""
 
     tolerance = 0.0
 

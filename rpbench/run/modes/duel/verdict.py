@@ -53,7 +53,7 @@ class Ratio(NamedTuple):
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """The median of the starts' ratios, and their range; raises ValueError unless there is one of each for every start."""
+    """The median of the starts' ratios, and their range; raises ValueError unless every start has one of each."""
     ratios = [one / other for one, other in zip(numerators, denominators, strict=True)]
     if not ratios:
         raise ValueError("no start to compare: a ratio needs at least 1")
