@@ -289,7 +289,7 @@ def _listen(lines: "SimpleQueue[str | None]", folder: Path) -> None:
 
 
 def pass_on(source: TextIO, lines: "SimpleQueue[str | None]", folder: Path) -> None:
-    """Put a parent's requests into the queue, None behind the last; remove the boards if it ended without a farewell."""
+    """Put a parent's requests into the queue, None behind the last; remove the boards of one without a farewell."""
     line = ""
     for line in _nonempty(source):
         if line != FAREWELL:
