@@ -8,7 +8,6 @@ import random
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Lock, local
-from typing import Protocol
 
 
 class Turns:
@@ -74,8 +73,8 @@ def pause() -> None:
         _own.turns.pass_on(_own.lane)
 
 
-class HostOrder(Protocol):
-    """Listens to the threads of a run; each reports about itself."""
+class HostOrder:
+    """Listens to the threads of a run, each of which reports about itself; this one takes no notice."""
 
     def begins(self, what: str) -> None:
         """The calling thread begins an action."""
@@ -88,23 +87,10 @@ class HostOrder(Protocol):
 
     def turns(self, lanes: Sequence[int]) -> Turns | None:
         """The order in which the lanes of a run go on; None: all at the same time."""
-
-
-class _NoListener:
-    def begins(self, what: str) -> None:
-        pass
-
-    def signal(self, token: Hashable) -> None:
-        pass
-
-    def wait(self, token: Hashable) -> None:
-        pass
-
-    def turns(self, lanes: Sequence[int]) -> None:
         return None
 
 
-_listening: list[HostOrder] = [_NoListener()]
+_listening = [HostOrder()]
 
 
 def host_order() -> HostOrder:

@@ -14,14 +14,13 @@ Where important columns are stepped at once and the rest late: `rpbench.engine.r
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.func import functional_call
 
-from rpbench.engine.compute.randomness import seeded
+from rpbench.engine.compute.randomness import drawing
 from rpbench.engine.compute.stage import Grain, pieces, present
 from rpbench.engine.layout import Layout
 from rpbench.engine.reference_steps import (
@@ -133,8 +132,10 @@ def train_reference(
     optimizer, rates = _optimizer(layout, masters, settings, settled, late, workload.first_step, trials=trials)
     past = _Past(workload, layout, settings, settled, late)
     halves = late_rest and LateRestReference(workload, masters, settings, late_rest, num_steps, rates[0])
-    if start is not None:
-        _go_on(start, past, optimizer, masters)
+    if start is not None:  # the versions and the optimizer's state of a run before
+        past.working = {-age: tensors for age, tensors in start.stale.items()}
+        for owner, state in start.moments.items():
+            optimizer.state[masters[owner]] = {name: value.clone() for name, value in state.items()}
     past.note(masters, optimizer)
     steps = Steps(workload, masters, settings, optimizer, rates, past.note, halves or None, trials)
     rule = settings.loss_scaling
@@ -161,13 +162,6 @@ def train_reference(
 def _newest(version: int) -> Reads:
     """Every module reads one version, in forward and in backward."""
     return Reads(lambda module, microbatch: version, lambda module, microbatch: version)
-
-
-def _go_on(start: State, past: "_Past", optimizer: torch.optim.Optimizer, masters: Tensors) -> None:
-    """Take over the versions and the optimizer's state of a run before."""
-    past.working = {-age: tensors for age, tensors in start.stale.items()}
-    for owner, state in start.moments.items():
-        optimizer.state[masters[owner]] = {name: value.clone() for name, value in state.items()}
 
 
 def _optimizer(
@@ -385,7 +379,7 @@ class _Microbatch:
         for number in modules:
             own = self._tensors(number, weights_of)
             leaves |= _trained(number, own)
-            with self._randomness(number, part):
+            with drawing(workload, number, self.microbatch, part):
                 inputs = self._inputs(number, x, part)
                 output: Any = functional_call(workload.modules[number], own, inputs, tie_weights=False)
             if isinstance(output, tuple):
@@ -425,14 +419,6 @@ class _Microbatch:
         if packed:
             return x, None, packed
         return (x, self.seen[number]) if self.num_parts > 1 and number else (x,)
-
-    def _randomness(self, number: int, part: int) -> AbstractContextManager[object]:
-        workload = self.workload
-        return (
-            seeded(workload.seed, number, workload.absolute(self.microbatch), part)
-            if workload.draws_random
-            else nullcontext()
-        )
 
 
 def _trained(module: int, own: dict[str, torch.Tensor]) -> Tensors:

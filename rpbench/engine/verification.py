@@ -44,8 +44,9 @@ def verified(training: Training) -> dict[str, Any]:
     """
     schedule, window = training.schedule, training.workload.num_microbatches
     reads = reads_of(schedule, training.layout, training.settings.recompute_grain)
-    if training.reads.num_stale:
-        reads = Reads(_going_on(training), _going_on(training))
+    going_on = _going_on(training) if training.reads.num_stale else None
+    if going_on:
+        reads = Reads(going_on, going_on)
     reference = train_reference(
         training.workload,
         training.layout,
@@ -65,7 +66,6 @@ def verified(training: Training) -> dict[str, Any]:
     for version, gradients in training.gradients.totals():
         found[version - 1] |= gradients
     expected = lane_reads(schedule)
-    going_on = _going_on(training) if training.reads.num_stale else None
     numbered = enumerate(action for _, _, row in schedule.items() for action in row)
     whole = not schedule.shape.tensor_parallel  # a share of an action is a whole one to its device
     expected_reads = {

@@ -174,9 +174,10 @@ def _profiled(request: Request, num_layers: int) -> LayerTimes:
 def _measured(
     model: Architecture, sequences: int, dtype: str, seed: int, num_devices: int, microbatches_per_device: int
 ) -> LayerTimes:
+    from rpbench.engine.backends.threads import one_thread
     from rpbench.engine.measure.layer_times import time_layers  # torch, where a profile is not read from a file
     from rpbench.engine.training import Settings
-    from rpbench.run.training.tensors import one_thread, workload_of
+    from rpbench.run.training.tensors import workload_of
 
     with one_thread():
         workload = workload_of(model, sequences, dtype, seed, num_microbatches=1)

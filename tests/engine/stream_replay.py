@@ -101,7 +101,7 @@ def _queues(trace: Trace, calls: Mapping[int, Call]) -> dict[Timeline, list[_Ste
         order.take(entry)
         if not isinstance(entry, Work):
             continue
-        who = entry.thread if entry.stream is None else entry.stream
+        who = entry.who
         clock, before = order.clocks[who], known.setdefault(who, {})
         needs = {}
         for other, found in ticks.items():

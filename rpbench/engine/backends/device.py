@@ -109,16 +109,13 @@ class _Issue:
 
     def __init__(self, backend: DeviceBackend, program: Program, perform: Perform) -> None:
         self._backend, self._program, self._perform = backend, program, perform
-        num = len(program.waits)
         self._on_device = [program.lanes[place].name in ON_DEVICE for place in program.index.lane_of]
-        self._start: list[Any]
-        self._main: list[Any]
-        self._end: list[Any]
-        self._start, self._main, self._end = (
+        self._events: list[list[Any]] = [
             [self._event(number) if on_device else None for number, on_device in enumerate(self._on_device)]
-            for _ in range(3)
-        )
-        self._host = [[0.0] * num for _ in range(3)]
+            for _ in ("start", "main", "end")
+        ]
+        self._end = self._events[2]
+        self._host = [[0.0] * len(program.waits) for _ in self._events]
         self._origins: dict[torch.device, Any] = {}
         self._began = 0.0
 
@@ -143,7 +140,7 @@ class _Issue:
             self._perform_on_host(number, gate, edges)
             return
         stream = self._backend.stream_of(lane.device, lane.name)
-        start, main, end = self._start[number], self._main[number], self._end[number]
+        start, main, end = (events[number] for events in self._events)
         begin_action(stream)
         with stream:
             self._wait([edge for edge in edges if not edge.late])
@@ -171,7 +168,7 @@ class _Issue:
                 else host[number]
                 for number, event in enumerate(events)
             ]
-            for events, host in zip((self._start, self._main, self._end), self._host, strict=True)
+            for events, host in zip(self._events, self._host, strict=True)
         )
         return Timeline(self._program.schedule, start, main, end, [0.0] * len(start), 0.0)
 

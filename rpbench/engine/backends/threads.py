@@ -157,6 +157,17 @@ class CpuBackend(ThreadBackend):
         super().__init__(prepare)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations on one core each: with more, sums are split and the last bits depend on the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def use_one_core() -> None:
     """Must be the first thing a worker does: until then, its matrix products use every core there is."""
     torch.set_num_threads(1)

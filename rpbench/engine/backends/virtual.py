@@ -85,19 +85,14 @@ class VirtualBackend:
 
     def run(self, program: Program, perform: Perform) -> Timeline:
         """When each action runs by the virtual clock, in the costs' unit."""
-        works = works_of(program, self.costs)
+        works = works_by_action(program.graph, self.costs)
         with Together(program, perform, use_one_core) as joint:
             return run_clock(program, works, joint.perform, self.costs)
 
 
-def works_of(program: Program, costs: CostTable) -> list[Work]:
-    """The work of every action on the device it stands on, by number."""
-    return works_by_action(program.graph, costs)
-
-
 def known_clock(program: Program, costs: CostTable) -> Timeline:
     """When each action is going to run by the virtual clock, before anything has."""
-    return run_clock(program, works_of(program, costs), lambda number, gate: None, costs)
+    return run_clock(program, works_by_action(program.graph, costs), lambda number, gate: None, costs)
 
 
 def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[float]) -> Timeline:

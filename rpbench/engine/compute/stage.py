@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import nn
 
-from rpbench.engine.compute.randomness import seeded
+from rpbench.engine.compute.randomness import drawing
 from rpbench.engine.compute.segments import Exchange, Segment
 from rpbench.engine.compute.split_backward import Deferring, Linear, defer
 from rpbench.engine.state.gradients import Place, Tensors
@@ -135,7 +135,8 @@ class Stages:
     ) -> torch.Tensor:
         """The output of some modules; after the head, the loss as its share of the step's mean."""
         for module in modules:
-            x = self._call(module, self.weights.all_of(module, version), x, segment, exchange)
+            with drawing(self.workload, module, *segment):
+                x = self._call(module, self.weights.all_of(module, version), x, segment, exchange)
         return x
 
     def keep(
@@ -175,15 +176,6 @@ class Stages:
         return [tensor for module in modules for tensor in self.weights.all_of(module, version).values()]
 
     def _call(
-        self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: Exchange | None
-    ) -> torch.Tensor:
-        if not self.workload.draws_random:
-            return self._plain_call(module, tensors, x, segment, exchange)
-        microbatch, part = segment
-        with seeded(self.workload.seed, module, self.workload.absolute(microbatch), part):
-            return self._plain_call(module, tensors, x, segment, exchange)
-
-    def _plain_call(
         self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: Exchange | None
     ) -> torch.Tensor:
         shell = self.shells[module]

@@ -14,6 +14,7 @@ import torch
 
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain
 from rpbench.cost.table import CostTable, Work, members_of
+from rpbench.engine.backends.threads import one_thread
 from rpbench.engine.compute.stage import Shells, Stages, backward
 from rpbench.engine.state.weights import Weights
 from rpbench.engine.workload import Workload
@@ -89,15 +90,11 @@ def profile_layers(
     workload = replace(workload, data=OneBatch(workload.batch(0)))
     stages = Stages(workload, Weights(workload, {}), Shells(workload.modules))
     runs = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the engine has it: one core a device
-    try:
+    with one_thread():  # as the engine has it: one core a device
         for number in range(num_warmups + num_runs):
             runs.append(_run(stages, workload))
             if on_run is not None:
                 on_run(number + 1)
-    finally:
-        torch.set_num_threads(threads)
     return chain(
         [_layer(workload, index, visits) for index, visits in enumerate(zip(*runs[num_warmups:], strict=True))]
     )

@@ -146,7 +146,7 @@ class HappensBefore:
                 self.findings[Finding("DEVICE", f"{what} ({entry.action}, {entry.place})")] = None
 
     def _work(self, entry: Work) -> None:
-        who = entry.thread if entry.stream is None else entry.stream
+        who = entry.who
         if entry.stream is not None:
             self._join(self.clocks[who], self.clocks[entry.thread])
         use = _Use(who, self._tick(who), entry)
@@ -217,19 +217,11 @@ class HappensBefore:
                 mine[place] = tick
 
 
-def findings(trace: Trace) -> list[Finding]:
-    """All possible errors in the run of a trace."""
+def findings(trace: Trace, *, first: bool = False) -> list[Finding]:
+    """The possible errors in the run of a trace: all of them, or none behind the entry of the first."""
     order = HappensBefore(trace)
     for entry in trace.entries:
         order.take(entry)
+        if first and order.findings:
+            break
     return list(order.findings)
-
-
-def first_finding(trace: Trace) -> Finding | None:
-    """The first possible error; None if there is none."""
-    order = HappensBefore(trace)
-    for entry in trace.entries:
-        order.take(entry)
-        if order.findings:
-            return next(iter(order.findings))
-    return None

@@ -17,7 +17,7 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
-from rpbench.engine.host_order import Turns
+from rpbench.engine.host_order import HostOrder, Turns
 from rpbench.engine.stream_order.trace import (
     Awaited,
     Born,
@@ -105,7 +105,7 @@ class _Local(threading.local):
         self.within: tuple[Any, ...] = ()
 
 
-class Notes:
+class Notes(HostOrder):
     """The trace and memory of a simulated machine.
 
     Attributes:

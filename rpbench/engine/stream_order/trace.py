@@ -41,6 +41,11 @@ class Work(Entry):
     writes: frozenset[Storage]
     hosts: frozenset[Storage] = frozenset()
 
+    @property
+    def who(self) -> Timeline:
+        """The timeline that does it."""
+        return self.thread if self.stream is None else self.stream
+
 
 @dataclass(slots=True)
 class Recorded(Entry):

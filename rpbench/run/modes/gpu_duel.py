@@ -18,6 +18,7 @@ from baselines.systems.case import Case, why_missing
 from rpbench.config.choices import ConfigError, GpuDuel
 from rpbench.config.request import Request
 from rpbench.engine.backends import accelerator
+from rpbench.engine.backends.threads import one_thread
 from rpbench.engine.measure.stopwatch import ForeignLoad
 from rpbench.engine.verification import WHOLE_BOUNDS, verified
 from rpbench.engine.workload import Workload
@@ -31,7 +32,7 @@ from rpbench.run.modes.duel.teams import ON_DEVICE, Absent, Parity, Sample, Syst
 from rpbench.run.modes.duel.verdict import Started, timed_fields
 from rpbench.run.modes.train import check_request, run_accelerated
 from rpbench.run.scheduled import assembled_of
-from rpbench.run.training.tensors import DTYPES, one_thread
+from rpbench.run.training.tensors import DTYPES
 from rpbench.torch_runtime.processes.ranks import Ranks
 
 # Engine -> the system of `baselines.systems` and what it is run as.

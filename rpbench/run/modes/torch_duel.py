@@ -12,7 +12,7 @@ from rpbench import registry
 from rpbench.config.choices import ConfigError, TorchDuel
 from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
-from rpbench.engine.backends.threads import CpuBackend, usable_cores
+from rpbench.engine.backends.threads import CpuBackend, one_thread, usable_cores
 from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled
 from rpbench.run.modes.duel.contenders import THREADS, Contender, is_reference, torch_contenders
@@ -22,7 +22,6 @@ from rpbench.run.modes.duel.starts import job_of
 from rpbench.run.modes.duel.teams import RankTeam, Team, ThreadTeam
 from rpbench.run.modes.duel.verdict import Started, timed_fields
 from rpbench.run.scheduled import assembled_of
-from rpbench.run.training.tensors import one_thread
 from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.torch_runtime.request import SAME_NAME, TorchRequest, make_request
 

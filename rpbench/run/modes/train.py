@@ -12,7 +12,7 @@ from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.device import DeviceBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
-from rpbench.engine.backends.threads import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend, one_thread
 from rpbench.engine.backends.virtual import VirtualBackend, known_clock, replay_clock
 from rpbench.engine.executor import Handler
 from rpbench.engine.executor import execute as run_program
@@ -50,7 +50,7 @@ from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.run.training.on_accelerators import HandlersOf, Ran, check_device, gated_on_device, run_on_accelerators
-from rpbench.run.training.tensors import DTYPES, check_host_memory, one_thread, optimizer_settings, workload_of
+from rpbench.run.training.tensors import DTYPES, check_host_memory, optimizer_settings, workload_of
 from rpbench.run.training.validation import (
     Validation,
     check_holds,

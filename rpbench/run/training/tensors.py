@@ -1,8 +1,6 @@
 """Tensors of a run: precisions, the workload and the optimizer, and whether the host has room for them."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -16,17 +14,6 @@ from rpbench.models.data import SyntheticTokens
 from rpbench.workload.architecture import Architecture
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Operations on one core each: with more, sums are split and the last bits depend on the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def workload_of(

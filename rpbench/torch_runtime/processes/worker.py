@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from baselines.systems.case import Case
 from baselines.systems.worker import Cases
+from rpbench.engine.backends.threads import one_thread
 from rpbench.side_processes import answers_only
 from rpbench.torch_runtime.processes.diagnosis import Phase, Place, RunFailed
 from rpbench.torch_runtime.processes.member import Member
@@ -192,25 +193,22 @@ def run_request(request: TorchRequest, place: Place, change: Callable[[Member], 
     Raises:
         Refused: if the request does not fit; every rank raises it.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums over several threads have other last bits
-    try:
+    with one_thread():
         try:
-            member = Member(request, place)
-        except ValueError as error:
-            raise Refused("; ".join(filter(None, (str(error), newer_note())))) from None
-        if change is not None:
-            change(member)
-        member.run()
-        answer = gather(member)
-        member.save()
-        return answer
-    except Exception as error:
-        if newer_note():
-            error.add_note(newer_note())
-        raise
-    finally:
-        torch.set_num_threads(threads)
+            try:
+                member = Member(request, place)
+            except ValueError as error:
+                raise Refused("; ".join(filter(None, (str(error), newer_note())))) from None
+            if change is not None:
+                change(member)
+            member.run()
+            answer = gather(member)
+            member.save()
+            return answer
+        except Exception as error:
+            if newer_note():
+                error.add_note(newer_note())
+            raise
 
 
 def read_request(line: str) -> AnyRequest | Case:

@@ -85,8 +85,7 @@ class Compensation:
 
 
 class Delays:
-    """The delays of a schedule's gradients; `tau` is each stage's mean over the last step, the same in all warm ones.
-    """
+    """The delays of a schedule's gradients; `tau` is each stage's mean over the last step, as in all warm ones."""
 
     def __init__(self, analysis: Analysis) -> None:
         schedule, versions = analysis.schedule, analysis.versions

@@ -76,7 +76,10 @@ class KeptState:
         self._part = part
         self._masters = {place: master.clone() for place, master in part.masters.items()}
         self._state = {
-            place: {name: _copied(value) for name, value in part.optimizer.state[master].items()}
+            place: {
+                name: value.clone() if isinstance(value, torch.Tensor) else value
+                for name, value in part.optimizer.state[master].items()
+            }
             for place, master in part.masters.items()
             if master in part.optimizer.state
         }
@@ -90,17 +93,6 @@ class KeptState:
             optimizer.state.pop(master, None)
             if place in self._state:
                 optimizer.state[master] = self._state[place]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the copy."""
-        values = (value for state in self._state.values() for value in state.values())
-        tensors = [*self._masters.values(), *(value for value in values if isinstance(value, torch.Tensor))]
-        return sum(tensor.nbytes for tensor in tensors)
-
-
-def _copied(value: object) -> object:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 _MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "rmsprop": ("step", "square_avg"), "adafactor": ("step",)}
@@ -231,14 +223,15 @@ class HostOptimizer:
         self._workload, self._layout = workload, layout
         self._gradients, self._settings = gradients, settings
         self._tied = tuple(workload.tied)
-        own = (owner for owner in masters if owner not in workload.tied)
         self._places: dict[int, list[Place]] = {stage: [] for stage in range(len(layout.backward))}
-        for owner in own:
+        for owner in (owner for owner in masters if owner not in workload.tied):
             self._places[layout.stage_of(owner[0])].append(owner)
         self._sharing_of, self._spike_delays = sharing or {}, spike_delays
         self._parts = {stage: self._cut(stage, places) for stage, places in self._places.items() if places}
-        tied_stages = sorted({layout.stage_of(owner[0]) for owner in self._tied})
-        self._shared_parts = [part for stage in tied_stages for part in self._cut(stage, self._tied_of(stage))]
+        tied: dict[int, list[Place]] = {}
+        for owner in self._tied:
+            tied.setdefault(layout.stage_of(owner[0]), []).append(owner)
+        self._shared_parts = [part for stage in sorted(tied) for part in self._cut(stage, tied[stage])]
         for part in self._all_parts() if place_of else ():
             self._masters |= {place: self._masters[place].to("meta") for place, _, _ in part.pieces or ()}
         self._shared_version = 0
@@ -353,9 +346,6 @@ class HostOptimizer:
         for parts in self._parts.values():
             yield from parts
         yield from self._shared_parts
-
-    def _tied_of(self, stage: int) -> list[Place]:
-        return [owner for owner in self._tied if self._layout.stage_of(owner[0]) == stage]
 
     def _cut(self, stage: int, places: list[Place]) -> list[Part]:
         masters, sharing = {place: self._masters[place] for place in places}, self._sharing_of.get(stage)

@@ -9,7 +9,7 @@ from rpbench import tracking
 from rpbench.config.choices import Duel, Turns
 from rpbench.config.request import Request
 from rpbench.cost.profiled import to_text
-from rpbench.engine.backends.threads import usable_cores
+from rpbench.engine.backends.threads import one_thread, usable_cores
 from rpbench.engine.measure.calibration import Calibration, calibrate_cores
 from rpbench.plan.whole import WholePlan
 from rpbench.records import record
@@ -21,7 +21,6 @@ from rpbench.run.modes.duel.summary import Survey, emulated_makespans, lines, su
 from rpbench.run.modes.duel.verdict import Started, calibrated_fields, plan_fields, timed_fields
 from rpbench.run.recording import identity, may_be_found, names, origin
 from rpbench.run.scheduled import PROFILE
-from rpbench.run.training.tensors import one_thread
 
 SUMMARY = "summary.json"  # in the folder of 1F1B
 CLUSTER = "cluster.yaml"  # beside it: what the calibration before the first start found

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from baselines.systems.case import Case
 from rpbench.config.choices import Duel, Turns
 from rpbench.config.request import Request
-from rpbench.engine.backends.threads import CpuBackend, usable_cores
+from rpbench.engine.backends.threads import CpuBackend, one_thread, usable_cores
 from rpbench.engine.executor import ActionFailed
 from rpbench.engine.program import make_program
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
@@ -57,7 +57,7 @@ from rpbench.run.modes.duel.teams import (
     TorchTeam,
 )
 from rpbench.run.modes.duel.verdict import Rules, Started
-from rpbench.run.training.tensors import one_thread, workload_of
+from rpbench.run.training.tensors import workload_of
 from rpbench.side_processes import side_processes
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import Ranks
