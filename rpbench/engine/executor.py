@@ -34,12 +34,7 @@ class Backend(Protocol):
 
 
 def execute(program: Program, handlers: Mapping[Kind, Handler], backend: Backend) -> Timeline:
-    """Run a program.
-
-    Raises:
-        ActionFailed: if a handler raised.
-        ScheduleError: if there is an action that no handler is for, or no lane can move.
-    """
+    """Run a program; raises as `Backend.run` does, and ScheduleError if there is an action that no handler is for."""
     check_kinds(program, handlers)
 
     def perform(number: int, gate: Gate) -> None:

@@ -18,12 +18,7 @@ import torch
 
 
 class _Calling(threading.local):
-    """The events and streams of the calling thread's action.
-
-    Attributes:
-        events: of what its action waits for.
-        stream: its lane's own.
-    """
+    """The events that the calling thread's action waits for, its lane's stream, and streams of this thread's own."""
 
     def __init__(self) -> None:
         self.events: list[torch.Event] = []

@@ -35,12 +35,7 @@ from rpbench.ir.policy import LateRest
 
 
 class Lateness:
-    """How many steps late the gradients of a module are: the step they belong to less the version forward read.
-
-    Args:
-        read: (module, microbatch) -> the version that forward reads.
-        num_microbatches: of a step.
-    """
+    """How many steps late the gradients of a module are: the step they belong to less the version forward read."""
 
     def __init__(self, read: Callable[[int, int], int], num_microbatches: int, num_steps: int) -> None:
         self._read, self._window = read, num_microbatches
@@ -61,7 +56,7 @@ class Lateness:
 
 
 def rate_factor(tau: float, step: int, num_steps_to_full: int, num_sync_steps: int) -> float:
-    """T1: the factor on the learning rate at a step, which counts from 0.
+    """T1: the factor on the learning rate at a step, from 0.
 
     Args:
         num_steps_to_full: K; 0: no rescheduling.
@@ -99,14 +94,10 @@ def horizons(predictor: str, stage: int, late: int) -> tuple[int, int]:
 
 
 class LateRestReference:
-    """Masters, and the weights that devices see, through the steps of a run.
+    """Masters, changed in place, and `seen`, the weights that devices see, in the masters' types, through the steps of
+    a run.
 
-    Args:
-        masters: changed in place; important elements too, where the host's own would be stale.
-        rate: step, from 0 -> its learning rate.
-
-    Attributes:
-        seen: the weights that the next forward reads, in the masters' types.
+    Important masters are changed too, where the host's own would be stale.
     """
 
     def __init__(
@@ -335,11 +326,10 @@ def halved(masters: Tensors, workload: Workload, first: Tensors, second: Tensors
 
 @dataclass(frozen=True)
 class Steps:
-    """The weight updates of a run, step by step.
+    """The weight updates of a run, step by step, where `note` keeps the masters as the newest version.
 
     Args:
         rates: of each group of the optimizer, by step.
-        note: keeps the masters as the newest version.
         halves: what steps instead where some columns are stepped late.
         trials: whether every other step is a trial.
     """

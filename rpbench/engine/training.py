@@ -309,10 +309,9 @@ class Training:
         return math.fsum(self.passes.losses[microbatch] for microbatch in window)
 
     def state(self) -> State:
-        """The state that a later run resumes from. Needs `keep_state`.
+        """The state that a later run resumes from; needs `keep_state`.
 
-        Raises:
-            ValueError: if the schedule has no steps, or reads versions by their place in the order.
+        Raises ValueError if the schedule has no steps, or reads versions by their place in the order.
         """
         newest = self.schedule.shape.num_steps
         stale = {

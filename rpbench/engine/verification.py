@@ -197,16 +197,10 @@ def rehearse(
     real_time: bool = False,
     verify: bool = False,
 ) -> None:
-    """Refuse what `Training` and `execute` would, and what no reference is for where one is asked for.
+    """Refuse what `Training` and `execute` would - but for too little memory - and what no reference is for, if asked
+    for.
 
-    Args:
-        workload: its modules may be on the device `meta`: nothing is computed.
-        schedule: with its partition.
-        real_time: whether the backend runs on a real clock (`Training.program`).
-        verify: whether the run is to be held against plain training.
-
-    Raises:
-        ValueError: with the value, the rule and a way out; a device with too little memory is no such case.
+    Modules may be on the device `meta`: nothing is computed. Raises ValueError with the value, the rule and a way out.
     """
     analysis = analysed(schedule)
     training = Training(workload, analysis, replace(settings, device_memory_bytes=None))

@@ -96,11 +96,10 @@ def pace(
     most_in_flight: Sequence[int],
     num_steps: int = STEPS,
 ) -> Pace:
-    """The pace of pipelines under detours.
+    """The pace of pipelines, of so many microbatches each, under detours.
 
     Args:
         peers: for each stage, the pipelines that have a rank of it, at least one.
-        num_microbatches: of a step, of each pipeline.
         most_in_flight: for each stage, the microbatches that one of its ranks may hold.
     """
     run = _Run(peers, num_pipelines, num_microbatches, times, most_in_flight, num_steps)
@@ -113,14 +112,8 @@ Fits = Callable[[Sequence[int]], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Recycle(Checkpoint):
-    """Detours over the other pipelines.
-
-    Args:
-        times: of the stages.
-        fits: whether ranks of each stage may hold so many microbatches.
-
-    Raises:
-        ValueError: if there is no other pipeline.
+    """Detours over the other pipelines, where ranks of each stage may hold what `fits`; raises ValueError if there is
+    none.
     """
 
     times: SplitTimes

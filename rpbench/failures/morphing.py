@@ -17,12 +17,8 @@ from rpbench.failures.walk import Checkpoint, Job, Progress, Recovery
 
 @dataclass(frozen=True)
 class Form:
-    """How devices are divided.
-
-    Args:
-        microbatch: sequences of a microbatch.
-        num_microbatches: of a step, of each pipeline.
-        job: what is known of a run in this form.
+    """How devices are divided: stages, width, sequences of a microbatch, microbatches of a pipeline, and the run in
+    this form.
     """
 
     stages: int
@@ -49,15 +45,12 @@ def candidates(num_devices: int, cut_points: int, batch: int) -> Iterator[tuple[
 
 
 def best_form(num_devices: int, cut_points: int, batch: int, sizes: tuple[int, ...], simulate: Simulate) -> Form:
-    """The form that takes the fewest seconds a step; of equals, the one with fewest stages.
+    """The form that takes the fewest seconds a step; of equals, the one with fewest stages. Raises NoForm if none fits.
 
     Args:
         cut_points: places where the model may be cut, its end counted.
         batch: sequences of a step.
         sizes: of microbatches, to be tried from the largest that a part has down to the first that fits.
-
-    Raises:
-        NoForm: if none fits.
     """
     found = []
     for stages, width, part in candidates(num_devices, cut_points, batch):
@@ -77,13 +70,7 @@ def best_form(num_devices: int, cut_points: int, batch: int, sizes: tuple[int, .
 
 @dataclass(frozen=True, kw_only=True)
 class Varuna(Checkpoint):
-    """Restart from the checkpoint in the best form for the devices that are left.
-
-    Args:
-        find: number of devices -> the best form.
-        num_devices: at the start.
-        form: the present one.
-    """
+    """Restart from the checkpoint in the best form that is found for the devices that are left of `num_devices`."""
 
     find: Callable[[int], Form]
     num_devices: int

@@ -86,13 +86,7 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class Bamboo(Checkpoint):
-    """Redundant forwards, and neighbours that stand in.
-
-    Args:
-        rows: of one pipeline, one stage a rank, forwards and backwards.
-        times: of its stages.
-        boundary_bytes: of a boundary tensor.
-    """
+    """Redundant forwards, and neighbours that stand in; `rows` are of one pipeline, one stage a rank."""
 
     rows: Rows
     times: StageTimes

@@ -18,12 +18,7 @@ MOST = 10_000  # failures of a run, on average; more take minutes and add no ins
 
 @dataclass(frozen=True, order=True)
 class Failure:
-    """Some ranks that die at one moment.
-
-    Args:
-        at_s: seconds since the run began.
-        ranks: over all pipelines; rank r of pipeline k is k * p + r.
-    """
+    """Some ranks that die at one moment, in seconds since the run began; rank r of pipeline k is k * p + r."""
 
     at_s: float
     ranks: frozenset[int]

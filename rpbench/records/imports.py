@@ -66,10 +66,8 @@ def _records_of_rows(rows: "csv.DictReader[str]") -> list[Record]:
 
 
 def records_of_wandb(text: str) -> list[Record]:
-    """The record of an exported run: one JSON object with `config` and `summary`, or a list of them, or one a line.
-
-    Raises:
-        ConfigError: for anything else.
+    """The record of an exported run: an object with `config` and `summary`, a list of them, or one a line; else
+    ConfigError.
     """
     runs = _runs(text)
     return [_record(_flat(run), f"run {number}") for number, run in enumerate(runs)]
@@ -146,10 +144,7 @@ def trace_of_kineto(text: str) -> dict[str, Any]:
     """A torch profiler's trace as a trace of ours: a process a device, a thread a stream, only what devices did.
 
     Where there are no kernels, as on a CPU, operators that no other operator of their thread contains take their place.
-    No slices of a thread overlap.
-
-    Raises:
-        ConfigError: for what is no trace.
+    No slices of a thread overlap. Raises ConfigError for what is no trace.
     """
     events = list(_slices(text))
     device = [event for event in events if event.get("cat") in _KERNELS]

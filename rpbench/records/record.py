@@ -135,17 +135,14 @@ def sealed(values: dict[str, Any]) -> dict[str, Any]:
 def is_sealed(parsed_values: dict[str, Any]) -> bool:
     """Whether values that were read are those that their digest was made of.
 
-    Raises:
-        ValueError, RecursionError, OverflowError: for what is no JSON that can be written.
+    Raises ValueError, RecursionError or OverflowError for what is no JSON that can be written.
     """
     return parsed_values.get("digest") == _digest_of_parsed(parsed_values)
 
 
 def digest(record: Record) -> str:
-    """16 hex digits that follow from every other value of a record: a changed one is noticed when it is read.
-
-    Raises:
-        ValueError: if a number is not finite.
+    """16 hex digits that follow from every other value of a record, all finite (ValueError): a change is noticed when
+    it is read.
     """
     return _digest_of_parsed(json.loads(dump(record)))  # as it is read back: its keys are texts
 

@@ -211,10 +211,8 @@ def transfers_of(costs: CostTable) -> TransferTimes | None:
 
 
 def pose(request: Request) -> Problem:
-    """The planning problem of a request: what is to be cut, for which schedule, at which costs.
-
-    Raises:
-        ValueError: for a size, a name or a combination that cannot be.
+    """The planning problem of a request: what is to be cut, for which schedule, at which costs; raises ValueError if it
+    cannot be.
     """
     entry, cost, cluster, model = request.entry, request.cost, request.cluster, request.model
     if request.mesh is not None and request.mesh.machine is not None:

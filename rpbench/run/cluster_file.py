@@ -28,11 +28,10 @@ WITHIN = 0.05
 def cluster_of(
     name: str, found: Calibration, devices: Mapping[str, int], collectives: Sequence[CollectiveRate] = ()
 ) -> Machine:
-    """The machine as `cost=analytic` sees it.
+    """The machine as `cost=analytic` sees it, with the collectives of several ranks if they were measured.
 
     Args:
         devices: `num_devices`, and `device_memory_bytes` where devices have memory of their own.
-        collectives: of several ranks of it, if they were measured.
 
     Raises:
         ValueError: if a probe took no time.
@@ -59,10 +58,8 @@ def cluster_of(
 def layers_of(found: Calibration, devices: Mapping[str, int]) -> list[dict[str, Any]]:
     """The shape of each probe, and of each part of its work the seconds it took and those predicted of it.
 
-    What is predicted of a probe follows from the factors of all others: it has no word in it.
-
-    Raises:
-        ValueError: without two probes, or if one took no time.
+    What is predicted of a probe follows from the factors of all others: it has no word in it. Raises ValueError without
+    two probes, or if one took no time.
     """
     predicted: list[dict[str, float]] = [{} for _ in found.probes]
     for part, rows in _counts(found, devices).items():
@@ -191,9 +188,7 @@ def factors_ahead(counts: Sequence[Sequence[float]], times: Sequence[float]) -> 
     """Factors where the first term, a layer, hides behind the others: times[i] is near max(f[0], sum_j of the rest).
 
     However many of the fastest probes may have been kept by the first term is tried; their geometric mean is f[0].
-
-    Raises:
-        ValueError: as `factors`.
+    Raises ValueError as `factors` does.
     """
     if not times or min(times) <= 0:
         raise ValueError(f"times of probes {list(times)}: at least 1, each above 0; measure again")

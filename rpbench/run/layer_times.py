@@ -23,13 +23,10 @@ from rpbench.workload.architecture import Architecture
 
 
 def layer_times(request: Request, num_layers: int) -> LayerTimes:
-    """Times of the model's layers on the cluster's devices, which may differ in speed: the mean of the microbatches.
+    """Times of the model's layers, or of so many, on the cluster's devices, which may differ in speed: the mean of
+    microbatches.
 
-    Args:
-        num_layers: of a model without a shape.
-
-    Raises:
-        ConfigError: if the source needs what the request does not have.
+    Raises ConfigError if the source needs what the request does not have.
     """
     each = microbatch_times(request, num_layers)
     return mean_times(each) if each else _of_devices(request, _SOURCES[request.cost.name](request, num_layers))

@@ -28,12 +28,7 @@ TIMELINE = "timeline.csv"  # in a run's folder: when each action ran
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a run.
-
-    Args:
-        fields: of the record, with `status` and `evidence`.
-        words: details of a failure, for the run's events.
-    """
+    """Fields of a run's record, with `status` and `evidence`, and details of a failure for its events."""
 
     fields: Fields
     timeline: Timeline | None = None

@@ -145,10 +145,7 @@ _MULTIRUN = ("-m", "--multirun")
 def sweep(arguments: Sequence[str]) -> int:
     """Run what the arguments ask for; 0 if every run ended, 1 if one failed, 2 if one was wrongly asked for.
 
-    All runs of a multirun are tried; the worst of them decides the status.
-
-    Raises:
-        ConfigError: for a request that is wrong.
+    All runs of a multirun are tried; the worst of them decides the status. Raises ConfigError for a wrong request.
     """
     overrides, terms, is_dry = split_terms([item for item in arguments if item not in _MULTIRUN])
     if flag := next((item for item in overrides if item.startswith("-")), None):
@@ -178,14 +175,9 @@ def _refuse_ranks(overrides: Sequence[str]) -> None:
 
 
 def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, alone: bool = False) -> None:
-    """Run a request; its records go to stdout, its end to the journal of its sweep.
+    """Run a request, here or by `slurm`; its records go to stdout, its end to the journal of its sweep.
 
-    Args:
-        slurm: runs it elsewhere.
-
-    Raises:
-        ConfigError: if the request is wrong.
-        RunFailed: if a run broke through no fault of the request.
+    Raises ConfigError if the request is wrong, RunFailed if a run broke through no fault of it.
     """
     try:
         with machine_alone(wanted=request.measures and slurm is None):
@@ -205,11 +197,7 @@ def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, al
 
 
 def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
-    """Hand all combinations of the swept values to Hydra's launcher.
-
-    Raises:
-        ConfigError, RunFailed: the first that a cell ended with.
-    """
+    """Hand all combinations of the swept values to Hydra's launcher; raises the first error that a cell ended with."""
     register(overrides)
     GlobalHydra.instance().clear()
     try:

@@ -29,16 +29,10 @@ FIRST_PORT, NUM_PORTS = 20_000, 20_000  # above the ports that need rights, belo
 def torchrun_of_task(
     hostnames: Sequence[str], node_rank: int, job_id: str, ranks_per_host: int, overrides: Sequence[str]
 ) -> list[str]:
-    """Arguments of `python -m` that a scheduler's task on one host runs.
+    """Arguments of `python -m` that a scheduler's task runs on one host, by its place in the job's hosts.
 
-    Jobs that share a host meet on different ports, which follow from their number.
-
-    Args:
-        hostnames: of the job's hosts; the first one is the meeting point (submitit's `JobEnvironment().hostnames`).
-        node_rank: the place of this host in them.
-
-    Raises:
-        ValueError: if this host is not among them, or a host has no rank.
+    They meet at the first, jobs that share a host on different ports, which follow from their number. Raises ValueError
+    if this host is not among them, or a host has no rank.
     """
     if not 0 <= node_rank < len(hostnames):
         raise ValueError(f"node_rank={node_rank}: the job has {len(hostnames)} hosts, counted from 0")
@@ -99,9 +93,8 @@ class Slurm:
     def run(self, request: Request) -> list[Record]:
         """The records of a request, run by a job; this waits for its end.
 
-        Raises:
-            ConfigError: if the request has no ranks, or there is no SLURM here.
-            RunFailed: if the job broke, with the last words of its first failed task.
+        Raises ConfigError if the request has no ranks or there is no SLURM here, and RunFailed if the job broke, with
+        the last words of its first failed task.
         """
         if request.backend is None or request.backend.name != "torch":
             raise ConfigError(

@@ -80,10 +80,7 @@ def _counts(cells: Sequence[Any]) -> str:
 def conclude(results: Path, plan: Plan, workers: Sequence[JobReturn], terms: Terms) -> None:
     """Count the cells of a sweep that is over.
 
-    Raises:
-        RunFailed: if one did not end.
-        Exception: what broke a worker.
-        ConfigError: if one cannot be asked for.
+    Raises RunFailed if one did not end, ConfigError if one cannot be asked for, and what broke a worker.
     """
     for worker in workers:
         if worker.status is JobStatus.FAILED:
@@ -109,12 +106,8 @@ Work = Callable[[Plan, Sequence[Sequence[str]], Terms, DictConfig], None]
 class ManifestSweeper:
     """Every combination of the swept values, written down before the first runs.
 
-    The launcher starts workers, which share the cells: Hydra composes a configuration a worker, not one a cell.
-
-    Args:
-        config: as Hydra composes it for a multirun.
-        launch: the launcher of what a worker does.
-        loader: what the ranges and globs of overrides are expanded with.
+    The launcher starts workers, which share the cells: Hydra composes a configuration a worker, not one a cell. The
+    loader expands ranges and globs of overrides.
     """
 
     config: DictConfig
@@ -123,14 +116,10 @@ class ManifestSweeper:
     terms: Terms = field(default_factory=Terms)
 
     def sweep(self, arguments: Sequence[str], work: Work) -> None:
-        """Run every cell of the command line, and of the experiment it names.
+        """Run every cell of the command line, and of the experiment it names, by workers that do this work.
 
-        Args:
-            work: does a worker's part.
-
-        Raises:
-            ConfigError: if there is no cell, or no place for records; or what a cell that cannot be asked for said.
-            RunFailed: if a cell broke.
+        Raises ConfigError if there is no cell, or no place for records, or with what a cell that cannot be asked for
+        said, and RunFailed if a cell broke.
         """
         assert self.launch is not None
         cells = self.cells(arguments)

@@ -21,13 +21,7 @@ from rpbench.torch_runtime.formats.tables import Chains, find_chains, make_table
 
 @dataclass(frozen=True)
 class Lowered:
-    """A table, and what each rank does to run it.
-
-    Args:
-        table: our compute rows.
-        schedule: the same with SEND and RECV between the computations.
-        chains: torch's numbers for ours.
-    """
+    """A table, what each rank does to run it with SEND and RECV between computations, and torch's numbers for ours."""
 
     table: Schedule
     schedule: Schedule

@@ -167,14 +167,9 @@ class TorchRequest:
 
 
 def make_request(schedule: Schedule, model: Architecture, *, check_device: bool = True, **fields: Any) -> TorchRequest:
-    """A request for a schedule and a model, checked.
+    """A request for a schedule and a model with other `fields` of `TorchRequest`, checked; a dry run needs no device.
 
-    Args:
-        check_device: refuse a device that is not here; a dry run needs none.
-        fields: the other fields of `TorchRequest`.
-
-    Raises:
-        ValueError: for what torch's runtime cannot do, or would do wrong without saying so.
+    Raises ValueError for what torch's runtime cannot do, or would do wrong without saying so.
     """
     request = TorchRequest(to_text(schedule), asdict(model), **fields)
     check_request(request, check_device=check_device)

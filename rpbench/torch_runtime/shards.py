@@ -40,12 +40,9 @@ MARK = '{"collectives"'
 
 @dataclass(frozen=True)
 class CollectiveRequest:
-    """Collectives to be timed.
+    """Collectives to be timed, of tensors of so many bytes, rounded down to whole values for every rank.
 
-    Args:
-        num_ranks: processes that take part.
-        sizes: bytes of the tensors, rounded down to whole values for every rank.
-        device: cpu, or what torch calls this machine's accelerators: cuda, xpu, ...
+    The device is cpu, or what torch calls this machine's accelerators: cuda, xpu, ...
     """
 
     num_ranks: int

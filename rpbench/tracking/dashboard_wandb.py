@@ -15,13 +15,7 @@ GROUPS = ("work", "schedule.name")
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel.
-
-    Args:
-        kind: bar, scatter, line, parallel, media or comparer.
-        metrics: what it draws up (y of a scatter or a line), by the names runs log.
-        x: the metric along, of a scatter or a line.
-    """
+    """One panel: bar, scatter, line, parallel, media or comparer, of what runs log; x is along a scatter or a line."""
 
     kind: str
     title: str

@@ -47,11 +47,8 @@ STEP = "train/step"  # the axis of the history: batches that are done, counted f
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a run.
-
-    Args:
-        unit: as people write it; "1" for a fraction or a count.
-        goal: `minimize` or `maximize`; None where neither is better.
+    """One number of a run with its unit, "1" for a fraction or a count, and whether to `minimize` or `maximize` it, if
+    any.
     """
 
     unit: str

@@ -147,11 +147,8 @@ _unreachable = False  # said once per process; the runs after it go offline at o
 
 
 def start(request: Request, row: Mapping[str, Any], attempt: int) -> Any:
-    """A run at W&B, with its name, group and configuration.
-
-    Args:
-        row: what is known of its record.
-        attempt: which try this is; later ones get an id of their own, so that no step is there twice.
+    """A run at W&B, with its name, group and configuration; later attempts have an id of their own, so that no step is
+    twice.
     """
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb

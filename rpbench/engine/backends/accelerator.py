@@ -12,10 +12,8 @@ import torch
 
 
 def kind() -> str:
-    """The accelerator's device type in torch: cuda (ROCm as well), xpu, npu, ...
-
-    Raises:
-        RuntimeError: where there is none.
+    """The accelerator's device type in torch: cuda (ROCm as well), xpu, npu, ...; raises RuntimeError where there is
+    none.
     """
     found = torch.accelerator.current_accelerator()
     if found is None:

@@ -195,11 +195,11 @@ class _Issue:
 
 @contextmanager
 def failing(when: str = "") -> Iterator[None]:
-    """Inside, what fails of an accelerator is told with what each holds, by its allocator's count, which outlives it.
+    """Inside, what fails of an accelerator raises DeviceFailed, with what each holds by its allocator's count, which
+    outlives it.
 
-    Raises:
-        DeviceFailed: if an accelerator has no memory, is lost, or its driver or a library has an error: of what is
-            asked of it here, or of what was asked before, which an accelerator says later.
+    That is no memory, a lost accelerator, an error of its driver or a library: of what is asked of it here, or of what
+    was asked before, which an accelerator says later.
     """
     try:
         yield

@@ -21,12 +21,7 @@ _SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of prctl(2), in nanoseconds
 
 
 class EmulatedBackend(ThreadBackend):
-    """Modelled work by the wall clock.
-
-    Args:
-        costs: how long actions and hops take.
-        scale: factor on all of them.
-    """
+    """Modelled work by the wall clock: actions and hops take what the costs say, times a scale."""
 
     def __init__(self, costs: CostTable, scale: float = 1.0) -> None:
         self._unit_s = scale / costs.units_per_second

@@ -90,10 +90,7 @@ class ThreadBackend:
     def run(self, program: Program, perform: Perform) -> Timeline:
         """When each action ran, in seconds; what ran ahead of a main phase is put directly before it.
 
-        Raises:
-            ActionFailed: if one raised; its cause is what it raised.
-            ScheduleError: if no lane can move.
-            RuntimeError: if a worker has died.
+        Raises as `rpbench.engine.executor.Backend` does, and RuntimeError if a worker has died.
         """
         walk = Walk(program, perform, self._hop_s)
         places = walk.places

@@ -24,12 +24,7 @@ from rpbench.sim.longest_path import all_hops, works_by_action
 
 
 class Together:
-    """A way to perform a program's actions, joint ones together. Use it in a `with` block.
-
-    Args:
-        perform: does one action.
-        prepare: what each thread does first.
-    """
+    """Performs a program's actions, joint ones together, on threads that `prepare` first. Use it in a `with` block."""
 
     def __init__(self, program: Program, perform: Perform, prepare: Callable[[], None]) -> None:
         self._program, self._perform = program, perform
@@ -102,15 +97,9 @@ def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[floa
 
 
 def run_clock(program: Program, works: Sequence[Work], perform: Perform, costs: CostTable = _WITHOUT_HOPS) -> Timeline:
-    """Run a program on a virtual clock.
+    """Run a program on a virtual clock, its actions in so much time each, by number, and hops in what the costs say.
 
-    Args:
-        works: how long each action takes, by number.
-        costs: how long what crosses devices takes.
-
-    Raises:
-        ActionFailed: if an action raised.
-        ScheduleError: if no lane can move.
+    Raises as `rpbench.engine.executor.Backend` does.
     """
     clock = _Clock(program, works, costs)
     while clock.coming:

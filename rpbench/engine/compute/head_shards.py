@@ -47,10 +47,8 @@ class HeadShares:
     def backward(
         self, share: int, segment: Segment, version: int, loss_scale: LossScale
     ) -> tuple[torch.Tensor, Tensors]:
-        """The second half of a share.
-
-        Returns:
-            The loss as its share of the step's mean, the same from every share, and the gradients of its rows.
+        """The second half of a share: the loss as its share of the step's mean, equal from all, and the gradients of
+        its rows.
         """
         hidden, labels = self._read(segment)
         halves = self._halves[segment]

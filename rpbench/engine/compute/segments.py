@@ -19,12 +19,7 @@ Slopes = list[torch.Tensor | None]  # of keys and values
 
 @dataclass
 class Exchange:
-    """The keys and values that some layers read and make for one segment.
-
-    Attributes:
-        earlier: layer -> keys and values of the segments before, in order.
-        own: layer -> those of this segment.
-    """
+    """The keys and values by layer that some layers read of `earlier` segments, in order, and make of their `own`."""
 
     segments: "Segments"
     segment: Segment

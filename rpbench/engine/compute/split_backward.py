@@ -27,12 +27,7 @@ from rpbench.models.linear import made_by
 
 
 class Slopes(NamedTuple):
-    """The tensors that make the gradients of a linear map.
-
-    Args:
-        x: its input, (..., inputs).
-        slope: the gradient of its result, (..., outputs).
-    """
+    """The tensors that make the gradients of a linear map: x (..., inputs), and the gradient of y (..., outputs)."""
 
     x: torch.Tensor
     slope: torch.Tensor
@@ -57,12 +52,10 @@ class Slopes(NamedTuple):
 
 
 class Linear:
-    """One application of a linear map.
+    """One application of a linear map to its weight, and its bias if there is one.
 
     Attributes:
-        weights: the leaves it used: the weight, and the bias if there is one.
-        deferred: whether going back leaves their gradients to `weight_gradients`.
-        left: what it left for that.
+        deferred: whether going back leaves their gradients to `weight_gradients`, and `left` for that.
     """
 
     def __init__(self, *weights: torch.Tensor) -> None:

@@ -101,11 +101,11 @@ class Graph(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """The work that the first half of a backward leaves to the second.
+    """The work that the first half of a backward leaves to the second: maps whose weight gradients are still to be
+    made.
 
     Args:
         gradients: of the weights that could not be put off.
-        linears: the maps whose weight gradients are still to be made.
         places: identity of a weight -> its place.
     """
 

@@ -215,12 +215,7 @@ def check_device(device: str) -> None:
 def calibrate_cores(
     num_devices: int, tell: Told, probes: Sequence[Probe] = ON_CORES, sizes: Sizes = OF_CORES
 ) -> Calibration:
-    """Calibrate devices that are threads with one core each.
-
-    Args:
-        tell: told a line before each thing that is measured.
-        sizes: of the operators.
-    """
+    """Calibrate devices that are threads with one core each; `tell` gets a line before each thing that is measured."""
     with ForeignLoad() as foreign:
         tell(f"rates of {num_devices} cores at once")
         with CoreStopwatch(num_devices) as watch:

@@ -62,13 +62,9 @@ NUM_STEPS = 4
 def time_layers(
     workload: Workload, settings: Settings, num_devices: int, microbatches_per_device: int = 3
 ) -> LayerTimes:
-    """Median times of one microbatch through each layer, in seconds.
+    """Median seconds of one microbatch through each layer, over all steps but the first; the modules are not changed.
 
     The embedding is counted with the first layer. Gradients' sums are part of the backward.
-
-    Args:
-        workload: whose modules are run; they are not changed.
-        microbatches_per_device: of each step, all steps but the first being measured.
     """
     head = len(workload.modules) - 2
     partition = symmetric((*[1] * head, 0))  # the head alone

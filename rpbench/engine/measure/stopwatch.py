@@ -82,12 +82,8 @@ REPEATS = 5
 
 
 class Stopwatch(Protocol):
-    """A device with its clock.
-
-    Attributes:
-        device, dtype: of the tensors that are worked on.
-        pins: whether host memory is pinned for copies.
-        num_workers: devices that work at the same time.
+    """A device with its clock; `pins` says if host memory is pinned for copies, `num_workers` how many devices work at
+    a time.
     """
 
     device: str

@@ -23,13 +23,7 @@ _KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.STEP})
 
 @dataclass(frozen=True)
 class Death:
-    """A process that is killed (SIGKILL) just before an action.
-
-    Args:
-        rank: whose.
-        step: counted from 0.
-        action: place in the rank's row of a step.
-    """
+    """A process that is killed (SIGKILL) just before an action, by its place in the rank's row of a step, from 0."""
 
     rank: int
     step: int

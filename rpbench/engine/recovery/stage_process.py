@@ -46,11 +46,7 @@ Tell = Callable[[int], None]
 
 
 class StageStep:
-    """A rank that trains its stages.
-
-    Args:
-        send: to a rank.
-        receive: waits for what another rank has sent.
+    """A rank that trains its stages, with what it sends to other ranks and receives of them.
 
     Attributes:
         state: of its own stages, after `state.num_steps` steps.
@@ -139,11 +135,7 @@ def say(connection: "Connection[Any, Any]", message: Message) -> None:
 
 
 def hear(connection: "Connection[Any, Any]") -> Message:
-    """The next message.
-
-    Raises:
-        EOFError, OSError: if the other end is gone.
-    """
+    """The next message; raises EOFError or OSError if the other end is gone."""
     return Message(*pickle.loads(connection.recv_bytes()))
 
 

@@ -65,13 +65,7 @@ class Return:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a plan.
-
-    Args:
-        masters: of all stages, after the last step.
-        returns: one for each failure, in order.
-        num_actions: that began in all, those that were done again counted each time.
-    """
+    """The masters of all stages after the last step, the recoveries, and how many actions began, each time counted."""
 
     masters: Tensors
     returns: tuple[Return, ...]

@@ -53,12 +53,7 @@ class Rendezvous:
     def exchange(self, rank: int, value: Any, subject: Hashable = None) -> tuple[Any, ...]:
         """The values of all ranks at their next meeting, by rank; read-only until the meeting after.
 
-        Args:
-            subject: what the meeting is about: the same for all who come.
-
-        Raises:
-            Parted: if the others will not come.
-            RuntimeError: if they come for something else.
+        Raises Parted if the others will not come, RuntimeError if they come for another subject.
         """
         with self._changed:
             found = self._enter(rank, value, subject)

@@ -42,11 +42,9 @@ class _Sum:
 
 
 class ReducedWindow:
-    """The gradient of a shared stage for one step; see `rpbench.engine.state.gradients.Window`.
+    """The gradient of a shared stage for one step, of sums over replicas (`rpbench.engine.state.gradients.Window`).
 
-    Args:
-        sums: the sums over replicas that make it.
-        hold: told what gradients the devices have before they are reduced.
+    `hold` is told what gradients the devices have before they are reduced.
     """
 
     def __init__(self, sums: Sequence[Reduction], sharing: Sharing, hold: Hold) -> None:

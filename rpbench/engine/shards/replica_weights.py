@@ -22,12 +22,9 @@ from rpbench.ir.waits.moves import Transfer
 
 
 class ReplicaWeights(DeviceWeights):
-    """Weights of which every replica has its part.
+    """Weights of which every replica has its part; `hold` is told what is gathered on a device.
 
-    Args:
-        sharing: stage -> how its replicas share it.
-        hold: told what is gathered on a device.
-        given, options: the arguments of `DeviceWeights`.
+    `given` and `options` are the arguments of `DeviceWeights`.
     """
 
     def __init__(

@@ -196,10 +196,9 @@ class Member:
 
 
 class Team:
-    """All devices, and the handlers of what they do together.
+    """All devices, and the handlers of what they do together, on a workload of layers in shares.
 
     Args:
-        workload: of layers in shares.
         make_passes: the passes of a device, from its stages and its gradients.
         splits: whether some backward comes in halves.
         along_sequence: whether a device has a slice of the tokens between its matrices.

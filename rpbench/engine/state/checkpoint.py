@@ -122,13 +122,9 @@ def _unnamed(tensors: Mapping[str, torch.Tensor], manifest: "Manifest") -> State
 
 
 def save(folder: Path, state: State, subject: Mapping[str, Any]) -> None:
-    """Write a checkpoint; until it is complete and on the disk, the folder's former checkpoint stays valid.
+    """Write a checkpoint of a `subject`, which `load` requires again: the model and its training, as plain data.
 
-    Args:
-        subject: the model and its training as plain data; `load` requires the same.
-
-    Raises:
-        CheckpointError: as of `check_target`.
+    Until it is complete and on the disk, the folder's former one stays valid. Raises CheckpointError as `check_target`.
     """
     tensors = named(state.masters, state.moments)
     for age, stale in state.stale.items():
@@ -225,12 +221,7 @@ def _sync(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A complete checkpoint whose files have the right digests.
-
-    Args:
-        data: the folder of torch's files.
-        metadata: torch's description of them.
-    """
+    """A complete checkpoint whose files have the right digests: torch's, in `data`, and its own description of them."""
 
     folder: Path
     num_steps: int
@@ -244,15 +235,7 @@ class Manifest:
         return {name: kept.size for name, kept in self.metadata.state_dict_metadata.items()}  # type: ignore[union-attr]
 
     def check_holds(self, shapes: Mapping[Place, torch.Size], moments: Collection[str]) -> None:
-        """Refuse a checkpoint that lacks a parameter, or one of its moments.
-
-        Args:
-            shapes: of every trained parameter.
-            moments: names of the optimizer state of an updated parameter.
-
-        Raises:
-            CheckpointError: naming the first that is missing.
-        """
+        """Refuse (CheckpointError) a checkpoint without a trained parameter of these shapes, or one of its moments."""
         for place, shape in shapes.items():
             found = self.shapes.get(f"model.{_word(place)}")
             if found != shape:

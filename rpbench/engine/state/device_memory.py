@@ -148,11 +148,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class StageBytes:
-    """Bytes of weights and gradients that the devices of a schedule hold.
-
-    Args:
-        sharing: stage -> how its replicas share it.
-        homes: stage -> device that keeps it, where it goes from device to device.
+    """Bytes of weights and gradients that devices hold of stages: of shared ones their part, of those with a home all
+    there.
     """
 
     schedule: Schedule

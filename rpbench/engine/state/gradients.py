@@ -180,11 +180,9 @@ class CarriedWindow(_OneSum):
 
 
 class _GroupSum:
-    """The sum over one group of devices.
+    """The sum over one group of devices, whose microbatches are `parts` in the order in which they are added.
 
-    Args:
-        parts: the microbatches of each device, in the order in which they are added.
-        last: the first microbatch of the device that adds the parts up and sends the sum home.
+    `last` is the first microbatch of the device that adds the parts up and sends the sum home.
     """
 
     def __init__(self, parts: Iterable[tuple[int, ...]], last: int) -> None:

@@ -197,12 +197,10 @@ class Part:
 def make_parts(
     masters: Tensors, sharing: Sharing | None, make: Make, *, recut: bool, place_of: PlaceOf | None = None
 ) -> list[Part]:
-    """The parts of some of a stage's masters.
+    """The parts of some of a stage's masters, which replicas may share; `recut` those whose gradients come from several
+    stages.
 
-    Args:
-        sharing: how replicas share the stage; None where there is one of it.
-        recut: cut these masters by themselves, because their gradients come from several stages.
-        place_of: where owners keep what they step; None: all have views of one memory.
+    `place_of` is where owners keep what they step; None: all have views of one memory.
     """
     if sharing is None or not (sharing.scatters or sharing.copies):
         return [Part(None, masters, make(list(masters.values())))]

@@ -37,12 +37,7 @@ class _Bytes:
 
 
 class _Saved:
-    """One storage that a graph has saved.
-
-    Attributes:
-        here: its bytes on the device; None while they are away.
-        away: its bytes where they wait; None while they are here.
-    """
+    """One storage that a graph has saved: its bytes on the device (`here`), or where they wait (`away`)."""
 
     def __init__(self, here: _Bytes, reader: str) -> None:
         self.here: _Bytes | None = here
@@ -70,12 +65,9 @@ class _View(NamedTuple):
 
 
 class _SavedByForward:
-    """The storages that the graph of one forward has saved.
+    """The storages, but for those that stay, that the graph of one forward has saved; `hold` is told of each.
 
-    Args:
-        reader: the message of the error if a backward comes too early.
-        stays: tensors whose storages outlive the graph.
-        hold: told of every storage that the graph has saved, and of what lives as long.
+    `reader` is the message of the error if a backward comes too early.
     """
 
     def __init__(self, reader: str, stays: Iterable[torch.Tensor], hold: Callable[[_Bytes], None]) -> None:
@@ -131,10 +123,8 @@ class SavedActivations:
         self._found[stage, segment] = found
 
     def store(self, action: Action, copy: Move) -> None:
-        """Move an action's activations off their device: to the partner it names, or to the host.
-
-        Raises:
-            RuntimeError: if it is not there.
+        """Move an action's activations to the partner it names, or to the host; raises RuntimeError if they are not
+        there.
         """
         found = self._found.get(_place(action))
         if found is None or found.is_away:

@@ -62,12 +62,7 @@ class _Use(NamedTuple):
 
 
 class HappensBefore:
-    """One pass over a trace.
-
-    Attributes:
-        findings: each once.
-        clocks: by timeline, its vector clock so far.
-    """
+    """One pass over a trace: each finding once, and by timeline its vector clock so far."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

@@ -38,14 +38,7 @@ _ORDERING = (Waits, WaitsForStream, Synchronised, SynchronisedEvent, Kept, Pinne
 
 
 class Mutant(NamedTuple):
-    """One change of a trace.
-
-    Args:
-        change: dropped, delayed or misplaced.
-        place: index of the entry that is changed.
-        entry: that entry.
-        trace: the changed trace.
-    """
+    """One change of a trace - an entry dropped, delayed or misplaced - with the changed trace."""
 
     change: str
     place: int

@@ -90,12 +90,7 @@ _identities = itertools.count(1)
 
 
 class _Local(threading.local):
-    """The state of a thread.
-
-    Attributes:
-        makes_on: the device that factories make tensors on; None: the host.
-        within: the arguments of the current call of torch.
-    """
+    """The state of a thread: the device that factories make tensors on, and the arguments of its call of torch."""
 
     def __init__(self) -> None:
         self.action = "outside of actions"

@@ -16,13 +16,7 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 @dataclass(slots=True)
 class Entry:
-    """One call issued by a thread.
-
-    Args:
-        thread: the timeline of the thread.
-        action: the schedule's action that the thread was running.
-        place: the line of code that issued it.
-    """
+    """One call issued by a thread, in a schedule's action, at a line of code."""
 
     thread: Timeline
     action: str
@@ -145,13 +139,7 @@ class Misplaced(Entry):
 
 @dataclass
 class Trace:
-    """All entries of a run.
-
-    Args:
-        names: by timeline.
-        threads: which timelines are threads.
-        devices: stream -> its device.
-    """
+    """All entries of a run, the names of timelines, which of them are threads, and the device of each stream."""
 
     entries: list[Entry] = field(default_factory=list)
     names: list[str] = field(default_factory=list)

@@ -79,12 +79,7 @@ def _prepare(request: Request) -> Work:
 
 
 def basis_of(cluster: Machine, cost: CostConfig, known: Software | None = None) -> Basis:
-    """The numbers behind `cost=analytic` on a cluster, those of a software that was named first.
-
-    Raises:
-        ConfigError: for another source of costs.
-        ValueError: for a constant that cannot be.
-    """
+    """The numbers behind `cost=analytic` on a cluster, those of a named software first; ConfigError for other costs."""
     if cost.name != "analytic":
         raise ConfigError(f"mode=predict rests on a model of the machine; set cost=analytic, not {cost.name}")
     return numbers_on(cluster, cost, known)

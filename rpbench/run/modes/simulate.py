@@ -35,12 +35,7 @@ def frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str, 
 
 
 def check_freezing(assembled: Assembled, max_ratio: float) -> None:
-    """Refuse what cannot be frozen, and a solver that is not there.
-
-    Raises:
-        ConfigError: without OR-tools.
-        ScheduleError: for a schedule or costs that cannot be frozen.
-    """
+    """Refuse (ScheduleError) what cannot be frozen, and (ConfigError) a solver that is not there: OR-tools."""
     check_freezable(assembled.graph, assembled.costs)
     if find_spec("ortools") is None:
         raise ConfigError(

@@ -177,11 +177,8 @@ def _check_shares(model: Architecture, schedule: Schedule, backend: str) -> None
 def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None) -> tuple[Fields, Timeline]:
     """Run what is assembled and checked (`check_request`) on its backend; ActionFailed if an action raised.
 
-    Args:
-        feed: told of each batch as it is done, where somebody listens.
-
-    Returns:
-        Record fields (evidence, times, loss, every metric of the timeline) and the timeline.
+    Returns the record's fields (evidence, times, loss, every metric of the timeline) and the timeline; `feed` is told
+    of each batch as it is done, where somebody listens.
     """
     backend = _backend(request)
     if backend.name == "emulated":

@@ -138,13 +138,10 @@ def run_on_accelerators(
     *,
     verify: bool,
 ) -> Ran:
-    """Run a schedule on every accelerator there is; a dry run has no warm-up.
+    """Run a schedule on every accelerator there is, with the handlers of the run that counts; a dry run has no warm-up.
 
-    Args:
-        make: the training of a workload on a backend.
-        handlers_of: of the run that counts.
-        verify: compare the gradients of the first step with plain training on the first accelerator, by kernels that
-            give the same bits every time; otherwise by those that torch takes.
+    If `verify`, the gradients of the first step are compared with plain training on the first accelerator, by kernels
+    that give the same bits every time; otherwise kernels are those that torch takes.
     """
     num_warmup_runs = asked.num_warmup_runs if asked.dry_accelerators is None else 0
     with ExitStack() as stack:

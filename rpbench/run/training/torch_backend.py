@@ -26,9 +26,7 @@ from rpbench.torch_runtime.request import TorchRequest, make_request
 def torch_records(request: Request) -> list[Record]:
     """The record of a run on ranks of torch's runtime; none on ranks that torchrun has started beside rank 0.
 
-    Raises:
-        ValueError: if the request is wrong; nothing has run then.
-        RunFailed: on a rank beside rank 0, if the run broke.
+    Raises ValueError if the request is wrong, before anything runs, and RunFailed beside rank 0 if the run broke.
     """
     if not under_torchrun():
         return [recorded(request, _prepare)]

@@ -82,10 +82,7 @@ def check_save_to(request: Request) -> None:
 
 
 class Validation:
-    """Losses of a training on sequences that it does not see.
-
-    Args:
-        every: updates between two validations.
+    """Losses of a training on sequences that it does not see, every so many updates.
 
     Attributes:
         losses: update -> mean loss, in nats per token.

@@ -245,12 +245,8 @@ NEVER = None
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds, or any unit.
-
-    Args:
-        compute: of a computation on a rank, an overlapped pair being one.
-        hop: of a message.
-        gather, reduce: of a stage's weights and gradients, over ranks that share them.
+    """Seconds, or any unit, of computations on a rank, an overlapped pair being one, of a message, and of what ranks
+    share.
     """
 
     compute: Callable[[int, Token], float] = lambda rank, token: 1.0

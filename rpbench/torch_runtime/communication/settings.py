@@ -27,14 +27,7 @@ Place = tuple[int, int]  # rank, number among its actions that are no waits
 
 
 def with_send_budget(table: Table, most: int) -> Table:
-    """The table with its waits moved.
-
-    Args:
-        table: with a wait for every send.
-
-    Raises:
-        ScheduleError: if a rank cannot keep to it.
-    """
+    """A table that waits for every send, with its waits moved; raises ScheduleError if a rank cannot keep to it."""
     order = _Order(table)
     rows = tuple(tuple(_row(order, rank, row, most)) for rank, row in enumerate(table.rows))
     return Table(rows, table.chain_length)
@@ -188,14 +181,9 @@ class Settings:
 
 
 def lower_as_torch(table: Table, settings: Settings) -> Table:
-    """The table with gathers, reductions, messages and waits where torch 2.15 puts them.
+    """The computations of a table with gathers, reductions, messages and waits where torch 2.15 puts them.
 
-    Args:
-        table: its computations count alone.
-
-    Raises:
-        ScheduleError: if they cannot run, or the settings cannot be kept.
-        ValueError: for settings that do not fit the ranks.
+    Raises ScheduleError if they cannot run or the settings cannot be kept, ValueError if these do not fit the ranks.
     """
     compute = table.compute_rows()
     count = 1 + max(part.microbatch or 0 for row in compute for token in row for part in token.parts)

@@ -122,13 +122,9 @@ class Table:
 
 
 def read_table(source: str, chain_length: int | None = None) -> Table:
-    """A table from torch's CSV, compute-only or lowered.
+    """A table from torch's CSV, compute-only or lowered, of one chain unless its length is given.
 
-    Args:
-        chain_length: None: all stages are one chain.
-
-    Raises:
-        ScheduleError: naming the row and the token that cannot be.
+    Raises ScheduleError naming the row and the token that cannot be.
     """
     try:
         lines = list(csv.reader(io.StringIO(source.strip("\r\n"))))

@@ -33,13 +33,9 @@ AROUND = 3  # actions shown on each side of a marked one
 
 @dataclass(frozen=True)
 class Waiting:
-    """An action that waits or is wrong, and why.
+    """An action that waits or is wrong, by its place in the rank's row, from 0, and why, with the actions around it.
 
-    Args:
-        place: of the action in the rank's row, from 0.
-        action: its token; "end" where the row is over and sends are still under way.
-        why: what it waits for, or what is wrong.
-        row: the actions around it, itself marked.
+    The action is "end" where the row is over and sends are still under way.
     """
 
     rank: int

@@ -36,15 +36,8 @@ Times = Callable[[], Timeline]  # simulated when asked for: only one form needs 
 
 
 class Given(NamedTuple):
-    """Inputs of a form beside the schedule.
-
-    Args:
-        times: gives its timeline.
-        csv_path: the name that a framework's options give the table.
-        model: what is trained; None where there are no shapes.
-        host_memory_bytes: of a host, where it is known.
-        plan: how large microbatches are, what replicas share and the like; None: as `numbers_of` takes it.
-        optimizer: how weights are stepped.
+    """Inputs of a form beside the schedule: its timeline, the name of its table in options, model, host, numbers,
+    optimizer.
     """
 
     times: Times

@@ -34,11 +34,8 @@ from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape, Weights, fr
 
 @dataclass(frozen=True)
 class Chains:
-    """The routes of the microbatches.
-
-    Args:
-        routes: per chain, the rank of each of our stages.
-        microbatches: per chain, our numbers of its microbatches, ascending.
+    """The routes of the microbatches: per chain the rank of each of our stages, and our numbers of microbatches,
+    ascending.
     """
 
     routes: tuple[tuple[int, ...], ...]
@@ -124,16 +121,11 @@ KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)  # what a table has tokens for, beside 
 
 
 def make_table(schedule: Schedule, *, two_way: bool = False) -> Schedule:
-    """The compute rows of a schedule whose every action torch runs as it is meant.
+    """The compute rows of a schedule whose every action torch runs as it is meant; raises ScheduleError with a way out.
 
-    STEP actions leave the rows: torch has none, and the optimizer steps once all rows have ended.
-
-    Args:
-        two_way: take two copies of every stage that go opposite ways (chimera, dualpipe) as well. Our runner can
-            (`rpbench.torch_runtime.lowering`), a plain table cannot.
-
-    Raises:
-        ScheduleError: with the reason and a way out.
+    STEP actions leave the rows: torch has none, and the optimizer steps once all rows have ended. If `two_way`, two
+    copies of every stage that go opposite ways (chimera, dualpipe) are taken as well: our runner can
+    (`rpbench.torch_runtime.lowering`), a plain table cannot.
     """
     name = schedule.name or "this schedule"
     for reason in (_policy(schedule), _shape(schedule), _lanes(schedule)):

@@ -148,9 +148,7 @@ class Evidence:
 def diagnose(lowered: Lowered | None, evidence: Evidence, inner: int = 1) -> RunFailed:
     """The error that names the rank at fault, its action, and shows the rows with every rank's place marked.
 
-    Args:
-        lowered: None where ranks run no table: then only the rank is named.
-        inner: processes of each pipeline rank.
+    Where ranks run no table, only the rank is named. Each pipeline rank has `inner` processes.
     """
     rank, cause, said = _culprit(lowered, evidence, inner)
     action = _action_at(lowered, evidence.standings[rank], rank // inner) if lowered else None

@@ -40,11 +40,9 @@ MOVING = (Phase.WAITING, Phase.COMPUTING)
 
 
 class Sentinel:
-    """The watch of one rank. Use it in a `with` block around the run.
+    """The watch of one rank of a run, by its name: one store may see several. Use it in a `with` block around the run.
 
-    Args:
-        name: of the run; one store may see several.
-        stall_s: no rank may stand still for longer while another waits.
+    No rank may stand still for longer than `stall_s` while another waits.
     """
 
     def __init__(self, request: TorchRequest, place: Place, name: str, stall_s: float) -> None:

@@ -30,13 +30,9 @@ from rpbench.torch_runtime.versions import facts_of
 
 
 class Member:
-    """This rank's part of a request, on a process group that is up.
+    """This rank's part of a request, on a process group that is up, with its line on the board.
 
-    Args:
-        place: its line on the board.
-
-    Raises:
-        ValueError: if there are not as many processes, or another rank has another request.
+    Raises ValueError if there are not as many processes, or another rank has another request.
 
     Attributes:
         steps: per timed step, its recorded actions, and its first and last moment by this rank's clock.

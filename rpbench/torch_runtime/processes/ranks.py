@@ -34,15 +34,11 @@ Answer = dict[str, Any]
 
 
 class Ranks:
-    """Processes that run requests together. Use it in a `with` block, or close it.
+    """Processes that run requests together, with their `pids`. Use it in a `with` block, or close it.
 
     Args:
-        num_ranks: how many.
         stall_s: no rank may stand still for longer while another waits; longer than any one action takes.
         program: what each process runs, as of `rpbench.side_processes.start`; its board comes behind.
-
-    Attributes:
-        pids: of the processes.
     """
 
     def __init__(self, num_ranks: int, stall_s: float = STALL_S, program: Sequence[str] = WORKER) -> None:
@@ -101,21 +97,14 @@ class Ranks:
         return Outcome(request.request, self._ask(request))
 
     def time_collectives(self, request: CollectiveRequest) -> Answer:
-        """Seconds of collectives, as rank 0 answers (`rpbench.torch_runtime.shards`).
-
-        Raises:
-            ValueError: if the request cannot be.
-            RunFailed: as of `run`.
-        """
+        """Seconds of collectives, as rank 0 answers (`rpbench.torch_runtime.shards`); raises as `run` does."""
         request.check()
         return self._ask(request)
 
     def run_case(self, case: Case) -> list[Answer]:
         """The answers of all ranks to a case of another system; the same case once more begins from the same weights.
 
-        Raises:
-            ValueError: if the ranks refuse it; they live on.
-            RunFailed: as of `run`; a case that takes longer than `stall_s` is taken for hung.
+        Raises as `run` does; a case that takes longer than `stall_s` is taken for hung.
         """
         return self._answers([case] * len(self._processes))
 

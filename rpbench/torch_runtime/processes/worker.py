@@ -44,11 +44,8 @@ MARK = '{"resident"'  # how its line begins
 
 @dataclass(frozen=True)
 class StepRequest:
-    """One step of a resident.
-
-    Args:
-        name: of the resident, which is made when a request first names it.
-        request: what it is; one step runs on the first step's microbatches, and weights stay.
+    """One step of a resident, which is made when a request first names it, on the first step's microbatches; weights
+    stay.
     """
 
     name: str
@@ -126,9 +123,7 @@ class Refused(ValueError):
 def start_group(device: str, join_s: float = JOIN_S) -> None:
     """Join the processes that the environment speaks of, as torchrun sets it.
 
-    Raises:
-        ValueError: if the environment has no ranks.
-        RunFailed: naming a rank that has not come after `join_s` seconds.
+    Raises ValueError if it has no ranks, and RunFailed naming a rank that has not come after `join_s` seconds.
     """
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
@@ -185,13 +180,9 @@ def _joined(rank: int, world: int, join_s: float) -> dist.Store:
 
 
 def run_request(request: TorchRequest, place: Place, change: Callable[[Member], None] | None = None) -> Answer | None:
-    """This rank's part of a request; the answer on rank 0, None on the others.
+    """This rank's part of a request, by a member that is changed first; the answer on rank 0, None on the others.
 
-    Args:
-        change: what is done to the member before it runs.
-
-    Raises:
-        Refused: if the request does not fit; every rank raises it.
+    Raises Refused, on every rank, if the request does not fit.
     """
     with one_thread():
         try:

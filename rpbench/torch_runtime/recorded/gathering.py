@@ -41,12 +41,8 @@ from rpbench.torch_runtime.shards import BY_INPUTS, BY_OUTPUTS
 
 
 class SplitLinear(nn.Module):
-    """x (..., inputs) -> x @ weight.T + bias, (..., outputs), in parts of equal size.
-
-    Args:
-        linear: whose parameters it takes, under their names.
-        num_parts: as many as ranks.
-        by_inputs: parts are summands of the output; otherwise slices of it.
+    """x (..., inputs) -> x @ weight.T + bias, (..., outputs), in as many equal parts as ranks: slices, or summands by
+    inputs.
     """
 
     def __init__(self, linear: Linear, num_parts: int, *, by_inputs: bool) -> None:

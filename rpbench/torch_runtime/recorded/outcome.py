@@ -85,12 +85,10 @@ class Outcome:
         return max(own["ended"] for own in steps) - min(own["began"] for own in steps)
 
     def timeline(self, step: int = -1) -> Timeline:
-        """When each action of the table computed, in seconds from the step's first moment.
+        """When each action of the table computed, in seconds from the step's first moment; what it waited before is in
+        no span.
 
-        What an action waited before stands in no span.
-
-        Raises:
-            ValueError: if the ranks did not run the table's rows, as torch's own single-stage schedules do not.
+        Raises ValueError if the ranks did not run the table's rows, as torch's own single-stage schedules do not.
         """
         lowered = self.request.lowered
         found = {ran.action: ran for rank in range(lowered.num_ranks) for ran in self.ran(rank, step)}

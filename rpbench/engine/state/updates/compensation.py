@@ -160,14 +160,10 @@ def spike_coefficients(momentum: float, delay: float) -> tuple[float, float]:
 
 
 class SpikeCompensatedSGD(torch.optim.SGD):
-    """Gradient descent with momentum on weights whose gradients are late.
+    """Gradient descent with momentum on groups of weights whose gradients are so many steps late.
 
     The state of a weight is its velocity (`momentum_buffer`), and a v + b g of its last step (`direction`), along which
     weights are predicted.
-
-    Args:
-        parameters: weights, or groups of them.
-        delays: the steps that the gradients of every group are late.
     """
 
     def __init__(

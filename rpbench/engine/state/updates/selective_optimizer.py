@@ -36,12 +36,9 @@ def num_important(num_columns: int, topk: Fraction) -> int:
 
 
 def important(gradient: torch.Tensor | None, like: torch.Tensor, topk: Fraction) -> torch.Tensor:
-    """True where an element of a parameter is important, in the parameter's shape.
+    """True where an element is important, in the parameter's shape: in the `topk` columns by its gradient; 0: nowhere.
 
-    Args:
-        gradient: of all microbatches of a step; None: no microbatch used the parameter, all columns are equal.
-        like: the parameter.
-        topk: the fraction of the columns; 0: nothing is important, whatever its shape.
+    Without a gradient no microbatch used the parameter, and all columns are equal.
     """
     if like.dim() < 2 or not topk:
         return torch.full(like.shape, bool(topk), device=like.device)
@@ -136,12 +133,10 @@ WindowOf = Callable[[int, int], SplitWindow]  # (stage, version) -> its gradient
 
 
 class SelectiveOptimizer(HostOptimizer):
-    """The optimizer of a schedule with a late rest.
+    """The optimizer of a schedule with a late rest, whose rule and number of steps decide which columns are stepped
+    when.
 
-    Args:
-        rule, num_steps: these decide which columns are stepped when.
-        window_of: (stage, version) -> the split gradient.
-        given, options: the arguments of `HostOptimizer`.
+    `given` and `options` are the arguments of `HostOptimizer`.
     """
 
     def __init__(self, *given: Any, rule: LateRest, num_steps: int, window_of: WindowOf, **options: Any) -> None:
@@ -287,12 +282,8 @@ class SelectiveOptimizer(HostOptimizer):
         return {place: gradient * outcome.clipping for place, gradient in found.items()}
 
     def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: Moments, version: int) -> None:
-        """Step some elements of a part.
-
-        Args:
-            gradients: in the shape of the masters; what has none is left alone.
-            masks: which elements; the others stay as they are.
-            state: their moments, packed; changed in place.
+        """Step the elements of masks, with gradients in the masters' shape; `state`, their packed moments, changes in
+        place.
         """
         masters = {place: part.masters[place] for place in gradients if bool(masks[place].any())}
         if not masters:

@@ -109,13 +109,9 @@ _OTHERS = (
 
 
 def contenders(who: str = "all") -> list[Contender]:
-    """Contenders whose schedule is registered, references first; for an A/A duel the base under many names.
+    """Contenders whose schedule is registered, references first; for an A/A duel (`twins`) the base under many names.
 
-    Args:
-        who: `all`, `twins`, or names with `+` between them, of those beside the references.
-
-    Raises:
-        ValueError: for a name that is none of these.
+    `who` is `all`, `twins`, or others' names with `+` between them; raises ValueError for a name that is none of these.
     """
     return [contender for contender in (*_REFERENCES, *_others(who)) if contender.schedule in registry.entries()]
 

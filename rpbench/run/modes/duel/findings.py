@@ -30,11 +30,9 @@ def rules_of(rows: Rows) -> Rules:
 def find_starts(
     columns: Mapping[str, Columns], clock: str, rules: Rules, *, undisturbed: bool = True
 ) -> dict[str, StartFinding]:
-    """The comparison in one start of every contender that has a reference besides itself.
+    """The comparison in one start of every contender that has a reference besides itself, by the columns of its runs.
 
-    Args:
-        columns: contender -> its runs.
-        undisturbed: leave out comparisons in which other programs had a part of the machine.
+    If `undisturbed`, comparisons in which other programs had a part of the machine are left out.
     """
     found: dict[str, StartFinding] = {}
     for names in groups(columns):
@@ -55,7 +53,6 @@ def findings(
     """The finding of every contender that has runs and references; all verdicts of a duel are given together.
 
     Args:
-        rows: contender -> record, of one duel.
         num_verdicts: that are given together, where this duel is part of a larger table.
         undisturbed: as of `find_starts`; without, there are ratios and no verdicts.
     """
@@ -70,18 +67,11 @@ def findings(
 
 
 def findings_over(rows: Rows, clock: str, base: str, num_verdicts: int | None = None) -> dict[str, Finding]:
-    """The finding of every other contender over one of them, from its runs of the same turns.
+    """The finding of every other contender over the base, from its runs of the same turns; LookupError if that has no
+    runs.
 
     A base runs once a turn where 1F1B runs four times, further away, and all share its luck: intervals are wider than
     those over 1F1B, and more careful than they say; on made-up machines 99 of 100 hold their ratio.
-
-    Args:
-        rows: contender -> record, of one duel.
-        base: whose speed is 1.
-        num_verdicts: that are given together, where this duel is part of a larger table.
-
-    Raises:
-        LookupError: if the base has no runs in this duel.
     """
     fit = timed(rows)
     if base not in fit:

@@ -109,12 +109,10 @@ def play(
     tell: Told = lambda line: None,
     lost: dict[str, str] | None = None,
 ) -> list[Run]:
-    """The runs, in the order they were made.
+    """The runs, in the order they were made; no turn begins after `budget_s`, or once there are enough.
 
     Args:
         make_turn: the order of the next turn, of all teams; where there are references, the last is one.
-        budget_s: no turn begins after that.
-        is_enough: asked now and then.
         lost: gets who has failed, and why; the others go on without it.
     """
     began, lost = time.perf_counter(), {} if lost is None else lost
@@ -186,11 +184,9 @@ MakeTeams = Callable[[Sequence[Contender], ExitStack], Iterator[tuple[str, Team]
 
 @dataclass(frozen=True)
 class Job:
-    """The job of a start; those of a duel differ in nothing but the seed.
+    """The job of a start, which is told of under a label; those of a duel differ in nothing but the seed of the order.
 
     Args:
-        label: what is told begins with it.
-        order_seed: of the order of runs.
         budget_s: no turn begins after that.
         families: names of entrants that run one after the other, as in a run-off; empty where references are
             scattered among all.
@@ -215,12 +211,7 @@ class Job:
 
 @dataclass(frozen=True)
 class PlannedTeams:
-    """Contenders on the plans of theirs, on the same weights and tokens.
-
-    Args:
-        sequences: of a microbatch.
-        seed: of weights and tokens.
-    """
+    """Contenders on the plans of theirs, on the same weights and tokens, which the seed decides."""
 
     model: Architecture
     sequences: int

@@ -29,13 +29,7 @@ NAME = "this_machine"
 
 @dataclass
 class Survey:
-    """Calibrations of one duel, each with the cluster that its file would hold.
-
-    Args:
-        measure: calibrates the machine.
-        model, num_tokens: what the contenders train, and the tokens of a microbatch.
-        num_devices: of the duel.
-    """
+    """Calibrations of one duel, each with the cluster that its file would hold, for microbatches of the contenders."""
 
     measure: Callable[[], Calibration]
     model: Architecture

@@ -138,9 +138,7 @@ class _OnRanks:
 class SystemTeam(_OnRanks):
     """Another runtime, by its adapter in `baselines.systems`, on processes of its own.
 
-    Args:
-        tolerance: how far it may be from plain training; another engine may add in another order.
-        compared: in what.
+    `tolerance` is how far it may be from plain training in what is `compared`: it may add in another order.
     """
 
     def __init__(

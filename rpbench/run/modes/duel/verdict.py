@@ -30,11 +30,8 @@ from rpbench.run.modes.duel.runs import Comparisons, Floats
 
 
 class Started(NamedTuple):
-    """The runs of a start.
-
-    Args:
-        about: what is true of all its contenders: seed, turns, seconds, cores, what was done for stability.
-        columns: contender -> its runs, column by column.
+    """The runs of a start by contender, column by column, and what is true of all: seed, turns, seconds, cores,
+    stability.
     """
 
     about: dict[str, Any]
@@ -225,10 +222,9 @@ def find_start(found: Comparisons, rules: Rules) -> StartFinding:
 def judge(
     table: Mapping[str, Sequence[StartFinding]], num_references: int, rules: Rules, num_verdicts: int | None = None
 ) -> dict[str, Finding]:
-    """The finding of every contender.
+    """The finding of every contender from its starts.
 
     Args:
-        table: contender -> its starts.
         num_references: behind every comparison.
         num_verdicts: that are given together; those of this table if it stands alone.
     """
@@ -297,13 +293,10 @@ def _verdict(sure: tuple[float, float], reason: str) -> Verdict:
 
 
 def block_means(values: Floats, num_blocks: int) -> Floats:
-    """Trimmed means of blocks of neighbours, as equally long as possible.
+    """Trimmed means of blocks of neighbours, as equally long as possible; raises ValueError if there are fewer values.
 
     Neighbours in time are correlated, far blocks are hardly: their spread tells how well the mean is known where that
     of single values does not. A fifth of each end is left out, because single runs are interrupted.
-
-    Raises:
-        ValueError: if there are fewer values than blocks.
     """
     if len(values) < num_blocks:
         raise ValueError(f"{len(values)} values in {num_blocks} blocks: a block holds at least 1")

@@ -123,9 +123,7 @@ def fits(assembled: Assembled, in_flight: Sequence[int] | None = None, more: Seq
 def policy_of(request: Request, asked: Failures, step: Step) -> Checkpoint:
     """The policy that a request asks for.
 
-    Raises:
-        ConfigError: if its schedule cannot be served, naming what can.
-        NoForm: if the model does not fit in any form.
+    Raises ConfigError if its schedule cannot be served, naming what can, and NoForm if the model fits in no form.
     """
     schedule = step.assembled.schedule
     if schedule.policy is not Updates.FLUSH:
