@@ -185,15 +185,10 @@ def find_faults(table: Table) -> Faults:
 
 def needed(table: Table, rank: int, token: Token) -> Token | None:
     """The receive that a computation waits for; None where its input is made by its own rank, or comes from nowhere."""
-    if token.kind == "F":
-        source, kind = table.before(token.stage), "RECV_F"
-    elif token.kind in BACKWARD:
-        source, kind = table.behind(token.stage), "RECV_B"
-    else:
-        return None
+    source = table.feeder(token)
     if source is None or table.rank_of[source] == rank:
         return None
-    return Token(token.stage, kind, token.microbatch)
+    return token._replace(kind="RECV_F" if token.kind == "F" else "RECV_B")
 
 
 class _Walk:
@@ -223,8 +218,8 @@ class _Walk:
 
     def _local_input(self, token: Token) -> str:
         """A neighbour of the same rank hands over what it has made, so it must have run."""
-        beside = self._table.before(token.stage) if token.kind == "F" else self._table.behind(token.stage)
-        if token.kind == "W" or beside is None or self._table.rank_of[beside] != self._rank:
+        beside = self._table.feeder(token)
+        if beside is None or self._table.rank_of[beside] != self._rank:
             return ""
         kinds = ("F",) if token.kind == "F" else BACKWARD
         if any(Token(beside, kind, token.microbatch) in self._computed for kind in kinds):

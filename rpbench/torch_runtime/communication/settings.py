@@ -273,10 +273,7 @@ def _with_messages(table: Table) -> list[RowOfTokens]:
 
 def _ready(table: Table, token: Token, done: set[Token]) -> bool:
     """Whether a rank has what a computation needs: received, or made by itself."""
-    if token.kind not in ("F", *BACKWARD):
-        return True
-    forward = token.kind == "F"
-    source = table.before(token.stage) if forward else table.behind(token.stage)
+    forward, source = token.kind == "F", table.feeder(token)
     if source is None or token._replace(kind="RECV_F" if forward else "RECV_B") in done:
         return True
     return any(Token(source, kind, token.microbatch) in done for kind in ("F" if forward else BACKWARD))

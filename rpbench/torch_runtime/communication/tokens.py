@@ -98,6 +98,12 @@ class Table:
         """The stage that this one feeds; None at a chain's end."""
         return stage + 1 if (stage + 1) % self.chain_length else None
 
+    def feeder(self, token: Token) -> int | None:
+        """The stage that makes what a computation takes in; None where that comes from no stage."""
+        if token.kind == "F":
+            return self.before(token.stage)
+        return self.behind(token.stage) if token.kind in BACKWARD else None
+
     def other_end(self, message: Token) -> Token:
         """The receive of a send, the send of a receive; raises ScheduleError if there is no stage at the other end."""
         forth = message.kind in ("SEND_F", "RECV_B")
@@ -121,18 +127,24 @@ class Table:
         return "\n".join(",".join(map(str, row)) for row in self.rows)
 
 
-def read_table(source: str, chain_length: int | None = None) -> Table:
-    """A table from torch's CSV, compute-only or lowered, of one chain unless its length is given.
-
-    Raises ScheduleError naming the row and the token that cannot be.
+def read_rows(source: str) -> tuple[TokenRow, ...]:
+    """The rows of torch's CSV, compute-only or lowered; raises ScheduleError naming the row and the token that cannot
+    be read. Blank lines at the end are no rows.
     """
     try:
         lines = list(csv.reader(io.StringIO(source.strip("\r\n"))))
     except csv.Error as error:
         raise ScheduleError(f"no CSV ({error}): expected a line a rank, tokens parted by commas") from None
-    rows = tuple(
+    return tuple(
         tuple(read_token(cell.strip(), rank) for cell in line if cell.strip()) for rank, line in enumerate(lines)
     )
+
+
+def read_table(source: str, chain_length: int | None = None) -> Table:
+    """A table from torch's CSV, of one chain unless its length is given; raises ScheduleError naming the row and the
+    token that cannot be.
+    """
+    rows = read_rows(source)
     table = Table(rows, chain_length or 1 + max((part.stage for row in rows for part in _plain(row)), default=0))
     check_table(table)
     return table
@@ -153,7 +165,8 @@ def read_token(cell: str, rank: int) -> Token:
     if match is None:
         raise ScheduleError(
             f"row {rank + 1} (rank {rank}): {cell[:40]!r} is no action of a table: expected stage, kind and microbatch,"
-            " such as 2F5, 3SEND_B0, 0WAIT_SEND_F1, or stage and kind, such as 2REDUCE_GRAD"
+            " such as 2F5, 3SEND_B0, 0WAIT_SEND_F1, or stage and kind, such as 2REDUCE_GRAD, or a pair, such as"
+            " (0F7;7B3)OVERLAP_F_B"
         )
     return Token(int(match[1]), match[2], int(match[3]) if match.re is _PLAIN else None)
 
