@@ -1,6 +1,6 @@
 """Request -> everything a run works on: model, cluster, costs, partition and the checked schedule."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, ModelBytes, layer_activations, model_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
-from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes, moved_bytes
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.checks.versions import Versions
@@ -88,9 +88,13 @@ def simulate_transfers(graph: Graph, costs: CostTable) -> tuple[Timeline, dict[s
     optimizer where its bytes are charged.
     """
     timeline = simulate_charged(graph, costs)
-    free = simulate_graph(graph, replace(costs, transfer_time=None))
-    exposed = timeline.last_compute - free.last_compute
-    return timeline, {"transfer_exposed_s": float(exposed) / timeline.units_per_second}
+    return timeline, {"transfer_exposed_s": exposed_s(timeline, graph, costs)}
+
+
+def exposed_s(timeline: Timeline, graph: Graph, costs: CostTable, less: Sequence[Number] = ()) -> float:
+    """Seconds by which a timeline's last computation would end sooner without transfers."""
+    free = simulate_graph(graph, replace(costs, transfer_time=None), less)
+    return float(timeline.last_compute - free.last_compute) / timeline.units_per_second
 
 
 def transfer_bytes(
@@ -121,7 +125,6 @@ class Assembled:
     cluster: Machine
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
-    transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
     profile: LayerTimes | None = None  # measured layer times, to be kept beside the record
     evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
     plan: Tuned | None = None  # what a search of all options found
@@ -129,6 +132,11 @@ class Assembled:
     order_sha256: str | None = None  # of such a plan: equal where devices compute the same in the same order
     keeps: tuple[int, ...] | None = None  # stages that recompute nothing, where they were chosen one by one
     microbatch_tokens: tuple[int, ...] = ()  # of every microbatch of a step, where they differ
+
+    @property
+    def transfers(self) -> TransferTimes | None:
+        """The times of transfers that the costs have been charged with."""
+        return self.costs.transfer_time if isinstance(self.costs.transfer_time, TransferTimes) else None
 
     @property
     def switch_after_last_forward(self) -> bool:
@@ -155,12 +163,9 @@ def assemble(request: Request) -> Assembled:
     sizes = _model_bytes(request)
     if request.offload != "none":
         check_sizes(schedule, sizes)
-    check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
-    _check_ssd(request, schedule)
+    _check_schedule(request, schedule)
     if request.backend is not None and request.recompute != "all":
         check_nothing_leaves(schedule, request.recompute, {"P", "G"})
-    if request.model is not None:
-        schedule.shape.check_length(request.model.seq_len)
     graph, versions = checked_graph(schedule)
     keeps = _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
     costs = replace(problem, keeps=keeps or ()).charged(schedule)
@@ -177,7 +182,6 @@ def assemble(request: Request) -> Assembled:
         request.cluster,
         sizes,
         request.tokens_per_microbatch,
-        transfers_of(costs),
         profile=_profile(request),
         evidence="predicted" if request.cost.name == "analytic" else "simulated",
         keeps=keeps,
@@ -185,14 +189,19 @@ def assemble(request: Request) -> Assembled:
     )
 
 
-def _check_ssd(request: Request, schedule: Schedule) -> None:
-    """Refuse SSDs that the machine, or a backend with real tensors, does not have."""
+def _check_schedule(request: Request, schedule: Schedule) -> None:
+    """Refuse what the schedule cannot recompute, SSDs that the machine, or a backend with real tensors, does not have,
+    and a length that it cannot cut.
+    """
+    check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
     check_ssd(schedule, request.cluster)
     if schedule.on_ssd and request.backend is not None:
         raise ConfigError(
             f"backend={request.backend.name} keeps in the host's memory what {schedule.name} has on SSDs: "
             "take schedule.ssd=none, or simulate it"
         )
+    if request.model is not None:
+        schedule.shape.check_length(request.model.seq_len)
 
 
 def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
@@ -203,11 +212,6 @@ def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, .
     footprint = Footprint(schedule, memory.sizes, peak_in_flight(graph), keeps=())
     cut = np.array([schedule.partition.forward]), np.array([schedule.partition.backward])
     return tuple(np.flatnonzero(footprint.fitting(*cut, memory.limit_bytes)[0]).tolist())
-
-
-def transfers_of(costs: CostTable) -> TransferTimes | None:
-    """The times of transfers that costs have been charged with."""
-    return costs.transfer_time if isinstance(costs.transfer_time, TransferTimes) else None
 
 
 def pose(request: Request) -> Problem:
@@ -390,10 +394,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     )
     sizes = _model_bytes(request)
     check_sizes(schedule, sizes)
-    check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
-    _check_ssd(request, schedule)
-    if request.model is not None:
-        schedule.shape.check_length(request.model.seq_len)
+    _check_schedule(request, schedule)
     if sizes is not None and has_transfers(schedule):
         costs = Traffic(sizes, request.cluster).charged(schedule, costs)
     return Assembled(
@@ -407,7 +408,6 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         request.cluster,
         sizes,
         request.tokens_per_microbatch,
-        transfers_of(costs),
         profile=times if cost.name == "profiled" else None,
     )
 

@@ -37,7 +37,7 @@ from rpbench.plan.contest.plans import Budget, Tried, Tuned
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.terms import Source, Terms
 from rpbench.records.describe import clock
-from rpbench.run.assemble import Assembled, assemble, transfer_bytes, transfers_of
+from rpbench.run.assemble import Assembled, assemble, transfer_bytes
 from rpbench.run.layer_times import check_published, numbers_on
 from rpbench.run.recording import Fields, Outcome, Work
 from rpbench.sim.checked import check_graph
@@ -211,7 +211,6 @@ def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
         terms.cluster,
         terms.sizes(size),
         terms.tokens(size),
-        transfers_of(costs),
         evidence="simulated" if terms.source == "published" else "predicted",
         plan=plan,
         keeps=plan.outcome.keeps,

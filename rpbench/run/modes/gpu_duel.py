@@ -32,7 +32,7 @@ from rpbench.run.modes.duel.teams import ON_DEVICE, Absent, Parity, Sample, Syst
 from rpbench.run.modes.duel.verdict import Started, timed_fields
 from rpbench.run.modes.train import check_request, run_accelerated
 from rpbench.run.scheduled import assembled_of
-from rpbench.run.training.tensors import DTYPES
+from rpbench.run.training.tensors import DTYPES, backend_of
 from rpbench.torch_runtime.processes.ranks import Ranks
 
 # Engine -> the system of `baselines.systems` and what it is run as.
@@ -53,8 +53,7 @@ class AcceleratorTeam:
         self._request, self._assembled = request, assembled
         self._is_dry = _is_dry(request)
         self._workload: Workload | None = None
-        assert request.backend is not None
-        self._later = replace(request, backend=replace(request.backend, num_warmup_runs=0))
+        self._later = replace(request, backend=replace(backend_of(request), num_warmup_runs=0))
         self.tolerance = 0.0 if self._is_dry else WHOLE_BOUNDS[DTYPES[request.dtype]]
 
     def check(self, sequence_tokens: int) -> Parity:
@@ -172,8 +171,7 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
 
 
 def _is_dry(request: Request) -> bool:
-    assert request.backend is not None
-    return request.backend.dry_accelerators is not None
+    return backend_of(request).dry_accelerators is not None
 
 
 def _check(request: Request) -> None:

@@ -1,6 +1,5 @@
 """mode=simulate: times of a schedule from given costs, without tensors. Evidence: simulated, or predicted."""
 
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -8,7 +7,7 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
 from rpbench.records.record import Record
-from rpbench.run.assemble import Assembled, simulate_transfers
+from rpbench.run.assemble import Assembled, exposed_s, simulate_transfers
 from rpbench.run.recording import Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.sim.freezing import check_freezable, freeze
@@ -28,9 +27,7 @@ def frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str, 
         "freezing_proven": found.proven,
     }
     if assembled.transfers is not None:
-        free = simulate_graph(graph, replace(costs, transfer_time=None), found.less)
-        exposed = found.timeline.last_compute - free.last_compute
-        fields["transfer_exposed_s"] = float(exposed) / free.units_per_second
+        fields["transfer_exposed_s"] = exposed_s(found.timeline, graph, costs, found.less)
     return found.timeline, fields
 
 

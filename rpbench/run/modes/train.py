@@ -40,7 +40,7 @@ from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.waits.moves import has_transfers
 from rpbench.models.build import build_layer
-from rpbench.models.data import TEXTS, Data, InPieces, Ragged, Regrouped, SyntheticTokens, TextTokens
+from rpbench.models.data import Data, InPieces, Ragged, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.shards import check_shares
 from rpbench.records.record import Record
@@ -50,7 +50,7 @@ from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.run.training.on_accelerators import HandlersOf, Ran, check_device, gated_on_device, run_on_accelerators
-from rpbench.run.training.tensors import DTYPES, check_host_memory, optimizer_settings, workload_of
+from rpbench.run.training.tensors import DTYPES, backend_of, check_host_memory, optimizer_settings, text_of, workload_of
 from rpbench.run.training.validation import (
     Validation,
     check_holds,
@@ -67,7 +67,7 @@ from rpbench.workload.architecture import Architecture
 
 def records(request: Request) -> list[Record]:
     """The record of a run on the engine."""
-    if _backend(request).name == "torch":
+    if backend_of(request).name == "torch":
         from rpbench.run.training.torch_backend import torch_records  # processes of its own; torch.distributed
 
         return torch_records(request)
@@ -77,7 +77,7 @@ def records(request: Request) -> list[Record]:
 def _prepare(request: Request) -> Work:
     assembled = assembled_of(request)
     check_request(request, assembled)
-    backend, analysis = _backend(request), Analysis(assembled.schedule)
+    backend, analysis = backend_of(request), Analysis(assembled.schedule)
     if backend.name == "emulated":  # refused here what the engine would refuse once it has begun
         make_program(analysis, assembled.costs)
     else:
@@ -91,7 +91,7 @@ def _prepare(request: Request) -> Work:
 
 def settings_of(request: Request, entry: Entry | None) -> Settings:
     """How to train, with loss scaling if gradients are in float16."""
-    asked, backend = request.optimizer, _backend(request)
+    asked, backend = request.optimizer, backend_of(request)
     scaling = LossScaling(asked.loss_scale, asked.loss_scale_growth_steps)
     return Settings(
         optimizer_settings(asked, scaling if request.dtype == "float16" else None),
@@ -111,16 +111,11 @@ def _compensation(request: Request, entry: Entry | None) -> Compensation:
     return Compensation(**entry.compensation(**request.schedule.options))
 
 
-def _backend(request: Request) -> BackendConfig:
-    assert request.backend is not None  # or the request had been refused
-    return request.backend
-
-
 def check_request(request: Request, assembled: Assembled) -> None:
     """Refuse what cannot be run, before any work begins: a ConfigError for a backend, model, precision or option that
     does not fit.
     """
-    backend = _backend(request)
+    backend = backend_of(request)
     if backend.name == "emulated":
         return
     settings = settings_of(request, assembled.entry)
@@ -180,7 +175,7 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
     Returns the record's fields (evidence, times, loss, every metric of the timeline) and the timeline; `feed` is told
     of each batch as it is done, where somebody listens.
     """
-    backend = _backend(request)
+    backend = backend_of(request)
     if backend.name == "emulated":
         return _emulate(backend, assembled)
     settings, start = settings_of(request, assembled.entry), _start(request, assembled)
@@ -268,7 +263,7 @@ def _on_virtual_clock(run: _Run) -> tuple[Fields, Timeline, Training]:
 
 
 def _on_cpu(run: _Run) -> tuple[Fields, Timeline, Training]:
-    asked, assembled = _backend(run.request), run.assembled
+    asked, assembled = backend_of(run.request), run.assembled
     workload = _workload(run.request, assembled)
     with CpuBackend() as backend, ExitStack() as links:
         copy = links.enter_context(PacedCopies(assembled.cluster)).copy if asked.paced_links else copy_in_memory
@@ -309,7 +304,7 @@ def run_accelerated(
         return Training(own, assembled.schedule, settings, start, backend.copy, pin_memory=not stays, place_of=place_of)
 
     whole = workload or _workload(request, assembled)
-    return run_on_accelerators(make, whole, assembled, _backend(request), handlers_of, verify=request.verify)
+    return run_on_accelerators(make, whole, assembled, backend_of(request), handlers_of, verify=request.verify)
 
 
 def _on_accelerators(run: _Run) -> tuple[Fields, Timeline, Training]:
@@ -358,16 +353,14 @@ def _data(request: Request, assembled: Assembled) -> Data:
     workload, model = request.workload, assembled.model
     window = assembled.schedule.shape.num_microbatches
     assert model is not None  # or the request had been refused
-    if workload.name != "text" and workload.text is None:
+    path = text_of(request)
+    if path is None:
         whole = workload.microbatch_sequences * request.pieces
         data = SyntheticTokens(model.vocab, model.seq_len, whole, request.seed)
         return data if request.pieces == 1 else InPieces(data, request.pieces)
-    path = workload.path if workload.text is None else TEXTS / f"{workload.text}.txt"
-    if path is None:
-        raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
     try:
         return TextTokens(
-            Path(path),
+            path,
             vocab=model.vocab,
             seq_len=model.seq_len,
             microbatch_sequences=workload.microbatch_sequences,

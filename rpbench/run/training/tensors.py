@@ -1,19 +1,39 @@
 """Tensors of a run: precisions, the workload and the optimizer, and whether the host has room for them."""
 
 import os
+from pathlib import Path
 
 import torch
 
-from rpbench.config.choices import ConfigError, OptimizerConfig
+from rpbench.config.choices import BackendConfig, ConfigError, OptimizerConfig
+from rpbench.config.request import Request
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import master_dtype
 from rpbench.engine.state.whole_gradient import LossScaling
 from rpbench.engine.workload import Workload
 from rpbench.models.build import build_model
-from rpbench.models.data import SyntheticTokens
+from rpbench.models.data import TEXTS, SyntheticTokens
 from rpbench.workload.architecture import Architecture
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def backend_of(request: Request) -> BackendConfig:
+    """The backend of a request that trains."""
+    assert request.backend is not None  # or the request had been refused
+    return request.backend
+
+
+def text_of(request: Request) -> Path | None:
+    """The file of the text to train on; None for drawn tokens."""
+    workload = request.workload
+    if workload.text is not None:
+        return TEXTS / f"{workload.text}.txt"
+    if workload.name != "text":
+        return None
+    if workload.path is None:
+        raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
+    return Path(workload.path)
 
 
 def workload_of(

@@ -18,7 +18,7 @@ from rpbench.run.modes.duel.contenders import BASE, LIMIT, Contender, contenders
 from rpbench.run.modes.duel.plans import Raced, chosen, complete, make_plans, plans_text, run_off, told
 from rpbench.run.modes.duel.starts import Job, check_parity, planned_job, start_apart, without
 from rpbench.run.modes.duel.summary import Survey, emulated_makespans, lines, summary
-from rpbench.run.modes.duel.verdict import Started, calibrated_fields, plan_fields, timed_fields
+from rpbench.run.modes.duel.verdict import Started, plan_fields, timed_fields
 from rpbench.run.recording import identity, may_be_found, names, origin
 from rpbench.run.scheduled import PROFILE
 
@@ -169,5 +169,5 @@ class _Duel:
         fields |= {"tokens_per_step": tokens, "tokens_per_s": tokens / fields["step_time_s"]}
         if self.survey is None:
             return fields
-        makespans = self.survey.makespans(plan, waits=name != LIMIT)
-        return fields | calibrated_fields(makespans, self.survey.foreign_cores)
+        fields["calibrated_makespans_s"] = self.survey.makespans(plan, waits=name != LIMIT)
+        return fields | {"calibration_foreign_cores": self.survey.foreign_cores}

@@ -99,14 +99,6 @@ def other_cores(columns: Mapping[str, Sequence[Any]]) -> float | None:
     return max(0.0, sum(columns["others_s"]) / sum(columns["elapsed_s"]))
 
 
-def calibrated_fields(makespans: Sequence[float], foreign_cores: Sequence[float | None]) -> dict[str, Any]:
-    """The predictions of `cost=analytic` from the calibrations before, between and after the starts."""
-    return {
-        "calibrated_makespans_s": list(makespans),
-        "calibration_foreign_cores": list(foreign_cores),
-    }
-
-
 def predictions(row: Record) -> list[float]:
     """The prediction for each start: the mean of the calibrations before and after it, in seconds."""
     found = row["calibrated_makespans_s"]
