@@ -186,10 +186,6 @@ class Groups:
             parameter.grad = parameter.grad.contiguous()
             dist.all_reduce(parameter.grad, group=self._pair)
 
-    def barrier(self) -> None:
-        """All processes meet."""
-        dist.barrier()
-
     def check_same(self, digest: str) -> None:
         """All ranks have one table and one request, or none of them starts; raises ValueError naming the ranks that
         differ; every rank raises it.

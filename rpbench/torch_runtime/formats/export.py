@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
+from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, to_text
 from rpbench.ir.timeline import Timeline
 from rpbench.torch_runtime.formats.frameworks import (
@@ -62,6 +63,13 @@ def chrome_trace(timeline: Timeline) -> str:
     return json.dumps(timeline.to_chrome_trace()) + "\n"
 
 
+def _cut(schedule: Schedule, form: str) -> Partition:
+    """The schedule's partition; raises ValueError if it has none."""
+    if schedule.partition is None:
+        raise ValueError(f"format={form} writes a partition, and this schedule has none: name a model")
+    return schedule.partition
+
+
 def _framework_lines(schedule: Schedule, given: Given) -> str:
     """Options of torchtitan and, as comments, of AutoModel for a pipeline."""
     plan = given.plan or numbers_of(schedule)
@@ -77,17 +85,15 @@ def _framework_lines(schedule: Schedule, given: Given) -> str:
 
 def _megatron(schedule: Schedule, given: Given) -> str:
     """One option a line; the order stays Megatron's own. Equal virtual stages also in Megatron's older words."""
-    if schedule.partition is None:
-        raise ValueError("format=megatron_layout writes a partition, and this schedule has none: name a model")
-    plan = given.plan or numbers_of(schedule)
+    partition, plan = _cut(schedule, "megatron_layout"), given.plan or numbers_of(schedule)
     told = megatron_numbers(plan)
     equal = None
     if plan.pipeline > 1:
         table = make_table(schedule)
-        told |= megatron_options(schedule.partition, schedule.shape.num_ranks, placement_of(table))
-        equal = megatron_virtual_stages(schedule.partition, schedule.shape.num_ranks)
+        told |= megatron_options(partition, schedule.shape.num_ranks, placement_of(table))
+        equal = megatron_virtual_stages(partition, schedule.shape.num_ranks)
     else:
-        told |= {"num-layers": schedule.partition.num_layers}
+        told |= {"num-layers": partition.num_layers}
     if schedule.name == "combined_1f1b":
         told["overlap-moe-expert-parallel-comm"] = True
     text = "".join(f"# {note}\n" for note in plan.notes)
@@ -96,13 +102,6 @@ def _megatron(schedule: Schedule, given: Given) -> str:
         text += "# or, because the stages are equal, instead of the layout:\n"
         text += "".join(f"# --{name} {value}\n" for name, value in equal.items())
     return text
-
-
-def _deepspeed(schedule: Schedule, given: Given) -> str:
-    """The boundaries as a JSON list."""
-    if schedule.partition is None:
-        raise ValueError("format=deepspeed_parts writes a partition, and this schedule has none: name a model")
-    return json.dumps(deepspeed_parts(schedule.partition)) + "\n"
 
 
 def _deepspeed_config(schedule: Schedule, given: Given) -> str:
@@ -114,9 +113,7 @@ def _deepspeed_config(schedule: Schedule, given: Given) -> str:
 
 def _roundpipe(schedule: Schedule, given: Given) -> str:
     """The released library's plan as one JSON object, with the host's memory where the model has a shape."""
-    if schedule.partition is None:
-        raise ValueError("format=roundpipe writes a partition, and this schedule has none: name a model")
-    plan = roundpipe_plan(schedule.partition)
+    plan = roundpipe_plan(_cut(schedule, "roundpipe"))
     if given.model is not None:
         needed = roundpipe_host_bytes(given.model, given.optimizer)
         plan["host_bytes"] = needed
@@ -199,7 +196,7 @@ FORMS: Mapping[str, Callable[[Schedule, Given], str]] = {
     "megatron_layout": _megatron,
     "torchtitan": _framework_lines,
     "deepspeed": _deepspeed_config,
-    "deepspeed_parts": _deepspeed,
+    "deepspeed_parts": lambda schedule, given: json.dumps(deepspeed_parts(_cut(schedule, "deepspeed_parts"))) + "\n",
     "fsdp2": lambda schedule, given: accelerate_yaml(given.plan or numbers_of(schedule)),
     "roundpipe": _roundpipe,
 }

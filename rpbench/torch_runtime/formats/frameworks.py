@@ -433,13 +433,9 @@ def megatron_layout(partition: Partition) -> str:
     counts = _counts(partition)
     last = len(counts) - 1
     return "|".join(
-        ("E" if stage == 0 else "") + _repeated("t", count) + ("L" if stage == last else "")
+        ("E" if stage == 0 else "") + ("t" * count if count < 3 else f"t*{count}") + ("L" if stage == last else "")
         for stage, count in enumerate(counts)
     )
-
-
-def _repeated(letter: str, count: int) -> str:
-    return letter * count if count < 3 else f"{letter}*{count}"
 
 
 def deepspeed_parts(partition: Partition, *, embedding_layers: int = 1, head_layers: int = 1) -> list[int]:

@@ -95,7 +95,7 @@ def gather(member: Member, more: Mapping[str, Any] = MappingProxyType({})) -> An
         "offset_error_s": error_s,
         "steps": [_on_common_clock(step, offset_s) for step in member.steps],
         "losses": member.losses,
-        "peak_memory_bytes": _peak_memory(member.device),
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(member.device) if member.device.type == "cuda" else None,
         **more,
     }
     ranks = _to_first(own)
@@ -123,10 +123,6 @@ def _to_first(own: Any) -> list[Any] | None:
     found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, found)
     return found
-
-
-def _peak_memory(device: torch.device) -> int | None:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def versions() -> dict[str, str]:
