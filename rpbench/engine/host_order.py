@@ -94,7 +94,6 @@ _listening = [HostOrder()]
 
 
 def host_order() -> HostOrder:
-    """The current listener."""
     return _listening[-1]
 
 

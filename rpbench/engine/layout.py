@@ -34,7 +34,6 @@ class Layout:
 
     @property
     def top(self) -> int:
-        """The last backward stage."""
         return len(self.backward) - 1
 
     @cached_property

@@ -216,7 +216,6 @@ class _Past:
         self.reads: Reads
 
     def note(self, masters: Tensors, optimizer: torch.optim.Optimizer) -> None:
-        """Add the newest version."""
         self.newest += 1
         self.working[self.newest] = _working(self.workload, masters)
         if self.late is None:
@@ -248,7 +247,6 @@ class _Past:
         return self._cast({place: corrected(masters[place], drift, moves[place]) for place in own})
 
     def same_both_ways(self, microbatch: int) -> bool:
-        """Whether a microbatch has the same weights in forward and backward."""
         modules = range(len(self.workload.modules))
         return not any(self._horizon(each, microbatch, way) for each in modules for way in (0, 1)) and not any(
             self.reads.forward(each, microbatch) != self.reads.backward(each, microbatch) for each in modules

@@ -225,7 +225,6 @@ def _copy(tensors: Tensors) -> Tensors:
 
 
 def _known(optimizer: torch.optim.Optimizer, masters: Tensors) -> Moments:
-    """A copy of the optimizer state of each master."""
     return {
         place: {name: value.clone() for name, value in optimizer.state[master].items() if value is not None}
         for place, master in masters.items()

@@ -166,7 +166,6 @@ class Training:
         )
 
     def _check(self, schedule: Schedule) -> None:
-        """Refuse settings that do not fit the schedule."""
         compensation = self.settings.compensation
         check_kept(schedule, self.settings.recompute, compensation)
         check_compensation(schedule, compensation, has_tied=bool(self.workload.tied))
@@ -266,7 +265,6 @@ class Training:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """The handler of every kind of action."""
         found = dict(self.team.handlers) | {Kind.STEP: self._step} if self.team else self._handlers()
         if self.memory is not None:
             found |= {kind: self._bytes.counted(found[kind], self.memory) for kind in COMPUTE & found.keys()}
@@ -413,7 +411,6 @@ class Training:
         return None if rule is None else LossScaler(rule, self.start.scales if self.start else None)
 
     def _read_by(self, version: int) -> int:
-        """The version that made the gradients of the step to `version`."""
         read = self.reads.fixed((version - 1) * self.workload.num_microbatches)
         assert read is not None  # or there is no loss scaling
         return read

@@ -101,7 +101,6 @@ class Gemini(Checkpoint):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that all ranks send in a step."""
         return (self.copies - 1) * self.job.all_state_bytes
 
     @property

@@ -107,12 +107,10 @@ class Job:
 
     @property
     def num_ranks(self) -> int:
-        """Of all pipelines."""
         return self.num_stages * self.num_pipelines
 
     @property
     def all_state_bytes(self) -> int:
-        """The state of all ranks."""
         return self.num_pipelines * sum(self.state_bytes)
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -120,7 +118,6 @@ class Job:
         return divmod(rank, self.num_stages)
 
     def bytes_of(self, ranks: Iterable[int]) -> int:
-        """The state of some ranks."""
         return sum(self.state_bytes[rank % self.num_stages] for rank in ranks)
 
     def again(self, lost_steps: int, into_s: float) -> int:

@@ -88,7 +88,6 @@ class Manifest:
 
     @property
     def counts(self) -> Counter[str]:
-        """Cells by state."""
         return Counter(cell.state for cell in self.cells)
 
 

@@ -174,10 +174,10 @@ def _measured(
     from rpbench.engine.backends.threads import one_thread
     from rpbench.engine.measure.layer_times import time_layers  # torch, where a profile is not read from a file
     from rpbench.engine.training import Settings
-    from rpbench.run.training.tensors import workload_of
+    from rpbench.engine.workload import synthetic
 
     with one_thread():
-        workload = workload_of(model, sequences, dtype, seed, num_microbatches=1)
+        workload = synthetic(model, sequences, dtype, seed, num_microbatches=1)
         return time_layers(workload, Settings(), num_devices, microbatches_per_device)
 
 

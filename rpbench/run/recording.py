@@ -170,7 +170,6 @@ def names(request: Request) -> Fields:
 
 
 def origin() -> Fields:
-    """Where and with what a record is made."""
     return {
         "code_version": provenance.code_version(),
         "git_commit": provenance.git_commit(),

@@ -150,7 +150,6 @@ def _facts(assembled: Assembled) -> Fields:
 
 
 def _analysis(assembled: Assembled) -> Analysis:
-    """The analysis of the schedule that runs."""
     known = assembled.graph.analysis
     return known if known.schedule is assembled.schedule else Analysis(assembled.schedule)
 
@@ -189,7 +188,6 @@ def tuned(request: Request) -> Assembled:
 
 
 def budget_of(request: Request) -> Budget:
-    """The budget of a request's search."""
     work = request.tuning_budget
     assert work is not None
     return Budget(work, SKETCHED * work, work // TIMELINES_A_RESTART)

@@ -93,7 +93,6 @@ class Leases:
                 self.give_back(lease)
 
     def is_held(self, run: str) -> bool:
-        """Whether a worker holds the lease of a run."""
         newest = self._newest(run)
         return newest is not None and not self._has_lapsed(newest)
 

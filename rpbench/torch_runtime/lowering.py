@@ -116,7 +116,6 @@ def check_message_order(lowered: Schedule) -> None:
 
 
 def _match(action: Action, other: Action) -> bool:
-    """Whether two actions are the ends of one message."""
     send, receive = (action, other) if action.kind in SEND else (other, action)
     return send.kind in SEND and receive.kind in RECV and receive_of(send)[:3] == receive[:3]
 

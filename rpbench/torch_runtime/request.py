@@ -102,7 +102,6 @@ class TorchRequest:
 
     @property
     def num_ranks(self) -> int:
-        """Processes in all."""
         return self.num_pipeline_ranks * self.ranks_each
 
     @property
@@ -133,7 +132,6 @@ class TorchRequest:
         )
 
     def settings(self) -> OptimizerSettings:
-        """How weights are updated."""
         return OptimizerSettings(**(self.optimizer or {}))
 
     def _data(self, model: Architecture) -> Data:
@@ -154,7 +152,6 @@ class TorchRequest:
         return hashlib.sha256((self.to_json() + self.lowered.digest).encode()).hexdigest()
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod

@@ -61,12 +61,10 @@ class CollectiveRequest:
             raise ValueError(f"sizes={self.sizes}: at least two, each of a value of 4 bytes for every rank")
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps({"collectives": asdict(self)}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "CollectiveRequest":
-        """The request `to_json` wrote."""
         values = json.loads(text)["collectives"]
         return cls(**{**values, "sizes": tuple(values["sizes"])})
 

@@ -24,7 +24,6 @@ class Panel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every metric it names."""
         return self.metrics if self.x is None else (*self.metrics, self.x)
 
 

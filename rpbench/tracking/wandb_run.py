@@ -130,7 +130,6 @@ def add_artifact(run: Any, row: Record, timeline: Timeline | None, folder: Path)
 
 
 def files_of(row: Record, timeline: Timeline | None) -> dict[str, str]:
-    """The files of a run by name."""
     files = {"record.json": dump(row) + "\n"}
     if timeline is None:
         return files
@@ -302,7 +301,6 @@ class WandbMirror(Mirror):
 
 
 def begun(request: Request, opening: Mapping[str, Any]) -> Mirror:
-    """The mirror of a run that begins."""
     return Mirror() if request.tracker.name == "none" else WandbMirror(request, opening)
 
 

@@ -63,7 +63,6 @@ class DeviceBackend(ThreadBackend):
         return place(device % self._num_accelerators)
 
     def stream_of(self, device: int, lane: str) -> torch.Stream:
-        """The stream of a lane."""
         if (device, lane) not in self._streams:
             self._streams[device, lane] = torch.Stream(device=self.accelerator_of(device))
         return self._streams[device, lane]

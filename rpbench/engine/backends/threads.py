@@ -171,7 +171,6 @@ def use_one_core() -> None:
 
 
 def usable_cores() -> list[int]:
-    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

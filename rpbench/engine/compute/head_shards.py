@@ -38,7 +38,6 @@ class HeadShares:
         self._inputs[segment], self._halves[segment], self._slopes[segment] = x, {}, {}
 
     def forward(self, share: int, segment: Segment, version: int) -> Half:
-        """The first half of a share."""
         with torch.no_grad():
             found = self._share(share, version).forward(*self._read(segment))
         self._halves[segment][share] = found

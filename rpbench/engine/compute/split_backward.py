@@ -33,14 +33,12 @@ class Slopes(NamedTuple):
     slope: torch.Tensor
 
     def of_input(self, weight: torch.Tensor) -> torch.Tensor:
-        """The gradient of x."""
         x, slope = self._rows()
         is_by_columns = x.stride() == (1, len(x))  # then autograd makes the transposed product
         found = weight.t().mm(slope.t()).t() if is_by_columns else slope.mm(weight)
         return found.reshape(self.x.shape)
 
     def of_weights(self, weights: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The gradients of the weight, and of the bias if there is one."""
         x, slope = self._rows()
         # torch makes one product of rows and adds the bias in it, or a product of x as it is, and adds it afterwards.
         is_one = self.x.dim() == 2 or (self.x.dim() == 3 and self.x.is_contiguous())

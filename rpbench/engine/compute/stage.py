@@ -172,7 +172,6 @@ class Stages:
         return Graph(start, leaves, end, exchange, tuple(deferring.linears), deferring.anchor)
 
     def tensors(self, modules: range, version: int) -> list[torch.Tensor]:
-        """Weights and buffers of some modules."""
         return [tensor for module in modules for tensor in self.weights.all_of(module, version).values()]
 
     def _call(

@@ -69,7 +69,6 @@ class Rates:
 
 
 def measure_rates(watch: Stopwatch, sizes: Sizes) -> Rates:
-    """Measure the rates of a device."""
     width, copy_bytes, attention = sizes
     fast, exact = (_product_rate(watch, width, fast=fast) for fast in (True, False))
     up, down, both = _copy_rates(watch, copy_bytes)

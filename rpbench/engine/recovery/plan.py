@@ -5,15 +5,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
-from rpbench.engine.workload import Workload
+from rpbench.engine.workload import Workload, synthetic
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights, from_text
-from rpbench.models.build import build_model
-from rpbench.models.data import SyntheticTokens
 from rpbench.workload.architecture import Architecture
 
 START_S = 120.0  # within which a process has torch and its modules on any machine
@@ -112,14 +108,8 @@ class Plan:
 
     def workload(self) -> Workload:
         """The workload of the plan, the same in every process; raises ValueError if stages share parameters."""
-        model = Architecture(**self.model)
-        found = Workload(
-            list(build_model(model, seed=self.seed, dtype=getattr(torch, self.dtype))),
-            SyntheticTokens(model.vocab, model.seq_len, self.microbatch_sequences, self.seed),
-            self.order.shape.num_microbatches,
-            self.seed,
-            draws_random=model.dropout > 0,
-        )
+        model, num_microbatches = Architecture(**self.model), self.order.shape.num_microbatches
+        found = synthetic(model, self.microbatch_sequences, self.dtype, self.seed, num_microbatches)
         if found.tied:
             raise ValueError(
                 f"model={model.name}: embedding and head share a matrix, and their stages are in different processes; "
@@ -139,5 +129,4 @@ class Plan:
 
     @property
     def subject(self) -> dict[str, Any]:
-        """The subject of the plan's checkpoints."""
         return {"model": dict(self.model), "dtype": self.dtype, "seed": self.seed, "schedule": self.schedule}

@@ -86,14 +86,12 @@ class StageStep:
         return self.state
 
     def _bring(self, training: Training, action: Action, step: int) -> None:
-        """Receive the input of an action from another rank."""
         if (across := self._across(action, -1)) is not None:
             forward, source, microbatch = across
             name = Tensor(step, "F" if forward else "B", source, microbatch)
             training.passes.put_boundary(forward, source, microbatch, self._receive(name))
 
     def _hand_on(self, training: Training, action: Action, step: int) -> None:
-        """Send the output of an action to another rank."""
         if (across := self._across(action, 1)) is not None:
             forward, target, microbatch = across
             name = Tensor(step, "F" if forward else "B", action.stage, microbatch)
@@ -130,7 +128,6 @@ class Message(NamedTuple):
 
 
 def say(connection: "Connection[Any, Any]", message: Message) -> None:
-    """Send a message."""
     connection.send_bytes(pickle.dumps(tuple(message)))
 
 
@@ -140,7 +137,6 @@ def hear(connection: "Connection[Any, Any]") -> Message:
 
 
 def bytes_of(state: State) -> int:
-    """Bytes of a state's tensors."""
     moments = (value for found in state.moments.values() for value in found.values())
     tensors: list[torch.Tensor] = [*state.masters.values(), *moments]
     return sum(tensor.nbytes for tensor in tensors)
@@ -165,7 +161,6 @@ class StageProcess:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def serve(self) -> None:
-        """Carry out requests until `end`."""
         words: dict[str, Callable[..., None]] = {
             "step": self._step,
             "back": self._back,
@@ -211,7 +206,6 @@ class StageProcess:
         self._say("copy", owner, step, to=owner, body=pickle.dumps(self._copies[owner, step]))
 
     def _store(self, step: int) -> None:
-        """Write the own state to a file."""
         checkpoint.save(file_of(self._plan, self._rank, step), self._stage.state, self._plan.subject)
         self._say("kept", step)
 
@@ -244,7 +238,6 @@ class StageProcess:
             self._words.put(message)
 
     def _next(self) -> Message:
-        """The next thing that is asked for."""
         while True:
             message = self._word(time.monotonic() + self._plan.stall_s + START_S, "anything")
             if message.word not in ("tensor", "failed"):
@@ -290,7 +283,6 @@ class StageProcess:
 
 
 def file_of(plan: Plan, rank: int, step: int) -> Path:
-    """The file of a rank's state after some steps."""
     return Path(plan.folder) / f"rank{rank}-step{step}.pt"
 
 

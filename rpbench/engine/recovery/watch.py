@@ -231,7 +231,6 @@ class Watch:
             say(self._connections[message.to], message)
 
     def _hear_all(self, word: str, *about: Any) -> None:
-        """Wait until all ranks have said the same."""
         self._hear({(word, rank, *about) for rank in self._all})
 
     def _hear(self, wanted: set[Said], more_s: float = 0.0) -> None:
@@ -253,7 +252,6 @@ class Watch:
         self._said -= wanted
 
     def _take(self, rank: int) -> None:
-        """Hear one message of a rank."""
         try:
             message = hear(self._connections[rank])
         except (EOFError, OSError):

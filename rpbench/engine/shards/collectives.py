@@ -106,7 +106,6 @@ class Rank:
         return self
 
     def gather(self, value: Any, subject: Hashable = None) -> tuple[Any, ...]:
-        """The values of all ranks, by rank."""
         return self.meeting.exchange(self.rank, value, subject)
 
     def reduce_scatter(self, tensor: torch.Tensor, add: Add = torch.add) -> torch.Tensor:

@@ -67,7 +67,6 @@ def cut_head_state(state: State, workload: Workload) -> State:
 
 
 def joined_head_state(state: State, workload: Workload) -> State:
-    """The inverse of `cut_head_state`."""
     pieces = _pieces(workload)
     whole_of = {part: place for place, parts in pieces.items() for part in parts}
 

@@ -231,7 +231,6 @@ class Team:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """The handler of each kind of joint action."""
         return dict.fromkeys((Kind.F, Kind.B, Kind.I, Kind.W), self._run) | dict.fromkeys(SUMS, self._close)
 
     def _run(self, action: Action, number: int, gate: Gate) -> None:

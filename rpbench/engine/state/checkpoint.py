@@ -88,7 +88,6 @@ def named(masters: Tensors, moments: Mapping[Place, Mapping[str, torch.Tensor]])
 
 
 def moment_name(place: Place, moment: str) -> str:
-    """The name of a parameter's moment."""
     return f"optimizer.state.{_word(place)}.{moment}"
 
 
@@ -103,7 +102,6 @@ def _place(word: str) -> Place:
 
 
 def _unnamed(tensors: Mapping[str, torch.Tensor], manifest: "Manifest") -> State:
-    """The state whose tensors have these names."""
     state = State(manifest.num_steps, {}, {}, {}, manifest.scales)
     for key, tensor in tensors.items():
         kind, _, rest = key.partition(".")
@@ -231,7 +229,6 @@ class Manifest:
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        """Name -> shape of every tensor."""
         return {name: kept.size for name, kept in self.metadata.state_dict_metadata.items()}  # type: ignore[union-attr]
 
     def check_holds(self, shapes: Mapping[Place, torch.Size], moments: Collection[str]) -> None:

@@ -200,7 +200,6 @@ class DeviceWeights(Weights):
 
 
 def num_bytes(copies: Mapping[int, Named]) -> int:
-    """Bytes of the copies of some modules."""
     return sum(tensor.nbytes for named in copies.values() for tensor in named.values())
 
 

@@ -309,7 +309,6 @@ class Gradients:
         return window
 
     def window(self, stage: int, version: int) -> Window:
-        """The gradient of a stage for the step to a version as it grows."""
         return self._windows[stage, version]
 
     def drop(self, stage: int, version: int) -> None:

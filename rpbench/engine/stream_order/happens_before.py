@@ -78,7 +78,6 @@ class HappensBefore:
         self._pool: dict[Timeline, list[_Use]] = defaultdict(list)  # freed, and maybe still used
 
     def take(self, entry: Entry) -> None:
-        """Process the next entry."""
         match entry:
             case Work():
                 self._work(entry)

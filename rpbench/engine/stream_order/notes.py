@@ -165,7 +165,6 @@ class Notes(HostOrder):
                 raise torch.AcceleratorError(f"device {self.kind}:{device} is lost")
 
     def thread(self) -> Timeline:
-        """The timeline of the calling thread."""
         own = threading.get_ident()
         if own not in self._timelines:
             self._timelines[own] = self.trace.timeline(f"thread {threading.current_thread().name}")
@@ -219,7 +218,6 @@ class Notes(HostOrder):
         return self.storages[number]
 
     def close(self) -> None:
-        """Stop noting."""
         self._is_open = False
 
     def _freed(self, home: Home) -> None:

@@ -123,7 +123,6 @@ class MachineEvent:
 
 
 def current_stream(machine: Notes, device: Any = None) -> MachineStream:
-    """The calling thread's current stream of a device."""
     index = machine.chosen(device)
     found = machine.local.streams.get(index)
     if found is None:

@@ -157,7 +157,6 @@ class Trace:
         return number
 
     def describe(self, entry: Entry) -> str:
-        """An entry in words."""
         stream = getattr(entry, "stream", None)
         who = self.names[entry.thread if stream is None else stream]
         what = entry.name if isinstance(entry, Work) else type(entry).__name__

@@ -102,7 +102,6 @@ class AcceleratorTeams:
     stall_s: float
 
     def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-        """Every contender, ready to run, with ranks that `stack` closes."""
         request, assembled = self.request, assembled_of(self.request)
         for entrant in entrants:
             if entrant.engine not in SYSTEMS:

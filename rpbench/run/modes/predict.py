@@ -128,7 +128,6 @@ def _system_of(schedule: str) -> str:
 
 
 def fields_of(found: Prediction) -> dict[str, Any]:
-    """A prediction as record fields."""
     case = found.case
     return {
         "status": _STATUS[found.status],

@@ -42,7 +42,6 @@ def check_freezing(assembled: Assembled, max_ratio: float) -> None:
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a simulation."""
     return [recorded(request, prepare)]
 
 

@@ -30,7 +30,7 @@ from rpbench.engine.training import Settings, Training
 from rpbench.engine.training_checks import check_momentum, check_untied
 from rpbench.engine.transfers import PacedCopies
 from rpbench.engine.verification import gated, rehearse, verified
-from rpbench.engine.workload import Workload
+from rpbench.engine.workload import Workload, synthetic
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import stays_on_devices
@@ -50,7 +50,7 @@ from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.run.training.on_accelerators import HandlersOf, Ran, check_device, gated_on_device, run_on_accelerators
-from rpbench.run.training.tensors import DTYPES, backend_of, check_host_memory, optimizer_settings, text_of, workload_of
+from rpbench.run.training.tensors import DTYPES, backend_of, check_host_memory, optimizer_settings, text_of
 from rpbench.run.training.validation import (
     Validation,
     check_holds,
@@ -339,7 +339,7 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
     assert assembled.model is not None  # or the request had been refused
     sequences = request.workload.microbatch_sequences
     num_microbatches = assembled.schedule.shape.num_microbatches
-    workload = workload_of(assembled.model, sequences, request.dtype, request.seed, num_microbatches, device)
+    workload = synthetic(assembled.model, sequences, request.dtype, request.seed, num_microbatches, device)
     data = _data(request, assembled)
     if request.workload.by_microbatch:
         data = Ragged(data, request.workload.by_microbatch)
@@ -349,7 +349,6 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
 
 
 def _data(request: Request, assembled: Assembled) -> Data:
-    """The tokens to train on."""
     workload, model = request.workload, assembled.model
     window = assembled.schedule.shape.num_microbatches
     assert model is not None  # or the request had been refused

@@ -10,9 +10,7 @@ from rpbench.config.request import Request
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import master_dtype
 from rpbench.engine.state.whole_gradient import LossScaling
-from rpbench.engine.workload import Workload
-from rpbench.models.build import build_model
-from rpbench.models.data import TEXTS, SyntheticTokens
+from rpbench.models.data import TEXTS
 from rpbench.workload.architecture import Architecture
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,19 +32,6 @@ def text_of(request: Request) -> Path | None:
     if workload.path is None:
         raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
     return Path(workload.path)
-
-
-def workload_of(
-    model: Architecture, sequences: int, dtype: str, seed: int, num_microbatches: int, device: str = "cpu"
-) -> Workload:
-    """A model and synthetic tokens: every caller gets the same weights and batches; on `meta` no weights."""
-    return Workload(
-        list(build_model(model, seed=seed, dtype=DTYPES[dtype], device=device)),
-        SyntheticTokens(model.vocab, model.seq_len, sequences, seed),
-        num_microbatches,
-        seed,
-        draws_random=model.dropout > 0,
-    )
 
 
 def check_host_memory(model: Architecture, dtype: torch.dtype, num_copies: int = 1) -> None:

@@ -125,7 +125,6 @@ def meant(table: Table, message: Message) -> bool:
 
 
 def token_at(table: Table, end: End) -> Token:
-    """The action at a place."""
     return table.rows[end.rank][end.place]
 
 
@@ -336,7 +335,6 @@ class _Run:
         state.finished[rank] = self._all_here(rank, self._unwaited[rank])
 
     def _inputs(self, rank: int, token: Token) -> list[int]:
-        """The messages an action waits for."""
         if token.kind in WAITS:
             return list(self._operation[rank][token._replace(kind=WAITS[token.kind])])
         receives = (needed(self.table, rank, part) for part in token.parts)

@@ -85,7 +85,6 @@ class _Order:
         return next(sure, safe[0] if safe else None)
 
     def wait(self, send: Token, place: Place) -> None:
-        """Move a wait."""
         self._waited[send] = place
 
     def _leads(self, start: Place, goal: Place, *, without: Token) -> bool:
@@ -110,7 +109,6 @@ class _Order:
 
 
 def with_send_waits(row: Sequence[Token]) -> list[Token]:
-    """A row with a wait for each of its sends."""
     found: list[Token] = []
     pending: dict[Token, None] = {}
     for token in row:

@@ -81,7 +81,6 @@ class Table:
 
     @property
     def is_lowered(self) -> bool:
-        """Whether messages stand in it."""
         return any(token.is_message for row in self.rows for token in row)
 
     @property
@@ -115,11 +114,9 @@ class Table:
         return Token(stage, kinds[message.kind], message.microbatch)
 
     def peer(self, message: Token) -> int:
-        """The rank at the other end of a message."""
         return self.rank_of[self.other_end(message).stage]
 
     def compute_rows(self) -> list[list[Token]]:
-        """The computations alone."""
         return [[token for token in row if token.parts[0].kind in COMPUTE] for row in self.rows]
 
     def to_csv(self) -> str:

@@ -46,7 +46,6 @@ class Waiting:
 
 
 def waiting(table: Table, end: End, why: str) -> Waiting:
-    """An action, shown in its row."""
     tokens = [*map(str, table.rows[end.rank]), "end"]
     first, last = max(0, end.place - AROUND), min(len(tokens), end.place + AROUND + 1)
     shown = [f">{token}<" if place == end.place else token for place, token in enumerate(tokens)][first:last]
@@ -55,7 +54,6 @@ def waiting(table: Table, end: End, why: str) -> Waiting:
 
 
 def no_other_end(message: Message) -> str:
-    """The fault of a message that has one end."""
     if message.send is None:
         return f"rank {message.source} has no send left for it"
     return f"rank {message.target} has no receive left for it"
@@ -147,7 +145,6 @@ class Verdict:
     execution: Execution
 
     def fields(self) -> dict[str, Any]:
-        """The verdict as plain data."""
         return {
             "channels": self.queues,
             "grouped": self.grouped,

@@ -137,7 +137,6 @@ class Flavor(NamedTuple):
     config: str = ""
 
     def has_sizes_of(self, model: Architecture) -> bool:
-        """Whether these are a model's."""
         given = (model.num_layers, model.hidden, model.heads, model.key_value_heads, model.vocab)
         return given == self[1:6]
 

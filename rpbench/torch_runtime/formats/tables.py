@@ -46,7 +46,6 @@ class Chains:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank of each of torch's stages."""
         return tuple(rank for route in self.routes for rank in route)
 
     def stages_of(self, rank: int) -> list[int]:
@@ -78,7 +77,6 @@ class Chains:
         return Action(kind, own, self.microbatches[chain][microbatch])
 
     def token(self, action: Action) -> str:
-        """An action as torch writes it."""
         if action.sub:
             return f"({';'.join(map(self.token, action.sub))})OVERLAP_F_B"
         stage, microbatch = self.to_torch(action)

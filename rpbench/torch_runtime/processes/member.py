@@ -142,7 +142,6 @@ class Member:
     # --- running ---
 
     def run(self) -> None:
-        """The warm-up and all steps."""
         for _ in range(self.request.num_warmup_steps):
             self._step(0)
         self.steps.clear()

@@ -195,7 +195,6 @@ class Ranks:
         return "\n".join(words.read().decode(errors="replace").strip().splitlines()[-20:])
 
     def close(self) -> None:
-        """End the processes."""
         self._tell([FAREWELL] * len(self._processes))
         end_all(self._processes, self._stdins, (*self._stdouts, *self._words))
         self._processes, self._stdins, self._stdouts, self._words = [], [], [], []

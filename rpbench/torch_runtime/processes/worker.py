@@ -53,7 +53,6 @@ class StepRequest:
 
     @property
     def num_ranks(self) -> int:
-        """Processes in all."""
         return self.request.num_ranks
 
     @property
@@ -61,12 +60,10 @@ class StepRequest:
         return self.request.device
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps({"resident": self.name, "request": asdict(self.request)})
 
     @classmethod
     def from_json(cls, text: str) -> "StepRequest":
-        """The request `to_json` wrote."""
         found = json.loads(text)
         return cls(found["resident"], TorchRequest(**found["request"]))
 
@@ -203,7 +200,6 @@ def run_request(request: TorchRequest, place: Place, change: Callable[[Member], 
 
 
 def read_request(line: str) -> AnyRequest | Case:
-    """The request of any kind that a line holds."""
     if line.startswith(MARK):
         return StepRequest.from_json(line)
     if line.startswith(CASE_MARK):

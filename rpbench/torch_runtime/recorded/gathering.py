@@ -119,14 +119,12 @@ def _on_common_clock(step: tuple[list[Any], float, float], offset_s: float) -> A
 
 
 def _to_first(own: Any) -> list[Any] | None:
-    """The objects of all ranks, on rank 0."""
     found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, found)
     return found
 
 
 def versions() -> dict[str, str]:
-    """Versions of torch, Python, CUDA and NCCL."""
     found = {"torch": torch.__version__, "python": platform.python_version()}
     if torch.cuda.is_available():
         found["cuda"] = str(torch.version.cuda)

@@ -103,7 +103,6 @@ class Outcome:
         return Timeline(lowered.table, start, start, end, [0.0] * len(ran), 0.0)
 
     def fields(self) -> dict[str, Any]:
-        """The run as fields of a record."""
         timeline = self.timeline()
         ranks = self.answer["ranks"]
         found: dict[str, Any] = {
@@ -137,7 +136,6 @@ class Outcome:
         return found | {name: self.answer[name] for name in names if name in self.answer}
 
     def median_wall_s(self) -> float:
-        """Median over the steps."""
         return median(self.wall_s(step) for step in range(self.num_steps))
 
 
@@ -182,7 +180,6 @@ class TimeParts:
 
 
 def time_parts(outcome: Outcome, step: int = -1) -> TimeParts:
-    """The parts of a step of a table run."""
     computing = waiting = messages = after = between = 0.0
     for rank in range(outcome.request.num_pipeline_ranks):
         row = outcome.ran(rank, step)

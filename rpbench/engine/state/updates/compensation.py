@@ -72,7 +72,6 @@ class Compensation:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to do."""
         slows_or_corrects = self.rescheduling_steps or self.correction_decay is not None
         return bool(self.predictor or slows_or_corrects or self.spike_compensation)
 

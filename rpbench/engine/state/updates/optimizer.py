@@ -396,7 +396,6 @@ class HostOptimizer:
         self._update(part, gradients, version, outcome.clipping, pace)
 
     def _settle(self, part: Part, gradients: Tensors, version: int) -> None:
-        """End the speculative step of a part."""
         kept = self._kept.pop(id(part), None)
         if kept is None or self._whole.leaves_alone(version):
             return
@@ -431,7 +430,6 @@ class HostOptimizer:
         return sums
 
     def _in_model_order(self, version: int) -> Tensors:
-        """All gradients by owner."""
         tied, means = self._tied_gradients(version), {stage: self._mean(stage, version) for stage in self._places}
         sources = {owner: tied if owner in tied else means[self._layout.stage_of(owner[0])] for owner in self._masters}
         return {owner: source[owner] for owner, source in sources.items() if owner in source}

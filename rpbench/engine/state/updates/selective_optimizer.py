@@ -31,7 +31,6 @@ from rpbench.ir.policy import LateRest, boundaries
 
 
 def num_important(num_columns: int, topk: Fraction) -> int:
-    """The number of important columns of a matrix."""
     return max(1, int(topk * num_columns)) if topk else 0
 
 
@@ -51,7 +50,6 @@ def important(gradient: torch.Tensor | None, like: torch.Tensor, topk: Fraction)
 
 
 def none_of(tensors: Mapping[Place, torch.Tensor]) -> Tensors:
-    """Masks that select no element."""
     return {place: torch.zeros(tensor.shape, dtype=torch.bool) for place, tensor in tensors.items()}
 
 

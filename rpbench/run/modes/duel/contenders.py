@@ -81,7 +81,6 @@ class Contender:
 
 
 def is_reference(name: str) -> bool:
-    """Whether a contender is one that others are compared with."""
     return name in REFERENCES or name.rpartition("/")[2] in (OWN, TWIN)
 
 

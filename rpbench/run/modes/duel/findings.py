@@ -17,12 +17,10 @@ Rows = Mapping[str, Record]
 
 
 def timed(rows: Rows) -> dict[str, Record]:
-    """The contenders that have runs."""
     return {name: row for name, row in rows.items() if row["status"] == "ok"}
 
 
 def rules_of(rows: Rows) -> Rules:
-    """The rules for a verdict of this duel."""
     asked = next(iter(rows.values()))["config"]["mode"]
     return Rules(half_width=asked["half_width"], least_starts=max(Rules.least_starts, asked["num_starts"]))
 

@@ -144,7 +144,6 @@ class _Duel:
         return Survey(measure, model, self._request.workload.microbatch_sequences * model.seq_len, num_devices)
 
     def rows(self, ids: Mapping[str, str]) -> list[Record]:
-        """The record of every contender, in order."""
         for name, plans in self._raced.items():
             if len(plans) > 1:
                 self.job.tell(told(name, plans))

@@ -41,6 +41,7 @@ from rpbench.engine.executor import ActionFailed
 from rpbench.engine.program import make_program
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings
+from rpbench.engine.workload import synthetic
 from rpbench.plan.whole import WholePlan
 from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel.contenders import Contender, is_reference
@@ -57,7 +58,6 @@ from rpbench.run.modes.duel.teams import (
     TorchTeam,
 )
 from rpbench.run.modes.duel.verdict import Rules, Started
-from rpbench.run.training.tensors import workload_of
 from rpbench.side_processes import side_processes
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import Ranks
@@ -226,7 +226,7 @@ class PlannedTeams:
 
     def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
         """Every contender, ready to run, with workers and ranks that `stack` closes."""
-        workload = workload_of(self.model, self.sequences, self.dtype, self.seed, self.num_microbatches)
+        workload = synthetic(self.model, self.sequences, self.dtype, self.seed, self.num_microbatches)
         cores = usable_cores()
         backend = stack.enter_context(CpuBackend(cores))
         for entrant in entrants:
@@ -292,7 +292,6 @@ def start_apart(job: Job) -> Started:
 
 
 def play_start(job: Job) -> Started:
-    """A start in this process."""
     names, draw = job.names, Random(job.order_seed)
     references = [name for name in names if is_reference(name)]
 

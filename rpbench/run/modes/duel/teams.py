@@ -217,14 +217,12 @@ class RankTeam(_OnRanks):
         self.tolerance = 0.0 if request.order_of == "table" else 1e-6  # another order may add in another order
 
     def check(self, sequence_tokens: int) -> Parity:
-        """How far it is from plain training, on short sequences."""
         request = self._asked.request
         short = replace(request, model={**request.model, "seq_len": sequence_tokens}, verify=True, optimizer={})
         found = self._ranks.run(short).answer
         return {key: found[key] for key in DIFFERENCES}
 
     def run(self) -> Sample:
-        """One step."""
         self._warm_up(lambda: self._ranks.step(self._asked))
         with ForeignLoad(self._ranks.pids) as foreign:
             found = self._ranks.step(self._asked)
@@ -258,7 +256,6 @@ class ThreadTeam:
         self._costs: CostTable | None = None
 
     def check(self, sequence_tokens: int) -> Parity:
-        """How far it is from plain training, on short sequences."""
         short = shortened(self._workload, sequence_tokens)
         training = Training(short, self._table, Settings(recompute="none", keep_gradients=True))
         self._execute(training)
@@ -266,7 +263,6 @@ class ThreadTeam:
         return {key: found[key] for key in DIFFERENCES}
 
     def run(self) -> Sample:
-        """One step."""
         training = Training(self._workload, self._table, Settings(recompute="none"))
         with ForeignLoad() as foreign:
             used, began = time.process_time(), time.perf_counter()

@@ -86,13 +86,11 @@ def _has_state_elsewhere(schedule: Schedule) -> bool:
 
 
 def _stages_on(schedule: Schedule, rank: int) -> list[int]:
-    """The stages whose backwards a rank runs."""
     parts = (part for action in schedule.compute(rank) for part in parts_of(action))
     return sorted({part.stage for part in parts if part.kind in BACKWARD})
 
 
 def _has_one_stage_a_rank(schedule: Schedule) -> bool:
-    """Whether rank r has stage r and no other."""
     return all(_stages_on(schedule, rank) == [rank] for rank in range(schedule.shape.num_ranks))
 
 
@@ -329,7 +327,6 @@ def _told(event: Event) -> Fields:
 
 
 def _facts(policy: Checkpoint) -> Fields:
-    """The record fields of one policy alone."""
     job = policy.job
     if isinstance(policy, Gemini):
         numbers = range(min(policy.copies + 1, job.num_ranks) + 1)  # to one more than there are copies

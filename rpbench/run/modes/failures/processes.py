@@ -42,7 +42,6 @@ def prepare(request: Request) -> Work:
 
 
 def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
-    """The plan that the processes carry out."""
     assert assembled.model is not None  # or the request had been refused
     if asked.policy not in ("checkpoint", "gemini") or asked.pipelines != 1 or asked.dies != "machine":
         raise ConfigError(
