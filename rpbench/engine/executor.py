@@ -25,11 +25,8 @@ class Backend(Protocol):
     """Runs every action once: after the one before it in its lane, and after all that it waits for."""
 
     def run(self, program: Program, perform: Perform) -> Timeline:
-        """When each action ran.
-
-        Raises:
-            ActionFailed: if one raised; no action begins after that.
-            ScheduleError: if no lane can move.
+        """When each action ran; ActionFailed if one raised, and none begins after that; ScheduleError if no lane can
+        move.
         """
 
 

@@ -101,10 +101,7 @@ def brought(tensor: torch.Tensor, reader: torch.Stream) -> torch.Tensor:
 
 @contextmanager
 def at(place: torch.device) -> Iterator[None]:
-    """Inside, the calling thread gives its work to an accelerator, between what its lane has done and what it will do.
-
-    On the lane's own accelerator, and on the processor, it goes on as it is.
-    """
+    """Inside, an accelerator gets the calling thread's work, between what its lane has done and what it will do."""
     if is_host(place):
         yield
         return

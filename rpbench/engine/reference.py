@@ -60,9 +60,7 @@ class Reads(NamedTuple):
 
 
 def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
-    """The versions that follow from each lane of a schedule by itself (`rpbench.ir.checks.versions`); raises
-    ScheduleError if a version depends on the pace of other lanes.
-    """
+    """The versions by each lane of a schedule alone; ScheduleError if one depends on the pace of other lanes."""
     found = lane_reads(schedule)
     stage_of = {module: stage for stage, modules in enumerate(layout.forward) for module in modules}
 
@@ -83,7 +81,6 @@ class Trajectory:
     Args:
         losses: mean loss of every optimizer step.
         gradients: per step, the sum over its microbatches, by place; tied parameters apart, not clipped.
-        masters: the weights after the last step.
         scales: version -> loss scale; gradients still have it.
         begun_with: the masters before every step, with `keep_weights`.
     """
@@ -424,10 +421,7 @@ def _trained(module: int, own: dict[str, torch.Tensor]) -> Tensors:
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
-    """The largest absolute difference of two sets of tensors; infinite where one lacks what the other has.
-
-    An overflow is the same as an overflow.
-    """
+    """The largest absolute difference; infinite where one lacks a tensor. Two overflows are alike."""
     if one.keys() != other.keys():
         return float("inf")
     return max((_difference(one[place], other[place]) for place in one if one[place].numel()), default=0.0)

@@ -56,11 +56,8 @@ class Lateness:
 
 
 def rate_factor(tau: float, step: int, num_steps_to_full: int, num_sync_steps: int) -> float:
-    """T1: the factor on the learning rate at a step, from 0.
-
-    Args:
-        num_steps_to_full: K; 0: no rescheduling.
-        num_sync_steps: steps before k = 0.
+    """T1: the factor on the learning rate at a step, from 0; K is `num_steps_to_full`, 0 for no rescheduling, and k = 0
+    comes after `num_sync_steps`.
     """
     k = step - num_sync_steps
     if num_steps_to_full == 0 or k < 0 or tau <= 1:
@@ -249,9 +246,7 @@ class OrderedSum:
                 _add(total, self.waiting[group.pop(0)].pop(0))
 
     def result(self) -> Tensors:
-        """The sum over all groups; raises RuntimeError if the groups lack a microbatch of the step, or name one that is
-        not in it: what is added up in their order is then no gradient of the step.
-        """
+        """The sum over all groups; RuntimeError if they lack a microbatch of the step, or name another."""
         missing = [microbatch for group in self.groups for microbatch in group]
         left = [microbatch for microbatch, gradients in self.waiting.items() if gradients]
         if missing or left:

@@ -57,10 +57,7 @@ class Settings:
 
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
-        recompute: what a backward recomputes; see `rpbench.passes.recomputation`.
-        compensation: how late gradients are compensated.
         keep_gradients: keep every step's gradients, to compare them with a reference.
-        device_memory_bytes: the most a device may hold; None: no limit.
         keep_state: keep the versions before the last that a checkpoint needs.
     """
 
@@ -86,7 +83,6 @@ class Training:
         workload: its modules are read, never written.
         schedule: with its partition, or its analysis; with STEP actions if weights are to change.
         start: the state to resume from; None: the modules' own weights.
-        copy: copies a tensor over a lane.
         pin_memory: keep the host's weights in pinned memory, which needs an accelerator.
         place_of: device -> its accelerator, where weights, gradients and optimizer state of its stages stay there.
 

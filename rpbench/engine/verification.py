@@ -88,11 +88,9 @@ def verified(training: Training) -> dict[str, Any]:
 
 
 def check_reference(training: Training) -> None:
-    """Refuse a run that plain training has no counterpart of, before it begins.
-
-    Raises:
-        ValueError: for versions that only the run could tell; and where backward reads other weights than forward, for
-            sequences in segments, a head in shards and inputs that are made again: no paper has both.
+    """Refuse, before it begins, a run without a counterpart in plain training: a ValueError for versions that only the
+    run could tell; and where backward reads other weights than forward, for sequences in segments, a head in shards and
+    inputs that are made again: no paper has both.
     """
     schedule, workload = training.schedule, training.workload
     try:
@@ -140,9 +138,7 @@ def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _beside_the_whole(training: Training, found: list[Tensors], reference: Trajectory) -> dict[str, Any]:
-    """The largest difference of gradients of sharded layers from those of whole layers
-    (`rpbench.models.shards`).
-    """
+    """The largest difference of sharded layers' gradients from those of whole layers."""
     differences, norms = [0.0], training.optimizer.gradient_norms
     for step, (own, begun_with) in enumerate(zip(found, reference.begun_with, strict=True)):
         whole = _whole_gradient(training, step, begun_with)

@@ -22,7 +22,6 @@ class Workload:
         modules: embedding (tokens -> x), decoder layers (x -> x), head (x, labels -> mean loss). Parameters that
             appear in several modules are tied; those without `requires_grad` are frozen.
         data: microbatches by (step, number).
-        num_microbatches: microbatches of one optimizer step.
         seed: decides what dropout draws.
         draws_random: whether forward draws random numbers.
         first_step: optimizer steps done before; microbatches are counted from there.

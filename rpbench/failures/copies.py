@@ -51,7 +51,6 @@ class Copying(NamedTuple):
 
     Args:
         idle_s: in which the network of the group that fits worst is idle during a step.
-        needed_s: that its copies take.
         added_s: what a step becomes longer.
         done_s: into the next step, when the last copy has arrived.
     """
@@ -145,9 +144,7 @@ class Gemini(Checkpoint):
 
 
 def groups(num_ranks: int, num_copies: int) -> tuple[Group, ...]:
-    """The groups whose ranks hold one another's states; the last is larger where they do not divide evenly. Raises
-    ValueError for copies that cannot be placed.
-    """
+    """The groups that hold one another's states, the last the largest; ValueError for copies that fit in none."""
     if not 1 <= num_copies <= num_ranks:
         raise ValueError(
             f"copies={num_copies}: each copy is in the memory of another rank, its own counted, and there are "
@@ -207,9 +204,7 @@ def _sound_sets(size: int, run: int, failed: int) -> int:
 
 
 def busy_spans(graph: Graph, timeline: Timeline, hop: float) -> tuple[Spans, ...]:
-    """For each device, the seconds of a step in which a boundary tensor, which takes a hop, goes to or comes from
-    another.
-    """
+    """For each device, the seconds of a step in which a boundary tensor comes or goes; it takes a hop."""
     found: list[list[Span]] = [[] for _ in range(graph.schedule.shape.num_ranks)]
     if hop:
         end, unit = np.asarray(timeline.end, float), timeline.units_per_second

@@ -17,9 +17,7 @@ from rpbench.failures.walk import Checkpoint, Job, Progress, Recovery
 
 @dataclass(frozen=True)
 class Form:
-    """How devices are divided: stages, width, sequences of a microbatch, microbatches of a pipeline, and the run in
-    this form.
-    """
+    """Devices divided: stages, width, sequences of a microbatch, microbatches of a pipeline, and the run."""
 
     stages: int
     width: int

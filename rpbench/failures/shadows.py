@@ -185,9 +185,7 @@ def _shadowed(row: Iterable[Act], rank: int, num_ranks: int) -> Iterator[Act]:
 
 
 def merged(rows: Rows, lost: Collection[int], timed: Timed) -> tuple[tuple[Act, ...], ...]:
-    """Rows once some ranks are lost, no two of them neighbours, whose own are empty; `timed`, without shadows, decides
-    the order.
-    """
+    """Rows without lost ranks, of which no two are neighbours; `timed`, without shadows, decides the order."""
     found = list(with_shadows(rows, lost))
     for rank in lost:
         keeper, row = (rank - 1) % len(rows), rows[rank]
@@ -198,9 +196,7 @@ def merged(rows: Rows, lost: Collection[int], timed: Timed) -> tuple[tuple[Act, 
 
 
 def time_rows(rows: Rows, times: StageTimes, done: Mapping[int, Collection[Act]] | None = None) -> Timed:
-    """Run every row in order, each act as soon as its rank and its input are there; what is `done` before takes no
-    time.
-    """
+    """Run rows in order, each act as soon as rank and input are there; what is `done` takes no time."""
     rank_of = {act: rank for rank, row in enumerate(rows) for act in row}
     last, timed = len(times.forward) - 1, Timed({}, {})
     following, free = [0] * len(rows), [0.0] * len(rows)

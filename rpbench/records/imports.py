@@ -37,9 +37,7 @@ def read_text(path: Path) -> str:
 
 
 def records_of_csv(text: str) -> list[Record]:
-    """A record for each row of a table; columns as records name them, `schedule` at least. Raises ConfigError naming
-    the first line that does not fit.
-    """
+    """A record a row, columns as records name them, `schedule` at least; ConfigError with the first bad line."""
     if "\0" in text:
         number = text[: text.index("\0")].count("\n") + 1
         raise ConfigError(f"import csv: line {number} holds a NUL; export it as text")
@@ -66,9 +64,7 @@ def _records_of_rows(rows: "csv.DictReader[str]") -> list[Record]:
 
 
 def records_of_wandb(text: str) -> list[Record]:
-    """The record of an exported run: an object with `config` and `summary`, a list of them, or one a line; else
-    ConfigError.
-    """
+    """Exported runs: an object with `config` and `summary`, a list, or one a line; else ConfigError."""
     runs = _runs(text)
     return [_record(_flat(run), f"run {number}") for number, run in enumerate(runs)]
 
@@ -212,9 +208,7 @@ _USAGE = "import kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
 
 
 def import_file(arguments: Sequence[str]) -> list[dict[str, object]]:
-    """Read one file; what was made of it, an object for each record or trace. Raises ConfigError for an unknown form or
-    a file that does not fit; nothing is written then.
-    """
+    """What was made of a file, an object each; ConfigError for a form or file that does not fit, nothing written."""
     words = [item for item in arguments if "=" not in item]
     options = dict(item.partition("=")[::2] for item in arguments if "=" in item)
     if len(words) != 2 or words[0] not in _FORMS or set(options) - {"results_dir", "out"}:

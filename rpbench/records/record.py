@@ -141,9 +141,7 @@ def is_sealed(parsed_values: dict[str, Any]) -> bool:
 
 
 def digest(record: Record) -> str:
-    """16 hex digits that follow from every other value of a record, all finite (ValueError): a change is noticed when
-    it is read.
-    """
+    """16 hex digits of every other value, all finite (ValueError): a change is noticed when it is read."""
     return _digest_of_parsed(json.loads(dump(record)))  # as it is read back: its keys are texts
 
 
@@ -205,16 +203,12 @@ def _digest_of_text(text: str) -> str:
 
 
 def dump(record: Record) -> str:
-    """The record as one line of strict JSON; raises ValueError if a number is not finite; such a record would not be
-    readable elsewhere.
-    """
+    """The record as one line of strict JSON; ValueError for a number that is not finite."""
     return json.dumps(record, allow_nan=False)
 
 
 def check_writable(folder: Path, key: str) -> None:
-    """Refuse a folder that cannot be made or written, before any work begins: a ValueError with the key of the request
-    that named it.
-    """
+    """Refuse, before any work, a folder that cannot be made or written: a ValueError with its key."""
     try:
         folder.stat()
     except (FileNotFoundError, NotADirectoryError):

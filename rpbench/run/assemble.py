@@ -51,9 +51,7 @@ OFFLOADS = ("none", "weights", "all", "auto")
 
 
 def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
-    """The schedule with the transfers that are asked for; raises ConfigError for an unknown word, or a schedule whose
-    weights stay where they are.
-    """
+    """The schedule with the asked transfers; ConfigError for an unknown word, or weights that stay where they are."""
     if offload not in OFFLOADS:
         raise ConfigError(f"offload={offload}: one of {', '.join(OFFLOADS)}")
     if prefetch < 0:
@@ -190,9 +188,7 @@ def assemble(request: Request) -> Assembled:
 
 
 def _check_schedule(request: Request, schedule: Schedule) -> None:
-    """Refuse what the schedule cannot recompute, SSDs that the machine, or a backend with real tensors, does not have,
-    and a length that it cannot cut.
-    """
+    """Refuse a recomputation, SSDs and a sequence length that do not fit the schedule, or the machine."""
     check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
     check_ssd(schedule, request.cluster)
     if schedule.on_ssd and request.backend is not None:
@@ -215,9 +211,7 @@ def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, .
 
 
 def pose(request: Request) -> Problem:
-    """The planning problem of a request: what is to be cut, for which schedule, at which costs; raises ValueError if it
-    cannot be.
-    """
+    """The planning problem of a request: what is cut, for which schedule and costs; ValueError if it cannot be."""
     entry, cost, cluster, model = request.entry, request.cost, request.cluster, request.model
     if request.mesh is not None and request.mesh.machine is not None:
         raise ConfigError(

@@ -28,13 +28,8 @@ WITHIN = 0.05
 def cluster_of(
     name: str, found: Calibration, devices: Mapping[str, int], collectives: Sequence[CollectiveRate] = ()
 ) -> Machine:
-    """The machine as `cost=analytic` sees it, with the collectives of several ranks if they were measured.
-
-    Args:
-        devices: `num_devices`, and `device_memory_bytes` where devices have memory of their own.
-
-    Raises:
-        ValueError: if a probe took no time.
+    """The machine as `cost=analytic` sees it, with the collectives of several ranks if they were measured; ValueError
+    if a probe took no time. `devices` has `num_devices`, and `device_memory_bytes` where devices have their own.
     """
     figures = _figures(found, devices)
     measured = {"half_rate_width": found.rates.half_rate_width}
@@ -155,19 +150,12 @@ def _number(value: float | int | None) -> str:
 
 
 def factors(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
-    """How often each counted term goes into what probes took: by least squares of relative errors.
+    """How often each counted term goes into what probes took: the factors f with sum_j counts[i][j] * f[j] nearest to
+    times[i], relative to times[i], in least squares; a row a probe, a column a term.
 
-    They are the factors f with sum_j counts[i][j] * f[j] nearest to times[i], relative to times[i].
-
-    The terms are few, so every set of them that may differ from 0 is tried: the best solution without a negative
-    factor is the least of all (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23).
-
-    Args:
-        counts: a row a probe, a column a term.
-        times: of each probe, above 0.
-
-    Raises:
-        ValueError: without a probe, or if one took no time.
+    The terms are few, so every set of them that may differ from 0 is tried: the best solution without a negative factor
+    is the least of all (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23). Raises ValueError
+    without a probe, or if one took no time.
     """
     if not times or min(times) <= 0:
         raise ValueError(f"times of probes {list(times)}: at least 1, each above 0; measure again")

@@ -77,9 +77,7 @@ def _of_devices(request: Request, times: LayerTimes) -> LayerTimes:
 
 
 def check_published(request: Request) -> None:
-    """Refuse published timings on another machine than theirs; a cluster without rates is accepted. Raises ConfigError
-    with what to take instead.
-    """
+    """Refuse published timings on another machine than theirs: a ConfigError; without rates it is taken for theirs."""
     cluster = request.cluster
     if request.cost.name != "published" or cluster.published_name == TIMED_ON or cluster.matmul_flops_per_s is None:
         return
@@ -120,12 +118,9 @@ def _halved(request: Request, times: LayerTimes) -> LayerTimes:
 def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
     """The basis of `cost=analytic` for the layers of a request: its software on devices of its machine.
 
-    Args:
-        lengths: of the microbatch's sequences, if not those of the model. Kernels are counted for as many tokens in
-            sequences of the length whose tokens see as many keys: the sum of squares over the sum.
-
-    Raises:
-        ConfigError: without a model, or for a machine that lacks a figure.
+    With `lengths`, of a microbatch's sequences, kernels are counted for as many tokens in sequences of the length whose
+    tokens see as many keys: the sum of squares over the sum. Raises ConfigError without a model, or for a machine that
+    lacks a figure.
     """
     model, cost, cluster = request.model, request.cost, request.cluster
     if model is None:

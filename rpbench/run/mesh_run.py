@@ -47,9 +47,7 @@ def prepare(request: Request) -> Work:
 
 
 def job_of(request: Request, chosen: MeshChoice) -> Job:
-    """The run as `rpbench.mesh` takes it; raises ValueError if model and mesh do not fit each other, with the sizes
-    that do.
-    """
+    """The run as `rpbench.mesh` takes it; ValueError, with sizes that do, if model and mesh do not fit."""
     assert chosen.architecture is not None
     assert chosen.machine is not None
     return Job(

@@ -40,8 +40,6 @@ class Work:
     """A run that has been checked and can begin.
 
     Args:
-        opening: record fields that are known before.
-        carry_out: executes the run.
         files: texts written beside the record before the run, by name.
         is_out_of_memory: whether an error says that a device or the host had no memory left.
         steps: rows for a tracker while the run lasts.
@@ -180,9 +178,7 @@ def origin() -> Fields:
 
 
 def run(request: Request) -> list[Record]:
-    """Records of a request, made by its mode or found; all are on disk on return. Raises ValueError if the request is
-    wrong; nothing is written then.
-    """
+    """Records of a request, made or found, on disk on return; ValueError if it is wrong, with nothing written."""
     mode = importlib.import_module(f"rpbench.run.modes.{request.mode.name}")  # torch, where a mode needs it
     found: list[Record] = mode.records(request)
     return found

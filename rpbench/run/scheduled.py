@@ -178,9 +178,7 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
 
 
 def tuned(request: Request) -> Assembled:
-    """The best plan that the search finds, ready to be simulated; raises ValueError for a request that leaves nothing
-    to choose, or a schedule that takes no setting.
-    """
+    """The best plan that the search finds; ValueError if nothing is left to choose, or no setting can be."""
     terms, who = terms_of_request(request), contender_of(request)
     frames = Frames(who, terms)
     plan = tune(who, terms, budget_of(request), frames=frames)
@@ -228,9 +226,7 @@ def contender_of(request: Request) -> Contender:
 
 
 def terms_of_request(request: Request) -> Terms:
-    """The terms that a request sets; raises ConfigError for a cost or a choice that a search of all options has no use
-    for.
-    """
+    """The terms of a request; ConfigError for a cost or a choice that such a search has no use for."""
     _check(request)
     assert request.model is not None  # or it had been refused
     source: Source = "published" if request.cost.name == "published" else "analytic"

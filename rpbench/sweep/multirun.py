@@ -115,9 +115,7 @@ def _run() -> str:
 
 
 def split_terms(arguments: Sequence[str]) -> tuple[list[str], Terms, bool]:
-    """Overrides, the terms of the sweep, and whether it is only to be looked at; raises ConfigError for a state that no
-    cell can be in.
-    """
+    """Overrides, the terms of the sweep, whether it is only looked at; ConfigError for a state no cell can have."""
     rest: list[str] = []
     states: dict[str, frozenset[str]] = {"--only": frozenset(), "--retry": frozenset()}
     waiting = list(arguments)

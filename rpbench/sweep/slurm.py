@@ -69,7 +69,6 @@ class Slurm:
         executor: `slurm`, or `local` for processes of this host in the place of hosts.
         gpus_per_host: asked of SLURM; none where it is left out.
         more: other options of sbatch.
-        folder: of the jobs' scripts and logs.
     """
 
     _target_: str = TARGET
@@ -156,16 +155,12 @@ class Slurm:
 
 
 def asked_for(launcher: Mapping[str, Any]) -> Slurm | None:
-    """The launcher of a composed configuration, if it is this one; raises ConfigError for a key or a value that it does
-    not take.
-    """
+    """The launcher of a composed configuration, if it is this one; ConfigError for a key or value of none."""
     return typed(Slurm, dict(launcher)) if launcher.get("_target_") == TARGET else None
 
 
 def refuse_without_slurm(launcher: Mapping[str, Any]) -> None:
-    """Check that Hydra's own launcher for SLURM can hand in its jobs here: a ConfigError on a host that is on no SLURM
-    cluster.
-    """
+    """Refuse Hydra's launcher for SLURM on a host that is on no SLURM cluster: a ConfigError."""
     if str(launcher.get("_target_")).endswith("submitit_launcher.SlurmLauncher") and shutil.which("srun") is None:
         raise ConfigError(
             "hydra/launcher=submitit_slurm: this host has no srun, so it is on no SLURM cluster; give the command on a "
@@ -177,9 +172,7 @@ def refuse_without_slurm(launcher: Mapping[str, Any]) -> None:
 
 
 def import_submitit() -> Any:
-    """submitit, without the handler that writes its log among the data on stdout as well; raises ImportError if it is
-    not installed.
-    """
+    """submitit, without its log's handler on stdout; ImportError if it is not installed."""
     submitit = importlib.import_module("submitit")
     log = logging.getLogger("submitit")
     for handler in [handler for handler in log.handlers if handler.name == "submitit_out"]:

@@ -29,9 +29,7 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Terms:
-    """How a sweep wants its cells: only those in some states, again those in others, and whether the first failure ends
-    it.
-    """
+    """Which cells a sweep wants: in some states only, again in others; and whether the first failure ends it."""
 
     only: frozenset[str] = frozenset()
     again: frozenset[str] = frozenset()

@@ -64,9 +64,7 @@ class Lowered:
         ]
 
     def to_csv(self, *, sharded: bool = False, waits: bool = False) -> str:
-        """All rows for `_load_csv(..., format="compute_comms")`; with `waits`, for a torch that has them
-        (`versions.Facts`).
-        """
+        """All rows as `compute_comms` of `_load_csv`; `waits`: for a torch that has them (`versions.Facts`)."""
         rows = [self.tokens(rank, sharded=sharded) for rank in range(self.num_ranks)]
         if waits:
             rows = [_waiting(row, rank) for rank, row in enumerate(rows)]
@@ -83,9 +81,7 @@ def _waiting(row: list[str], rank: int) -> list[str]:
 
 
 def lower(schedule: Schedule) -> Lowered:
-    """The rows that ranks run; raises ScheduleError if torch's runtime cannot run the schedule, or a pair of ranks
-    would mix up its messages.
-    """
+    """The rows that ranks run; ScheduleError if torch cannot, or a pair of ranks would mix up its messages."""
     table = make_table(schedule, two_way=True)
     lowered = lower_communication(table)
     check_message_order(lowered)
@@ -93,9 +89,7 @@ def lower(schedule: Schedule) -> Lowered:
 
 
 def check_message_order(lowered: Schedule) -> None:
-    """Each pair of ranks sends and receives its messages, of both directions, in one order; raises ScheduleError with
-    the first two actions that do not belong together.
-    """
+    """Each pair of ranks has one order of its messages, both ways; ScheduleError with the first two apart."""
     seen: dict[tuple[int, int], list[tuple[int, Action]]] = {}  # (rank, peer) -> its messages with that peer
     number = -1
     for rank, _, row in lowered.items():

@@ -54,7 +54,6 @@ class TorchRequest:
         data_parallel, tensor_parallel: ranks of every pipeline rank, in one of these dimensions at most.
         data_mode: how gradients of data-parallel ranks meet.
         recompute: `none`; torch has no other where backward is split, and no other here.
-        verify: compare with plain training, on rank 0.
         device: "cpu" over gloo, "cuda" over NCCL.
         order_of: "table" runs the schedule's rows; a name of torch's runs that schedule of its own on the same stages.
         options: of torch's runtime, as `defer_pp_recv`; all of them are refused.
@@ -110,9 +109,7 @@ class TorchRequest:
         return self.lowered.table.shape.num_microbatches * self.data_parallel
 
     def workload(self, own: Container[int] | None = None) -> Workload:
-        """The same modules and microbatches wherever it is called; modules that are not one's `own` stay on the meta
-        device.
-        """
+        """Equal modules and microbatches everywhere; those that are not one's `own` stay on meta."""
         model, dtype = Architecture(**self.model), DTYPES[self.dtype]
         if own is None:
             modules = list(build_model(model, seed=self.seed, dtype=dtype))

@@ -40,10 +40,7 @@ MARK = '{"collectives"'
 
 @dataclass(frozen=True)
 class CollectiveRequest:
-    """Collectives to be timed, of tensors of so many bytes, rounded down to whole values for every rank.
-
-    The device is cpu, or what torch calls this machine's accelerators: cuda, xpu, ...
-    """
+    """Collectives to be timed, of so many bytes, in whole values for every rank, on cpu or torch's device type."""
 
     num_ranks: int
     sizes: tuple[int, ...] = SIZES
@@ -127,9 +124,7 @@ _pairs: dict[int, list[Any]] = {}
 
 
 class Groups:
-    """The groups of a request on the processes there are; raises ValueError if there are not as many processes as the
-    request has ranks, or they have different requests.
-    """
+    """The groups of a request; ValueError unless there are as many processes as it has ranks, all with one request."""
 
     def __init__(self, request: TorchRequest) -> None:
         self.request, self.world = request, dist.get_world_size()
@@ -185,9 +180,7 @@ class Groups:
             dist.all_reduce(parameter.grad, group=self._pair)
 
     def check_same(self, digest: str) -> None:
-        """All ranks have one table and one request, or none of them starts; raises ValueError naming the ranks that
-        differ; every rank raises it.
-        """
+        """All ranks have one table and request; else each raises ValueError naming those that differ."""
         digests: list[Any] = [None] * self.world
         dist.all_gather_object(digests, digest)
         other = [rank for rank, found in enumerate(digests) if found != digests[0]]
@@ -226,9 +219,7 @@ def shard_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def replicate_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """torch's data parallelism on FSDP's machinery, whose gradients are reduced where REDUCE_GRAD stands; raises
-    ValueError if this torch does not have it.
-    """
+    """torch's data parallelism on FSDP's machinery, reduced at REDUCE_GRAD; ValueError if torch lacks it."""
     try:
         from torch.distributed._composable.replicate_with_fsdp import replicate
     except ImportError as error:

@@ -47,9 +47,7 @@ STEP = "train/step"  # the axis of the history: batches that are done, counted f
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a run with its unit, "1" for a fraction or a count, and whether to `minimize` or `maximize` it, if
-    any.
-    """
+    """One number of a run, its unit ("1": a fraction or count), and whether it is best low or high, if either."""
 
     unit: str
     goal: str | None = None

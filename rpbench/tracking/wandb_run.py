@@ -146,9 +146,7 @@ _unreachable = False  # said once per process; the runs after it go offline at o
 
 
 def start(request: Request, row: Mapping[str, Any], attempt: int) -> Any:
-    """A run at W&B, with its name, group and configuration; later attempts have an id of their own, so that no step is
-    twice.
-    """
+    """A run at W&B; later attempts have an id of their own, so that no step is twice."""
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 

@@ -85,10 +85,8 @@ class DeviceBackend(ThreadBackend):
     def run(self, program: Program, perform: Perform) -> Timeline:
         """When each action ran on its accelerator, in seconds; actions of host lanes by the clock of the processor.
 
-        Raises:
-            ActionFailed: if one raised; its cause is a `DeviceFailed` where an accelerator did.
-            DeviceFailed: if an accelerator failed later.
-            ScheduleError: if no lane can move.
+        Raises as `rpbench.engine.executor.Backend` does, the cause a DeviceFailed where an accelerator failed, and
+        DeviceFailed if one failed later.
         """
         issue = _Issue(self, program, perform)
         self._synchronize()

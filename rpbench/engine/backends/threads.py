@@ -22,10 +22,7 @@ Job = Callable[[], None]
 
 
 class Workers:
-    """As many threads as there were ever jobs at a time; `prepare` is the first thing that each does.
-
-    They are daemons: the process may end without them.
-    """
+    """As many daemon threads as there were ever jobs at a time; `prepare` is the first thing that each does."""
 
     def __init__(self, prepare: Job) -> None:
         self._prepare = prepare
@@ -139,9 +136,7 @@ def _quick_turns() -> Iterator[None]:
 
 
 class CpuBackend(ThreadBackend):
-    """Real work by the wall clock, on as many threads as the schedule has lanes, bound on `cores` in turn if there are
-    any.
-    """
+    """Real work by the wall clock, a thread a lane of the schedule, bound on `cores` in turn if there are any."""
 
     def __init__(self, cores: Sequence[int] = ()) -> None:
         places = cycle(cores)

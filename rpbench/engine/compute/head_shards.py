@@ -46,9 +46,7 @@ class HeadShares:
     def backward(
         self, share: int, segment: Segment, version: int, loss_scale: LossScale
     ) -> tuple[torch.Tensor, Tensors]:
-        """The second half of a share: the loss as its share of the step's mean, equal from all, and the gradients of
-        its rows.
-        """
+        """The second half of a share: the loss, as `Workload.share`, equal from all, and its rows' gradients."""
         hidden, labels = self._read(segment)
         halves = self._halves[segment]
         whole = together([Sums(*map(here, halves[other].sums)) for other in range(self._workload.num_head_shares)])

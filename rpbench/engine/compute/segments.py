@@ -42,9 +42,7 @@ class Exchange:
 
 
 class Segments:
-    """The keys, values and gradients that lie between the `num_parts` segments of a run's sequences; none of whole
-    ones.
-    """
+    """Keys, values and gradients between the `num_parts` segments of a run's sequences; none of whole ones."""
 
     def __init__(self, num_parts: int) -> None:
         self.num_parts = num_parts

@@ -85,8 +85,6 @@ class Graph(NamedTuple):
 
     Args:
         start: the input as a leaf; None where it holds tokens.
-        leaves: the weights used.
-        end: the output.
         exchange: what went between this segment of a sequence and others; None where sequences are whole.
         linears: the linear maps whose weight gradients can be put off.
         anchor: to be asked for along with the input, where there are any.
@@ -194,10 +192,7 @@ class Stages:
 
 
 def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-    """The gradients of a graph's input and weights, from that of its output (None: 1, of a loss).
-
-    Weights the output does not depend on have none.
-    """
+    """The gradients of a graph's input and of weights that its output, whose gradient is given (None: 1), needs."""
     inputs = [*graph.leaves.values(), *(() if graph.start is None else (graph.start,))]
     found = _differentiate(graph, inputs, gradient)
     below = found[-1] if found and graph.start is not None else None

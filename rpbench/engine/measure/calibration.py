@@ -187,7 +187,6 @@ class Calibration:
     """Measurements of a machine's devices.
 
     Args:
-        rates: of one device while all are busy.
         probes: with the seconds that the parts of the engine's work took.
         halves: what the two halves of a split backward take over the whole.
         foreign_cores: cores that other programs kept busy meanwhile; None where the system does not say.

@@ -90,9 +90,7 @@ def time_stages(
     *,
     in_halves: bool = False,
 ) -> dict[tuple[Kind, int], tuple[float, float]]:
-    """Kind and stage of an action, backwards in halves if asked for -> the median seconds of what runs ahead, and of
-    the rest.
-    """
+    """(kind, stage) -> median seconds of what runs ahead, and of the rest; backwards in halves if asked for."""
     num_microbatches = num_devices * microbatches_per_device
     schedule = side_by_side(partition, num_devices, num_microbatches, NUM_STEPS)
     if in_halves:

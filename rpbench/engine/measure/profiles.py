@@ -74,16 +74,10 @@ class OneBatch(NamedTuple):
 def profile_layers(
     workload: Workload, *, num_warmups: int = 2, num_runs: int = 10, on_run: Progress | None = None
 ) -> LayerGraph:
-    """The modules of a model as a chain of profiled layers: medians over runs of one microbatch.
+    """The modules of a model as a chain of profiled layers: medians over runs of one microbatch, warm-ups apart.
 
     `parameter_bytes` are those of trainable parameters: frozen ones have no gradient to add up and no versions.
-
-    Args:
-        num_warmups: runs of the whole model that are not counted.
-        on_run: told the number of runs that are over, warm-ups included.
-
-    Raises:
-        ValueError: if no run is to be counted.
+    `on_run` is told the number of runs that are over, warm-ups included. Raises ValueError if no run is to be counted.
     """
     if num_runs < 1 or num_warmups < 0:
         raise ValueError(f"num_runs={num_runs}, num_warmups={num_warmups}: at least 1 run is counted")

@@ -82,9 +82,7 @@ REPEATS = 5
 
 
 class Stopwatch(Protocol):
-    """A device with its clock; `pins` says if host memory is pinned for copies, `num_workers` how many devices work at
-    a time.
-    """
+    """A device with its clock; whether host memory is pinned for copies, and how many devices work at a time."""
 
     device: str
     dtype: torch.dtype

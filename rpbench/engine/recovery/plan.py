@@ -32,8 +32,6 @@ class Plan:
 
     Args:
         schedule: one step in our text form, with its partition and STEP actions.
-        model: the fields of an `Architecture`.
-        optimizer: the fields of `OptimizerSettings`.
         source: what a lost rank comes back from: `memory` of other processes, or files in `folder`.
         holders: for each rank, the ranks that keep its state, itself first.
         store_every: steps from one file to the next; 0: none are written.

@@ -46,11 +46,7 @@ Tell = Callable[[int], None]
 
 
 class StageStep:
-    """A rank that trains its stages, with what it sends to other ranks and receives of them.
-
-    Attributes:
-        state: of its own stages, after `state.num_steps` steps.
-    """
+    """A rank that trains its stages, their `state` after the steps so far, and what passes between ranks."""
 
     def __init__(self, plan: Plan, rank: int, send: Send, receive: Receive) -> None:
         self._plan, self._rank, self._send, self._receive = plan, rank, send, receive
@@ -113,7 +109,6 @@ class Message(NamedTuple):
     """A message between a rank and the watching process.
 
     Args:
-        word: what it is about.
         epoch: how many failures there had been; what is older is not heard.
         to: the rank it is for; -1: the process that watches.
         about: the word's arguments, plain data.
@@ -251,9 +246,7 @@ class StageProcess:
         return self._tensors.pop(name)
 
     def _word(self, deadline: float, what: str) -> Message:
-        """The next message of this epoch, or the one that ends it; tensors are laid aside. Raises TimeoutError if none
-        comes in time.
-        """
+        """The next message of this epoch, tensors laid aside, or of its end; TimeoutError if none comes in time."""
         while True:
             try:
                 message = self._words.get(timeout=max(0.0, deadline - time.monotonic()))

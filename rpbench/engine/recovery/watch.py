@@ -203,9 +203,7 @@ class Watch:
         )
 
     def _givers(self, lost: tuple[int, ...]) -> dict[int, int] | None:
-        """For each lost rank one that lives and holds its state; None where files are to be read. Raises CannotRecover
-        if there are no files either.
-        """
+        """For each lost rank a living holder of its state; None: from files. CannotRecover without these too."""
         living = {rank: [each for each in self._plan.holders[rank] if each not in lost] for rank in lost}
         if self._plan.source == "memory" and all(living.values()):
             return {rank: holders[0] for rank, holders in living.items()}
@@ -234,11 +232,8 @@ class Watch:
         self._hear({(word, rank, *about) for rank in self._all})
 
     def _hear(self, wanted: set[Said], more_s: float = 0.0) -> None:
-        """Wait until all of something has been said; pass on what is for others meanwhile.
-
-        Raises:
-            RankDied: if a process is gone.
-            CannotRecover: if no message comes within the limit, or a rank raised.
+        """Wait until all of something has been said; pass on what is for others meanwhile. Raises RankDied if a process
+        is gone, CannotRecover if no message comes within the limit, or a rank raised.
         """
         limit_s = self._plan.stall_s + more_s
         while not wanted <= self._said:

@@ -38,9 +38,7 @@ class _Round:
 
 
 class Rendezvous:
-    """A meeting point of some ranks, for any number of exchanges in one run; `wait_s` is how long each waited for
-    others.
-    """
+    """A meeting point of ranks, for any number of exchanges in a run; `wait_s`: how long each waited."""
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
@@ -88,9 +86,7 @@ class Rendezvous:
 
 
 class Rank:
-    """One rank's end of the collectives; counts the halves of all-reduces it took part in, and the bytes it sent for
-    them.
-    """
+    """A rank's end of the collectives; counts halves of all-reduces it took part in, and bytes it sent for them."""
 
     def __init__(self, meeting: Rendezvous, rank: int) -> None:
         self.meeting, self.rank = meeting, rank

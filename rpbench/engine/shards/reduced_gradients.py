@@ -68,9 +68,7 @@ class ReducedWindow:
         self._count(device, more)
 
     def reduce(self, device: int, microbatch: int, carry: Carry) -> None:
-        """Do a device's part of the sum that one of its microbatches is in; raises RuntimeError if a replica has not
-        made all of its gradient.
-        """
+        """A device's part of the sum with one of its microbatches; RuntimeError if a gradient is missing."""
         found, _ = self._of[microbatch]
         late = [other for other, number in found.missing.items() if number]
         if late:

@@ -54,8 +54,6 @@ class State:
 
     Args:
         num_steps: how many; data, dropout and learning rate continue from there.
-        masters: the optimizer's weights, by owner.
-        moments: the optimizer state of each master.
         stale: 1, 2, ... -> the working weights of so many versions ago, where the schedule reads them.
         scales: 0, -1, ... -> the loss scale of the newest version and of those before; empty without loss scaling.
     """
@@ -134,9 +132,7 @@ def save(folder: Path, state: State, subject: Mapping[str, Any]) -> None:
 
 @contextmanager
 def begun(folder: Path, num_steps: int) -> Iterator[Path]:
-    """A new data folder within a checkpoint's folder; removed if the block raises. Raises CheckpointError as
-    `check_target` does.
-    """
+    """A new data folder within a checkpoint's, removed if the block raises; errors as of `check_target`."""
     check_target(folder)
     data = folder / f"{DATA}{num_steps}-{secrets.token_hex(4)}"
     data.mkdir(parents=True)
@@ -267,9 +263,7 @@ def state_in(data: Path, num_steps: int) -> State:
 
 
 def load(folder: Path, subject: Mapping[str, Any]) -> State:
-    """Read a checkpoint of the same subject; raises CheckpointError if there is none, it is torn, or its subject
-    differs.
-    """
+    """Read a checkpoint; CheckpointError if there is none, it is torn, or its subject differs."""
     return opened(folder, subject).state()
 
 
@@ -375,9 +369,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def metadata_of(data: Path) -> "Metadata":
-    """Torch's metadata of the files in a folder, checked; raises CheckpointError for other files than those beside it,
-    packed ones, and tensors larger than their files.
-    """
+    """Torch's metadata, checked; CheckpointError for files not beside it, packed ones, tensors too large."""
     from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
 
     with (data / ".metadata").open("rb") as file:

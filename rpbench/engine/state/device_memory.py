@@ -148,9 +148,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class StageBytes:
-    """Bytes of weights and gradients that devices hold of stages: of shared ones their part, of those with a home all
-    there.
-    """
+    """Bytes of weights and gradients of stages on devices: of shared ones a part, at home all of them."""
 
     schedule: Schedule
     workload: Workload

@@ -43,10 +43,8 @@ class DeviceWeights(Weights):
     Args:
         counts, start: as in `Weights`.
         analysis: of a schedule with LOAD:P and FREE:P.
-        copy: brings a tensor to a device.
         hold: counts weights that come to a device from another one, and go.
         pin: keep what is at home in memory that an accelerator can read by itself.
-        place_of: as in `Weights`.
     """
 
     def __init__(

@@ -161,9 +161,7 @@ class CarriedWindow(_OneSum):
         self._missing.discard(microbatch)
 
     def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Add the gradients of some microbatches to the sum, and send it on; raises RuntimeError if the sum is not
-        there yet, or a gradient has not been made.
-        """
+        """Add some microbatches to the sum and send it on; RuntimeError if the sum or a gradient is not there."""
         for microbatch in microbatches:
             due = self._order[self._num_carried]
             if microbatch != due or microbatch in self._missing:
@@ -226,9 +224,7 @@ class GroupedWindow(_OneSum):
             self._made.add(microbatch)
 
     def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Send a device's gradients of some microbatches on, and add up the sums at home; raises RuntimeError if a
-        gradient that belongs to the sum has not been made, or has not come.
-        """
+        """Send gradients on and add up the sums at home; RuntimeError if one has not been made or not come."""
         own = list(microbatches)
         found, first = self._of[own[0]]
         late = [microbatch for microbatch in own if microbatch not in self._made]
@@ -260,7 +256,6 @@ class Gradients:
     """The gradients of all stages and steps.
 
     Args:
-        groups: (backward stage, version) -> microbatches in groups.
         keep: keep the totals of steps that are done, to compare them.
         on_devices: stages whose sums stay on a device until they are stored.
         reduced: (backward stage, version) -> the window of a gradient that replicas make together.

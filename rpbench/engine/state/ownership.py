@@ -91,7 +91,6 @@ class Sharing:
     Args:
         owned: replica -> the elements it owns of what trains, devices ascending.
         frozen: the same of what does not.
-        shapes: of every parameter of the stage.
         gathers: weights are in shards.
         scatters: gradients and optimizer state are in shards.
         copies: nothing is; every replica keeps the stage and steps it by itself.

@@ -102,9 +102,7 @@ class _SavedByForward:
 
 
 class SavedActivations:
-    """The saved activations of a run's graphs, by stage and microbatch; a `memory`, if there is one, counts their
-    bytes.
-    """
+    """What a run's graphs have saved, by stage and microbatch; a `memory`, if any, counts their bytes."""
 
     def __init__(self, memory: DeviceMemory | None) -> None:
         self._memory = memory
@@ -123,9 +121,7 @@ class SavedActivations:
         self._found[stage, segment] = found
 
     def store(self, action: Action, copy: Move) -> None:
-        """Move an action's activations to the partner it names, or to the host; raises RuntimeError if they are not
-        there.
-        """
+        """Move an action's activations to its partner or the host; RuntimeError if they are not there."""
         found = self._found.get(_place(action))
         if found is None or found.is_away:
             raise RuntimeError(f"{action} stores activations that are not on its device")
@@ -150,9 +146,7 @@ class SavedActivations:
         found.is_away = False
 
     def take(self, action: Action) -> None:
-        """A backward reads what its forward has saved; the graph lets it go on the way. Raises RuntimeError if it is
-        away.
-        """
+        """A backward reads what its forward has saved, and lets it go; RuntimeError if it is away."""
         place = _place(action)
         if self._found[place].is_away:
             raise RuntimeError(_not_back(str(action), *place))

@@ -56,9 +56,7 @@ class Scale(NamedTuple):
 
 
 class LossScaler:
-    """The scales of a run by weight version, from those it begins with, and versions of `skipped` steps, which changed
-    nothing.
-    """
+    """The scales of a run by weight version, and the versions of `skipped` steps, which changed nothing."""
 
     def __init__(self, rule: LossScaling, start: dict[int, Scale] | None = None) -> None:
         self.scales = dict(start) if start else {0: Scale(rule.initial)}

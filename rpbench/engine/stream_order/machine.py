@@ -29,8 +29,6 @@ class Machine(Notes):
     """Devices for CPU tensors. Use it in a `with` block; one at a time.
 
     Args:
-        num_devices: how many.
-        kind: their device type in torch.
         keep_calls: keep every operation for a replay in another order; nothing is freed then.
         memory_bytes: memory of a device; None: no limit.
         lost: device -> entries until it is lost; later ones raise torch's error.

@@ -42,7 +42,6 @@ class Home:
 
     Args:
         device: index of a device; None: the host.
-        num_bytes: its size as an allocator counts it.
         pinned: whether devices can read it by themselves.
         number, machine: its number in the trace of a machine, and that machine's identity.
     """
@@ -104,7 +103,6 @@ class Notes(HostOrder):
     """The trace and memory of a simulated machine.
 
     Attributes:
-        trace: all entries so far.
         calls: identity of an entry -> its operation, with `keeps_calls`.
         begun_with: storage -> its bytes before the first operation, with `keeps_calls`.
         storages: every storage as bytes, with `keeps_calls`.

@@ -25,9 +25,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Work(Entry):
-    """An operation, on a stream or by the thread itself; `hosts` are pinned storages it copies from or to without
-    waiting.
-    """
+    """An operation of a stream, or the thread; `hosts`: pinned storages that it copies without waiting."""
 
     stream: Timeline | None
     name: str

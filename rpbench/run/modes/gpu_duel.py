@@ -65,9 +65,7 @@ class AcceleratorTeam:
         return fields | (verified(ran.training) if self._is_dry else {})
 
     def run(self) -> Sample:
-        """All steps. As for the other contenders, a warm-up run comes before the first alone, and every run finds
-        the allocator empty.
-        """
+        """All steps, with a warm-up before the first run alone; each run finds the allocator empty."""
         request = self._request if self._workload is None else self._later
         with ForeignLoad() as foreign:
             used = time.process_time()

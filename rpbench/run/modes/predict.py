@@ -26,9 +26,7 @@ from rpbench.workload.architecture import Architecture
 
 
 def published_run_fields(case: Case, cluster: Machine) -> dict[str, Any]:
-    """Simulation and prediction of a published run, as record fields; raises ValueError for a system without a
-    schedule, or one that the model cannot be cut for.
-    """
+    """Simulation and prediction as record fields; ValueError without a schedule, or a cut, for it."""
     found, predicted = simulated(case, cluster), predict(case, with_interval=False)
     outcome, setting, settings = found.outcome, found.setting, found.case.settings
     return {
@@ -86,9 +84,7 @@ def basis_of(cluster: Machine, cost: CostConfig, known: Software | None = None) 
 
 
 def case_of(request: Request) -> Case:
-    """The published run of a request in mode predict; raises ConfigError for a schedule or system without a model of
-    its own.
-    """
+    """The published run of a request; ConfigError for a schedule or system without a model of its own."""
     asked, model, cluster = request.mode, request.model, request.cluster
     assert isinstance(asked, Predict)
     assert model is not None  # or the request had been refused

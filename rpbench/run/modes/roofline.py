@@ -21,9 +21,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a model's closed forms; raises ValueError if the model or the cluster lacks the numbers a formula
-    needs.
-    """
+    """The record of a model's closed forms; ValueError if model or cluster lacks a number they need."""
     return [recorded(request, _prepare)]
 
 

@@ -112,9 +112,7 @@ def _compensation(request: Request, entry: Entry | None) -> Compensation:
 
 
 def check_request(request: Request, assembled: Assembled) -> None:
-    """Refuse what cannot be run, before any work begins: a ConfigError for a backend, model, precision or option that
-    does not fit.
-    """
+    """Refuse, before any work, a backend, model, precision or option that does not fit: a ConfigError."""
     backend = backend_of(request)
     if backend.name == "emulated":
         return

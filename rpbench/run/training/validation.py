@@ -33,9 +33,7 @@ from rpbench.run.training.tensors import optimizer_settings
 
 
 def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:
-    """Identity of a checkpoint: all that must be equal, steps of so many microbatches too, to go on as if nothing had
-    stopped.
-    """
+    """All that must be equal to go on from a checkpoint, steps of so many microbatches too."""
     return {
         "model": request.subject["model"],
         "dtype": request.dtype,
@@ -47,9 +45,7 @@ def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:
 
 
 def found_checkpoint(request: Request, subject: Fields) -> Manifest | None:
-    """The checkpoint to resume from; None without one. Raises ConfigError if it is not there, torn, or of something
-    else.
-    """
+    """The checkpoint to resume from, if any; ConfigError if it is not there, torn, or of something else."""
     if request.checkpoint.resume_from is None:
         return None
     try:

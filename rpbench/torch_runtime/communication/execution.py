@@ -239,9 +239,7 @@ NEVER = None
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds, or any unit, of computations on a rank, an overlapped pair being one, of a message, and of what ranks
-    share.
-    """
+    """Times of computations on a rank, an overlapped pair being one, of a message, and of what ranks share."""
 
     compute: Callable[[int, Token], float] = lambda rank, token: 1.0
     hop: float = 0.0
@@ -397,7 +395,6 @@ class Levels:
     """The most of each that stand at one time on any rank.
 
     Args:
-        sends: under way.
         receive_buffers: waiting to be used.
         gathered_stages: whose weights are whole.
         gathered_bytes: of those weights; None where sizes are not known.

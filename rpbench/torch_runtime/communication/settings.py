@@ -160,9 +160,7 @@ class Settings:
             )
 
     def lookahead(self, num_ranks: int) -> tuple[int, ...]:
-        """Stages that each rank gathers ahead; raises ValueError if there is not one for each rank, from 1 to the
-        stages that are gathered at a time.
-        """
+        """Stages each rank gathers ahead; ValueError unless one a rank, from 1 to the most at a time."""
         if self.unshard_lookahead == "full":
             return (self.max_active_stages,) * num_ranks
         if self.unshard_lookahead == "auto":

@@ -125,9 +125,7 @@ class Table:
 
 
 def read_rows(source: str) -> tuple[TokenRow, ...]:
-    """The rows of torch's CSV, compute-only or lowered; raises ScheduleError naming the row and the token that cannot
-    be read. Blank lines at the end are no rows.
-    """
+    """The rows of torch's CSV in either form; ScheduleError with the row and the token that cannot be read."""
     try:
         lines = list(csv.reader(io.StringIO(source.strip("\r\n"))))
     except csv.Error as error:
@@ -138,9 +136,7 @@ def read_rows(source: str) -> tuple[TokenRow, ...]:
 
 
 def read_table(source: str, chain_length: int | None = None) -> Table:
-    """A table from torch's CSV, of one chain unless its length is given; raises ScheduleError naming the row and the
-    token that cannot be.
-    """
+    """A table, of one chain unless its length is given; ScheduleError with the row and token that cannot be."""
     rows = read_rows(source)
     table = Table(rows, chain_length or 1 + max((part.stage for row in rows for part in _plain(row)), default=0))
     check_table(table)
@@ -169,9 +165,7 @@ def read_token(cell: str, rank: int) -> Token:
 
 
 def check_table(table: Table) -> None:
-    """Each stage on one rank, with all microbatches once; each message between two ranks. Raises ScheduleError with the
-    first that is not.
-    """
+    """Each stage on one rank, with every microbatch once; messages between two ranks; or ScheduleError."""
     if not table.rank_of:
         raise ScheduleError("the table holds no computation: expected rows of tokens such as 0F0,0SEND_F0, one a rank")
     stages = range(1 + max(table.rank_of))

@@ -33,10 +33,7 @@ AROUND = 3  # actions shown on each side of a marked one
 
 @dataclass(frozen=True)
 class Waiting:
-    """An action that waits or is wrong, by its place in the rank's row, from 0, and why, with the actions around it.
-
-    The action is "end" where the row is over and sends are still under way.
-    """
+    """An action that waits or is wrong, by its place from 0, why, and its row; "end": only sends are under way."""
 
     rank: int
     place: int

@@ -37,9 +37,7 @@ Times = Callable[[], Timeline]  # simulated when asked for: only one form needs 
 
 
 class Given(NamedTuple):
-    """Inputs of a form beside the schedule: its timeline, the name of its table in options, model, host, numbers,
-    optimizer.
-    """
+    """Inputs of a form beside the schedule: timeline, name of its table, model, host, numbers, optimizer."""
 
     times: Times
     csv_path: str = "schedule.csv"
@@ -50,9 +48,7 @@ class Given(NamedTuple):
 
 
 def export(schedule: Schedule, form: str, given: Given) -> str:
-    """The text of a schedule in one of `FORMS`; raises ValueError for an unknown form, or a schedule that the form
-    cannot hold, with the reason.
-    """
+    """A schedule in one of `FORMS`; ValueError for an unknown form, or one that cannot hold it, with the reason."""
     if form not in FORMS:
         raise ValueError(f"format={form}: one of {', '.join(FORMS)}")
     return FORMS[form](schedule, given)

@@ -38,7 +38,6 @@ class ModuleNames:
         embedding: before the layers; all of them go to the first stage.
         layer: of decoder layer `{layer}`, counted from 0.
         head: behind the layers; all of them go to the last stage.
-        everywhere: what every stage has.
     """
 
     embedding: tuple[str, ...] = ("tok_embeddings",)
@@ -80,7 +79,6 @@ class PlanNumbers:
         shared: what replicas share: none, optimizer, gradients, parameters.
         on_host: what lives on the host of what is shared: nothing, the optimizer's states, or all.
         recompute: nothing, what is cheap, or all but the inputs of layers.
-        options: of the schedule.
         notes: sentences about what none of the files can say.
     """
 
@@ -415,9 +413,7 @@ def megatron_options(
 
 
 def megatron_virtual_stages(partition: Partition, num_ranks: int) -> dict[str, str | int] | None:
-    """The options that say the same without a layout; None where stages differ or a rank has one of them. Raises
-    ValueError as `megatron_options` does.
-    """
+    """The same without a layout, errors too; None where stages differ or a rank has one."""
     options = megatron_options(partition, num_ranks)
     counts = _counts(partition)
     if len(set(counts)) > 1 or len(counts) == num_ranks:
@@ -427,9 +423,7 @@ def megatron_virtual_stages(partition: Partition, num_ranks: int) -> dict[str, s
 
 
 def megatron_layout(partition: Partition) -> str:
-    """Stages in model order parted by bars, of one cut (ValueError): E embedding, t a decoder layer, L head and loss;
-    `Ett|t*3L`.
-    """
+    """Stages parted by bars: E embedding, t a layer, L head and loss, as `Ett|t*3L`; ValueError for two cuts."""
     counts = _counts(partition)
     last = len(counts) - 1
     return "|".join(

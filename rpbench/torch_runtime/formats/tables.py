@@ -32,9 +32,7 @@ from rpbench.torch_runtime.communication.tokens import COMPUTE, Token, TokenRow,
 
 @dataclass(frozen=True)
 class Chains:
-    """The routes of the microbatches: per chain the rank of each of our stages, and our numbers of microbatches,
-    ascending.
-    """
+    """Routes of the microbatches: per chain the rank of each of our stages, and our microbatches, ascending."""
 
     routes: tuple[tuple[int, ...], ...]
     microbatches: tuple[tuple[int, ...], ...]
@@ -93,9 +91,7 @@ class Chains:
 
 
 def find_chains(schedule: Schedule) -> Chains:
-    """The routes of a schedule's microbatches, in the order of their first microbatch; raises ScheduleError if a
-    forward is missing.
-    """
+    """The routes, in the order of their first microbatch; ScheduleError if a forward is missing."""
     num_stages, num_microbatches = schedule.shape.num_stages, schedule.shape.total_microbatches
     rank_of: dict[tuple[int, int], int] = {}
     for device, _, row in schedule.items():
@@ -233,9 +229,7 @@ def splits_backward(table: Schedule) -> bool:
 
 
 def to_csv(schedule: Schedule) -> str:
-    """The compute-only file of a schedule, to be given to `_load_csv`; no line end after the last row. Raises
-    ScheduleError with the reason, if a table cannot hold the schedule.
-    """
+    """The compute-only file for `_load_csv`, no line end at its end; ScheduleError with why a table cannot hold it."""
     table = make_table(schedule)
     for device in range(table.shape.num_ranks):
         if not table.compute(device):
@@ -250,18 +244,13 @@ def placement_of(schedule: Schedule) -> list[list[int]]:
 
 
 def read_schedule(source: str, name: str = "torch_csv") -> Schedule:
-    """The schedule of a file in our text form or in torch's CSV; what `schedule_file` takes. Raises ScheduleError
-    naming what cannot be read, in the form that the file's beginning says it has.
-    """
+    """The schedule of a file, in our text form where it begins with #, else torch's CSV; or ScheduleError."""
     return from_text(source) if source.startswith("#") else from_csv(source, name)
 
 
 def from_csv(source: str, name: str = "torch_csv") -> Schedule:
-    """The schedule a file of either form stands for, checked; its placement is the row each stage stands in.
-
-    Raises:
-        ScheduleError: naming the row and token that cannot be read, or the action that is missing, stands twice or
-            can never run.
+    """The schedule of a file of either form, checked; each stage is on the rank of its row. Raises ScheduleError naming
+    the row and token that cannot be read, or the action that is missing, stands twice or can never run.
     """
     rows = list(map(_computed, read_rows(source)))
     plain = [part for row in rows for part in _parts(row)]

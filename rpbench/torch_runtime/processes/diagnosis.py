@@ -114,7 +114,6 @@ class RunFailed(RuntimeError):
 
     Attributes:
         rank: the process at fault, as all ranks are numbered.
-        cause: what it did.
         action: token of the action it was at, in our numbering; "" between actions.
         words: what the rank said at last: its traceback, or the end of its stderr.
     """
@@ -131,10 +130,8 @@ class Evidence:
     """The known facts of all ranks when a run has stopped.
 
     Args:
-        standings: of every process.
         errors: process -> the words of the error it raised.
         exits: process -> its exit status, for those that are gone; negative for a signal, None where unknown.
-        hosts: process -> host, where known.
         frozen: processes that are there and run nothing at all, not even a thread beside.
     """
 

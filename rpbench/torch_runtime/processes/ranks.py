@@ -78,22 +78,14 @@ class Ranks:
         self._processes.append(process)
 
     def run(self, request: TorchRequest) -> Outcome:
-        """The outcome of a request.
-
-        Raises:
-            ValueError: if it cannot be; the ranks live on.
-            RunFailed: if a rank died, raised, hung or ran out of memory; all of them have ended.
+        """The outcome of a request. Raises ValueError if it cannot be, and the ranks live on; RunFailed if a rank died,
+        raised, hung or ran out of memory, and all of them have ended.
         """
         check_request(request)
         return Outcome(request, self._ask(request))
 
     def step(self, request: StepRequest) -> Outcome:
-        """The outcome of one step of a resident.
-
-        Raises:
-            ValueError: as of `run`.
-            RunFailed: as of `run`.
-        """
+        """The outcome of one step of a resident; raises as `run` does."""
         return Outcome(request.request, self._ask(request))
 
     def time_collectives(self, request: CollectiveRequest) -> Answer:

@@ -44,9 +44,7 @@ MARK = '{"resident"'  # how its line begins
 
 @dataclass(frozen=True)
 class StepRequest:
-    """One step of a resident, which is made when a request first names it, on the first step's microbatches; weights
-    stay.
-    """
+    """One step of a resident, made when first named, on the first step's microbatches; weights stay."""
 
     name: str
     request: TorchRequest
@@ -76,9 +74,7 @@ class Residents:
         self._members: dict[str, Member] = {}
 
     def step(self, asked: StepRequest) -> Answer | None:
-        """One step; the answer on rank 0, with the processor seconds of every rank, and None on the others. Raises
-        ValueError if the ranks were asked for different things.
-        """
+        """One step: rank 0's answer, with every rank's processor seconds; ValueError if ranks differ."""
         torch.set_num_threads(1)
         member = self._members.get(asked.name) or self._made(asked)
         gc.collect()

@@ -41,9 +41,7 @@ from rpbench.torch_runtime.shards import BY_INPUTS, BY_OUTPUTS
 
 
 class SplitLinear(nn.Module):
-    """x (..., inputs) -> x @ weight.T + bias, (..., outputs), in as many equal parts as ranks: slices, or summands by
-    inputs.
-    """
+    """x (..., inputs) -> (..., outputs) in as many equal parts as ranks: slices, or summands by inputs."""
 
     def __init__(self, linear: Linear, num_parts: int, *, by_inputs: bool) -> None:
         super().__init__()

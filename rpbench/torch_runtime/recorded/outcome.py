@@ -165,7 +165,6 @@ class TimeParts:
     """Where the ranks' time of a step went, in rank-seconds: they sum to the ranks' spans.
 
     Args:
-        computing: forwards and backwards.
         waiting: from an action's start to its computation's: mostly a message that is not there yet.
         messages: handing sends and receives to the transport.
         after: from a computation's end to its action's: hand-overs on the same rank, bookkeeping.
@@ -197,12 +196,8 @@ def time_parts(outcome: Outcome, step: int = -1) -> TimeParts:
 def unexplained(wall_s: float, replay_s: float, parts: TimeParts, num_ranks: int) -> dict[str, float]:
     """The time of a step beyond its replay, by cause, in rank-seconds: they sum to `num_ranks` * (wall - replay).
 
-    Args:
-        wall_s: from the first rank's start of the step to the last one's end.
-
-    Returns:
-        late: waiting beyond what the replay waits - messages under way, and what a delay of another rank passes on;
-        messages, after, between: as in `TimeParts`; outside: before a rank's first action and after its last.
+    late: waiting beyond what the replay waits - messages under way, and what a delay of another rank passes on;
+    messages, after, between: as in `TimeParts`; outside: before a rank's first action and after its last.
     """
     idle_in_replay = num_ranks * replay_s - parts.computing
     inside = parts.computing + parts.waiting + parts.messages + parts.after + parts.between

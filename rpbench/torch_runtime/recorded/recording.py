@@ -26,7 +26,6 @@ class Moment:
     """One lowered action as it ran; seconds by this rank's clock.
 
     Args:
-        token: as torch writes the action.
         start, end: of all of it, waiting included.
         begun, done: first and last moment of its computation; None for an action that computes nothing.
     """
@@ -43,7 +42,6 @@ class Recorder:
     """The actions of one step on a rank, in the order they ran; on a GPU timed by CUDA events, read after the step.
 
     Args:
-        place: this rank's line on the board.
         positions: the token of a row's action -> its place, for the board.
     """
 

@@ -48,7 +48,6 @@ class Compensation:
         correction_decay: D of T2, what is left of an old move after as many steps as a gradient is late; None: no
             correction.
         num_sync_steps: T3, steps at the start that are flushed and need no compensation.
-        spike_compensation: a step makes up for what its late gradients have missed.
     """
 
     predictor: Predictor = ""

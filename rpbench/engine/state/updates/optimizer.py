@@ -108,8 +108,6 @@ class OptimizerSettings:
 
     Args:
         learning_rate: after the warm-up.
-        name: one of `OPTIMIZERS`.
-        momentum: of "sgd".
         num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
         clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
         loss_scaling: for gradients in float16; None: losses are as they are.
@@ -170,9 +168,7 @@ class OptimizerSettings:
 def step_groups(
     workload: Workload, layout: Layout, settings: OptimizerSettings, *, validated: bool = False
 ) -> StepGroups:
-    """Groups of backward stages whose steps need one another's gradients, of which VALIDATE looks at all if
-    `validated`.
-    """
+    """Backward stages whose steps need one another's gradients; if `validated`, VALIDATE looks at all."""
     looks = settings.clip_norm is not None or settings.loss_scaling is not None
     if looks and not validated:
         return [range(len(layout.backward))] if len(layout.backward) > 1 else []
@@ -361,10 +357,7 @@ class HostOptimizer:
         return make_parts(masters, sharing, make, recut=recut, place_of=self._place_of)
 
     def ahead(self, stage: int, version: int, horizon: int, *, with_decay: bool) -> Tensors:
-        """The masters of a stage after `horizon` more steps like the one to `version`, which has been made.
-
-        Before the first step they are as they are.
-        """
+        """A stage's masters after `horizon` more steps like the one to `version`; as they are before the first."""
         if stage not in self._parts:
             return {}
         (part,) = self._parts[stage]  # weights of replicas are never predicted

@@ -280,9 +280,7 @@ class SelectiveOptimizer(HostOptimizer):
         return {place: gradient * outcome.clipping for place, gradient in found.items()}
 
     def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: Moments, version: int) -> None:
-        """Step the elements of masks, with gradients in the masters' shape; `state`, their packed moments, changes in
-        place.
-        """
+        """Step the elements of masks; `state`, their packed moments, changes in place."""
         masters = {place: part.masters[place] for place in gradients if bool(masks[place].any())}
         if not masters:
             return

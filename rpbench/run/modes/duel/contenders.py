@@ -44,9 +44,6 @@ class Contender:
     """A contender.
 
     Args:
-        name: unique in a duel.
-        schedule: registered name.
-        options: of the schedule.
         dispatch: how the jobs of a streamed schedule find their devices.
         engine: ours; torch's, on processes; ours without any scheduling, every device for itself, on the work of the
             streamed plan that has least; or one of `ENGINES`.

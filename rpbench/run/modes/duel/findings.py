@@ -48,11 +48,8 @@ def find_starts(
 def findings(
     rows: Rows, clock: str, num_verdicts: int | None = None, *, undisturbed: bool = True
 ) -> dict[str, Finding]:
-    """The finding of every contender that has runs and references; all verdicts of a duel are given together.
-
-    Args:
-        num_verdicts: that are given together, where this duel is part of a larger table.
-        undisturbed: as of `find_starts`; without, there are ratios and no verdicts.
+    """The finding of every contender that has runs and references, with all verdicts of the duel, or `num_verdicts` of
+    a larger table, given together; unless `undisturbed` (`find_starts`) there are ratios and no verdicts.
     """
     fit = timed(rows)
     starts = [find_starts(columns, clock, rules_of(rows), undisturbed=undisturbed) for columns in _by_start(fit)]
@@ -181,9 +178,7 @@ def derived_fields(rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def verdict_fields(rows: Rows, alone: str) -> dict[str, dict[str, Any]]:
-    """Contender -> how many times as long as its references it takes, and the verdict; `alone` is why one has none
-    whose reference is not there twice.
-    """
+    """Contender -> its time over its references', and the verdict; `alone`: why none without a second reference."""
     fit = timed(rows)
     clean = findings(fit, "wall") if fit else {}
     disturbed = {clock: findings(fit, clock, undisturbed=False) for clock in ("wall", "cpu")} if clean else {}
@@ -197,9 +192,7 @@ def verdict_fields(rows: Rows, alone: str) -> dict[str, dict[str, Any]]:
 
 
 def _interval(name: str, found: Finding, *, turned: bool = False) -> dict[str, float | None]:
-    """A ratio with its 95 % interval as record fields, `turned` from how fast to how long; what is not finite becomes
-    None.
-    """
+    """A ratio, `turned` from how fast to how long, with its 95 % interval, as record fields; not finite: None."""
     values = [found.ratio, found.low, found.high]
     if turned:
         values = [1 / value if value else math.inf for value in (found.ratio, found.high, found.low)]

@@ -74,9 +74,7 @@ class Raced:
 def run_off(
     request: Request, entrants: Sequence[Contender], shortlists: Shortlists, start: Callable[[Job], Started]
 ) -> dict[str, list[Raced]]:
-    """The plans of every contender with a search of its own, as simulation ranks them; those with one plan are not
-    timed.
-    """
+    """The plans of every contender that searches, as simulation ranks them; only one: it is not timed."""
     raced = {name: [Raced(plan) for plan in plans] for name, plans in shortlists.items()}
     lanes = {
         _lane(entrant.name, place): replace(entrant, name=_lane(entrant.name, place))

@@ -39,9 +39,7 @@ def records(request: Request) -> list[Record]:
 def found_or_made(
     request: Request, entrants: Sequence[Contender], make: Callable[[Mapping[str, str]], list[Record]]
 ) -> list[Record]:
-    """The records of a duel that has ended without a failure, or those that `make` makes and writes by contenders'
-    run_ids.
-    """
+    """The records of a duel that has ended without a failure, or those that `make` writes by run_ids."""
     results = request.results_dir
     ids = {entrant.name: record.run_id({**identity(request), "contender": entrant.name}) for entrant in entrants}
     record.check_writable(results, "results_dir")
@@ -69,12 +67,8 @@ def play_all(
     between: Callable[[], None] = lambda: None,
 ) -> list[Record]:
     """The rows of all contenders: compared with plain training, and timed in every start where they are sound.
-
-    Args:
-        ids: contender -> run_id.
-        opening: what is known of a contender before.
-        timed: the fields of those that were timed.
-        between: is called before the first start and after each.
+    `opening` is known of a contender before, `timed` has the fields of those timed, `between` is called around each
+    start.
     """
     mode = request.mode
     assert isinstance(mode, Duel | Turns)

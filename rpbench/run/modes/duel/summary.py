@@ -55,9 +55,7 @@ class Survey:
         )
 
     def makespans(self, plan: WholePlan, *, waits: bool = True) -> list[float]:
-        """Seconds a plan takes by each calibration; unless it `waits`, the devices' computation alone, perfectly
-        balanced.
-        """
+        """Seconds by each calibration; unless it `waits`, of its devices' computation, perfectly balanced."""
         return [self._makespan(plan, cluster, waits) for _, cluster in self.found]
 
     def _makespan(self, plan: WholePlan, cluster: Machine, waits: bool) -> float:

@@ -30,9 +30,7 @@ from rpbench.run.modes.duel.runs import Comparisons, Floats
 
 
 class Started(NamedTuple):
-    """The runs of a start by contender, column by column, and what is true of all: seed, turns, seconds, cores,
-    stability.
-    """
+    """A start's runs by contender and column, and what is true of all: seed, turns, seconds, cores, stability."""
 
     about: dict[str, Any]
     columns: dict[str, dict[str, list[Any]]]
@@ -214,11 +212,8 @@ def find_start(found: Comparisons, rules: Rules) -> StartFinding:
 def judge(
     table: Mapping[str, Sequence[StartFinding]], num_references: int, rules: Rules, num_verdicts: int | None = None
 ) -> dict[str, Finding]:
-    """The finding of every contender from its starts.
-
-    Args:
-        num_references: behind every comparison.
-        num_verdicts: that are given together; those of this table if it stands alone.
+    """The finding of every contender from its starts, each compared with `num_references`; verdicts that are given
+    together are those of this table if it stands alone.
     """
     sound = {name: [start for start in starts if start.logs.size] for name, starts in table.items()}
     means = [np.array([start.logs.mean() for start in starts]) for starts in sound.values()]

@@ -64,10 +64,7 @@ def step_of(assembled: Assembled, asked: Failures, num_pipelines: int) -> Step:
 
 
 def _state_bytes(assembled: Assembled) -> tuple[int, ...]:
-    """Weights and optimizer state of each rank; zeros where the model has no shape.
-
-    What ranks share, or the host has, is counted once, in equal parts of the ranks.
-    """
+    """Weights and optimizer state of each rank, equal parts of what they share or the host has; 0 without a shape."""
     schedule, sizes = assembled.schedule, assembled.sizes
     ranks = range(schedule.shape.num_ranks)
     if sizes is None or schedule.partition is None:
@@ -119,10 +116,7 @@ def fits(assembled: Assembled, in_flight: Sequence[int] | None = None, more: Seq
 
 
 def policy_of(request: Request, asked: Failures, step: Step) -> Checkpoint:
-    """The policy that a request asks for.
-
-    Raises ConfigError if its schedule cannot be served, naming what can, and NoForm if the model fits in no form.
-    """
+    """The asked policy; ConfigError, naming others, for a schedule it cannot serve, NoForm if none fits."""
     schedule = step.assembled.schedule
     if schedule.policy is not Updates.FLUSH:
         raise ConfigError(
