@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from rpbench.engine.state.device_memory import DeviceMemory
+from rpbench.engine.state.device_memory import DeviceMemory, Held
 from rpbench.ir.action import Action
 from rpbench.models.constants import is_constant
 
@@ -29,19 +29,12 @@ Move = Callable[[torch.Tensor], torch.Tensor]
 OWN, OF_PARTNER = "activations", "activations of a partner"  # as the ledger calls them
 
 
-class _Bytes:
-    """A storage as a flat tensor of bytes; the ledger counts it as long as this lives."""
-
-    def __init__(self, flat: torch.Tensor) -> None:
-        self.flat = flat
-
-
 class _Saved:
-    """One storage that a graph has saved: its bytes on the device (`here`), or where they wait (`away`)."""
+    """One storage that a graph has saved: its bytes, flat, on the device (`here`), or where they wait (`away`)."""
 
-    def __init__(self, here: _Bytes, reader: str) -> None:
-        self.here: _Bytes | None = here
-        self.away: _Bytes | None = None
+    def __init__(self, here: Held, reader: str) -> None:
+        self.here: Held | None = here
+        self.away: Held | None = None
         self.reader = reader
 
 
@@ -59,8 +52,8 @@ class _View(NamedTuple):
         here = self.saved.here
         if here is None:
             raise RuntimeError(self.saved.reader)
-        storage = here.flat.untyped_storage()
-        made = torch.empty(0, dtype=self.dtype, device=here.flat.device)
+        storage = here.tensor.untyped_storage()
+        made = torch.empty(0, dtype=self.dtype, device=here.tensor.device)
         return made.set_(storage, self.offset, self.size, self.stride)  # type: ignore[arg-type]  # untyped ones too
 
 
@@ -70,7 +63,7 @@ class _SavedByForward:
     `reader` is the message of the error if a backward comes too early.
     """
 
-    def __init__(self, reader: str, stays: Iterable[torch.Tensor], hold: Callable[[_Bytes], None]) -> None:
+    def __init__(self, reader: str, stays: Iterable[torch.Tensor], hold: Callable[[Held], None]) -> None:
         self.is_away = False
         self._reader, self._hold = reader, hold
         self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
@@ -85,9 +78,9 @@ class _SavedByForward:
             return tensor if tensor.is_leaf else tensor.detach()
         saved = self._found.get(address)
         if saved is None:
-            bytes_ = _Bytes(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
-            self._hold(bytes_)
-            saved = self._found[address] = _Saved(bytes_, self._reader)
+            held = Held(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
+            self._hold(held)
+            saved = self._found[address] = _Saved(held, self._reader)
         return _View(saved, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def end(self) -> None:
@@ -128,7 +121,7 @@ class SavedActivations:
         found.is_away = True
         for saved in found.all():
             assert saved.here is not None  # or it has been refused
-            saved.away = _Bytes(copy(saved.here.flat))
+            saved.away = Held(copy(saved.here.tensor))
             saved.here = None
             if isinstance(action.peer, int):
                 self._hold(saved.away, OF_PARTNER, action.peer)
@@ -140,7 +133,7 @@ class SavedActivations:
             raise RuntimeError(f"{action} loads activations that are not away: no STORE:A has taken them")
         for saved in found.all():
             assert saved.away is not None  # or it has been refused
-            saved.here = _Bytes(copy(saved.away.flat))
+            saved.here = Held(copy(saved.away.tensor))
             self._hold(saved.here, OWN, device)
             saved.away = None
         found.is_away = False
@@ -152,9 +145,9 @@ class SavedActivations:
             raise RuntimeError(_not_back(str(action), *place))
         del self._found[place]
 
-    def _hold(self, held: _Bytes, what: str = OWN, device: int | None = None) -> None:
+    def _hold(self, held: Held, what: str = OWN, device: int | None = None) -> None:
         if self._memory is not None:
-            self._memory.hold_for(held, held.flat, what, device)
+            self._memory.hold_for(held, held.tensor, what, device)
 
 
 def _unpack(found: _View | torch.Tensor) -> torch.Tensor:

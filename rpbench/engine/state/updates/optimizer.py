@@ -53,16 +53,11 @@ def direction(optimizer: torch.optim.Optimizer, weight: torch.Tensor, *, with_de
     if not state:
         return None
     assert isinstance(optimizer, torch.optim.AdamW), "checked when the run is asked for"
-    found = _adam_direction(state, group)
-    return found + group["weight_decay"] * weight.detach() if with_decay else found
-
-
-def _adam_direction(state: dict[str, Any], group: dict[str, Any]) -> torch.Tensor:
     (beta1, beta2), step = group["betas"], float(state["step"])
     mean = state["exp_avg"] / (1 - beta1**step)
     root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt()
-    found: torch.Tensor = mean / (root + group["eps"])
-    return found
+    found = mean / (root + group["eps"])
+    return found + group["weight_decay"] * weight.detach() if with_decay else found
 
 
 class KeptState:
