@@ -1,4 +1,4 @@
-"""Request: a training run as JSON that every rank reads, and its checks."""
+"""Request: a training run as plain data that every rank has, and its checks."""
 
 import hashlib
 import json
@@ -146,18 +146,8 @@ class TorchRequest:
     @property
     def digest(self) -> str:
         """A hash of all that ranks must have alike before the first message."""
-        return hashlib.sha256((self.to_json() + self.lowered.digest).encode()).hexdigest()
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "TorchRequest":
-        """The request `to_json` wrote; raises ValueError if it is none."""
-        try:
-            return cls(**json.loads(text))
-        except TypeError as error:
-            raise ValueError(f"not a request ({error}): fields are {', '.join(cls.__dataclass_fields__)}") from None
+        fields = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256((fields + self.lowered.digest).encode()).hexdigest()
 
 
 def make_request(schedule: Schedule, model: Architecture, *, check_device: bool = True, **fields: Any) -> TorchRequest:

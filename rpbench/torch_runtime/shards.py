@@ -12,10 +12,9 @@ arXiv 1909.08053, section 3.
 All ranks begin a collective together (a barrier), and it has taken as long as it took the slowest of them.
 """
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ SIZES = tuple(2**power for power in range(12, 25, 2))  # bytes: 4 KiB to 16 MiB
 REPEATS = 9
 WARM_UPS = 3
 STALL_S = 25.0  # no collective of these sizes takes so long; starting and ending come on top
-MARK = '{"collectives"'
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,6 @@ class CollectiveRequest:
             raise ValueError(f"ranks={self.num_ranks}: torch finds {num} accelerators, and each rank needs one")
         if self.repeats < 1 or len(self.sizes) < 2 or min(self.sizes) < 4 * self.num_ranks:
             raise ValueError(f"sizes={self.sizes}: at least two, each of a value of 4 bytes for every rank")
-
-    def to_json(self) -> str:
-        return json.dumps({"collectives": asdict(self)}, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "CollectiveRequest":
-        values = json.loads(text)["collectives"]
-        return cls(**{**values, "sizes": tuple(values["sizes"])})
 
 
 def run_collectives(request: CollectiveRequest, place: Place) -> dict[str, Any] | None:

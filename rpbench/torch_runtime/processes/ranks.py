@@ -19,7 +19,7 @@ import torch.distributed as dist
 from baselines.systems.case import Case
 from rpbench.side_processes import Started, end_all, start
 from rpbench.torch_runtime.processes.diagnosis import Evidence, Phase, RunFailed, Standing, diagnose, read_file
-from rpbench.torch_runtime.processes.worker import FAREWELL, START_S, AnyRequest, StepRequest
+from rpbench.torch_runtime.processes.worker import FAREWELL, START_S, AnyRequest, StepRequest, to_line
 from rpbench.torch_runtime.recorded.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
 from rpbench.torch_runtime.shards import CollectiveRequest
@@ -113,7 +113,7 @@ class Ranks:
 
     def _answers(self, requests: Sequence[AnyRequest | Case]) -> list[Answer]:
         try:
-            self._tell([request.to_json() for request in requests])
+            self._tell(list(map(to_line, requests)))
             answers = self._listen(requests[0])
         except BaseException:
             self._kill()

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -35,11 +35,8 @@ from rpbench.torch_runtime.processes.diagnosis import Phase, Place, RunFailed
 from rpbench.torch_runtime.processes.member import Member
 from rpbench.torch_runtime.recorded.gathering import Answer, gather
 from rpbench.torch_runtime.request import TorchRequest
-from rpbench.torch_runtime.shards import MARK as COLLECTIVES_MARK
 from rpbench.torch_runtime.shards import CollectiveRequest, run_collectives
 from rpbench.torch_runtime.versions import load_runtime, newer_note
-
-MARK = '{"resident"'  # how its line begins
 
 
 @dataclass(frozen=True)
@@ -56,14 +53,6 @@ class StepRequest:
     @property
     def device(self) -> str:
         return self.request.device
-
-    def to_json(self) -> str:
-        return json.dumps({"resident": self.name, "request": asdict(self.request)})
-
-    @classmethod
-    def from_json(cls, text: str) -> "StepRequest":
-        found = json.loads(text)
-        return cls(found["resident"], TorchRequest(**found["request"]))
 
 
 class Residents:
@@ -106,7 +95,6 @@ START_S = 300.0  # for ranks that a parent starts and watches: a busy host takes
 FAREWELL = "end"  # the last line of a parent that lives
 
 AnyRequest = TorchRequest | StepRequest | CollectiveRequest
-CASE_MARK = '{"system"'  # how the line of a case begins
 
 
 class Refused(ValueError):
@@ -195,14 +183,23 @@ def run_request(request: TorchRequest, place: Place, change: Callable[[Member], 
             raise
 
 
-def read_request(line: str) -> AnyRequest | Case:
-    if line.startswith(MARK):
-        return StepRequest.from_json(line)
-    if line.startswith(CASE_MARK):
-        return Case.from_json(line)
-    if line.startswith(COLLECTIVES_MARK):
-        return CollectiveRequest.from_json(line)
-    return TorchRequest.from_json(line)
+_KINDS: Mapping[str, type[TorchRequest | CollectiveRequest | Case]] = {
+    kind.__name__: kind for kind in (TorchRequest, CollectiveRequest, Case)
+}
+
+
+def to_line(request: AnyRequest | Case) -> str:
+    """A request of any kind, as ranks of this host are sent it."""
+    return json.dumps((type(request).__name__, asdict(request)))
+
+
+def from_line(line: str) -> AnyRequest | Case:
+    """The inverse of `to_line`."""
+    kind, fields = json.loads(line)
+    if kind == StepRequest.__name__:
+        return StepRequest(fields["name"], TorchRequest(**fields["request"]))
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return _KINDS[kind](**fields)
 
 
 def _run(
@@ -235,7 +232,7 @@ def main(board: str, change: Callable[[Member], None] | None = None) -> int:
     started = False
     for line in iter(lines.get, None):
         try:
-            request = read_request(line)
+            request = from_line(line)
             if isinstance(request, CollectiveRequest):
                 place.write(Phase.WAITING)  # from here on a rank that stands still is noticed
             if not started:
