@@ -11,10 +11,7 @@ from threading import Lock, local
 
 
 class Turns:
-    """Runs lanes one at a time in an order drawn by a seed, so that a run is repeatable.
-
-    A turn lasts until its lane comes to an operation or a lock, has ended an action, or has to wait for another lane.
-    """
+    """Runs lanes one at a time in an order drawn by a seed; a turn ends at an operation, a lock, an action, a wait."""
 
     def __init__(self, lanes: Sequence[int], seed: int) -> None:
         self._rng, self._ready, self._has_ended = random.Random(seed), set(lanes), False

@@ -91,11 +91,7 @@ def horizons(predictor: str, stage: int, late: int) -> tuple[int, int]:
 
 
 class LateRestReference:
-    """Masters, changed in place, and `seen`, the weights that devices see, in the masters' types, through the steps of
-    a run.
-
-    Important masters are changed too, where the host's own would be stale.
-    """
+    """Masters, and what devices see (`seen`), by steps; important masters change where the host's would be stale."""
 
     def __init__(
         self,

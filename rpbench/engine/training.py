@@ -303,10 +303,7 @@ class Training:
         return math.fsum(self.passes.losses[microbatch] for microbatch in window)
 
     def state(self) -> State:
-        """The state that a later run resumes from; needs `keep_state`.
-
-        Raises ValueError if the schedule has no steps, or reads versions by their place in the order.
-        """
+        """The state to resume from; needs `keep_state`. ValueError without steps, or with versions read by place."""
         newest = self.schedule.shape.num_steps
         stale = {
             newest - version: {

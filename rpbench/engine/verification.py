@@ -120,10 +120,7 @@ WHOLE_BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1, 
 
 
 def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The result of `verified`, with status `failed` and a reason without parity.
-
-    Gradients and weights must agree in every bit, and every action must have read the reference's version.
-    """
+    """`verified`, with status `failed` and a reason unless every bit and every version that was read agrees."""
     faults = [
         f"{name} is {found[name]:g}, expected 0"
         for name in ("grad_max_abs_diff", "weight_max_abs_diff")

@@ -53,10 +53,7 @@ class Work:
 
 
 def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
-    """The record of a run, found or made by the work that `prepare` gives; it is on disk when this returns.
-
-    A run that breaks leaves one as well.
-    """
+    """The record of a run, found or made by the work of `prepare`, on disk on return; a broken run leaves one too."""
     name = record.run_id(identity(request))
     folder = request.results_dir / name
     record.check_writable(request.results_dir, "results_dir")

@@ -219,9 +219,9 @@ def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
 def _of_launcher(error: Exception) -> str:
     """Message for an error outside of any run, such as a killed worker."""
     what = f"{type(error).__name__}: {first_line(error)}"
-    if "Terminated" in what or "BrokenProcess" in what:
-        return f"a worker of the launcher was killed ({what}); what had ended is kept, the same command goes on"
-    return f"the sweep broke ({what}); what had ended is kept, the same command goes on"
+    killed = "Terminated" in what or "BrokenProcess" in what
+    broke = "a worker of the launcher was killed" if killed else "the sweep broke"
+    return f"{broke} ({what}); what had ended is kept, the same command goes on"
 
 
 def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_dry: bool) -> None:

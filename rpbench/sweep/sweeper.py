@@ -127,9 +127,7 @@ class ManifestSweeper:
             raise ConfigError(f"nothing to sweep: {_empty(arguments)} gives no value; name at least one")
         results = Path(self.config.hydra.sweep.dir)
         check_writable(results, "results_dir")
-        experiment = self.config.hydra.runtime.choices.get("experiment")
-        name = None if experiment in (None, "null") else str(experiment)
-        plan = Plan(*write_plan(results, name, arguments, cells).split("@"))
+        plan = Plan(*write_plan(results, self._experiment, arguments, cells).split("@"))
         launcher = self.launch(partial(_worked, os.getpid(), partial(work, plan, cells, self.terms)))
         number = _num_workers(self.config.hydra.launcher, len(cells))
         common = [item for item in arguments if item.startswith(("experiment=", "results_dir="))]
@@ -140,8 +138,7 @@ class ManifestSweeper:
 
     def preview(self, arguments: Sequence[str], out: TextIO) -> None:
         """A line of JSON for each cell of the command line: what would be run, and what is there."""
-        experiment = self.config.hydra.runtime.choices.get("experiment")
-        name = manifest_name(None if experiment in (None, "null") else str(experiment), arguments)
+        name = manifest_name(self._experiment, arguments)
         rows, cells, said = Summary(), self.cells(arguments), time.monotonic()
         for row in preview(Path(self.config.hydra.sweep.dir), name, cells):
             print(json.dumps(row), file=out)
@@ -150,6 +147,11 @@ class ManifestSweeper:
                 said = time.monotonic()
                 print(f"rpbench: {rows.num_cells:,} of {len(cells):,} cells are looked at", file=sys.stderr, flush=True)
         print(f"rpbench: {rows}", file=sys.stderr)
+
+    @property
+    def _experiment(self) -> str | None:
+        chosen = self.config.hydra.runtime.choices.get("experiment")
+        return None if chosen in (None, "null") else str(chosen)
 
     def cells(self, arguments: Sequence[str]) -> list[tuple[str, ...]]:
         """The overrides of every cell: what is swept varies, the last key the fastest; an argument replaces a sweep."""

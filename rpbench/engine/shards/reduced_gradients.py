@@ -42,10 +42,7 @@ class _Sum:
 
 
 class ReducedWindow:
-    """The gradient of a shared stage for one step, of sums over replicas (`rpbench.engine.state.gradients.Window`).
-
-    `hold` is told what gradients the devices have before they are reduced.
-    """
+    """A shared stage's gradient of a step, summed over replicas; `hold` is told of gradients not reduced yet."""
 
     def __init__(self, sums: Sequence[Reduction], sharing: Sharing, hold: Hold) -> None:
         self._sums = [_Sum(parts) for parts in sums]

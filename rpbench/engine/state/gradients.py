@@ -178,10 +178,7 @@ class CarriedWindow(_OneSum):
 
 
 class _GroupSum:
-    """The sum over one group of devices, whose microbatches are `parts` in the order in which they are added.
-
-    `last` is the first microbatch of the device that adds the parts up and sends the sum home.
-    """
+    """One group's sum of `parts`, in their order; `last`: the first microbatch of the device that sends it home."""
 
     def __init__(self, parts: Iterable[tuple[int, ...]], last: int) -> None:
         self.parts = {part[0]: Sum() for part in parts}

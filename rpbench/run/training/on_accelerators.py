@@ -174,10 +174,7 @@ def run_on_accelerators(
 
 
 def _beside_plain_training(training: Training, workload: Workload) -> Fields:
-    """How far the gradients of the first step are from those of plain training on the first accelerator.
-
-    Both run the same kernels on the same shapes; `gated_on_device` says how far they may be apart.
-    """
+    """How far the first step's gradients are from plain training's, by the same kernels on accelerator 0."""
     groups = {place: found for place, found in training.groups.items() if place[1] == 1}
     parts, optimizer = training.schedule.shape.num_segments, training.settings.optimizer
     with torch.accelerator.device_index(0):
@@ -203,10 +200,7 @@ def gated_on_device(fields: Fields, dtype: torch.dtype) -> Fields:
 
 
 def _predicted_by_class(assembled: Assembled, training: Training, num_accelerators: int) -> Fields:
-    """Predicted memory of each accelerator, a list for each class of tensors.
-
-    Several devices of a schedule may share one.
-    """
+    """Predicted bytes by class of tensors, a value an accelerator, which several devices may share."""
     if assembled.sizes is None:
         return {}
     sizes = _with_state(assembled.sizes, training)

@@ -102,10 +102,7 @@ class Refused(ValueError):
 
 
 def start_group(device: str, join_s: float = JOIN_S) -> None:
-    """Join the processes that the environment speaks of, as torchrun sets it.
-
-    Raises ValueError if it has no ranks, and RunFailed naming a rank that has not come after `join_s` seconds.
-    """
+    """Join the environment's processes; ValueError if it has none, RunFailed for a rank not there in `join_s` s."""
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ValueError(f"{', '.join(missing)} not set: start ranks with torchrun, or let rpbench start them")
@@ -161,10 +158,7 @@ def _joined(rank: int, world: int, join_s: float) -> dist.Store:
 
 
 def run_request(request: TorchRequest, place: Place, change: Callable[[Member], None] | None = None) -> Answer | None:
-    """This rank's part of a request, by a member that is changed first; the answer on rank 0, None on the others.
-
-    Raises Refused, on every rank, if the request does not fit.
-    """
+    """This rank's part, by a member changed first; the answer on rank 0. Refused, on all, if it does not fit."""
     with one_thread():
         try:
             try:

@@ -271,10 +271,7 @@ class HostOptimizer:
         return wrong
 
     def end_trial(self, stage: int) -> None:
-        """Restore masters, moments and count of a stage to before its trial, whose weights are published.
-
-        Parameters that several stages share are restored when the last of these has published them.
-        """
+        """Restore masters, moments and count from before a trial; shared ones once all have published."""
         self._give_back(self._parts.get(stage, ()))
         if stage in self._tied_stages:
             with self._lock:
@@ -283,10 +280,7 @@ class HostOptimizer:
                     self._give_back(self._shared_parts)
 
     def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
-        """The masters of all trainable parameters of some modules, by their own places; a replica's, if named.
-
-        Shards that replicas keep on their own accelerators come as flat pieces.
-        """
+        """Masters of some modules by their own places, or a replica's: shards on accelerators as flat pieces."""
         masters = dict(self._masters)
         for part in self._all_parts() if replica is not None else ():
             if part.owner == replica and (part.pieces is None or self._place_of):

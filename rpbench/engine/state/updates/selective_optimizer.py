@@ -131,11 +131,7 @@ WindowOf = Callable[[int, int], SplitWindow]  # (stage, version) -> its gradient
 
 
 class SelectiveOptimizer(HostOptimizer):
-    """The optimizer of a schedule with a late rest, whose rule and number of steps decide which columns are stepped
-    when.
-
-    `given` and `options` are the arguments of `HostOptimizer`.
-    """
+    """The optimizer of a schedule with a late rest; `given` and `options` are those of `HostOptimizer`."""
 
     def __init__(self, *given: Any, rule: LateRest, num_steps: int, window_of: WindowOf, **options: Any) -> None:
         super().__init__(*given, **options)

@@ -231,10 +231,7 @@ def problem_of(request: Request, contender: Contender, *, keeps_last: bool = Fal
 def shortlists(
     request: Request, entrants: Sequence[Contender], budget: int, *, keeps_last: bool = False
 ) -> dict[str, list[WholePlan]]:
-    """The best plans, of a `budget` that is simulated, of every contender that has a search of its own, best first.
-
-    Raises ValueError if a schedule cannot be built for these sizes.
-    """
+    """The best plans, of a `budget` simulated, of every contender that searches; ValueError if none can be built."""
     return {
         contender.name: best_plans(
             problem_of(request, contender, keeps_last=keeps_last),

@@ -347,10 +347,7 @@ def _budget_s(job: Job) -> float:
 
 
 def check_parity(job: Job, sequence_tokens: int) -> dict[str, Parity]:
-    """Every contender's distance from plain training on short sequences, and why it may not enter, if it may not.
-
-    A plan that several run is compared once for each of them.
-    """
+    """Every contender's distance from plain training on short sequences, and why it may not enter, if it may not."""
     found: dict[str, Parity] = {}
     with one_thread(), ExitStack() as stack:
         for name, team in job.make_teams(job.entrants, stack):
