@@ -15,11 +15,9 @@ from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings, Training
-from rpbench.engine.workload import Workload
+from rpbench.engine.workload import Workload, synthetic
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape
-from rpbench.models.build import build_model
-from rpbench.models.data import SyntheticTokens
 from rpbench.registry import entry
 from rpbench.workload.architecture import Architecture
 
@@ -60,13 +58,7 @@ class Case:
     def workload(self) -> Workload:
         """The workload, with the same modules and microbatches in every process."""
         model = Architecture(**self.model)
-        return Workload(
-            list(build_model(model, seed=self.seed, dtype=getattr(torch, self.dtype))),
-            SyntheticTokens(model.vocab, model.seq_len, self.microbatch_sequences, self.seed),
-            self.num_microbatches,
-            self.seed,
-            draws_random=model.dropout > 0,
-        )
+        return synthetic(model, self.microbatch_sequences, self.dtype, self.seed, self.num_microbatches)
 
     def settings(self) -> OptimizerSettings:
         """How weights are updated."""

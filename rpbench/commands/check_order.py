@@ -6,12 +6,12 @@ from typing import Any
 
 from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request, load
+from rpbench.engine.backends.threads import one_thread
 from rpbench.engine.stream_order.mutants import summary
 from rpbench.engine.verification import verified
 from rpbench.run.modes import train
 from rpbench.run.scheduled import assembled_of
 from rpbench.run.training.on_accelerators import Ran
-from rpbench.run.training.tensors import one_thread
 
 _SHOWN = 20  # findings that are printed; all are counted
 

@@ -64,23 +64,14 @@ def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _measured(request: Request, num_runs: int) -> LayerGraph:
     from rpbench.engine.measure.profiles import profile_layers  # torch, which a table does not need
-    from rpbench.engine.workload import Workload
-    from rpbench.models.build import build_model
-    from rpbench.models.data import SyntheticTokens
+    from rpbench.engine.workload import synthetic
     from rpbench.run.training.tensors import DTYPES, check_host_memory
 
     model = _model(request)
     if request.dtype not in DTYPES:
         raise ConfigError(f"dtype={request.dtype}: one of {', '.join(DTYPES)}")
-    dtype = DTYPES[request.dtype]
-    check_host_memory(model, dtype)
-    workload = Workload(
-        list(build_model(model, seed=request.seed, dtype=dtype)),
-        SyntheticTokens(model.vocab, model.seq_len, request.workload.microbatch_sequences, request.seed),
-        1,
-        request.seed,
-        draws_random=model.dropout > 0,
-    )
+    check_host_memory(model, DTYPES[request.dtype])
+    workload = synthetic(model, request.workload.microbatch_sequences, request.dtype, request.seed, num_microbatches=1)
     return profile_layers(workload, num_runs=num_runs, on_run=_Progress(model.name))
 
 

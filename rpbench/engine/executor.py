@@ -25,21 +25,13 @@ class Backend(Protocol):
     """Runs every action once: after the one before it in its lane, and after all that it waits for."""
 
     def run(self, program: Program, perform: Perform) -> Timeline:
-        """When each action ran.
-
-        Raises:
-            ActionFailed: if one raised; no action begins after that.
-            ScheduleError: if no lane can move.
+        """When each action ran; ActionFailed if one raised, and none begins after that; ScheduleError if no lane can
+        move.
         """
 
 
 def execute(program: Program, handlers: Mapping[Kind, Handler], backend: Backend) -> Timeline:
-    """Run a program.
-
-    Raises:
-        ActionFailed: if a handler raised.
-        ScheduleError: if there is an action that no handler is for, or no lane can move.
-    """
+    """Run a program; raises as `Backend.run` does, and ScheduleError if there is an action that no handler is for."""
     check_kinds(program, handlers)
 
     def perform(number: int, gate: Gate) -> None:
@@ -50,11 +42,7 @@ def execute(program: Program, handlers: Mapping[Kind, Handler], backend: Backend
 
 
 def check_kinds(program: Program, handlers: Mapping[Kind, Handler]) -> None:
-    """Refuse an action that no handler is for.
-
-    Raises:
-        ScheduleError: naming the first.
-    """
+    """Refuse an action that no handler is for: a ScheduleError naming the first."""
     for number, action in enumerate(program.actions):
         for part in parts_of(action):
             if part.kind not in handlers:

@@ -8,14 +8,10 @@ import random
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Lock, local
-from typing import Protocol
 
 
 class Turns:
-    """Runs lanes one at a time in an order drawn by a seed, so that a run is repeatable.
-
-    A turn lasts until its lane comes to an operation or a lock, has ended an action, or has to wait for another lane.
-    """
+    """Runs lanes one at a time in an order drawn by a seed; a turn ends at an operation, a lock, an action, a wait."""
 
     def __init__(self, lanes: Sequence[int], seed: int) -> None:
         self._rng, self._ready, self._has_ended = random.Random(seed), set(lanes), False
@@ -74,8 +70,8 @@ def pause() -> None:
         _own.turns.pass_on(_own.lane)
 
 
-class HostOrder(Protocol):
-    """Listens to the threads of a run; each reports about itself."""
+class HostOrder:
+    """Listens to the threads of a run, each of which reports about itself; this one takes no notice."""
 
     def begins(self, what: str) -> None:
         """The calling thread begins an action."""
@@ -88,27 +84,13 @@ class HostOrder(Protocol):
 
     def turns(self, lanes: Sequence[int]) -> Turns | None:
         """The order in which the lanes of a run go on; None: all at the same time."""
-
-
-class _NoListener:
-    def begins(self, what: str) -> None:
-        pass
-
-    def signal(self, token: Hashable) -> None:
-        pass
-
-    def wait(self, token: Hashable) -> None:
-        pass
-
-    def turns(self, lanes: Sequence[int]) -> None:
         return None
 
 
-_listening: list[HostOrder] = [_NoListener()]
+_listening = [HostOrder()]
 
 
 def host_order() -> HostOrder:
-    """The current listener."""
     return _listening[-1]
 
 

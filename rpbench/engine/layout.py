@@ -15,10 +15,7 @@ from rpbench.ir.partition import Partition
 
 @dataclass(frozen=True)
 class Layout:
-    """Modules of a model of `num_modules` and `num_head_shares`, per forward stage and per backward stage.
-
-    Forwards keep the input of one stage in `keeps_every`.
-    """
+    """Modules of a model per forward and per backward stage; forwards keep the input of one stage in `keeps_every`."""
 
     forward: tuple[range, ...]
     backward: tuple[range, ...]
@@ -34,7 +31,6 @@ class Layout:
 
     @property
     def top(self) -> int:
-        """The last backward stage."""
         return len(self.backward) - 1
 
     @cached_property

@@ -18,12 +18,7 @@ import torch
 
 
 class _Calling(threading.local):
-    """The events and streams of the calling thread's action.
-
-    Attributes:
-        events: of what its action waits for.
-        stream: its lane's own.
-    """
+    """The events that the calling thread's action waits for, its lane's stream, and streams of this thread's own."""
 
     def __init__(self) -> None:
         self.events: list[torch.Event] = []
@@ -106,10 +101,7 @@ def brought(tensor: torch.Tensor, reader: torch.Stream) -> torch.Tensor:
 
 @contextmanager
 def at(place: torch.device) -> Iterator[None]:
-    """Inside, the calling thread gives its work to an accelerator, between what its lane has done and what it will do.
-
-    On the lane's own accelerator, and on the processor, it goes on as it is.
-    """
+    """Inside, an accelerator gets the calling thread's work, between what its lane has done and what it will do."""
     if is_host(place):
         yield
         return

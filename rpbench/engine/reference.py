@@ -14,14 +14,13 @@ Where important columns are stepped at once and the rest late: `rpbench.engine.r
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.func import functional_call
 
-from rpbench.engine.compute.randomness import seeded
+from rpbench.engine.compute.randomness import drawing
 from rpbench.engine.compute.stage import Grain, pieces, present
 from rpbench.engine.layout import Layout
 from rpbench.engine.reference_steps import (
@@ -61,11 +60,7 @@ class Reads(NamedTuple):
 
 
 def reads_of(schedule: Schedule, layout: Layout, grain: Grain = "stage") -> Reads:
-    """The versions that follow from each lane of a schedule by itself (`rpbench.ir.checks.versions`).
-
-    Raises:
-        ScheduleError: if a version depends on the pace of other lanes.
-    """
+    """The versions by each lane of a schedule alone; ScheduleError if one depends on the pace of other lanes."""
     found = lane_reads(schedule)
     stage_of = {module: stage for stage, modules in enumerate(layout.forward) for module in modules}
 
@@ -86,7 +81,6 @@ class Trajectory:
     Args:
         losses: mean loss of every optimizer step.
         gradients: per step, the sum over its microbatches, by place; tied parameters apart, not clipped.
-        masters: the weights after the last step.
         scales: version -> loss scale; gradients still have it.
         begun_with: the masters before every step, with `keep_weights`.
     """
@@ -135,8 +129,10 @@ def train_reference(
     optimizer, rates = _optimizer(layout, masters, settings, settled, late, workload.first_step, trials=trials)
     past = _Past(workload, layout, settings, settled, late)
     halves = late_rest and LateRestReference(workload, masters, settings, late_rest, num_steps, rates[0])
-    if start is not None:
-        _go_on(start, past, optimizer, masters)
+    if start is not None:  # the versions and the optimizer's state of a run before
+        past.working = {-age: tensors for age, tensors in start.stale.items()}
+        for owner, state in start.moments.items():
+            optimizer.state[masters[owner]] = {name: value.clone() for name, value in state.items()}
     past.note(masters, optimizer)
     steps = Steps(workload, masters, settings, optimizer, rates, past.note, halves or None, trials)
     rule = settings.loss_scaling
@@ -163,13 +159,6 @@ def train_reference(
 def _newest(version: int) -> Reads:
     """Every module reads one version, in forward and in backward."""
     return Reads(lambda module, microbatch: version, lambda module, microbatch: version)
-
-
-def _go_on(start: State, past: "_Past", optimizer: torch.optim.Optimizer, masters: Tensors) -> None:
-    """Take over the versions and the optimizer's state of a run before."""
-    past.working = {-age: tensors for age, tensors in start.stale.items()}
-    for owner, state in start.moments.items():
-        optimizer.state[masters[owner]] = {name: value.clone() for name, value in state.items()}
 
 
 def _optimizer(
@@ -224,7 +213,6 @@ class _Past:
         self.reads: Reads
 
     def note(self, masters: Tensors, optimizer: torch.optim.Optimizer) -> None:
-        """Add the newest version."""
         self.newest += 1
         self.working[self.newest] = _working(self.workload, masters)
         if self.late is None:
@@ -256,7 +244,6 @@ class _Past:
         return self._cast({place: corrected(masters[place], drift, moves[place]) for place in own})
 
     def same_both_ways(self, microbatch: int) -> bool:
-        """Whether a microbatch has the same weights in forward and backward."""
         modules = range(len(self.workload.modules))
         return not any(self._horizon(each, microbatch, way) for each in modules for way in (0, 1)) and not any(
             self.reads.forward(each, microbatch) != self.reads.backward(each, microbatch) for each in modules
@@ -387,7 +374,7 @@ class _Microbatch:
         for number in modules:
             own = self._tensors(number, weights_of)
             leaves |= _trained(number, own)
-            with self._randomness(number, part):
+            with drawing(workload, number, self.microbatch, part):
                 inputs = self._inputs(number, x, part)
                 output: Any = functional_call(workload.modules[number], own, inputs, tie_weights=False)
             if isinstance(output, tuple):
@@ -428,24 +415,13 @@ class _Microbatch:
             return x, None, packed
         return (x, self.seen[number]) if self.num_parts > 1 and number else (x,)
 
-    def _randomness(self, number: int, part: int) -> AbstractContextManager[object]:
-        workload = self.workload
-        return (
-            seeded(workload.seed, number, workload.absolute(self.microbatch), part)
-            if workload.draws_random
-            else nullcontext()
-        )
-
 
 def _trained(module: int, own: dict[str, torch.Tensor]) -> Tensors:
     return {(module, name): tensor for name, tensor in own.items() if tensor.requires_grad}
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
-    """The largest absolute difference of two sets of tensors; infinite where one lacks what the other has.
-
-    An overflow is the same as an overflow.
-    """
+    """The largest absolute difference; infinite where one lacks a tensor. Two overflows are alike."""
     if one.keys() != other.keys():
         return float("inf")
     return max((_difference(one[place], other[place]) for place in one if one[place].numel()), default=0.0)

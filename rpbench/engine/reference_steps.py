@@ -35,12 +35,7 @@ from rpbench.ir.policy import LateRest
 
 
 class Lateness:
-    """How many steps late the gradients of a module are: the step they belong to less the version forward read.
-
-    Args:
-        read: (module, microbatch) -> the version that forward reads.
-        num_microbatches: of a step.
-    """
+    """How many steps late the gradients of a module are: the step they belong to less the version forward read."""
 
     def __init__(self, read: Callable[[int, int], int], num_microbatches: int, num_steps: int) -> None:
         self._read, self._window = read, num_microbatches
@@ -61,11 +56,8 @@ class Lateness:
 
 
 def rate_factor(tau: float, step: int, num_steps_to_full: int, num_sync_steps: int) -> float:
-    """T1: the factor on the learning rate at a step, which counts from 0.
-
-    Args:
-        num_steps_to_full: K; 0: no rescheduling.
-        num_sync_steps: steps before k = 0.
+    """T1: the factor on the learning rate at a step, from 0; K is `num_steps_to_full`, 0 for no rescheduling, and k = 0
+    comes after `num_sync_steps`.
     """
     k = step - num_sync_steps
     if num_steps_to_full == 0 or k < 0 or tau <= 1:
@@ -86,13 +78,11 @@ def corrected(weight: torch.Tensor, steps_apart: int, mean: torch.Tensor) -> tor
 
 
 def horizons(predictor: str, stage: int, late: int) -> tuple[int, int]:
-    """Steps that forward and backward look ahead.
+    """Steps that forward and backward look ahead, where the gradients of the step's first microbatch are `late` steps
+    late.
 
-    All look to the step that adds the gradient. SpecTrain looks on, to when the microbatch is back at the first stage:
-    floor(k / 2) further on stage k, both ways.
-
-    Args:
-        late: how late the gradients of the step's first microbatch are; all microbatches of the step look as far.
+    All look to the step that adds the gradient, all microbatches of a step as far. SpecTrain looks on, to when the
+    microbatch is back at the first stage: floor(k / 2) further on stage k, both ways.
     """
     if not predictor:
         return 0, 0
@@ -101,15 +91,7 @@ def horizons(predictor: str, stage: int, late: int) -> tuple[int, int]:
 
 
 class LateRestReference:
-    """Masters, and the weights that devices see, through the steps of a run.
-
-    Args:
-        masters: changed in place; important elements too, where the host's own would be stale.
-        rate: step, from 0 -> its learning rate.
-
-    Attributes:
-        seen: the weights that the next forward reads, in the masters' types.
-    """
+    """Masters, and what devices see (`seen`), by steps; important masters change where the host's would be stale."""
 
     def __init__(
         self,
@@ -236,7 +218,6 @@ def _copy(tensors: Tensors) -> Tensors:
 
 
 def _known(optimizer: torch.optim.Optimizer, masters: Tensors) -> Moments:
-    """A copy of the optimizer state of each master."""
     return {
         place: {name: value.clone() for name, value in optimizer.state[master].items() if value is not None}
         for place, master in masters.items()
@@ -261,12 +242,7 @@ class OrderedSum:
                 _add(total, self.waiting[group.pop(0)].pop(0))
 
     def result(self) -> Tensors:
-        """The sum over all groups.
-
-        Raises:
-            RuntimeError: if the groups lack a microbatch of the step, or name one that is not in it: what is added up
-                in their order is then no gradient of the step.
-        """
+        """The sum over all groups; RuntimeError if they lack a microbatch of the step, or name another."""
         missing = [microbatch for group in self.groups for microbatch in group]
         left = [microbatch for microbatch, gradients in self.waiting.items() if gradients]
         if missing or left:
@@ -294,11 +270,7 @@ def update(
     optimizer: torch.optim.Optimizer,
     scale: float | None,
 ) -> None:
-    """One step with the gradients of all places; masters that several share get the sum.
-
-    Args:
-        scale: of the loss; None: 1.
-    """
+    """One step with the gradients of all places, divided by the loss scale; masters that several share get the sum."""
     for master in masters.values():
         master.grad = None
     for place, owner in workload.owner_of.items():
@@ -344,11 +316,10 @@ def halved(masters: Tensors, workload: Workload, first: Tensors, second: Tensors
 
 @dataclass(frozen=True)
 class Steps:
-    """The weight updates of a run, step by step.
+    """The weight updates of a run, step by step, where `note` keeps the masters as the newest version.
 
     Args:
         rates: of each group of the optimizer, by step.
-        note: keeps the masters as the newest version.
         halves: what steps instead where some columns are stepped late.
         trials: whether every other step is a trial.
     """
@@ -363,11 +334,7 @@ class Steps:
     trials: bool
 
     def take(self, step: int, made: Sequence[Tensors], scale: float | None, *, finite: bool) -> None:
-        """Step, and note the version; gradients that are not finite change nothing.
-
-        Args:
-            made: the gradients of all steps up to this one.
-        """
+        """Step with the last of the gradients `made` so far, and note the version; what is not finite changes none."""
         if self.halves:
             self.halves.step(step, made[-1], scale, finite=finite)
             self.note(self.halves.seen, self.optimizer)

@@ -18,7 +18,7 @@ from rpbench.engine.compute.stage import GRAINS, Grain, Shells, Stages
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.layout import layout_of
-from rpbench.engine.program import Program, StepGroups, gather_steps, make_program
+from rpbench.engine.program import Program, gather_steps, make_program
 from rpbench.engine.shards.cut import cut, joined_head_state, joined_state
 from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
@@ -57,10 +57,7 @@ class Settings:
 
     Args:
         recompute_grain: how much a backward recomputes at a time: its whole stage, or one layer.
-        recompute: what a backward recomputes; see `rpbench.passes.recomputation`.
-        compensation: how late gradients are compensated.
         keep_gradients: keep every step's gradients, to compare them with a reference.
-        device_memory_bytes: the most a device may hold; None: no limit.
         keep_state: keep the versions before the last that a checkpoint needs.
     """
 
@@ -86,7 +83,6 @@ class Training:
         workload: its modules are read, never written.
         schedule: with its partition, or its analysis; with STEP actions if weights are to change.
         start: the state to resume from; None: the modules' own weights.
-        copy: copies a tensor over a lane.
         pin_memory: keep the host's weights in pinned memory, which needs an accelerator.
         place_of: device -> its accelerator, where weights, gradients and optimizer state of its stages stay there.
 
@@ -123,11 +119,8 @@ class Training:
         layout = layout_of(partition, self.workload.num_head_shares)
         self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
         self._check(given.schedule)
-        validated = Kind.VALIDATE in given.schedule.kinds
-        self._rewriting = ReportedLock()
-        self.step_groups: StepGroups = step_groups(
-            self.workload, self.layout, self.settings.optimizer, validated=validated
-        )
+        self._rewriting, validated = ReportedLock(), Kind.VALIDATE in given.schedule.kinds
+        self.step_groups = step_groups(self.workload, self.layout, self.settings.optimizer, validated=validated)
         self.analysis = Analysis(gather_steps(given.schedule)) if self.step_groups else given
         self.schedule = self.analysis.schedule
         self._place_of = None if place_of is None else at_home(place_of, self.layout.devices(self.analysis.index))
@@ -145,14 +138,23 @@ class Training:
         moved = _moved(self.schedule)
         selective = self.schedule.late_rest is not None  # whose LOAD:P bring a part of what stays on a device
         self.weights = self._weights(set() if selective else moved["P"], pin_memory)
-        reduced = self._reduced()
+        reduced = {
+            (stage, version): ReducedWindow(sums, self.sharing[stage], self._hold)
+            for (stage, version), sums in reductions_of(self.analysis).items()
+        }
         self.gradients = self._gradients(moved["G"], reduced)
         self.scaler = self._scaler()
         self._delays = Delays(self.analysis) if self.settings.compensation.is_needed else None
         self.optimizer = self._optimizer()
         self._adjustments = self._adjust()
-        self.team = self._team()
-        self.passes = self.team.members[0].passes if self.team else self._make_passes(self._stages(), self.gradients)
+        splits = Kind.I in self.schedule.plain_kinds  # some backward comes in halves
+        self.team = self._team(splits) if isinstance(self.gradients, TeamGradients) else None
+        if self.team:
+            self.passes = self.team.members[0].passes
+        else:
+            num_parts, shells = self.schedule.shape.num_segments, Shells(self.workload.modules)
+            stages = Stages(self.workload, self.weights, shells, num_parts, splits)
+            self.passes = self._make_passes(stages, self.gradients)
         if isinstance(self.weights, DeviceWeights) and not self.layout.fused:
             self.passes.recompute_head = self.weights.leaves_between(self.layout.top)
         self.transfers = Transfers(
@@ -160,7 +162,6 @@ class Training:
         )
 
     def _check(self, schedule: Schedule) -> None:
-        """Refuse settings that do not fit the schedule."""
         compensation = self.settings.compensation
         check_kept(schedule, self.settings.recompute, compensation)
         check_compensation(schedule, compensation, has_tied=bool(self.workload.tied))
@@ -181,13 +182,6 @@ class Training:
         if loaded:
             return DeviceWeights(*on_devices, pin=pin, hold=self._hold)
         return Weights(self.workload, counts, begun, self._place_of)
-
-    def _reduced(self) -> dict[tuple[int, int], ReducedWindow]:
-        """(stage, version) -> the gradient that replicas reduce together."""
-        return {
-            (stage, version): ReducedWindow(sums, self.sharing[stage], self._hold)
-            for (stage, version), sums in reductions_of(self.analysis).items()
-        }
 
     def _gradients(self, stored: set[int], reduced: Mapping[tuple[int, int], ReducedWindow]) -> Gradients:
         keep = self.settings.keep_gradients
@@ -216,7 +210,6 @@ class Training:
         return self.optimizer.chosen(stage, version)
 
     def _optimizer(self) -> HostOptimizer:
-        delays = self._delays if self.settings.compensation.spike_compensation else None
         make: Callable[..., HostOptimizer] = HostOptimizer
         rule = self.schedule.late_rest
         if rule is not None:
@@ -233,7 +226,7 @@ class Training:
             self._read_by,
             None if self.start is None else self.start.moments,
             self.sharing,
-            None if delays is None else delays.tau,
+            self._delays.tau if self._delays and self.settings.compensation.spike_compensation else None,
             self.schedule.policy,
             self.analysis.index.rollbacks.keys(),
             self._place_of,
@@ -244,28 +237,11 @@ class Training:
         assert isinstance(found, SplitWindow)
         return found
 
-    def _team(self) -> Team | None:
-        """The devices that have shards of every matrix; None where they have whole layers."""
-        if not isinstance(self.gradients, TeamGradients):
-            return None
-        return Team(
-            self.workload,
-            self.layout,
-            self.weights,
-            self.gradients,
-            self._make_passes,
-            splits=self._splits,
-            along_sequence=self.schedule.shape.sequence_parallel,
-        )
-
-    @property
-    def _splits(self) -> bool:
-        """Whether some backward comes in halves."""
-        return Kind.I in self.schedule.plain_kinds
-
-    def _stages(self) -> Stages:
-        shells = Shells(self.workload.modules)
-        return Stages(self.workload, self.weights, shells, self.schedule.shape.num_segments, self._splits)
+    def _team(self, splits: bool) -> Team:
+        """The devices that have shards of every matrix."""
+        assert isinstance(self.gradients, TeamGradients)
+        along, given = self.schedule.shape.sequence_parallel, (self.layout, self.weights, self.gradients)
+        return Team(self.workload, *given, self._make_passes, splits=splits, along_sequence=along)
 
     def _make_passes(self, stages: Stages, gradients: Gradients) -> Passes:
         streamed = self.schedule.weights is WeightsAre.STREAMED
@@ -285,18 +261,12 @@ class Training:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """The handler of every kind of action."""
-        found, memory = self._handlers(), self.memory
-        if memory is None:
-            return found
-        return {
-            kind: self._bytes.counted(handler, memory) if kind in COMPUTE else handler
-            for kind, handler in found.items()
-        }
+        found = dict(self.team.handlers) | {Kind.STEP: self._step} if self.team else self._handlers()
+        if self.memory is not None:
+            found |= {kind: self._bytes.counted(found[kind], self.memory) for kind in COMPUTE & found.keys()}
+        return found
 
-    def _handlers(self) -> Mapping[Kind, Handler]:
-        if self.team:
-            return dict(self.team.handlers) | {Kind.STEP: self._step}
+    def _handlers(self) -> dict[Kind, Handler]:
         compute: dict[Kind, Handler] = {
             Kind.F: self.passes.forward,
             Kind.R: self.passes.recompute,
@@ -309,36 +279,22 @@ class Training:
         }
         if isinstance(self.weights, DeviceWeights):
             compute = {kind: self.weights.on_device(handler) for kind, handler in compute.items()}
-        late: dict[Kind, Handler] = {}
+        steps: dict[Kind, Handler] = {
+            Kind.STEP: self._step,
+            Kind.VALIDATE: self._validate,
+            Kind.ROLLBACK: self._roll_back,
+            Kind.WAIT: lambda action, number, gate: None,  # an edge of the program has waited
+        }
         if self.schedule.late_rest is not None:
-            late = {Kind.STEP_REST: self._step_rest, Kind.LOAD: self._bring_rest}
-        return (
-            compute
-            | dict(self.transfers.handlers)
-            | {
-                Kind.STEP: self._step,
-                Kind.VALIDATE: self._validate,
-                Kind.ROLLBACK: self._roll_back,
-                Kind.WAIT: lambda action, number, gate: None,  # an edge of the program has waited
-            }
-            | late
-        )
+            steps |= {Kind.STEP_REST: self._step_rest, Kind.LOAD: self._bring_rest}
+        return compute | dict(self.transfers.handlers) | steps
 
     def program(self, costs: CostTable, *, real_time: bool = False) -> Program:
-        """The program to execute; in real time, recomputations also wait for their kept inputs.
-
-        Args:
-            costs: tells whether recomputation may begin before the gradient is there.
-        """
+        """The program to execute; in real time, recomputations also wait for their kept inputs."""
         if real_time:
-            program = make_program(
-                self.analysis,
-                replace(costs, fused_ahead=False),  # a fused forward needs its input
-                step_groups=self.step_groups,
-                recomputed_from=self._recomputed_from(),
-            )
-        else:
-            program = make_program(self.analysis, costs, step_groups=self.step_groups)
+            costs = replace(costs, fused_ahead=False)  # a fused forward needs its input
+        needed = self._recomputed_from() if real_time else None
+        program = make_program(self.analysis, costs, step_groups=self.step_groups, recomputed_from=needed)
         return replace(program, stop=self.team.meeting.stop) if self.team else program
 
     def mean_loss(self, step: int) -> float:
@@ -347,11 +303,7 @@ class Training:
         return math.fsum(self.passes.losses[microbatch] for microbatch in window)
 
     def state(self) -> State:
-        """The state that a later run resumes from. Needs `keep_state`.
-
-        Raises:
-            ValueError: if the schedule has no steps, or reads versions by their place in the order.
-        """
+        """The state to resume from; needs `keep_state`. ValueError without steps, or with versions read by place."""
         newest = self.schedule.shape.num_steps
         stale = {
             newest - version: {
@@ -452,7 +404,6 @@ class Training:
         return None if rule is None else LossScaler(rule, self.start.scales if self.start else None)
 
     def _read_by(self, version: int) -> int:
-        """The version that made the gradients of the step to `version`."""
         read = self.reads.fixed((version - 1) * self.workload.num_microbatches)
         assert read is not None  # or there is no loss scaling
         return read

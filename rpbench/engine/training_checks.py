@@ -65,9 +65,7 @@ def check_selective(workload: Workload, schedule: Schedule) -> None:
 
 def check_momentum(settings: Compensation, optimizer: OptimizerSettings) -> None:
     """Refuse an optimizer without what late gradients are compensated with: pipelined backpropagation has a velocity.
-
-    Raises:
-        ValueError: with the optimizer it takes, and what to leave out for another.
+    Raises ValueError with the optimizer it takes, and what to leave out for another.
     """
     asked = {
         "spike_compensation": settings.spike_compensation,

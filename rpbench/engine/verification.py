@@ -44,8 +44,9 @@ def verified(training: Training) -> dict[str, Any]:
     """
     schedule, window = training.schedule, training.workload.num_microbatches
     reads = reads_of(schedule, training.layout, training.settings.recompute_grain)
-    if training.reads.num_stale:
-        reads = Reads(_going_on(training), _going_on(training))
+    going_on = _going_on(training) if training.reads.num_stale else None
+    if going_on:
+        reads = Reads(going_on, going_on)
     reference = train_reference(
         training.workload,
         training.layout,
@@ -65,7 +66,6 @@ def verified(training: Training) -> dict[str, Any]:
     for version, gradients in training.gradients.totals():
         found[version - 1] |= gradients
     expected = lane_reads(schedule)
-    going_on = _going_on(training) if training.reads.num_stale else None
     numbered = enumerate(action for _, _, row in schedule.items() for action in row)
     whole = not schedule.shape.tensor_parallel  # a share of an action is a whole one to its device
     expected_reads = {
@@ -88,11 +88,9 @@ def verified(training: Training) -> dict[str, Any]:
 
 
 def check_reference(training: Training) -> None:
-    """Refuse a run that plain training has no counterpart of, before it begins.
-
-    Raises:
-        ValueError: for versions that only the run could tell; and where backward reads other weights than forward, for
-            sequences in segments, a head in shards and inputs that are made again: no paper has both.
+    """Refuse, before it begins, a run without a counterpart in plain training: a ValueError for versions that only the
+    run could tell; and where backward reads other weights than forward, for sequences in segments, a head in shards and
+    inputs that are made again: no paper has both.
     """
     schedule, workload = training.schedule, training.workload
     try:
@@ -122,10 +120,7 @@ WHOLE_BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1, 
 
 
 def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The result of `verified`, with status `failed` and a reason without parity.
-
-    Gradients and weights must agree in every bit, and every action must have read the reference's version.
-    """
+    """`verified`, with status `failed` and a reason unless every bit and every version that was read agrees."""
     faults = [
         f"{name} is {found[name]:g}, expected 0"
         for name in ("grad_max_abs_diff", "weight_max_abs_diff")
@@ -140,9 +135,7 @@ def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _beside_the_whole(training: Training, found: list[Tensors], reference: Trajectory) -> dict[str, Any]:
-    """The largest difference of gradients of sharded layers from those of whole layers
-    (`rpbench.models.shards`).
-    """
+    """The largest difference of sharded layers' gradients from those of whole layers."""
     differences, norms = [0.0], training.optimizer.gradient_norms
     for step, (own, begun_with) in enumerate(zip(found, reference.begun_with, strict=True)):
         whole = _whole_gradient(training, step, begun_with)
@@ -197,16 +190,10 @@ def rehearse(
     real_time: bool = False,
     verify: bool = False,
 ) -> None:
-    """Refuse what `Training` and `execute` would, and what no reference is for where one is asked for.
+    """Refuse what `Training` and `execute` would - but for too little memory - and what no reference is for, if asked
+    for.
 
-    Args:
-        workload: its modules may be on the device `meta`: nothing is computed.
-        schedule: with its partition.
-        real_time: whether the backend runs on a real clock (`Training.program`).
-        verify: whether the run is to be held against plain training.
-
-    Raises:
-        ValueError: with the value, the rule and a way out; a device with too little memory is no such case.
+    Modules may be on the device `meta`: nothing is computed. Raises ValueError with the value, the rule and a way out.
     """
     analysis = analysed(schedule)
     training = Training(workload, analysis, replace(settings, device_memory_bytes=None))

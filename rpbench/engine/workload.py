@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from rpbench.engine.state.gradients import Place
-from rpbench.models.data import Batch, Data
+from rpbench.models.build import build_model
+from rpbench.models.data import Batch, Data, SyntheticTokens
 from rpbench.models.layers import DecoderLayer
+from rpbench.workload.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,6 @@ class Workload:
         modules: embedding (tokens -> x), decoder layers (x -> x), head (x, labels -> mean loss). Parameters that
             appear in several modules are tied; those without `requires_grad` are frozen.
         data: microbatches by (step, number).
-        num_microbatches: microbatches of one optimizer step.
         seed: decides what dropout draws.
         draws_random: whether forward draws random numbers.
         first_step: optimizer steps done before; microbatches are counted from there.
@@ -49,7 +50,6 @@ class Workload:
 
     @property
     def shares(self) -> range:
-        """The modules that are shares of the head."""
         return range(self.chain.stop, len(self.modules))
 
     def batch(self, microbatch: int) -> Batch:
@@ -115,3 +115,19 @@ class Workload:
         """The model's own tensor at a place."""
         module, name = place
         return self.modules[module].get_parameter(name)
+
+
+def synthetic(
+    model: Architecture, sequences: int, dtype: str, seed: int, num_microbatches: int, device: str = "cpu"
+) -> Workload:
+    """A model and drawn tokens: every caller, in any process, gets the same weights and batches; on `meta` no weights.
+
+    The dtype is a name of torch's, such as `float32`.
+    """
+    return Workload(
+        list(build_model(model, seed=seed, dtype=getattr(torch, dtype), device=device)),
+        SyntheticTokens(model.vocab, model.seq_len, sequences, seed),
+        num_microbatches,
+        seed,
+        draws_random=model.dropout > 0,
+    )

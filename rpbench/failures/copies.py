@@ -51,7 +51,6 @@ class Copying(NamedTuple):
 
     Args:
         idle_s: in which the network of the group that fits worst is idle during a step.
-        needed_s: that its copies take.
         added_s: what a step becomes longer.
         done_s: into the next step, when the last copy has arrived.
     """
@@ -101,7 +100,6 @@ class Gemini(Checkpoint):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that all ranks send in a step."""
         return (self.copies - 1) * self.job.all_state_bytes
 
     @property
@@ -146,11 +144,7 @@ class Gemini(Checkpoint):
 
 
 def groups(num_ranks: int, num_copies: int) -> tuple[Group, ...]:
-    """The groups whose ranks hold one another's states; the last is larger where they do not divide evenly.
-
-    Raises:
-        ValueError: for copies that cannot be placed.
-    """
+    """The groups that hold one another's states, the last the largest; ValueError for copies that fit in none."""
     if not 1 <= num_copies <= num_ranks:
         raise ValueError(
             f"copies={num_copies}: each copy is in the memory of another rank, its own counted, and there are "
@@ -173,10 +167,8 @@ def is_recoverable(lost: Collection[int], num_ranks: int, num_copies: int) -> bo
 
 
 def recoverable_probability(num_ranks: int, num_copies: int, num_failures: int) -> Fraction:
-    """How likely no state is lost when `num_failures` ranks fail at once, all sets of them equally likely.
-
-    Raises:
-        ValueError: if more fail than there are, or the copies cannot be placed.
+    """How likely no state is lost when `num_failures` ranks fail at once, all sets of them equally likely; raises
+    ValueError if more fail than there are, or the copies cannot be placed.
     """
     if not 0 <= num_failures <= num_ranks:
         raise ValueError(f"num_failures={num_failures}: of {num_ranks} ranks; take 0 to {num_ranks}")
@@ -212,11 +204,7 @@ def _sound_sets(size: int, run: int, failed: int) -> int:
 
 
 def busy_spans(graph: Graph, timeline: Timeline, hop: float) -> tuple[Spans, ...]:
-    """For each device, the seconds of a step in which a boundary tensor goes to or comes from another device.
-
-    Args:
-        hop: what a tensor takes, in the timeline's unit.
-    """
+    """For each device, the seconds of a step in which a boundary tensor comes or goes; it takes a hop."""
     found: list[list[Span]] = [[] for _ in range(graph.schedule.shape.num_ranks)]
     if hop:
         end, unit = np.asarray(timeline.end, float), timeline.units_per_second

@@ -96,12 +96,8 @@ def pace(
     most_in_flight: Sequence[int],
     num_steps: int = STEPS,
 ) -> Pace:
-    """The pace of pipelines under detours.
-
-    Args:
-        peers: for each stage, the pipelines that have a rank of it, at least one.
-        num_microbatches: of a step, of each pipeline.
-        most_in_flight: for each stage, the microbatches that one of its ranks may hold.
+    """The pace of pipelines, of so many microbatches each, under detours; `peers` are, for each stage, the pipelines
+    that have a rank of it, and one of these may hold `most_in_flight` microbatches.
     """
     run = _Run(peers, num_pipelines, num_microbatches, times, most_in_flight, num_steps)
     ends = run.to_the_end()
@@ -113,15 +109,7 @@ Fits = Callable[[Sequence[int]], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Recycle(Checkpoint):
-    """Detours over the other pipelines.
-
-    Args:
-        times: of the stages.
-        fits: whether ranks of each stage may hold so many microbatches.
-
-    Raises:
-        ValueError: if there is no other pipeline.
-    """
+    """Detours over other pipelines, whose ranks may hold what `fits`; ValueError if there is none."""
 
     times: SplitTimes
     fits: Fits

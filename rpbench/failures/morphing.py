@@ -17,13 +17,7 @@ from rpbench.failures.walk import Checkpoint, Job, Progress, Recovery
 
 @dataclass(frozen=True)
 class Form:
-    """How devices are divided.
-
-    Args:
-        microbatch: sequences of a microbatch.
-        num_microbatches: of a step, of each pipeline.
-        job: what is known of a run in this form.
-    """
+    """Devices divided: stages, width, sequences of a microbatch, microbatches of a pipeline, and the run."""
 
     stages: int
     width: int
@@ -49,15 +43,12 @@ def candidates(num_devices: int, cut_points: int, batch: int) -> Iterator[tuple[
 
 
 def best_form(num_devices: int, cut_points: int, batch: int, sizes: tuple[int, ...], simulate: Simulate) -> Form:
-    """The form that takes the fewest seconds a step; of equals, the one with fewest stages.
+    """The form that takes the fewest seconds a step; of equals, the one with fewest stages. Raises NoForm if none fits.
 
     Args:
         cut_points: places where the model may be cut, its end counted.
         batch: sequences of a step.
         sizes: of microbatches, to be tried from the largest that a part has down to the first that fits.
-
-    Raises:
-        NoForm: if none fits.
     """
     found = []
     for stages, width, part in candidates(num_devices, cut_points, batch):
@@ -77,13 +68,7 @@ def best_form(num_devices: int, cut_points: int, batch: int, sizes: tuple[int, .
 
 @dataclass(frozen=True, kw_only=True)
 class Varuna(Checkpoint):
-    """Restart from the checkpoint in the best form for the devices that are left.
-
-    Args:
-        find: number of devices -> the best form.
-        num_devices: at the start.
-        form: the present one.
-    """
+    """Restart from the checkpoint in the best form that is found for the devices that are left of `num_devices`."""
 
     find: Callable[[int], Form]
     num_devices: int
@@ -91,11 +76,7 @@ class Varuna(Checkpoint):
 
     @classmethod
     def begin(cls, find: Callable[[int], Form], num_devices: int, every: int) -> Self:
-        """On all devices.
-
-        Raises:
-            NoForm: if no form fits.
-        """
+        """On all devices; raises NoForm if no form fits."""
         form = find(num_devices)
         return cls(form.job, every, find=find, num_devices=num_devices, form=form)
 

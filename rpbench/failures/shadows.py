@@ -86,13 +86,7 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class Bamboo(Checkpoint):
-    """Redundant forwards, and neighbours that stand in.
-
-    Args:
-        rows: of one pipeline, one stage a rank, forwards and backwards.
-        times: of its stages.
-        boundary_bytes: of a boundary tensor.
-    """
+    """Redundant forwards, and neighbours that stand in; `rows` are of one pipeline, one stage a rank."""
 
     rows: Rows
     times: StageTimes
@@ -191,11 +185,7 @@ def _shadowed(row: Iterable[Act], rank: int, num_ranks: int) -> Iterator[Act]:
 
 
 def merged(rows: Rows, lost: Collection[int], timed: Timed) -> tuple[tuple[Act, ...], ...]:
-    """Rows once some ranks are lost, no two of them neighbours; theirs are empty.
-
-    Args:
-        timed: the rows of all ranks without shadows, whose beginnings decide the order.
-    """
+    """Rows without lost ranks, of which no two are neighbours; `timed`, without shadows, decides the order."""
     found = list(with_shadows(rows, lost))
     for rank in lost:
         keeper, row = (rank - 1) % len(rows), rows[rank]
@@ -206,11 +196,7 @@ def merged(rows: Rows, lost: Collection[int], timed: Timed) -> tuple[tuple[Act, 
 
 
 def time_rows(rows: Rows, times: StageTimes, done: Mapping[int, Collection[Act]] | None = None) -> Timed:
-    """Run every row in order, each act as soon as its rank and its input are there.
-
-    Args:
-        done: by rank, what has ended before; it takes no time, and its result is there at once.
-    """
+    """Run rows in order, each act as soon as rank and input are there; what is `done` takes no time."""
     rank_of = {act: rank for rank, row in enumerate(rows) for act in row}
     last, timed = len(times.forward) - 1, Timed({}, {})
     following, free = [0] * len(rows), [0.0] * len(rows)

@@ -18,22 +18,15 @@ MOST = 10_000  # failures of a run, on average; more take minutes and add no ins
 
 @dataclass(frozen=True, order=True)
 class Failure:
-    """Some ranks that die at one moment.
-
-    Args:
-        at_s: seconds since the run began.
-        ranks: over all pipelines; rank r of pipeline k is k * p + r.
-    """
+    """Some ranks that die at one moment, in seconds since the run began; rank r of pipeline k is k * p + r."""
 
     at_s: float
     ranks: frozenset[int]
 
 
 def listed(pairs: Iterable[Sequence[float]], num_ranks: int, horizon_s: float) -> tuple[Failure, ...]:
-    """Failures as (rank, second) pairs, those of one moment joined, in the order of time.
-
-    Raises:
-        ValueError: for a rank that does not exist, a moment outside the run, or what is no pair.
+    """Failures as (rank, second) pairs, those of one moment joined, in the order of time; raises ValueError for a rank
+    that does not exist, a moment outside the run, or what is no pair.
     """
     found: dict[float, set[int]] = {}
     for pair in pairs:
@@ -53,9 +46,7 @@ def listed(pairs: Iterable[Sequence[float]], num_ranks: int, horizon_s: float) -
 
 def drawn(mean_s: float, num_ranks: int, horizon_s: float, seed: int) -> tuple[Failure, ...]:
     """Failures of ranks that each live `mean_s` seconds on average, exponentially distributed; the same for a seed.
-
-    Raises:
-        ValueError: for a mean that is no time, or one that makes more failures than are simulated.
+    Raises ValueError for a mean that is no time, or one that makes more failures than are simulated.
     """
     if not (isfinite(mean_s) and mean_s > 0):
         raise ValueError(f"mean_between_s={mean_s}: seconds that a rank lives on average, a finite number above 0")
@@ -116,12 +107,10 @@ class Job:
 
     @property
     def num_ranks(self) -> int:
-        """Of all pipelines."""
         return self.num_stages * self.num_pipelines
 
     @property
     def all_state_bytes(self) -> int:
-        """The state of all ranks."""
         return self.num_pipelines * sum(self.state_bytes)
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -129,7 +118,6 @@ class Job:
         return divmod(rank, self.num_stages)
 
     def bytes_of(self, ranks: Iterable[int]) -> int:
-        """The state of some ranks."""
         return sum(self.state_bytes[rank % self.num_stages] for rank in ranks)
 
     def again(self, lost_steps: int, into_s: float) -> int:

@@ -28,11 +28,7 @@ _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # what a device does, by the 
 
 
 def read_text(path: Path) -> str:
-    """A stranger's file.
-
-    Raises:
-        ConfigError: for what is not there, is no file, is too large, or is not UTF-8.
-    """
+    """A stranger's file; raises ConfigError for what is not there, is no file, is too large, or is not UTF-8."""
     try:
         return whole_file.read_text(path, MOST_BYTES)
     except (OSError, ValueError) as error:
@@ -41,11 +37,7 @@ def read_text(path: Path) -> str:
 
 
 def records_of_csv(text: str) -> list[Record]:
-    """A record for each row of a table; columns as records name them, `schedule` at least.
-
-    Raises:
-        ConfigError: naming the first line that does not fit.
-    """
+    """A record a row, columns as records name them, `schedule` at least; ConfigError with the first bad line."""
     if "\0" in text:
         number = text[: text.index("\0")].count("\n") + 1
         raise ConfigError(f"import csv: line {number} holds a NUL; export it as text")
@@ -72,11 +64,7 @@ def _records_of_rows(rows: "csv.DictReader[str]") -> list[Record]:
 
 
 def records_of_wandb(text: str) -> list[Record]:
-    """The record of an exported run: one JSON object with `config` and `summary`, or a list of them, or one a line.
-
-    Raises:
-        ConfigError: for anything else.
-    """
+    """Exported runs: an object with `config` and `summary`, a list, or one a line; else ConfigError."""
     runs = _runs(text)
     return [_record(_flat(run), f"run {number}") for number, run in enumerate(runs)]
 
@@ -152,10 +140,7 @@ def trace_of_kineto(text: str) -> dict[str, Any]:
     """A torch profiler's trace as a trace of ours: a process a device, a thread a stream, only what devices did.
 
     Where there are no kernels, as on a CPU, operators that no other operator of their thread contains take their place.
-    No slices of a thread overlap.
-
-    Raises:
-        ConfigError: for what is no trace.
+    No slices of a thread overlap. Raises ConfigError for what is no trace.
     """
     events = list(_slices(text))
     device = [event for event in events if event.get("cat") in _KERNELS]
@@ -223,11 +208,7 @@ _USAGE = "import kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
 
 
 def import_file(arguments: Sequence[str]) -> list[dict[str, object]]:
-    """Read one file; what was made of it, an object for each record or trace.
-
-    Raises:
-        ConfigError: for an unknown form or a file that does not fit; nothing is written then.
-    """
+    """What was made of a file, an object each; ConfigError for a form or file that does not fit, nothing written."""
     words = [item for item in arguments if "=" not in item]
     options = dict(item.partition("=")[::2] for item in arguments if "=" in item)
     if len(words) != 2 or words[0] not in _FORMS or set(options) - {"results_dir", "out"}:

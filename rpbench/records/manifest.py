@@ -48,11 +48,9 @@ class Cell:
     """One configuration of a sweep.
 
     Args:
-        number: its place in the plan.
         overrides: what it sets, by key.
         state: one of `STATES`.
         run_ids: the records it left; a duel leaves one for each contender.
-        reason: why it did not end well.
         machine: a word for the machine, where a record depends on its pace.
         digests: of its records, as they were when it ended.
     """
@@ -88,7 +86,6 @@ class Manifest:
 
     @property
     def counts(self) -> Counter[str]:
-        """Cells by state."""
         return Counter(cell.state for cell in self.cells)
 
 
@@ -121,11 +118,7 @@ class Plan:
 
 
 def recall(results: Path, plan: Plan) -> tuple[Cell, ...]:
-    """The cells of a plan as they stand now.
-
-    Raises:
-        ManifestError: if the plan is not there, or another has taken its place.
-    """
+    """The cells of a plan as they stand; ManifestError if it is not there, or another has its place."""
     found = read_manifest(results, plan.name)
     if found is None:
         raise ManifestError(f"{plan.folder(results) / PLAN} is gone; run the sweep again")
@@ -255,11 +248,7 @@ class Journal:
 
 
 def read_manifest(results: Path, name: str) -> Manifest | None:
-    """The manifest of that name; None if there is none.
-
-    Raises:
-        ManifestError: if its plan is torn or not what a plan is.
-    """
+    """The manifest of that name, if there is one; raises ManifestError if its plan is torn or not what a plan is."""
     folder = results / FOLDER / name
     path = folder / PLAN
     try:

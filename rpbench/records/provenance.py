@@ -137,7 +137,6 @@ def surroundings(*, measured: bool) -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -177,5 +176,4 @@ def host_word() -> str:
 
 
 def now() -> str:
-    """The present moment, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -135,18 +135,13 @@ def sealed(values: dict[str, Any]) -> dict[str, Any]:
 def is_sealed(parsed_values: dict[str, Any]) -> bool:
     """Whether values that were read are those that their digest was made of.
 
-    Raises:
-        ValueError, RecursionError, OverflowError: for what is no JSON that can be written.
+    Raises ValueError, RecursionError or OverflowError for what is no JSON that can be written.
     """
     return parsed_values.get("digest") == _digest_of_parsed(parsed_values)
 
 
 def digest(record: Record) -> str:
-    """16 hex digits that follow from every other value of a record: a changed one is noticed when it is read.
-
-    Raises:
-        ValueError: if a number is not finite.
-    """
+    """16 hex digits of every other value, all finite (ValueError): a change is noticed when it is read."""
     return _digest_of_parsed(json.loads(dump(record)))  # as it is read back: its keys are texts
 
 
@@ -208,20 +203,12 @@ def _digest_of_text(text: str) -> str:
 
 
 def dump(record: Record) -> str:
-    """The record as one line of strict JSON.
-
-    Raises:
-        ValueError: if a number is not finite; such a record would not be readable elsewhere.
-    """
+    """The record as one line of strict JSON; ValueError for a number that is not finite."""
     return json.dumps(record, allow_nan=False)
 
 
 def check_writable(folder: Path, key: str) -> None:
-    """Refuse a folder that cannot be made or written, before any work begins.
-
-    Raises:
-        ValueError: with the key of the request that named it.
-    """
+    """Refuse, before any work, a folder that cannot be made or written: a ValueError with its key."""
     try:
         folder.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -243,11 +230,7 @@ def _takes_a_folder(existing: Path) -> bool:
 
 
 def check_target(path: Path) -> None:
-    """Refuse to put a file in the place of a device, a pipe or a folder.
-
-    Raises:
-        ValueError: naming it.
-    """
+    """Refuse to put a file in the place of a device, a pipe or a folder: a ValueError naming it."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no regular file, and is left alone; name a file")
 

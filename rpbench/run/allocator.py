@@ -31,10 +31,7 @@ def is_tuned(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def restart_tuned(arguments: Sequence[str]) -> None:
-    """Start this command again with the settings, if it measures in real time and does not have them yet.
-
-    Does not return if it does. Settings of the user's own are left alone.
-    """
+    """Start this command again with the settings if it measures in real time without any, also of the user's own."""
     if not measures(arguments) or is_tuned() or platform.libc_ver()[0] != "glibc":
         return
     others = os.environ.get(VARIABLE)
@@ -43,10 +40,7 @@ def restart_tuned(arguments: Sequence[str]) -> None:
 
 
 def measures(arguments: Sequence[str]) -> bool:
-    """Whether a command runs anything in real time: as it says itself, or else as its experiments say.
-
-    Told from the text, because reading a configuration takes longer than starting again.
-    """
+    """Whether a command runs anything in real time, told from its text: composing takes longer than starting again."""
     arguments, folders = split_dirs(arguments)
     if arguments and arguments[0] == "calibrate":
         return not any(item.startswith("device=") and item != "device=cpu" for item in arguments)

@@ -1,6 +1,6 @@
 """Request -> everything a run works on: model, cluster, costs, partition and the checked schedule."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, ModelBytes, layer_activations, model_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
-from rpbench.cost.table import CostTable, LayerTimes
+from rpbench.cost.table import CostTable, LayerTimes, Number
 from rpbench.cost.transfers import OptimizerTraffic, Traffic, TransferTimes, moved_bytes
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.checks.versions import Versions
@@ -52,11 +52,7 @@ OFFLOADS = ("none", "weights", "all", "auto")
 
 
 def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
-    """The schedule with the transfers that are asked for.
-
-    Raises:
-        ConfigError: for an unknown word, or a schedule whose weights stay where they are.
-    """
+    """The schedule with the asked transfers; ConfigError for an unknown word, or weights that stay where they are."""
     if offload not in OFFLOADS:
         raise ConfigError(f"offload={offload}: one of {', '.join(OFFLOADS)}")
     if prefetch < 0:
@@ -76,11 +72,7 @@ def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
 
 
 def check_sizes(schedule: Schedule, sizes: ModelBytes | None) -> None:
-    """Refuse transfers of a model whose bytes are unknown.
-
-    Raises:
-        ConfigError: for a model without a shape.
-    """
+    """Refuse transfers of a model whose bytes are unknown: a ConfigError for a model without a shape."""
     if sizes is None and has_transfers(schedule):
         raise ConfigError(
             "the bytes of a transfer follow from the model: take one with a shape, such as model=qwen3_1p7b, "
@@ -95,9 +87,13 @@ def simulate_transfers(graph: Graph, costs: CostTable) -> tuple[Timeline, dict[s
     optimizer where its bytes are charged.
     """
     timeline = simulate_charged(graph, costs)
-    free = simulate_graph(graph, replace(costs, transfer_time=None))
-    exposed = timeline.last_compute - free.last_compute
-    return timeline, {"transfer_exposed_s": float(exposed) / timeline.units_per_second}
+    return timeline, {"transfer_exposed_s": exposed_s(timeline, graph, costs)}
+
+
+def exposed_s(timeline: Timeline, graph: Graph, costs: CostTable, less: Sequence[Number] = ()) -> float:
+    """Seconds by which a timeline's last computation would end sooner without transfers."""
+    free = simulate_graph(graph, replace(costs, transfer_time=None), less)
+    return float(timeline.last_compute - free.last_compute) / timeline.units_per_second
 
 
 def transfer_bytes(
@@ -128,7 +124,6 @@ class Assembled:
     cluster: Machine
     sizes: ModelBytes | None  # bytes of the model's layers, when it has a shape
     tokens_per_microbatch: int | None
-    transfers: TransferTimes | None = None  # of a schedule with LOADs and the like
     profile: LayerTimes | None = None  # measured layer times, to be kept beside the record
     evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
     plan: Tuned | None = None  # what a search of all options found
@@ -136,6 +131,11 @@ class Assembled:
     order_sha256: str | None = None  # of such a plan: equal where devices compute the same in the same order
     keeps: tuple[int, ...] | None = None  # stages that recompute nothing, where they were chosen one by one
     microbatch_tokens: tuple[int, ...] = ()  # of every microbatch of a step, where they differ
+
+    @property
+    def transfers(self) -> TransferTimes | None:
+        """The times of transfers that the costs have been charged with."""
+        return self.costs.transfer_time if isinstance(self.costs.transfer_time, TransferTimes) else None
 
     @property
     def switch_after_last_forward(self) -> bool:
@@ -152,11 +152,7 @@ class Assembled:
 
 
 def assemble(request: Request) -> Assembled:
-    """Everything a run needs, checked.
-
-    Raises:
-        ValueError: for an impossible request; nothing has been written by then.
-    """
+    """Everything a run needs, checked; raises ValueError for an impossible request, with nothing written by then."""
     if request.schedule.file is not None:
         return _from_file(request, request.schedule.file)
     problem = pose(request)
@@ -166,12 +162,9 @@ def assemble(request: Request) -> Assembled:
     sizes = _model_bytes(request)
     if request.offload != "none":
         check_sizes(schedule, sizes)
-    check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
-    _check_ssd(request, schedule)
+    _check_schedule(request, schedule)
     if request.backend is not None and request.recompute != "all":
         check_nothing_leaves(schedule, request.recompute, {"P", "G"})
-    if request.model is not None:
-        schedule.shape.check_length(request.model.seq_len)
     graph, versions = checked_graph(schedule)
     keeps = _fitting(problem, schedule, graph) if request.recompute == "fitting" else None
     costs = replace(problem, keeps=keeps or ()).charged(schedule)
@@ -188,7 +181,6 @@ def assemble(request: Request) -> Assembled:
         request.cluster,
         sizes,
         request.tokens_per_microbatch,
-        transfers_of(costs),
         profile=_profile(request),
         evidence="predicted" if request.cost.name == "analytic" else "simulated",
         keeps=keeps,
@@ -196,14 +188,17 @@ def assemble(request: Request) -> Assembled:
     )
 
 
-def _check_ssd(request: Request, schedule: Schedule) -> None:
-    """Refuse SSDs that the machine, or a backend with real tensors, does not have."""
+def _check_schedule(request: Request, schedule: Schedule) -> None:
+    """Refuse a recomputation, SSDs and a sequence length that do not fit the schedule, or the machine."""
+    check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
     check_ssd(schedule, request.cluster)
     if schedule.on_ssd and request.backend is not None:
         raise ConfigError(
             f"backend={request.backend.name} keeps in the host's memory what {schedule.name} has on SSDs: "
             "take schedule.ssd=none, or simulate it"
         )
+    if request.model is not None:
+        schedule.shape.check_length(request.model.seq_len)
 
 
 def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
@@ -216,17 +211,8 @@ def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, .
     return tuple(np.flatnonzero(footprint.fitting(*cut, memory.limit_bytes)[0]).tolist())
 
 
-def transfers_of(costs: CostTable) -> TransferTimes | None:
-    """The times of transfers that costs have been charged with."""
-    return costs.transfer_time if isinstance(costs.transfer_time, TransferTimes) else None
-
-
 def pose(request: Request) -> Problem:
-    """The planning problem of a request: what is to be cut, for which schedule, at which costs.
-
-    Raises:
-        ValueError: for a size, a name or a combination that cannot be.
-    """
+    """The planning problem of a request: what is cut, for which schedule and costs; ValueError if it cannot be."""
     entry, cost, cluster, model = request.entry, request.cost, request.cluster, request.model
     if request.mesh is not None and request.mesh.machine is not None:
         raise ConfigError(
@@ -289,11 +275,7 @@ def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
 
 
 def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
-    """The charges for the transfers of a run.
-
-    Args:
-        boundaries: whether boundary tensors are among the transfers of a run that charges hops.
-    """
+    """The charges for the transfers of a run; `boundaries`: those of boundary tensors too, where it charges hops."""
     cost, cluster = request.cost, request.cluster
     if request.charge == "hops":
         return Traffic(sizes, cluster, boundaries)
@@ -407,10 +389,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     )
     sizes = _model_bytes(request)
     check_sizes(schedule, sizes)
-    check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
-    _check_ssd(request, schedule)
-    if request.model is not None:
-        schedule.shape.check_length(request.model.seq_len)
+    _check_schedule(request, schedule)
     if sizes is not None and has_transfers(schedule):
         costs = Traffic(sizes, request.cluster).charged(schedule, costs)
     return Assembled(
@@ -424,7 +403,6 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
         request.cluster,
         sizes,
         request.tokens_per_microbatch,
-        transfers_of(costs),
         profile=times if cost.name == "profiled" else None,
         keeps=(schedule.shape.num_backward_stages - 1,) if request.recompute == "except_last" else None,
     )

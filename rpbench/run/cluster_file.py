@@ -28,17 +28,11 @@ WITHIN = 0.05
 def cluster_of(
     name: str, found: Calibration, devices: Mapping[str, int], collectives: Sequence[CollectiveRate] = ()
 ) -> Machine:
-    """The machine as `cost=analytic` sees it.
-
-    Args:
-        devices: `num_devices`, and `device_memory_bytes` where devices have memory of their own.
-        collectives: of several ranks of it, if they were measured.
-
-    Raises:
-        ValueError: if a probe took no time.
+    """The machine as `cost=analytic` sees it, with the collectives of several ranks if they were measured; ValueError
+    if a probe took no time. `devices` has `num_devices`, and `device_memory_bytes` where devices have their own.
     """
     figures = _figures(found, devices)
-    measured = _half(found)
+    measured = {"half_rate_width": found.rates.half_rate_width}
     counts = _counts(found, devices)
     for part, terms in PARTS.items():
         solved = _factors(part, found, counts[part], [times[part] for _, times in found.probes])
@@ -59,10 +53,8 @@ def cluster_of(
 def layers_of(found: Calibration, devices: Mapping[str, int]) -> list[dict[str, Any]]:
     """The shape of each probe, and of each part of its work the seconds it took and those predicted of it.
 
-    What is predicted of a probe follows from the factors of all others: it has no word in it.
-
-    Raises:
-        ValueError: without two probes, or if one took no time.
+    What is predicted of a probe follows from the factors of all others: it has no word in it. Raises ValueError without
+    two probes, or if one took no time.
     """
     predicted: list[dict[str, float]] = [{} for _ in found.probes]
     for part, rows in _counts(found, devices).items():
@@ -91,13 +83,10 @@ def _factors(
     return (factors_ahead if found.issues_ahead and part not in ON_HOST else factors)(counts, times)
 
 
-def _half(found: Calibration) -> dict[str, float]:
-    return {"half_rate_width": found.rates.half_rate_width}
-
-
 def _counts(found: Calibration, devices: Mapping[str, int]) -> dict[str, list[list[float]]]:
     """Part of the engine's work -> how much of each of its terms the probes have, a row a probe."""
-    bare = Machine(name="bare", **_figures(found, devices), measured=_half(found))  # type: ignore[arg-type]
+    measured = {"half_rate_width": found.rates.half_rate_width}
+    bare = Machine(name="bare", **_figures(found, devices), measured=measured)  # type: ignore[arg-type]
     cost = load(["cost=analytic"]).cost
     basis = make_basis(bare, cost.constants, cost.declared)
     counts = [counted(eager_kernels(setting_of(probe.model, probe.num_tokens, basis))) for probe, _ in found.probes]
@@ -161,19 +150,12 @@ def _number(value: float | int | None) -> str:
 
 
 def factors(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
-    """How often each counted term goes into what probes took: by least squares of relative errors.
+    """How often each counted term goes into what probes took: the factors f with sum_j counts[i][j] * f[j] nearest to
+    times[i], relative to times[i], in least squares; a row a probe, a column a term.
 
-    They are the factors f with sum_j counts[i][j] * f[j] nearest to times[i], relative to times[i].
-
-    The terms are few, so every set of them that may differ from 0 is tried: the best solution without a negative
-    factor is the least of all (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23).
-
-    Args:
-        counts: a row a probe, a column a term.
-        times: of each probe, above 0.
-
-    Raises:
-        ValueError: without a probe, or if one took no time.
+    The terms are few, so every set of them that may differ from 0 is tried: the best solution without a negative factor
+    is the least of all (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23). Raises ValueError
+    without a probe, or if one took no time.
     """
     if not times or min(times) <= 0:
         raise ValueError(f"times of probes {list(times)}: at least 1, each above 0; measure again")
@@ -194,9 +176,7 @@ def factors_ahead(counts: Sequence[Sequence[float]], times: Sequence[float]) -> 
     """Factors where the first term, a layer, hides behind the others: times[i] is near max(f[0], sum_j of the rest).
 
     However many of the fastest probes may have been kept by the first term is tried; their geometric mean is f[0].
-
-    Raises:
-        ValueError: as `factors`.
+    Raises ValueError as `factors` does.
     """
     if not times or min(times) <= 0:
         raise ValueError(f"times of probes {list(times)}: at least 1, each above 0; measure again")

@@ -23,13 +23,10 @@ from rpbench.workload.architecture import Architecture
 
 
 def layer_times(request: Request, num_layers: int) -> LayerTimes:
-    """Times of the model's layers on the cluster's devices, which may differ in speed: the mean of the microbatches.
+    """Times of the model's layers, or of so many, on the cluster's devices, which may differ in speed: the mean of
+    microbatches.
 
-    Args:
-        num_layers: of a model without a shape.
-
-    Raises:
-        ConfigError: if the source needs what the request does not have.
+    Raises ConfigError if the source needs what the request does not have.
     """
     each = microbatch_times(request, num_layers)
     return mean_times(each) if each else _of_devices(request, _SOURCES[request.cost.name](request, num_layers))
@@ -80,11 +77,7 @@ def _of_devices(request: Request, times: LayerTimes) -> LayerTimes:
 
 
 def check_published(request: Request) -> None:
-    """Refuse published timings on another machine than theirs; a cluster without rates is accepted.
-
-    Raises:
-        ConfigError: with what to take instead.
-    """
+    """Refuse published timings on another machine than theirs: a ConfigError; without rates it is taken for theirs."""
     cluster = request.cluster
     if request.cost.name != "published" or cluster.published_name == TIMED_ON or cluster.matmul_flops_per_s is None:
         return
@@ -125,12 +118,9 @@ def _halved(request: Request, times: LayerTimes) -> LayerTimes:
 def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
     """The basis of `cost=analytic` for the layers of a request: its software on devices of its machine.
 
-    Args:
-        lengths: of the microbatch's sequences, if not those of the model. Kernels are counted for as many tokens in
-            sequences of the length whose tokens see as many keys: the sum of squares over the sum.
-
-    Raises:
-        ConfigError: without a model, or for a machine that lacks a figure.
+    With `lengths`, of a microbatch's sequences, kernels are counted for as many tokens in sequences of the length whose
+    tokens see as many keys: the sum of squares over the sum. Raises ConfigError without a model, or for a machine that
+    lacks a figure.
     """
     model, cost, cluster = request.model, request.cost, request.cluster
     if model is None:
@@ -176,12 +166,13 @@ def _profiled(request: Request, num_layers: int) -> LayerTimes:
 def _measured(
     model: Architecture, sequences: int, dtype: str, seed: int, num_devices: int, microbatches_per_device: int
 ) -> LayerTimes:
+    from rpbench.engine.backends.threads import one_thread
     from rpbench.engine.measure.layer_times import time_layers  # torch, where a profile is not read from a file
     from rpbench.engine.training import Settings
-    from rpbench.run.training.tensors import one_thread, workload_of
+    from rpbench.engine.workload import synthetic
 
     with one_thread():
-        workload = workload_of(model, sequences, dtype, seed, num_microbatches=1)
+        workload = synthetic(model, sequences, dtype, seed, num_microbatches=1)
         return time_layers(workload, Settings(), num_devices, microbatches_per_device)
 
 

@@ -28,12 +28,7 @@ TIMELINE = "timeline.csv"  # in a run's folder: when each action ran
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a run.
-
-    Args:
-        fields: of the record, with `status` and `evidence`.
-        words: details of a failure, for the run's events.
-    """
+    """Fields of a run's record, with `status` and `evidence`, and details of a failure for its events."""
 
     fields: Fields
     timeline: Timeline | None = None
@@ -45,8 +40,6 @@ class Work:
     """A run that has been checked and can begin.
 
     Args:
-        opening: record fields that are known before.
-        carry_out: executes the run.
         files: texts written beside the record before the run, by name.
         is_out_of_memory: whether an error says that a device or the host had no memory left.
         steps: rows for a tracker while the run lasts.
@@ -60,11 +53,7 @@ class Work:
 
 
 def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
-    """The record of a run, found or made; it is on disk when this returns. A run that breaks leaves one as well.
-
-    Args:
-        prepare: checks the request and gives the work.
-    """
+    """The record of a run, found or made by the work of `prepare`, on disk on return; a broken run leaves one too."""
     name = record.run_id(identity(request))
     folder = request.results_dir / name
     record.check_writable(request.results_dir, "results_dir")
@@ -176,7 +165,6 @@ def names(request: Request) -> Fields:
 
 
 def origin() -> Fields:
-    """Where and with what a record is made."""
     return {
         "code_version": provenance.code_version(),
         "git_commit": provenance.git_commit(),
@@ -187,11 +175,7 @@ def origin() -> Fields:
 
 
 def run(request: Request) -> list[Record]:
-    """Records of a request, made by its mode or found; all are on disk on return.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is written then.
-    """
+    """Records of a request, made or found, on disk on return; ValueError if it is wrong, with nothing written."""
     mode = importlib.import_module(f"rpbench.run.modes.{request.mode.name}")  # torch, where a mode needs it
     found: list[Record] = mode.records(request)
     return found

@@ -36,7 +36,7 @@ from rpbench.plan.contest.plans import Budget, Tried, Tuned
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.terms import Source, Terms
 from rpbench.records.describe import clock
-from rpbench.run.assemble import Assembled, assemble, transfer_bytes, transfers_of
+from rpbench.run.assemble import Assembled, assemble, transfer_bytes
 from rpbench.run.layer_times import check_published, numbers_on
 from rpbench.run.recording import Fields, Outcome, Work
 from rpbench.sim.checked import check_graph
@@ -88,7 +88,7 @@ def scheduled(
     request: Request,
     assembled: Assembled,
     execute: Callable[[], Outcome],
-    is_out_of_memory: Callable[[BaseException], bool],
+    is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError),
 ) -> Work:
     """The work of a schedule: a verdict on its memory, and if it fits, what `execute` finds."""
     files = {} if assembled.profile is None else {PROFILE: to_text(assembled.profile)}
@@ -149,7 +149,6 @@ def _facts(assembled: Assembled) -> Fields:
 
 
 def _analysis(assembled: Assembled) -> Analysis:
-    """The analysis of the schedule that runs."""
     known = assembled.graph.analysis
     return known if known.schedule is assembled.schedule else Analysis(assembled.schedule)
 
@@ -176,11 +175,7 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
 
 
 def tuned(request: Request) -> Assembled:
-    """The best plan that the search finds, ready to be simulated.
-
-    Raises:
-        ValueError: for a request that leaves nothing to choose, or a schedule that takes no setting.
-    """
+    """The best plan that the search finds; ValueError if nothing is left to choose, or no setting can be."""
     terms, who = terms_of_request(request), contender_of(request)
     frames = Frames(who, terms)
     plan = tune(who, terms, budget_of(request), frames=frames)
@@ -188,18 +183,13 @@ def tuned(request: Request) -> Assembled:
 
 
 def budget_of(request: Request) -> Budget:
-    """The budget of a request's search."""
     work = request.tuning_budget
     assert work is not None
     return Budget(work, SKETCHED * work, work // TIMELINES_A_RESTART)
 
 
 def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
-    """A plan with all its transfers, checked.
-
-    Args:
-        frame: of the plan and its cut, with all steps.
-    """
+    """A plan with all its transfers, checked, from the frame of its cut with all steps."""
     size = plan.setting.microbatch_sequences
     graph, versions = frame.graph, check_graph(frame.graph)
     costs = frame.costs(plan.partition, plan.outcome.keeps)
@@ -214,7 +204,6 @@ def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
         terms.cluster,
         terms.sizes(size),
         terms.tokens(size),
-        transfers_of(costs),
         evidence="simulated" if terms.source == "published" else "predicted",
         plan=plan,
         keeps=plan.outcome.keeps,
@@ -224,11 +213,7 @@ def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
 
 
 def contender_of(request: Request) -> Contender:
-    """The contender that a request names.
-
-    Raises:
-        ConfigError: for a schedule whose sums have no bytes.
-    """
+    """The contender that a request names; raises ConfigError for a schedule whose sums have no bytes."""
     entry, given = request.entry, request.schedule.options
     own = {name: value for name, value in given.items() if value != entry.options[name]}
     found = Contender(entry, tuple(own.items()))
@@ -238,11 +223,7 @@ def contender_of(request: Request) -> Contender:
 
 
 def terms_of_request(request: Request) -> Terms:
-    """The terms that a request sets.
-
-    Raises:
-        ConfigError: for a cost or a choice that a search of all options has no use for.
-    """
+    """The terms of a request; ConfigError for a cost or a choice that such a search has no use for."""
     _check(request)
     assert request.model is not None  # or it had been refused
     source: Source = "published" if request.cost.name == "published" else "analytic"

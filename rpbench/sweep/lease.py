@@ -24,7 +24,6 @@ from rpbench.whole_file import read_text
 FOLDER = ".leases"
 BEAT_S = 5.0  # an owner touches its leases this often
 LAPSE_S = 30.0  # untouched for so long, a lease of another host has lapsed
-_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,6 @@ class Leases:
                 self.give_back(lease)
 
     def is_held(self, run: str) -> bool:
-        """Whether a worker holds the lease of a run."""
         newest = self._newest(run)
         return newest is not None and not self._has_lapsed(newest)
 

@@ -115,11 +115,7 @@ def _run() -> str:
 
 
 def split_terms(arguments: Sequence[str]) -> tuple[list[str], Terms, bool]:
-    """Overrides, the terms of the sweep, and whether it is only to be looked at.
-
-    Raises:
-        ConfigError: for a state that no cell can be in.
-    """
+    """Overrides, the terms of the sweep, whether it is only looked at; ConfigError for a state no cell can have."""
     rest: list[str] = []
     states: dict[str, frozenset[str]] = {"--only": frozenset(), "--retry": frozenset()}
     waiting = list(arguments)
@@ -147,10 +143,7 @@ _MULTIRUN = ("-m", "--multirun")
 def sweep(arguments: Sequence[str]) -> int:
     """Run what the arguments ask for; 0 if every run ended, 1 if one failed, 2 if one was wrongly asked for.
 
-    All runs of a multirun are tried; the worst of them decides the status.
-
-    Raises:
-        ConfigError: for a request that is wrong.
+    All runs of a multirun are tried; the worst of them decides the status. Raises ConfigError for a wrong request.
     """
     overrides, terms, is_dry = split_terms([item for item in arguments if item not in _MULTIRUN])
     if flag := next((item for item in overrides if item.startswith("-")), None):
@@ -180,14 +173,9 @@ def _refuse_ranks(overrides: Sequence[str]) -> None:
 
 
 def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, alone: bool = False) -> None:
-    """Run a request; its records go to stdout, its end to the journal of its sweep.
+    """Run a request, here or by `slurm`; its records go to stdout, its end to the journal of its sweep.
 
-    Args:
-        slurm: runs it elsewhere.
-
-    Raises:
-        ConfigError: if the request is wrong.
-        RunFailed: if a run broke through no fault of the request.
+    Raises ConfigError if the request is wrong, RunFailed if a run broke through no fault of it.
     """
     try:
         with machine_alone(wanted=request.measures and slurm is None):
@@ -207,11 +195,7 @@ def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, al
 
 
 def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
-    """Hand all combinations of the swept values to Hydra's launcher.
-
-    Raises:
-        ConfigError, RunFailed: the first that a cell ended with.
-    """
+    """Hand all combinations of the swept values to Hydra's launcher; raises the first error that a cell ended with."""
     register(overrides)
     GlobalHydra.instance().clear()
     try:
@@ -235,9 +219,9 @@ def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
 def _of_launcher(error: Exception) -> str:
     """Message for an error outside of any run, such as a killed worker."""
     what = f"{type(error).__name__}: {first_line(error)}"
-    if "Terminated" in what or "BrokenProcess" in what:
-        return f"a worker of the launcher was killed ({what}); what had ended is kept, the same command goes on"
-    return f"the sweep broke ({what}); what had ended is kept, the same command goes on"
+    killed = "Terminated" in what or "BrokenProcess" in what
+    broke = "a worker of the launcher was killed" if killed else "the sweep broke"
+    return f"{broke} ({what}); what had ended is kept, the same command goes on"
 
 
 def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_dry: bool) -> None:

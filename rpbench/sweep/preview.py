@@ -54,11 +54,7 @@ class Forecaster:
     results: Path
 
     def of(self, request: Request) -> Forecast:
-        """The forecast of a request, which nothing is run or written for.
-
-        Raises:
-            ValueError: for what in the request cannot be.
-        """
+        """The forecast of a request; nothing is run or written. ValueError for what cannot be."""
         if why := _why_not_made(request):
             return Forecast(NOT_KNOWN, why)
         began = time.perf_counter()

@@ -29,16 +29,10 @@ FIRST_PORT, NUM_PORTS = 20_000, 20_000  # above the ports that need rights, belo
 def torchrun_of_task(
     hostnames: Sequence[str], node_rank: int, job_id: str, ranks_per_host: int, overrides: Sequence[str]
 ) -> list[str]:
-    """Arguments of `python -m` that a scheduler's task on one host runs.
+    """Arguments of `python -m` that a scheduler's task runs on one host, by its place in the job's hosts.
 
-    Jobs that share a host meet on different ports, which follow from their number.
-
-    Args:
-        hostnames: of the job's hosts; the first one is the meeting point (submitit's `JobEnvironment().hostnames`).
-        node_rank: the place of this host in them.
-
-    Raises:
-        ValueError: if this host is not among them, or a host has no rank.
+    They meet at the first, jobs that share a host on different ports, which follow from their number. Raises ValueError
+    if this host is not among them, or a host has no rank.
     """
     if not 0 <= node_rank < len(hostnames):
         raise ValueError(f"node_rank={node_rank}: the job has {len(hostnames)} hosts, counted from 0")
@@ -75,7 +69,6 @@ class Slurm:
         executor: `slurm`, or `local` for processes of this host in the place of hosts.
         gpus_per_host: asked of SLURM; none where it is left out.
         more: other options of sbatch.
-        folder: of the jobs' scripts and logs.
     """
 
     _target_: str = TARGET
@@ -99,9 +92,8 @@ class Slurm:
     def run(self, request: Request) -> list[Record]:
         """The records of a request, run by a job; this waits for its end.
 
-        Raises:
-            ConfigError: if the request has no ranks, or there is no SLURM here.
-            RunFailed: if the job broke, with the last words of its first failed task.
+        Raises ConfigError if the request has no ranks or there is no SLURM here, and RunFailed if the job broke, with
+        the last words of its first failed task.
         """
         if request.backend is None or request.backend.name != "torch":
             raise ConfigError(
@@ -127,11 +119,7 @@ class Slurm:
         return rows
 
     def executor_here(self) -> Any:
-        """The executor that submits jobs.
-
-        Raises:
-            ConfigError: without submitit, or without SLURM.
-        """
+        """The executor that submits jobs; raises ConfigError without submitit, or without SLURM."""
         try:
             submitit = import_submitit()
         except ImportError:
@@ -167,20 +155,12 @@ class Slurm:
 
 
 def asked_for(launcher: Mapping[str, Any]) -> Slurm | None:
-    """The launcher of a composed configuration, if it is this one.
-
-    Raises:
-        ConfigError: for a key or a value that it does not take.
-    """
+    """The launcher of a composed configuration, if it is this one; ConfigError for a key or value of none."""
     return typed(Slurm, dict(launcher)) if launcher.get("_target_") == TARGET else None
 
 
 def refuse_without_slurm(launcher: Mapping[str, Any]) -> None:
-    """Check that Hydra's own launcher for SLURM can hand in its jobs here.
-
-    Raises:
-        ConfigError: on a host that is on no SLURM cluster.
-    """
+    """Refuse Hydra's launcher for SLURM on a host that is on no SLURM cluster: a ConfigError."""
     if str(launcher.get("_target_")).endswith("submitit_launcher.SlurmLauncher") and shutil.which("srun") is None:
         raise ConfigError(
             "hydra/launcher=submitit_slurm: this host has no srun, so it is on no SLURM cluster; give the command on a "
@@ -192,11 +172,7 @@ def refuse_without_slurm(launcher: Mapping[str, Any]) -> None:
 
 
 def import_submitit() -> Any:
-    """submitit, without the handler that writes its log among the data on stdout as well.
-
-    Raises:
-        ImportError: if it is not installed.
-    """
+    """submitit, without its log's handler on stdout; ImportError if it is not installed."""
     submitit = importlib.import_module("submitit")
     log = logging.getLogger("submitit")
     for handler in [handler for handler in log.handlers if handler.name == "submitit_out"]:

@@ -80,10 +80,7 @@ def _counts(cells: Sequence[Any]) -> str:
 def conclude(results: Path, plan: Plan, workers: Sequence[JobReturn], terms: Terms) -> None:
     """Count the cells of a sweep that is over.
 
-    Raises:
-        RunFailed: if one did not end.
-        Exception: what broke a worker.
-        ConfigError: if one cannot be asked for.
+    Raises RunFailed if one did not end, ConfigError if one cannot be asked for, and what broke a worker.
     """
     for worker in workers:
         if worker.status is JobStatus.FAILED:
@@ -109,12 +106,8 @@ Work = Callable[[Plan, Sequence[Sequence[str]], Terms, DictConfig], None]
 class ManifestSweeper:
     """Every combination of the swept values, written down before the first runs.
 
-    The launcher starts workers, which share the cells: Hydra composes a configuration a worker, not one a cell.
-
-    Args:
-        config: as Hydra composes it for a multirun.
-        launch: the launcher of what a worker does.
-        loader: what the ranges and globs of overrides are expanded with.
+    The launcher starts workers, which share the cells: Hydra composes a configuration a worker, not one a cell. The
+    loader expands ranges and globs of overrides.
     """
 
     config: DictConfig
@@ -123,14 +116,10 @@ class ManifestSweeper:
     terms: Terms = field(default_factory=Terms)
 
     def sweep(self, arguments: Sequence[str], work: Work) -> None:
-        """Run every cell of the command line, and of the experiment it names.
+        """Run every cell of the command line, and of the experiment it names, by workers that do this work.
 
-        Args:
-            work: does a worker's part.
-
-        Raises:
-            ConfigError: if there is no cell, or no place for records; or what a cell that cannot be asked for said.
-            RunFailed: if a cell broke.
+        Raises ConfigError if there is no cell, or no place for records, or with what a cell that cannot be asked for
+        said, and RunFailed if a cell broke.
         """
         assert self.launch is not None
         cells = self.cells(arguments)
@@ -138,9 +127,7 @@ class ManifestSweeper:
             raise ConfigError(f"nothing to sweep: {_empty(arguments)} gives no value; name at least one")
         results = Path(self.config.hydra.sweep.dir)
         check_writable(results, "results_dir")
-        experiment = self.config.hydra.runtime.choices.get("experiment")
-        name = None if experiment in (None, "null") else str(experiment)
-        plan = Plan(*write_plan(results, name, arguments, cells).split("@"))
+        plan = Plan(*write_plan(results, self._experiment, arguments, cells).split("@"))
         launcher = self.launch(partial(_worked, os.getpid(), partial(work, plan, cells, self.terms)))
         number = _num_workers(self.config.hydra.launcher, len(cells))
         common = [item for item in arguments if item.startswith(("experiment=", "results_dir="))]
@@ -151,8 +138,7 @@ class ManifestSweeper:
 
     def preview(self, arguments: Sequence[str], out: TextIO) -> None:
         """A line of JSON for each cell of the command line: what would be run, and what is there."""
-        experiment = self.config.hydra.runtime.choices.get("experiment")
-        name = manifest_name(None if experiment in (None, "null") else str(experiment), arguments)
+        name = manifest_name(self._experiment, arguments)
         rows, cells, said = Summary(), self.cells(arguments), time.monotonic()
         for row in preview(Path(self.config.hydra.sweep.dir), name, cells):
             print(json.dumps(row), file=out)
@@ -161,6 +147,11 @@ class ManifestSweeper:
                 said = time.monotonic()
                 print(f"rpbench: {rows.num_cells:,} of {len(cells):,} cells are looked at", file=sys.stderr, flush=True)
         print(f"rpbench: {rows}", file=sys.stderr)
+
+    @property
+    def _experiment(self) -> str | None:
+        chosen = self.config.hydra.runtime.choices.get("experiment")
+        return None if chosen in (None, "null") else str(chosen)
 
     def cells(self, arguments: Sequence[str]) -> list[tuple[str, ...]]:
         """The overrides of every cell: what is swept varies, the last key the fastest; an argument replaces a sweep."""

@@ -29,13 +29,7 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Terms:
-    """How a sweep wants its cells.
-
-    Args:
-        only: cells in one of these states alone are run; empty: all.
-        again: cells in these states are run again although they have a verdict.
-        fail_fast: a worker stops at its first failure.
-    """
+    """Which cells a sweep wants: in some states only, again in others; and whether the first failure ends it."""
 
     only: frozenset[str] = frozenset()
     again: frozenset[str] = frozenset()
@@ -44,16 +38,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class Worker:
-    """Runs cells of a plan.
+    """Runs those cells of a plan that the terms want; known is what Hydra composed for this worker.
 
     Args:
-        results: where records go.
-        plan: the sweep, as it was written down.
-        cells: the overrides of each cell.
-        terms: which of them are run.
         carry_out: runs a request and tells a journal.
         emit: says a record that was there before.
-        known: what Hydra composed for this worker.
     """
 
     results: Path

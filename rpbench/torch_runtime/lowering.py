@@ -21,13 +21,7 @@ from rpbench.torch_runtime.formats.tables import Chains, find_chains, make_table
 
 @dataclass(frozen=True)
 class Lowered:
-    """A table, and what each rank does to run it.
-
-    Args:
-        table: our compute rows.
-        schedule: the same with SEND and RECV between the computations.
-        chains: torch's numbers for ours.
-    """
+    """A table, what each rank does to run it with SEND and RECV between computations, and torch's numbers for ours."""
 
     table: Schedule
     schedule: Schedule
@@ -70,11 +64,7 @@ class Lowered:
         ]
 
     def to_csv(self, *, sharded: bool = False, waits: bool = False) -> str:
-        """All rows, for `_load_csv(..., format="compute_comms")`.
-
-        Args:
-            waits: for a torch whose sends and reductions have waits (`versions.Facts`).
-        """
+        """All rows as `compute_comms` of `_load_csv`; `waits`: for a torch that has them (`versions.Facts`)."""
         rows = [self.tokens(rank, sharded=sharded) for rank in range(self.num_ranks)]
         if waits:
             rows = [_waiting(row, rank) for rank, row in enumerate(rows)]
@@ -91,11 +81,7 @@ def _waiting(row: list[str], rank: int) -> list[str]:
 
 
 def lower(schedule: Schedule) -> Lowered:
-    """The rows that ranks run.
-
-    Raises:
-        ScheduleError: if torch's runtime cannot run the schedule, or a pair of ranks would mix up its messages.
-    """
+    """The rows that ranks run; ScheduleError if torch cannot, or a pair of ranks would mix up its messages."""
     table = make_table(schedule, two_way=True)
     lowered = lower_communication(table)
     check_message_order(lowered)
@@ -103,11 +89,7 @@ def lower(schedule: Schedule) -> Lowered:
 
 
 def check_message_order(lowered: Schedule) -> None:
-    """Each pair of ranks sends and receives its messages, of both directions, in one order.
-
-    Raises:
-        ScheduleError: with the first two actions that do not belong together.
-    """
+    """Each pair of ranks has one order of its messages, both ways; ScheduleError with the first two apart."""
     seen: dict[tuple[int, int], list[tuple[int, Action]]] = {}  # (rank, peer) -> its messages with that peer
     number = -1
     for rank, _, row in lowered.items():
@@ -128,7 +110,6 @@ def check_message_order(lowered: Schedule) -> None:
 
 
 def _match(action: Action, other: Action) -> bool:
-    """Whether two actions are the ends of one message."""
     send, receive = (action, other) if action.kind in SEND else (other, action)
     return send.kind in SEND and receive.kind in RECV and receive_of(send)[:3] == receive[:3]
 

@@ -1,4 +1,4 @@
-"""Request: a training run as JSON that every rank reads, and its checks."""
+"""Request: a training run as plain data that every rank has, and its checks."""
 
 import hashlib
 import json
@@ -54,7 +54,6 @@ class TorchRequest:
         data_parallel, tensor_parallel: ranks of every pipeline rank, in one of these dimensions at most.
         data_mode: how gradients of data-parallel ranks meet.
         recompute: `none`; torch has no other where backward is split, and no other here.
-        verify: compare with plain training, on rank 0.
         device: "cpu" over gloo, "cuda" over NCCL.
         order_of: "table" runs the schedule's rows; a name of torch's runs that schedule of its own on the same stages.
         options: of torch's runtime, as `defer_pp_recv`; all of them are refused.
@@ -88,11 +87,7 @@ class TorchRequest:
 
     @cached_property
     def lowered(self) -> Lowered:
-        """The lowered rows of all pipeline ranks.
-
-        Raises:
-            ScheduleError: if torch's runtime cannot run it.
-        """
+        """The lowered rows of all pipeline ranks; raises ScheduleError if torch's runtime cannot run it."""
         return lower(from_text(self.schedule))
 
     @property
@@ -106,7 +101,6 @@ class TorchRequest:
 
     @property
     def num_ranks(self) -> int:
-        """Processes in all."""
         return self.num_pipeline_ranks * self.ranks_each
 
     @property
@@ -115,11 +109,7 @@ class TorchRequest:
         return self.lowered.table.shape.num_microbatches * self.data_parallel
 
     def workload(self, own: Container[int] | None = None) -> Workload:
-        """The same modules and microbatches wherever it is called.
-
-        Args:
-            own: the modules that are to have values; the others stay on the meta device. None: all.
-        """
+        """Equal modules and microbatches everywhere; those that are not one's `own` stay on meta."""
         model, dtype = Architecture(**self.model), DTYPES[self.dtype]
         if own is None:
             modules = list(build_model(model, seed=self.seed, dtype=dtype))
@@ -139,7 +129,6 @@ class TorchRequest:
         )
 
     def settings(self) -> OptimizerSettings:
-        """How weights are updated."""
         return OptimizerSettings(**(self.optimizer or {}))
 
     def _data(self, model: Architecture) -> Data:
@@ -157,34 +146,14 @@ class TorchRequest:
     @property
     def digest(self) -> str:
         """A hash of all that ranks must have alike before the first message."""
-        return hashlib.sha256((self.to_json() + self.lowered.digest).encode()).hexdigest()
-
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "TorchRequest":
-        """The request `to_json` wrote.
-
-        Raises:
-            ValueError: if it is none.
-        """
-        try:
-            return cls(**json.loads(text))
-        except TypeError as error:
-            raise ValueError(f"not a request ({error}): fields are {', '.join(cls.__dataclass_fields__)}") from None
+        fields = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256((fields + self.lowered.digest).encode()).hexdigest()
 
 
 def make_request(schedule: Schedule, model: Architecture, *, check_device: bool = True, **fields: Any) -> TorchRequest:
-    """A request for a schedule and a model, checked.
+    """A request for a schedule and a model with other `fields` of `TorchRequest`, checked; a dry run needs no device.
 
-    Args:
-        check_device: refuse a device that is not here; a dry run needs none.
-        fields: the other fields of `TorchRequest`.
-
-    Raises:
-        ValueError: for what torch's runtime cannot do, or would do wrong without saying so.
+    Raises ValueError for what torch's runtime cannot do, or would do wrong without saying so.
     """
     request = TorchRequest(to_text(schedule), asdict(model), **fields)
     check_request(request, check_device=check_device)
@@ -192,10 +161,8 @@ def make_request(schedule: Schedule, model: Architecture, *, check_device: bool 
 
 
 def check_request(request: TorchRequest, *, check_device: bool = True) -> None:
-    """Refuse what cannot be run, or would give wrong gradients without an error, before any process starts.
-
-    Raises:
-        ValueError: value, rule and way out.
+    """Refuse what cannot be run, or would give wrong gradients without an error, before any process starts: a
+    ValueError with value, rule and way out.
     """
     lowered = request.lowered
     _check_partition(lowered.table, request)

@@ -12,10 +12,9 @@ arXiv 1909.08053, section 3.
 All ranks begin a collective together (a barrier), and it has taken as long as it took the slowest of them.
 """
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,18 +34,11 @@ SIZES = tuple(2**power for power in range(12, 25, 2))  # bytes: 4 KiB to 16 MiB
 REPEATS = 9
 WARM_UPS = 3
 STALL_S = 25.0  # no collective of these sizes takes so long; starting and ending come on top
-MARK = '{"collectives"'
 
 
 @dataclass(frozen=True)
 class CollectiveRequest:
-    """Collectives to be timed.
-
-    Args:
-        num_ranks: processes that take part.
-        sizes: bytes of the tensors, rounded down to whole values for every rank.
-        device: cpu, or what torch calls this machine's accelerators: cuda, xpu, ...
-    """
+    """Collectives to be timed, of so many bytes, in whole values for every rank, on cpu or torch's device type."""
 
     num_ranks: int
     sizes: tuple[int, ...] = SIZES
@@ -54,11 +46,7 @@ class CollectiveRequest:
     device: str = "cpu"
 
     def check(self) -> None:
-        """Refuse a request that cannot run.
-
-        Raises:
-            ValueError: value, rule and way out.
-        """
+        """Refuse a request that cannot run: a ValueError with value, rule and way out."""
         if self.num_ranks < 2:
             raise ValueError(f"ranks={self.num_ranks}: a collective needs at least 2")
         num = torch.accelerator.device_count()
@@ -66,16 +54,6 @@ class CollectiveRequest:
             raise ValueError(f"ranks={self.num_ranks}: torch finds {num} accelerators, and each rank needs one")
         if self.repeats < 1 or len(self.sizes) < 2 or min(self.sizes) < 4 * self.num_ranks:
             raise ValueError(f"sizes={self.sizes}: at least two, each of a value of 4 bytes for every rank")
-
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps({"collectives": asdict(self)}, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "CollectiveRequest":
-        """The request `to_json` wrote."""
-        values = json.loads(text)["collectives"]
-        return cls(**{**values, "sizes": tuple(values["sizes"])})
 
 
 def run_collectives(request: CollectiveRequest, place: Place) -> dict[str, Any] | None:
@@ -136,11 +114,7 @@ _pairs: dict[int, list[Any]] = {}
 
 
 class Groups:
-    """The groups of a request on the processes there are.
-
-    Raises:
-        ValueError: if there are not as many processes as the request has ranks, or they have different requests.
-    """
+    """The groups of a request; ValueError unless there are as many processes as it has ranks, all with one request."""
 
     def __init__(self, request: TorchRequest) -> None:
         self.request, self.world = request, dist.get_world_size()
@@ -195,16 +169,8 @@ class Groups:
             parameter.grad = parameter.grad.contiguous()
             dist.all_reduce(parameter.grad, group=self._pair)
 
-    def barrier(self) -> None:
-        """All processes meet."""
-        dist.barrier()
-
     def check_same(self, digest: str) -> None:
-        """All ranks have one table and one request, or none of them starts.
-
-        Raises:
-            ValueError: naming the ranks that differ; every rank raises it.
-        """
+        """All ranks have one table and request; else each raises ValueError naming those that differ."""
         digests: list[Any] = [None] * self.world
         dist.all_gather_object(digests, digest)
         other = [rank for rank, found in enumerate(digests) if found != digests[0]]
@@ -243,11 +209,7 @@ def shard_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def replicate_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """torch's data parallelism on FSDP's machinery, whose gradients are reduced where REDUCE_GRAD stands.
-
-    Raises:
-        ValueError: if this torch does not have it.
-    """
+    """torch's data parallelism on FSDP's machinery, reduced at REDUCE_GRAD; ValueError if torch lacks it."""
     try:
         from torch.distributed._composable.replicate_with_fsdp import replicate
     except ImportError as error:
@@ -256,10 +218,8 @@ def replicate_weights(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def shard_matrices(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Tensor parallelism on every decoder layer; embedding, norms and head stay whole on each rank.
-
-    Raises:
-        ValueError: for layers that torch's styles cannot cut, or heads that cannot be dealt evenly.
+    """Tensor parallelism on every decoder layer; embedding, norms and head stay whole on each rank. Raises ValueError
+    for layers that torch's styles cannot cut, or heads that cannot be dealt evenly.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 

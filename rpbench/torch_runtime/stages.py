@@ -64,7 +64,6 @@ class ChainStage(PipelineStage):
         return self.stage_index % self._chain_length == self._chain_length - 1
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
-        """Take the neighbour's output, unless this stage begins a chain."""
         if not self.is_first:
             super().set_local_fwd_input(prev_stage_outputs, mb_index)
 

@@ -67,11 +67,7 @@ def number_of(version: str) -> tuple[int, int]:
 
 
 def facts_of(version: str = torch.__version__) -> Facts:
-    """The facts of a version; of one that is newer than the table, those of its newest.
-
-    Raises:
-        ValueError: for a version that is older than the table.
-    """
+    """The facts of a version, the newest known of a newer one; ValueError for one older than the table."""
     number = number_of(version)
     if number < OLDEST:
         raise ValueError(
@@ -90,11 +86,7 @@ def newer_note(version: str = torch.__version__) -> str:
 
 @cache
 def load_runtime() -> Runtime:
-    """The private runtime of this torch.
-
-    Raises:
-        ValueError: naming what has moved, and the versions that are known to work.
-    """
+    """The private runtime of this torch; ValueError naming what has moved, and known versions."""
     facts_of()
     missing: list[str]
     try:

@@ -15,13 +15,7 @@ GROUPS = ("work", "schedule.name")
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel.
-
-    Args:
-        kind: bar, scatter, line, parallel, media or comparer.
-        metrics: what it draws up (y of a scatter or a line), by the names runs log.
-        x: the metric along, of a scatter or a line.
-    """
+    """One panel: bar, scatter, line, parallel, media or comparer, of what runs log; x is along a scatter or a line."""
 
     kind: str
     title: str
@@ -30,7 +24,6 @@ class Panel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every metric it names."""
         return self.metrics if self.x is None else (*self.metrics, self.x)
 
 
@@ -98,11 +91,7 @@ def specification(project: str, entity: str = "") -> dict[str, Any]:
 
 
 def save(project: str, entity: str = "") -> dict[str, str]:
-    """Make workspace and report at W&B; where they are.
-
-    Raises:
-        ConfigError: without a key, before anything is asked.
-    """
+    """Make workspace and report at W&B; where they are. Raises ConfigError without a key, before anything is asked."""
     from rpbench.tracking.wandb_run import wandb_mode
 
     if wandb_mode() != "online":

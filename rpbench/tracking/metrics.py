@@ -13,11 +13,7 @@ Listener = Callable[[Row], None]
 
 @dataclass
 class StepFeed:
-    """Rows that a run reports while it lasts.
-
-    Args:
-        listener: takes each row; None: the run is not watched.
-    """
+    """Rows that a run reports while it lasts, to a listener if there is one."""
 
     listener: Listener | None = None
     _rows: "SimpleQueue[Row | None]" = field(default_factory=SimpleQueue)
@@ -51,12 +47,7 @@ STEP = "train/step"  # the axis of the history: batches that are done, counted f
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a run.
-
-    Args:
-        unit: as people write it; "1" for a fraction or a count.
-        goal: `minimize` or `maximize`; None where neither is better.
-    """
+    """One number of a run, its unit ("1": a fraction or count), and whether it is best low or high, if either."""
 
     unit: str
     goal: str | None = None
@@ -92,7 +83,6 @@ SUMMARY = {
     "replay_makespan_s": Metric("s", "minimize"),
     "loss": Metric("nat", "minimize"),
 }
-WORDS = ("status", "reason", "evidence")  # of the summary
 TIMELINE = "timeline"  # the picture of a run's timeline
 
 

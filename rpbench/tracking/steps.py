@@ -28,11 +28,9 @@ class Clocked:
 
 
 class StepWatch:
-    """Watches the handlers of a training run and feeds a row for each batch.
+    """Watches the handlers of a training run and feeds a row for each batch of so many microbatches and tokens.
 
     Args:
-        batch: microbatches of a row, however many of them an optimizer step takes.
-        tokens: of one batch.
         known: the timeline, where the clock is virtual; None: the wall clock.
     """
 

@@ -130,7 +130,6 @@ def add_artifact(run: Any, row: Record, timeline: Timeline | None, folder: Path)
 
 
 def files_of(row: Record, timeline: Timeline | None) -> dict[str, str]:
-    """The files of a run by name."""
     files = {"record.json": dump(row) + "\n"}
     if timeline is None:
         return files
@@ -147,12 +146,7 @@ _unreachable = False  # said once per process; the runs after it go offline at o
 
 
 def start(request: Request, row: Mapping[str, Any], attempt: int) -> Any:
-    """A run at W&B, with its name, group and configuration.
-
-    Args:
-        row: what is known of its record.
-        attempt: which try this is; later ones get an id of their own, so that no step is there twice.
-    """
+    """A run at W&B; later attempts have an id of their own, so that no step is twice."""
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
@@ -305,7 +299,6 @@ class WandbMirror(Mirror):
 
 
 def begun(request: Request, opening: Mapping[str, Any]) -> Mirror:
-    """The mirror of a run that begins."""
     return Mirror() if request.tracker.name == "none" else WandbMirror(request, opening)
 
 

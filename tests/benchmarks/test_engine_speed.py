@@ -17,7 +17,7 @@ from torch.nn import functional
 from rpbench.config.request import load
 from rpbench.cost.table import CostTable, LayerTimes
 from rpbench.engine.backends.emulated import EmulatedBackend
-from rpbench.engine.backends.threads import CpuBackend, usable_cores
+from rpbench.engine.backends.threads import CpuBackend, one_thread, usable_cores
 from rpbench.engine.backends.virtual import replay_clock
 from rpbench.engine.executor import execute
 from rpbench.engine.measure.stopwatch import ForeignLoad
@@ -30,7 +30,6 @@ from rpbench.models.data import SyntheticTokens
 from rpbench.plan import choose
 from rpbench.plan.whole import evaluate_whole
 from rpbench.run.assemble import pose
-from rpbench.run.training.tensors import one_thread
 from rpbench.sim.longest_path import simulate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))

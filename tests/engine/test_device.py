@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases import build
 from spared import slow
+from stream_replay import Replay
 from test_device_accepted import TINY
 from test_replicated_training import complete
 from training_cases import TINY as SMALL
@@ -238,7 +239,7 @@ REORDERED = [
 @pytest.mark.parametrize("num_orders", [3, slow(50), pytest.param(1000, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("schedule", REORDERED, ids=lambda schedule: schedule.name)
 def test_any_order_that_the_waits_allow_gives_the_same_bits(schedule, num_orders):
-    replay = issued(schedule, 2, keep_calls=True).replay()
+    replay = Replay(issued(schedule, 2, keep_calls=True))
     assert replay.num_steps > 1000
     assert not any(replay.differences(seed) for seed in range(num_orders))
 

@@ -20,6 +20,7 @@ def run(backend: str, *overrides: str):
     """The record fields and the timeline of a request."""
     request = load([f"backend={backend}", *overrides])
     assembled = assemble(request)
+    train.check_request(request, assembled)
     return *train.execute(request, assembled), assembled
 
 

@@ -8,12 +8,10 @@ from rpbench.torch_runtime.processes.diagnosis import (
     Evidence,
     Phase,
     Place,
-    RunFailed,
     Standing,
     diagnose,
     read_file,
     read_standing,
-    summary,
     unpack,
 )
 
@@ -70,17 +68,6 @@ def test_one_that_waits_for_a_message_not_sent_is_not_at_fault():
 def test_messages_that_all_miss_are_no_ones_fault():
     error = found((at(0, "0B0", Phase.WAITING), at(1, "1F3", Phase.WAITING)), errors={})
     assert error.rank in (0, 1)
-
-
-def test_a_record_of_a_failed_run():
-    assert summary(RunFailed("rank 1 ran out", 1, "out of memory", "1B0")) == {
-        "status": "oom",
-        "reason": "rank 1 ran out",
-        "failed_rank": 1,
-        "failed_action": "1B0",
-    }
-    assert summary(found())["status"] == "failed"
-    assert summary(ValueError("no")) == {"status": "failed", "reason": "no"}
 
 
 def test_a_board_outlives_its_writer(tmp_path):

@@ -8,6 +8,7 @@ from rpbench.side_processes import GRACE_S
 from rpbench.torch_runtime import shards
 from rpbench.torch_runtime.processes.diagnosis import Phase, RunFailed
 from rpbench.torch_runtime.processes.ranks import LAST_WORDS_S, Ranks
+from rpbench.torch_runtime.processes.worker import from_line, to_line
 from rpbench.torch_runtime.shards import COLLECTIVES, STALL_S, CollectiveRequest, run_collectives
 from tests.torch_runtime.faulty_collectives import MARKED
 
@@ -16,7 +17,7 @@ FAULTY = "tests.torch_runtime.faulty_collectives"
 
 def test_a_request_survives_the_line_it_is_sent_as():
     asked = CollectiveRequest(4, (64, 1024), 3, "cuda")
-    assert CollectiveRequest.from_json(asked.to_json()) == asked
+    assert from_line(to_line(asked)) == asked
 
 
 @pytest.mark.parametrize(

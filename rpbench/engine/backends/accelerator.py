@@ -12,11 +12,7 @@ import torch
 
 
 def kind() -> str:
-    """The accelerator's device type in torch: cuda (ROCm as well), xpu, npu, ...
-
-    Raises:
-        RuntimeError: where there is none.
-    """
+    """torch's name of the accelerator: cuda (ROCm as well), xpu, npu, ...; RuntimeError where there is none."""
     found = torch.accelerator.current_accelerator()
     if found is None:
         raise RuntimeError("torch finds no accelerator on this machine")
@@ -46,10 +42,7 @@ def is_its_error(error: BaseException) -> bool:
 
 
 def workspace_bytes(number: int) -> int:
-    """Free the libraries' workspaces on an accelerator, one for each stream they ran on; returns their bytes.
-
-    Call it while nothing runs there.
-    """
+    """Free the libraries' workspaces, one for each stream, of an accelerator where nothing runs; their bytes."""
     own = _FORGET_WORKSPACES.get(kind())
     if own is None:
         return 0

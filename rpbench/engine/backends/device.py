@@ -63,7 +63,6 @@ class DeviceBackend(ThreadBackend):
         return place(device % self._num_accelerators)
 
     def stream_of(self, device: int, lane: str) -> torch.Stream:
-        """The stream of a lane."""
         if (device, lane) not in self._streams:
             self._streams[device, lane] = torch.Stream(device=self.accelerator_of(device))
         return self._streams[device, lane]
@@ -86,10 +85,8 @@ class DeviceBackend(ThreadBackend):
     def run(self, program: Program, perform: Perform) -> Timeline:
         """When each action ran on its accelerator, in seconds; actions of host lanes by the clock of the processor.
 
-        Raises:
-            ActionFailed: if one raised; its cause is a `DeviceFailed` where an accelerator did.
-            DeviceFailed: if an accelerator failed later.
-            ScheduleError: if no lane can move.
+        Raises as `rpbench.engine.executor.Backend` does, the cause a DeviceFailed where an accelerator failed, and
+        DeviceFailed if one failed later.
         """
         issue = _Issue(self, program, perform)
         self._synchronize()
@@ -109,16 +106,13 @@ class _Issue:
 
     def __init__(self, backend: DeviceBackend, program: Program, perform: Perform) -> None:
         self._backend, self._program, self._perform = backend, program, perform
-        num = len(program.waits)
         self._on_device = [program.lanes[place].name in ON_DEVICE for place in program.index.lane_of]
-        self._start: list[Any]
-        self._main: list[Any]
-        self._end: list[Any]
-        self._start, self._main, self._end = (
+        self._events: list[list[Any]] = [
             [self._event(number) if on_device else None for number, on_device in enumerate(self._on_device)]
-            for _ in range(3)
-        )
-        self._host = [[0.0] * num for _ in range(3)]
+            for _ in ("start", "main", "end")
+        ]
+        self._end = self._events[2]
+        self._host = [[0.0] * len(program.waits) for _ in self._events]
         self._origins: dict[torch.device, Any] = {}
         self._began = 0.0
 
@@ -132,11 +126,7 @@ class _Issue:
                 self._origins[found].record(torch.accelerator.current_stream(found))
 
     def perform(self, number: int, gate: Gate) -> None:
-        """Issue an action behind the events of what it waits for.
-
-        Raises:
-            DeviceFailed: if an accelerator fails.
-        """
+        """Issue an action behind the events of what it waits for; raises DeviceFailed if an accelerator fails."""
         with failing():
             self._issue(number, gate)
 
@@ -147,7 +137,7 @@ class _Issue:
             self._perform_on_host(number, gate, edges)
             return
         stream = self._backend.stream_of(lane.device, lane.name)
-        start, main, end = self._start[number], self._main[number], self._end[number]
+        start, main, end = (events[number] for events in self._events)
         begin_action(stream)
         with stream:
             self._wait([edge for edge in edges if not edge.late])
@@ -175,7 +165,7 @@ class _Issue:
                 else host[number]
                 for number, event in enumerate(events)
             ]
-            for events, host in zip((self._start, self._main, self._end), self._host, strict=True)
+            for events, host in zip(self._events, self._host, strict=True)
         )
         return Timeline(self._program.schedule, start, main, end, [0.0] * len(start), 0.0)
 
@@ -202,11 +192,11 @@ class _Issue:
 
 @contextmanager
 def failing(when: str = "") -> Iterator[None]:
-    """Inside, what fails of an accelerator is told with what each holds, by its allocator's count, which outlives it.
+    """Inside, what fails of an accelerator raises DeviceFailed, with what each holds by its allocator's count, which
+    outlives it.
 
-    Raises:
-        DeviceFailed: if an accelerator has no memory, is lost, or its driver or a library has an error: of what is
-            asked of it here, or of what was asked before, which an accelerator says later.
+    That is no memory, a lost accelerator, an error of its driver or a library: of what is asked of it here, or of what
+    was asked before, which an accelerator says later.
     """
     try:
         yield

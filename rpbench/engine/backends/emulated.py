@@ -11,22 +11,17 @@ from collections.abc import Mapping
 
 from rpbench.cost.table import CostTable, Work
 from rpbench.engine.backends.threads import ThreadBackend
-from rpbench.engine.backends.virtual import works_of
 from rpbench.engine.executor import Gate, Handler, Perform
 from rpbench.engine.program import Program
 from rpbench.ir.action import Action, Kind, parts_of
 from rpbench.ir.timeline import Timeline
+from rpbench.sim.longest_path import works_by_action
 
 _SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of prctl(2), in nanoseconds
 
 
 class EmulatedBackend(ThreadBackend):
-    """Modelled work by the wall clock.
-
-    Args:
-        costs: how long actions and hops take.
-        scale: factor on all of them.
-    """
+    """Modelled work by the wall clock: actions and hops take what the costs say, times a scale."""
 
     def __init__(self, costs: CostTable, scale: float = 1.0) -> None:
         self._unit_s = scale / costs.units_per_second
@@ -37,7 +32,7 @@ class EmulatedBackend(ThreadBackend):
 
     def run(self, program: Program, perform: Perform) -> Timeline:
         """As `ThreadBackend.run`; every device works at its own speed."""
-        self._works = works_of(program, self._costs)
+        self._works = works_by_action(program.graph, self._costs)
         self._first = [parts_of(action)[0] for action in program.actions]
         return super().run(program, perform)
 

@@ -22,11 +22,7 @@ Job = Callable[[], None]
 
 
 class Workers:
-    """As many threads as there were ever jobs at a time. They are daemons: the process may end without them.
-
-    Args:
-        prepare: what each thread does first.
-    """
+    """As many daemon threads as there were ever jobs at a time; `prepare` is the first thing that each does."""
 
     def __init__(self, prepare: Job) -> None:
         self._prepare = prepare
@@ -91,10 +87,7 @@ class ThreadBackend:
     def run(self, program: Program, perform: Perform) -> Timeline:
         """When each action ran, in seconds; what ran ahead of a main phase is put directly before it.
 
-        Raises:
-            ActionFailed: if one raised; its cause is what it raised.
-            ScheduleError: if no lane can move.
-            RuntimeError: if a worker has died.
+        Raises as `rpbench.engine.executor.Backend` does, and RuntimeError if a worker has died.
         """
         walk = Walk(program, perform, self._hop_s)
         places = walk.places
@@ -143,11 +136,7 @@ def _quick_turns() -> Iterator[None]:
 
 
 class CpuBackend(ThreadBackend):
-    """Real work by the wall clock, on as many threads as the schedule has lanes.
-
-    Args:
-        cores: on which workers are bound, one after another; without any they go where the system puts them.
-    """
+    """Real work by the wall clock, a thread a lane of the schedule, bound on `cores` in turn if there are any."""
 
     def __init__(self, cores: Sequence[int] = ()) -> None:
         places = cycle(cores)
@@ -160,13 +149,23 @@ class CpuBackend(ThreadBackend):
         super().__init__(prepare)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Operations on one core each: with more, sums are split and the last bits depend on the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def use_one_core() -> None:
     """Must be the first thing a worker does: until then, its matrix products use every core there is."""
     torch.set_num_threads(1)
 
 
 def usable_cores() -> list[int]:
-    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

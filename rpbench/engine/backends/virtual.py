@@ -24,12 +24,7 @@ from rpbench.sim.longest_path import all_hops, works_by_action
 
 
 class Together:
-    """A way to perform a program's actions, joint ones together. Use it in a `with` block.
-
-    Args:
-        perform: does one action.
-        prepare: what each thread does first.
-    """
+    """Performs a program's actions, joint ones together, on threads that `prepare` first. Use it in a `with` block."""
 
     def __init__(self, program: Program, perform: Perform, prepare: Callable[[], None]) -> None:
         self._program, self._perform = program, perform
@@ -38,11 +33,7 @@ class Together:
         self._threads = ThreadPoolExecutor(most, "share", prepare)
 
     def perform(self, number: int, gate: Gate) -> None:
-        """Do an action, or all shares of one if this is the last.
-
-        Raises:
-            ActionFailed: if a share raised.
-        """
+        """Do an action, or all shares of one if this is the last; raises ActionFailed if a share raised."""
         shares = self._program.meets.get(number)
         if shares is None:
             self._perform(number, gate)
@@ -89,19 +80,14 @@ class VirtualBackend:
 
     def run(self, program: Program, perform: Perform) -> Timeline:
         """When each action runs by the virtual clock, in the costs' unit."""
-        works = works_of(program, self.costs)
+        works = works_by_action(program.graph, self.costs)
         with Together(program, perform, use_one_core) as joint:
             return run_clock(program, works, joint.perform, self.costs)
 
 
-def works_of(program: Program, costs: CostTable) -> list[Work]:
-    """The work of every action on the device it stands on, by number."""
-    return works_by_action(program.graph, costs)
-
-
 def known_clock(program: Program, costs: CostTable) -> Timeline:
     """When each action is going to run by the virtual clock, before anything has."""
-    return run_clock(program, works_of(program, costs), lambda number, gate: None, costs)
+    return run_clock(program, works_by_action(program.graph, costs), lambda number, gate: None, costs)
 
 
 def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[float]) -> Timeline:
@@ -111,15 +97,9 @@ def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[floa
 
 
 def run_clock(program: Program, works: Sequence[Work], perform: Perform, costs: CostTable = _WITHOUT_HOPS) -> Timeline:
-    """Run a program on a virtual clock.
+    """Run a program on a virtual clock, its actions in so much time each, by number, and hops in what the costs say.
 
-    Args:
-        works: how long each action takes, by number.
-        costs: how long what crosses devices takes.
-
-    Raises:
-        ActionFailed: if an action raised.
-        ScheduleError: if no lane can move.
+    Raises as `rpbench.engine.executor.Backend` does.
     """
     clock = _Clock(program, works, costs)
     while clock.coming:

@@ -53,16 +53,16 @@ class Walk:
             gate.acquire()  # shut; `_open` releases it
         self._sleeping: dict[int, tuple[int, int]] = {}  # lane -> (its action, what that waits or has waited for)
         self._waiters: dict[int, list[int]] = {}  # action -> lanes whose gate is to be opened when it ends
-        self._order = host_order()
-        self._turns = self._order.turns(self.places)
-        self._order.signal((self, "begins"))
+        self.order = host_order()
+        self._turns = self.order.turns(self.places)
+        self.order.signal((self, "begins"))
 
     def run_lane(self, place: int) -> None:
         """Do the actions of a lane; never raises."""
         runner = _Lane(self, place)
         if self._turns is not None:
             self._turns.take(place)
-        self._order.wait((self, "begins"))
+        self.order.wait((self, "begins"))
         try:
             runner.run()
         except Stopped:
@@ -72,7 +72,7 @@ class Walk:
             found.__cause__ = error
             self.fail(found)
         finally:
-            self._order.signal((self, "lane", place))
+            self.order.signal((self, "lane", place))
             if self._turns is not None:
                 self._turns.give(place, goes_on=False)
             self._leave(place)
@@ -85,18 +85,13 @@ class Walk:
     def timeline(self) -> Timeline:
         """When everything ran, from the first start on; in seconds."""
         for place in self.places:
-            self._order.wait((self, "lane", place))
+            self.order.wait((self, "lane", place))
         origin = min(self.start, default=0.0)
         start, main, end = ([value - origin for value in column] for column in (self.start, self.main, self.end))
         hops = self.program.graph.num_hops * self.hop_s
         return Timeline(self.program.schedule, start, main, end, [0.0] * len(start), hops)
 
     # --- called by lanes ---
-
-    def begins(self, number: int) -> None:
-        """Say that a lane comes to an action."""
-        lane = self.program.lanes[self.program.index.lane_of[number]]
-        self._order.begins(f"{self.program.actions[number]} of device {lane.device}, {lane.name}")
 
     def wait_for(self, place: int, number: int, edges: Sequence[Edge]) -> None:
         """Return when everything at the other end of the edges has ended, and has come over."""
@@ -106,15 +101,15 @@ class Walk:
                 self._sleep(place, number, producer)
             if self._stop:
                 raise Stopped
-            self._order.wait((self, producer))
+            self.order.wait((self, producer))
             if crosses and self.hop_s:
-                sleep_until(self.end[producer] + self.hop_s)
+                time.sleep(max(0.0, self.end[producer] + self.hop_s - time.perf_counter()))
         if self._stop:
             raise Stopped
 
     def finish(self, number: int) -> None:
         """Say that an action has ended, and open the gates of those that sleep for it."""
-        self._order.signal((self, number))
+        self.order.signal((self, number))
         self._finished[number] = True
         waiters = self._waiters.get(number)
         while waiters:
@@ -129,8 +124,10 @@ class Walk:
     def _sleep(self, place: int, number: int, producer: int) -> None:
         waiters = self._waiters.setdefault(producer, [])
         waiters.append(place)
-        if self._finished[producer] and _took_back(waiters, place):
-            return  # it ended in between and has not seen us
+        if self._finished[producer]:
+            with suppress(ValueError):  # struck out already: our gate is opened
+                waiters.remove(place)
+                return  # it ended in between and has not seen us
         with self._lock:
             self._sleeping[place] = (number, producer)
             self._check_moving()
@@ -174,15 +171,6 @@ class Walk:
         self.program.stop()
 
 
-def _took_back(waiters: list[int], place: int) -> bool:
-    """Whether a lane could still strike itself out; if not, its gate is opened."""
-    try:
-        waiters.remove(place)
-    except ValueError:
-        return False
-    return True
-
-
 class _Lane:
     """A lane on its way; `number` is the action it is at."""
 
@@ -195,7 +183,7 @@ class _Lane:
         lane = walk.program.lanes[self.place]
         for number in range(lane.start, lane.stop):
             self.number = number
-            walk.begins(number)
+            walk.order.begins(f"{walk.program.actions[number]} of device {lane.device}, {lane.name}")
             edges = walk.program.waits[number]
             self.late = [edge for edge in edges if edge.late]
             walk.wait_for(self.place, number, [edge for edge in edges if not edge.late] if self.late else edges)
@@ -218,13 +206,6 @@ class _Lane:
         self.began = self.main - ahead
         walk.pre_cpu[number] = used
         self.cpu = time.thread_time()
-
-
-def sleep_until(moment_s: float) -> None:
-    """Sleep until `time.perf_counter` shows a moment."""
-    left = moment_s - time.perf_counter()
-    if left > 0:
-        time.sleep(left)
 
 
 def lane_lost(program: Program, place: int) -> Exception:

@@ -406,11 +406,9 @@ class Passes:
 
     @property
     def _keeps_all(self) -> bool:
-        """Whether forwards keep the input of every module."""
         return self._grain == "layer" and self._layout.keeps_every == 1
 
     def _keep(self, module: int, segment: Segment, value: torch.Tensor) -> None:
-        """Keep the input of a module for recomputation."""
         self._kept[module, segment] = value
         if self._memory is not None:
             self._memory.hold(value, "inputs kept to recompute from")

@@ -38,7 +38,6 @@ class HeadShares:
         self._inputs[segment], self._halves[segment], self._slopes[segment] = x, {}, {}
 
     def forward(self, share: int, segment: Segment, version: int) -> Half:
-        """The first half of a share."""
         with torch.no_grad():
             found = self._share(share, version).forward(*self._read(segment))
         self._halves[segment][share] = found
@@ -47,11 +46,7 @@ class HeadShares:
     def backward(
         self, share: int, segment: Segment, version: int, loss_scale: LossScale
     ) -> tuple[torch.Tensor, Tensors]:
-        """The second half of a share.
-
-        Returns:
-            The loss as its share of the step's mean, the same from every share, and the gradients of its rows.
-        """
+        """The second half of a share: the loss, as `Workload.share`, equal from all, and its rows' gradients."""
         hidden, labels = self._read(segment)
         halves = self._halves[segment]
         whole = together([Sums(*map(here, halves[other].sums)) for other in range(self._workload.num_head_shares)])

@@ -7,11 +7,14 @@ microbatch draws the same numbers again, on any device and under any schedule.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from rpbench.engine.workload import Workload
 
 _TAKES_GENERATOR = frozenset(
     {
@@ -37,6 +40,13 @@ def seeded(seed: int, module: int, microbatch: int, part: int = 0) -> "_Seeded":
     names = f"{seed} {module} {microbatch}" + (f" {part}" if part else "")
     digest = hashlib.blake2b(names.encode(), digest_size=8).digest()
     return _Seeded(int.from_bytes(digest, "big") >> 1)
+
+
+def drawing(workload: Workload, module: int, microbatch: int, part: int = 0) -> AbstractContextManager[object]:
+    """The context in which a module runs a segment of a microbatch of a run."""
+    if not workload.draws_random:
+        return nullcontext()
+    return seeded(workload.seed, module, workload.absolute(microbatch), part)
 
 
 class _Seeded(TorchFunctionMode):

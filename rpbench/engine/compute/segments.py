@@ -19,12 +19,7 @@ Slopes = list[torch.Tensor | None]  # of keys and values
 
 @dataclass
 class Exchange:
-    """The keys and values that some layers read and make for one segment.
-
-    Attributes:
-        earlier: layer -> keys and values of the segments before, in order.
-        own: layer -> those of this segment.
-    """
+    """The keys and values by layer that some layers read of `earlier` segments, in order, and make of their `own`."""
 
     segments: "Segments"
     segment: Segment
@@ -47,11 +42,7 @@ class Exchange:
 
 
 class Segments:
-    """The keys, values and gradients that lie between the segments of a run's microbatches.
-
-    Args:
-        num_parts: segments of every sequence; 1 for whole ones, which exchange nothing.
-    """
+    """Keys, values and gradients between the `num_parts` segments of a run's sequences; none of whole ones."""
 
     def __init__(self, num_parts: int) -> None:
         self.num_parts = num_parts

@@ -27,25 +27,18 @@ from rpbench.models.linear import made_by
 
 
 class Slopes(NamedTuple):
-    """The tensors that make the gradients of a linear map.
-
-    Args:
-        x: its input, (..., inputs).
-        slope: the gradient of its result, (..., outputs).
-    """
+    """The tensors that make the gradients of a linear map: x (..., inputs), and the gradient of y (..., outputs)."""
 
     x: torch.Tensor
     slope: torch.Tensor
 
     def of_input(self, weight: torch.Tensor) -> torch.Tensor:
-        """The gradient of x."""
         x, slope = self._rows()
         is_by_columns = x.stride() == (1, len(x))  # then autograd makes the transposed product
         found = weight.t().mm(slope.t()).t() if is_by_columns else slope.mm(weight)
         return found.reshape(self.x.shape)
 
     def of_weights(self, weights: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The gradients of the weight, and of the bias if there is one."""
         x, slope = self._rows()
         # torch makes one product of rows and adds the bias in it, or a product of x as it is, and adds it afterwards.
         is_one = self.x.dim() == 2 or (self.x.dim() == 3 and self.x.is_contiguous())
@@ -57,12 +50,10 @@ class Slopes(NamedTuple):
 
 
 class Linear:
-    """One application of a linear map.
+    """One application of a linear map to its weight, and its bias if there is one.
 
     Attributes:
-        weights: the leaves it used: the weight, and the bias if there is one.
-        deferred: whether going back leaves their gradients to `weight_gradients`.
-        left: what it left for that.
+        deferred: whether going back leaves their gradients to `weight_gradients`, and `left` for that.
     """
 
     def __init__(self, *weights: torch.Tensor) -> None:

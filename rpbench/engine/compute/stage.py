@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import nn
 
-from rpbench.engine.compute.randomness import seeded
+from rpbench.engine.compute.randomness import drawing
 from rpbench.engine.compute.segments import Exchange, Segment
 from rpbench.engine.compute.split_backward import Deferring, Linear, defer
 from rpbench.engine.state.gradients import Place, Tensors
@@ -85,8 +85,6 @@ class Graph(NamedTuple):
 
     Args:
         start: the input as a leaf; None where it holds tokens.
-        leaves: the weights used.
-        end: the output.
         exchange: what went between this segment of a sequence and others; None where sequences are whole.
         linears: the linear maps whose weight gradients can be put off.
         anchor: to be asked for along with the input, where there are any.
@@ -101,11 +99,11 @@ class Graph(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """The work that the first half of a backward leaves to the second.
+    """The work that the first half of a backward leaves to the second: maps whose weight gradients are still to be
+    made.
 
     Args:
         gradients: of the weights that could not be put off.
-        linears: the maps whose weight gradients are still to be made.
         places: identity of a weight -> its place.
     """
 
@@ -135,7 +133,8 @@ class Stages:
     ) -> torch.Tensor:
         """The output of some modules; after the head, the loss as its share of the step's mean."""
         for module in modules:
-            x = self._call(module, self.weights.all_of(module, version), x, segment, exchange)
+            with drawing(self.workload, module, *segment):
+                x = self._call(module, self.weights.all_of(module, version), x, segment, exchange)
         return x
 
     def keep(
@@ -171,19 +170,9 @@ class Stages:
         return Graph(start, leaves, end, exchange, tuple(deferring.linears), deferring.anchor)
 
     def tensors(self, modules: range, version: int) -> list[torch.Tensor]:
-        """Weights and buffers of some modules."""
         return [tensor for module in modules for tensor in self.weights.all_of(module, version).values()]
 
     def _call(
-        self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: Exchange | None
-    ) -> torch.Tensor:
-        if not self.workload.draws_random:
-            return self._plain_call(module, tensors, x, segment, exchange)
-        microbatch, part = segment
-        with seeded(self.workload.seed, module, self.workload.absolute(microbatch), part):
-            return self._plain_call(module, tensors, x, segment, exchange)
-
-    def _plain_call(
         self, module: int, tensors: Named, x: torch.Tensor, segment: Segment, exchange: Exchange | None
     ) -> torch.Tensor:
         shell = self.shells[module]
@@ -203,10 +192,7 @@ class Stages:
 
 
 def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-    """The gradients of a graph's input and weights, from that of its output (None: 1, of a loss).
-
-    Weights the output does not depend on have none.
-    """
+    """The gradients of a graph's input and of weights that its output, whose gradient is given (None: 1), needs."""
     inputs = [*graph.leaves.values(), *(() if graph.start is None else (graph.start,))]
     found = _differentiate(graph, inputs, gradient)
     below = found[-1] if found and graph.start is not None else None

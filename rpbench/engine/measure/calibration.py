@@ -69,7 +69,6 @@ class Rates:
 
 
 def measure_rates(watch: Stopwatch, sizes: Sizes) -> Rates:
-    """Measure the rates of a device."""
     width, copy_bytes, attention = sizes
     fast, exact = (_product_rate(watch, width, fast=fast) for fast in (True, False))
     up, down, both = _copy_rates(watch, copy_bytes)
@@ -188,7 +187,6 @@ class Calibration:
     """Measurements of a machine's devices.
 
     Args:
-        rates: of one device while all are busy.
         probes: with the seconds that the parts of the engine's work took.
         halves: what the two halves of a split backward take over the whole.
         foreign_cores: cores that other programs kept busy meanwhile; None where the system does not say.
@@ -205,11 +203,7 @@ class Calibration:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there.
-
-    Raises:
-        ValueError: unless it is `cpu`, or `accelerator` where torch finds one.
-    """
+    """Refuse a device that is not there: a ValueError unless it is `cpu`, or `accelerator` where torch finds one."""
     if device not in DEVICES:
         raise ValueError(f"device={device}: one of {', '.join(DEVICES)}")
     if device == "accelerator" and not torch.accelerator.is_available():
@@ -219,12 +213,7 @@ def check_device(device: str) -> None:
 def calibrate_cores(
     num_devices: int, tell: Told, probes: Sequence[Probe] = ON_CORES, sizes: Sizes = OF_CORES
 ) -> Calibration:
-    """Calibrate devices that are threads with one core each.
-
-    Args:
-        tell: told a line before each thing that is measured.
-        sizes: of the operators.
-    """
+    """Calibrate devices that are threads with one core each; `tell` gets a line before each thing that is measured."""
     with ForeignLoad() as foreign:
         tell(f"rates of {num_devices} cores at once")
         with CoreStopwatch(num_devices) as watch:
@@ -244,11 +233,7 @@ def calibrate_accelerators(
     halved: Sequence[Probe] = HALVED_ON_ACCELERATORS,
     sizes: Sizes = OF_ACCELERATORS,
 ) -> Calibration:
-    """Calibrate the first accelerator, and its link to the second.
-
-    Args:
-        sizes: of the operators.
-    """
+    """Calibrate the first accelerator, and its link to the second."""
     with ForeignLoad() as foreign, AcceleratorStopwatch() as clock:
         tell("rates of the accelerator and its links")
         rates, peer, found = measure_rates(clock, sizes), peer_rate(clock, sizes.copy_bytes), []

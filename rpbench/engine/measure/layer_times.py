@@ -62,13 +62,9 @@ NUM_STEPS = 4
 def time_layers(
     workload: Workload, settings: Settings, num_devices: int, microbatches_per_device: int = 3
 ) -> LayerTimes:
-    """Median times of one microbatch through each layer, in seconds.
+    """Median seconds of one microbatch through each layer, over all steps but the first; the modules are not changed.
 
     The embedding is counted with the first layer. Gradients' sums are part of the backward.
-
-    Args:
-        workload: whose modules are run; they are not changed.
-        microbatches_per_device: of each step, all steps but the first being measured.
     """
     head = len(workload.modules) - 2
     partition = symmetric((*[1] * head, 0))  # the head alone
@@ -94,11 +90,7 @@ def time_stages(
     *,
     in_halves: bool = False,
 ) -> dict[tuple[Kind, int], tuple[float, float]]:
-    """Kind and stage of an action -> the median seconds of its two phases, what runs ahead and the rest.
-
-    Args:
-        in_halves: backwards are split into those of inputs and of weights.
-    """
+    """(kind, stage) -> median seconds of what runs ahead, and of the rest; backwards in halves if asked for."""
     num_microbatches = num_devices * microbatches_per_device
     schedule = side_by_side(partition, num_devices, num_microbatches, NUM_STEPS)
     if in_halves:

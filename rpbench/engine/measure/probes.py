@@ -19,11 +19,10 @@ from rpbench.engine.state.gradients import Sum, Tensors
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import Weights
 from rpbench.engine.training import Settings
-from rpbench.engine.workload import Workload
+from rpbench.engine.workload import Workload, synthetic
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
-from rpbench.models.build import build_model
-from rpbench.models.data import Batch, SyntheticTokens
+from rpbench.models.data import Batch
 from rpbench.workload.architecture import Architecture
 
 SEED = 0
@@ -113,9 +112,8 @@ def halves_on_cores(probe: Probe, num_devices: int) -> Shares:
 
 
 def _workload(probe: Probe, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Workload:
-    model = probe.model
-    tokens = SyntheticTokens(model.vocab, model.seq_len, probe.num_tokens // model.seq_len, SEED)
-    return Workload(list(build_model(model, seed=SEED, dtype=dtype, device=device)), tokens, MICROBATCHES, SEED)
+    sequences, name = probe.num_tokens // probe.model.seq_len, str(dtype).removeprefix("torch.")
+    return synthetic(probe.model, sequences, name, SEED, MICROBATCHES, device)
 
 
 # --- on an accelerator, where lanes are streams: the engine's own calls, one after another ---------------------------

@@ -14,6 +14,7 @@ import torch
 
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain
 from rpbench.cost.table import CostTable, Work, members_of
+from rpbench.engine.backends.threads import one_thread
 from rpbench.engine.compute.stage import Shells, Stages, backward
 from rpbench.engine.state.weights import Weights
 from rpbench.engine.workload import Workload
@@ -73,31 +74,21 @@ class OneBatch(NamedTuple):
 def profile_layers(
     workload: Workload, *, num_warmups: int = 2, num_runs: int = 10, on_run: Progress | None = None
 ) -> LayerGraph:
-    """The modules of a model as a chain of profiled layers: medians over runs of one microbatch.
+    """The modules of a model as a chain of profiled layers: medians over runs of one microbatch, warm-ups apart.
 
     `parameter_bytes` are those of trainable parameters: frozen ones have no gradient to add up and no versions.
-
-    Args:
-        num_warmups: runs of the whole model that are not counted.
-        on_run: told the number of runs that are over, warm-ups included.
-
-    Raises:
-        ValueError: if no run is to be counted.
+    `on_run` is told the number of runs that are over, warm-ups included. Raises ValueError if no run is to be counted.
     """
     if num_runs < 1 or num_warmups < 0:
         raise ValueError(f"num_runs={num_runs}, num_warmups={num_warmups}: at least 1 run is counted")
     workload = replace(workload, data=OneBatch(workload.batch(0)))
     stages = Stages(workload, Weights(workload, {}), Shells(workload.modules))
     runs = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the engine has it: one core a device
-    try:
+    with one_thread():  # as the engine has it: one core a device
         for number in range(num_warmups + num_runs):
             runs.append(_run(stages, workload))
             if on_run is not None:
                 on_run(number + 1)
-    finally:
-        torch.set_num_threads(threads)
     return chain(
         [_layer(workload, index, visits) for index, visits in enumerate(zip(*runs[num_warmups:], strict=True))]
     )

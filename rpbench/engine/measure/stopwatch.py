@@ -16,7 +16,7 @@ from typing import Protocol, Self
 import torch
 
 from rpbench.engine.backends.accelerator import place
-from rpbench.engine.backends.threads import Workers
+from rpbench.engine.backends.threads import Workers, one_thread
 
 _STAT = Path("/proc/stat")
 # Columns of the first line that count busy time: user, nice, system, irq, softirq, steal. Guests are within user.
@@ -82,13 +82,7 @@ REPEATS = 5
 
 
 class Stopwatch(Protocol):
-    """A device with its clock.
-
-    Attributes:
-        device, dtype: of the tensors that are worked on.
-        pins: whether host memory is pinned for copies.
-        num_workers: devices that work at the same time.
-    """
+    """A device with its clock; whether host memory is pinned for copies, and how many devices work at a time."""
 
     device: str
     dtype: torch.dtype
@@ -204,17 +198,14 @@ class AcceleratorStopwatch:
 
     def seconds_on_host(self, made: Made) -> float:
         """By the clock on the wall, on one core: what the host lane of a device has."""
-        threads, times = torch.get_num_threads(), []
-        torch.set_num_threads(1)
-        try:
+        times = []
+        with one_thread():
             work = made()
             work()
             for _ in range(self._repeats):
                 began = time.perf_counter()
                 work()
                 times.append(time.perf_counter() - began)
-        finally:
-            torch.set_num_threads(threads)
         return min(times)
 
     def _between_events(self, work: Work) -> float:

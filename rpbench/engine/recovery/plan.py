@@ -5,15 +5,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
-from rpbench.engine.workload import Workload
+from rpbench.engine.workload import Workload, synthetic
 from rpbench.ir.action import Kind
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights, from_text
-from rpbench.models.build import build_model
-from rpbench.models.data import SyntheticTokens
 from rpbench.workload.architecture import Architecture
 
 START_S = 120.0  # within which a process has torch and its modules on any machine
@@ -23,13 +19,7 @@ _KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.STEP})
 
 @dataclass(frozen=True)
 class Death:
-    """A process that is killed (SIGKILL) just before an action.
-
-    Args:
-        rank: whose.
-        step: counted from 0.
-        action: place in the rank's row of a step.
-    """
+    """A process that is killed (SIGKILL) just before an action, by its place in the rank's row of a step, from 0."""
 
     rank: int
     step: int
@@ -42,8 +32,6 @@ class Plan:
 
     Args:
         schedule: one step in our text form, with its partition and STEP actions.
-        model: the fields of an `Architecture`.
-        optimizer: the fields of `OptimizerSettings`.
         source: what a lost rank comes back from: `memory` of other processes, or files in `folder`.
         holders: for each rank, the ranks that keep its state, itself first.
         store_every: steps from one file to the next; 0: none are written.
@@ -103,11 +91,7 @@ class Plan:
 
     @cached_property
     def rank_of(self) -> tuple[int, ...]:
-        """For each stage, the rank that runs it.
-
-        Raises:
-            ValueError: if a stage is on several.
-        """
+        """For each stage, the rank that runs it; raises ValueError if a stage is on several."""
         found: dict[int, set[int]] = {}
         for rank in range(self.num_ranks):
             for action in self.order.compute(rank):
@@ -121,19 +105,9 @@ class Plan:
         return tuple(min(found[stage]) for stage in sorted(found))
 
     def workload(self) -> Workload:
-        """The workload of the plan, the same in every process.
-
-        Raises:
-            ValueError: if stages share parameters.
-        """
-        model = Architecture(**self.model)
-        found = Workload(
-            list(build_model(model, seed=self.seed, dtype=getattr(torch, self.dtype))),
-            SyntheticTokens(model.vocab, model.seq_len, self.microbatch_sequences, self.seed),
-            self.order.shape.num_microbatches,
-            self.seed,
-            draws_random=model.dropout > 0,
-        )
+        """The workload of the plan, the same in every process; raises ValueError if stages share parameters."""
+        model, num_microbatches = Architecture(**self.model), self.order.shape.num_microbatches
+        found = synthetic(model, self.microbatch_sequences, self.dtype, self.seed, num_microbatches)
         if found.tied:
             raise ValueError(
                 f"model={model.name}: embedding and head share a matrix, and their stages are in different processes; "
@@ -142,11 +116,7 @@ class Plan:
         return found
 
     def settings(self) -> OptimizerSettings:
-        """The settings of the optimizer.
-
-        Raises:
-            ValueError: if a step needs the gradients of other stages.
-        """
+        """The settings of the optimizer; raises ValueError if a step needs the gradients of other stages."""
         found = OptimizerSettings(**self.optimizer)
         if found.clip_norm is not None:
             raise ValueError(
@@ -157,5 +127,4 @@ class Plan:
 
     @property
     def subject(self) -> dict[str, Any]:
-        """The subject of the plan's checkpoints."""
         return {"model": dict(self.model), "dtype": self.dtype, "seed": self.seed, "schedule": self.schedule}

@@ -46,15 +46,7 @@ Tell = Callable[[int], None]
 
 
 class StageStep:
-    """A rank that trains its stages.
-
-    Args:
-        send: to a rank.
-        receive: waits for what another rank has sent.
-
-    Attributes:
-        state: of its own stages, after `state.num_steps` steps.
-    """
+    """A rank that trains its stages, their `state` after the steps so far, and what passes between ranks."""
 
     def __init__(self, plan: Plan, rank: int, send: Send, receive: Receive) -> None:
         self._plan, self._rank, self._send, self._receive = plan, rank, send, receive
@@ -90,14 +82,12 @@ class StageStep:
         return self.state
 
     def _bring(self, training: Training, action: Action, step: int) -> None:
-        """Receive the input of an action from another rank."""
         if (across := self._across(action, -1)) is not None:
             forward, source, microbatch = across
             name = Tensor(step, "F" if forward else "B", source, microbatch)
             training.passes.put_boundary(forward, source, microbatch, self._receive(name))
 
     def _hand_on(self, training: Training, action: Action, step: int) -> None:
-        """Send the output of an action to another rank."""
         if (across := self._across(action, 1)) is not None:
             forward, target, microbatch = across
             name = Tensor(step, "F" if forward else "B", action.stage, microbatch)
@@ -119,7 +109,6 @@ class Message(NamedTuple):
     """A message between a rank and the watching process.
 
     Args:
-        word: what it is about.
         epoch: how many failures there had been; what is older is not heard.
         to: the rank it is for; -1: the process that watches.
         about: the word's arguments, plain data.
@@ -134,21 +123,15 @@ class Message(NamedTuple):
 
 
 def say(connection: "Connection[Any, Any]", message: Message) -> None:
-    """Send a message."""
     connection.send_bytes(pickle.dumps(tuple(message)))
 
 
 def hear(connection: "Connection[Any, Any]") -> Message:
-    """The next message.
-
-    Raises:
-        EOFError, OSError: if the other end is gone.
-    """
+    """The next message; raises EOFError or OSError if the other end is gone."""
     return Message(*pickle.loads(connection.recv_bytes()))
 
 
 def bytes_of(state: State) -> int:
-    """Bytes of a state's tensors."""
     moments = (value for found in state.moments.values() for value in found.values())
     tensors: list[torch.Tensor] = [*state.masters.values(), *moments]
     return sum(tensor.nbytes for tensor in tensors)
@@ -173,7 +156,6 @@ class StageProcess:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def serve(self) -> None:
-        """Carry out requests until `end`."""
         words: dict[str, Callable[..., None]] = {
             "step": self._step,
             "back": self._back,
@@ -219,7 +201,6 @@ class StageProcess:
         self._say("copy", owner, step, to=owner, body=pickle.dumps(self._copies[owner, step]))
 
     def _store(self, step: int) -> None:
-        """Write the own state to a file."""
         checkpoint.save(file_of(self._plan, self._rank, step), self._stage.state, self._plan.subject)
         self._say("kept", step)
 
@@ -252,7 +233,6 @@ class StageProcess:
             self._words.put(message)
 
     def _next(self) -> Message:
-        """The next thing that is asked for."""
         while True:
             message = self._word(time.monotonic() + self._plan.stall_s + START_S, "anything")
             if message.word not in ("tensor", "failed"):
@@ -266,11 +246,7 @@ class StageProcess:
         return self._tensors.pop(name)
 
     def _word(self, deadline: float, what: str) -> Message:
-        """The next message of this epoch, or the one that ends it; tensors are laid aside.
-
-        Raises:
-            TimeoutError: if none comes in time.
-        """
+        """The next message of this epoch, tensors laid aside, or of its end; TimeoutError if none comes in time."""
         while True:
             try:
                 message = self._words.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -300,7 +276,6 @@ class StageProcess:
 
 
 def file_of(plan: Plan, rank: int, step: int) -> Path:
-    """The file of a rank's state after some steps."""
     return Path(plan.folder) / f"rank{rank}-step{step}.pt"
 
 

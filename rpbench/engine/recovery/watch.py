@@ -65,13 +65,7 @@ class Return:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a plan.
-
-    Args:
-        masters: of all stages, after the last step.
-        returns: one for each failure, in order.
-        num_actions: that began in all, those that were done again counted each time.
-    """
+    """The masters of all stages after the last step, the recoveries, and how many actions began, each time counted."""
 
     masters: Tensors
     returns: tuple[Return, ...]
@@ -79,11 +73,7 @@ class Result:
 
 
 def train(plan: Plan) -> Result:
-    """Train a plan to its end.
-
-    Raises:
-        CannotRecover: if a state is lost, or a rank hangs or raises.
-    """
+    """Train a plan to its end; raises CannotRecover if a state is lost, or a rank hangs or raises."""
     with Watch(plan) as watch:
         return watch.train()
 
@@ -124,11 +114,7 @@ class Watch:
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def train(self) -> Result:
-        """Every step, through every failure.
-
-        Raises:
-            CannotRecover: as of `rpbench.engine.recovery.watch.train`.
-        """
+        """Every step, through every failure; raises CannotRecover as `rpbench.engine.recovery.watch.train` does."""
         while True:
             try:
                 if self._lost:
@@ -217,11 +203,7 @@ class Watch:
         )
 
     def _givers(self, lost: tuple[int, ...]) -> dict[int, int] | None:
-        """For each lost rank one that lives and holds its state; None where files are to be read.
-
-        Raises:
-            CannotRecover: if there are no files either.
-        """
+        """For each lost rank a living holder of its state; None: from files. CannotRecover without these too."""
         living = {rank: [each for each in self._plan.holders[rank] if each not in lost] for rank in lost}
         if self._plan.source == "memory" and all(living.values()):
             return {rank: holders[0] for rank, holders in living.items()}
@@ -247,15 +229,11 @@ class Watch:
             say(self._connections[message.to], message)
 
     def _hear_all(self, word: str, *about: Any) -> None:
-        """Wait until all ranks have said the same."""
         self._hear({(word, rank, *about) for rank in self._all})
 
     def _hear(self, wanted: set[Said], more_s: float = 0.0) -> None:
-        """Wait until all of something has been said; pass on what is for others meanwhile.
-
-        Raises:
-            RankDied: if a process is gone.
-            CannotRecover: if no message comes within the limit, or a rank raised.
+        """Wait until all of something has been said; pass on what is for others meanwhile. Raises RankDied if a process
+        is gone, CannotRecover if no message comes within the limit, or a rank raised.
         """
         limit_s = self._plan.stall_s + more_s
         while not wanted <= self._said:
@@ -269,7 +247,6 @@ class Watch:
         self._said -= wanted
 
     def _take(self, rank: int) -> None:
-        """Hear one message of a rank."""
         try:
             message = hear(self._connections[rank])
         except (EOFError, OSError):

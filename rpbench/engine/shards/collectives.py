@@ -38,11 +38,7 @@ class _Round:
 
 
 class Rendezvous:
-    """A meeting point of some ranks, for any number of exchanges in one run.
-
-    Attributes:
-        wait_s: by rank, the time it has waited for others.
-    """
+    """A meeting point of ranks, for any number of exchanges in a run; `wait_s`: how long each waited."""
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
@@ -55,12 +51,7 @@ class Rendezvous:
     def exchange(self, rank: int, value: Any, subject: Hashable = None) -> tuple[Any, ...]:
         """The values of all ranks at their next meeting, by rank; read-only until the meeting after.
 
-        Args:
-            subject: what the meeting is about: the same for all who come.
-
-        Raises:
-            Parted: if the others will not come.
-            RuntimeError: if they come for something else.
+        Raises Parted if the others will not come, RuntimeError if they come for another subject.
         """
         with self._changed:
             found = self._enter(rank, value, subject)
@@ -95,11 +86,7 @@ class Rendezvous:
 
 
 class Rank:
-    """One rank's end of the collectives.
-
-    Attributes:
-        num_halves, sent_bytes: the halves of all-reduces it has taken part in, and what it sent for them.
-    """
+    """A rank's end of the collectives; counts halves of all-reduces it took part in, and bytes it sent for them."""
 
     def __init__(self, meeting: Rendezvous, rank: int) -> None:
         self.meeting, self.rank = meeting, rank
@@ -115,7 +102,6 @@ class Rank:
         return self
 
     def gather(self, value: Any, subject: Hashable = None) -> tuple[Any, ...]:
-        """The values of all ranks, by rank."""
         return self.meeting.exchange(self.rank, value, subject)
 
     def reduce_scatter(self, tensor: torch.Tensor, add: Add = torch.add) -> torch.Tensor:

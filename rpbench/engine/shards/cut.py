@@ -32,11 +32,7 @@ def cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[Wo
 
 
 def cut_head(workload: Workload, schedule: Schedule) -> Workload:
-    """The workload with its head in as many shards as the schedule has.
-
-    Raises:
-        ValueError: if the model has no head that can be cut, or the schedule cannot update share d with stage d.
-    """
+    """The workload with its head in shards; ValueError if it cannot be cut, or stage d does not update share d."""
     shape = schedule.shape
     if shape.separate_cuts or shape.num_stages != shape.num_ranks or shape.num_parts > 1:
         raise ValueError(
@@ -69,7 +65,6 @@ def cut_head_state(state: State, workload: Workload) -> State:
 
 
 def joined_head_state(state: State, workload: Workload) -> State:
-    """The inverse of `cut_head_state`."""
     pieces = _pieces(workload)
     whole_of = {part: place for place, parts in pieces.items() for part in parts}
 
@@ -112,11 +107,7 @@ DRAWS_APART = (
 
 
 def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
-    """The workload with layers in shards, one for each device.
-
-    Raises:
-        ValueError: if the layers cannot be cut evenly, or the schedule is not one that trains them.
-    """
+    """The workload with layers in a shard a device; ValueError if they, or the schedule, do not allow it."""
     _check_layers(workload, schedule)
     num_shares, along = schedule.shape.num_ranks, schedule.shape.sequence_parallel
     for number in range(len(workload.lengths) or 1):

@@ -42,12 +42,7 @@ class _Sum:
 
 
 class ReducedWindow:
-    """The gradient of a shared stage for one step; see `rpbench.engine.state.gradients.Window`.
-
-    Args:
-        sums: the sums over replicas that make it.
-        hold: told what gradients the devices have before they are reduced.
-    """
+    """A shared stage's gradient of a step, summed over replicas; `hold` is told of gradients not reduced yet."""
 
     def __init__(self, sums: Sequence[Reduction], sharing: Sharing, hold: Hold) -> None:
         self._sums = [_Sum(parts) for parts in sums]
@@ -70,11 +65,7 @@ class ReducedWindow:
         self._count(device, more)
 
     def reduce(self, device: int, microbatch: int, carry: Carry) -> None:
-        """Do a device's part of the sum that one of its microbatches is in.
-
-        Raises:
-            RuntimeError: if a replica has not made all of its gradient.
-        """
+        """A device's part of the sum with one of its microbatches; RuntimeError if a gradient is missing."""
         found, _ = self._of[microbatch]
         late = [other for other, number in found.missing.items() if number]
         if late:

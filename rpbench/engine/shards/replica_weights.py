@@ -22,13 +22,7 @@ from rpbench.ir.waits.moves import Transfer
 
 
 class ReplicaWeights(DeviceWeights):
-    """Weights of which every replica has its part.
-
-    Args:
-        sharing: stage -> how its replicas share it.
-        hold: told what is gathered on a device.
-        given, options: the arguments of `DeviceWeights`.
-    """
+    """Weights of which every replica has its part; `hold` hears of what is gathered. Else as `DeviceWeights`."""
 
     def __init__(
         self, workload: Workload, *given: Any, sharing: Mapping[int, Sharing], hold: Hold, **options: Any

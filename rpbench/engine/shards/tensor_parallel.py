@@ -145,11 +145,7 @@ class OwnWeights:
 
 
 class TeamGradients(Gradients):
-    """The gradients of all devices, each device's added up by itself.
-
-    Args:
-        groups: as of any device.
-    """
+    """The gradients of all devices, each device's added up by itself, in the same groups."""
 
     def __init__(self, groups: Mapping[tuple[int, int], Groups], num_ranks: int, *, keep: bool = False) -> None:
         super().__init__(groups, keep=keep)  # the first device's
@@ -200,10 +196,9 @@ class Member:
 
 
 class Team:
-    """All devices, and the handlers of what they do together.
+    """All devices, and the handlers of what they do together, on a workload of layers in shares.
 
     Args:
-        workload: of layers in shares.
         make_passes: the passes of a device, from its stages and its gradients.
         splits: whether some backward comes in halves.
         along_sequence: whether a device has a slice of the tokens between its matrices.
@@ -236,7 +231,6 @@ class Team:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """The handler of each kind of joint action."""
         return dict.fromkeys((Kind.F, Kind.B, Kind.I, Kind.W), self._run) | dict.fromkeys(SUMS, self._close)
 
     def _run(self, action: Action, number: int, gate: Gate) -> None:

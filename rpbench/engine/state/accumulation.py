@@ -31,11 +31,7 @@ Reduction = Mapping[int, tuple[int, ...]]  # device -> its microbatches, in the 
 
 
 def reductions_of(analysis: Analysis) -> dict[tuple[int, int], list[Reduction]]:
-    """(backward stage, version of the step) -> its sums over replicas, in order; none of what is not reduced.
-
-    Raises:
-        ValueError: if several of a step have more than a microbatch of a replica each.
-    """
+    """(backward stage, version) -> its sums over replicas, in order; ValueError if several have microbatches more."""
     if Kind.REDUCE_GRAD not in analysis.schedule.kinds:
         return {}
     found: dict[tuple[int, int], list[dict[int, tuple[int, ...]]]] = defaultdict(list)
@@ -71,11 +67,7 @@ Groups = tuple[tuple[int, ...], ...]  # microbatches, by group
 
 
 def gradient_groups(analysis: Analysis) -> dict[tuple[int, int], Groups]:
-    """(backward stage, version of the step) -> the groups that make the step's gradient.
-
-    Raises:
-        ValueError: if parts of a microbatch are added up apart, or replicas reduce what they cannot.
-    """
+    """(backward stage, version) -> the groups of its gradient; ValueError for parts or replicas apart."""
     schedule = analysis.schedule
     _check_head_stays(schedule)
     _check_nothing_is_shared(schedule)
@@ -120,11 +112,7 @@ def _check_nothing_is_shared(schedule: Schedule) -> None:
 
 
 def _distinct(place: tuple[int, int], groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The groups of a stage and version; each microbatch is in one of them, with all of its parts.
-
-    Raises:
-        ValueError: if parts of a microbatch are added up apart.
-    """
+    """The groups, each microbatch in one; ValueError if its parts are added up apart."""
     num_groups = Counter(microbatch for own in groups for microbatch in set(own))
     apart = next((microbatch for microbatch, number in num_groups.items() if number > 1), None)
     if apart is not None:

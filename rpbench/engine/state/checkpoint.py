@@ -54,8 +54,6 @@ class State:
 
     Args:
         num_steps: how many; data, dropout and learning rate continue from there.
-        masters: the optimizer's weights, by owner.
-        moments: the optimizer state of each master.
         stale: 1, 2, ... -> the working weights of so many versions ago, where the schedule reads them.
         scales: 0, -1, ... -> the loss scale of the newest version and of those before; empty without loss scaling.
     """
@@ -88,7 +86,6 @@ def named(masters: Tensors, moments: Mapping[Place, Mapping[str, torch.Tensor]])
 
 
 def moment_name(place: Place, moment: str) -> str:
-    """The name of a parameter's moment."""
     return f"optimizer.state.{_word(place)}.{moment}"
 
 
@@ -103,7 +100,6 @@ def _place(word: str) -> Place:
 
 
 def _unnamed(tensors: Mapping[str, torch.Tensor], manifest: "Manifest") -> State:
-    """The state whose tensors have these names."""
     state = State(manifest.num_steps, {}, {}, {}, manifest.scales)
     for key, tensor in tensors.items():
         kind, _, rest = key.partition(".")
@@ -122,13 +118,9 @@ def _unnamed(tensors: Mapping[str, torch.Tensor], manifest: "Manifest") -> State
 
 
 def save(folder: Path, state: State, subject: Mapping[str, Any]) -> None:
-    """Write a checkpoint; until it is complete and on the disk, the folder's former checkpoint stays valid.
+    """Write a checkpoint of a `subject`, which `load` requires again: the model and its training, as plain data.
 
-    Args:
-        subject: the model and its training as plain data; `load` requires the same.
-
-    Raises:
-        CheckpointError: as of `check_target`.
+    Until it is complete and on the disk, the folder's former one stays valid. Raises CheckpointError as `check_target`.
     """
     tensors = named(state.masters, state.moments)
     for age, stale in state.stale.items():
@@ -140,11 +132,7 @@ def save(folder: Path, state: State, subject: Mapping[str, Any]) -> None:
 
 @contextmanager
 def begun(folder: Path, num_steps: int) -> Iterator[Path]:
-    """A new data folder within a checkpoint's folder; removed if the block raises.
-
-    Raises:
-        CheckpointError: as of `check_target`.
-    """
+    """A new data folder within a checkpoint's, removed if the block raises; errors as of `check_target`."""
     check_target(folder)
     data = folder / f"{DATA}{num_steps}-{secrets.token_hex(4)}"
     data.mkdir(parents=True)
@@ -156,11 +144,7 @@ def begun(folder: Path, num_steps: int) -> Iterator[Path]:
 
 
 def check_target(folder: Path) -> None:
-    """Refuse to write where anything but a checkpoint is.
-
-    Raises:
-        CheckpointError: naming the file.
-    """
+    """Refuse to write where anything but a checkpoint is: a CheckpointError naming the file."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder, and is left alone; name a new folder")
     others = [found for found in folder.glob("*") if found.name != CHECKPOINT and not _is_ours(found.name)]
@@ -231,12 +215,7 @@ def _sync(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A complete checkpoint whose files have the right digests.
-
-    Args:
-        data: the folder of torch's files.
-        metadata: torch's description of them.
-    """
+    """A complete checkpoint whose files have the right digests: torch's, in `data`, and its own description of them."""
 
     folder: Path
     num_steps: int
@@ -246,19 +225,10 @@ class Manifest:
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        """Name -> shape of every tensor."""
         return {name: kept.size for name, kept in self.metadata.state_dict_metadata.items()}  # type: ignore[union-attr]
 
     def check_holds(self, shapes: Mapping[Place, torch.Size], moments: Collection[str]) -> None:
-        """Refuse a checkpoint that lacks a parameter, or one of its moments.
-
-        Args:
-            shapes: of every trained parameter.
-            moments: names of the optimizer state of an updated parameter.
-
-        Raises:
-            CheckpointError: naming the first that is missing.
-        """
+        """Refuse (CheckpointError) a checkpoint without a trained parameter of these shapes, or one of its moments."""
         for place, shape in shapes.items():
             found = self.shapes.get(f"model.{_word(place)}")
             if found != shape:
@@ -275,11 +245,7 @@ class Manifest:
                 )
 
     def state(self) -> State:
-        """The whole state.
-
-        Raises:
-            CheckpointError: for a file that torch cannot read.
-        """
+        """The whole state; raises CheckpointError for a file that torch cannot read."""
         tensors = {
             name: torch.empty(kept.size, dtype=kept.properties.dtype)  # type: ignore[union-attr]  # looked at
             for name, kept in self.metadata.state_dict_metadata.items()
@@ -297,20 +263,12 @@ def state_in(data: Path, num_steps: int) -> State:
 
 
 def load(folder: Path, subject: Mapping[str, Any]) -> State:
-    """Read a checkpoint of the same subject.
-
-    Raises:
-        CheckpointError: if there is none, it is torn, or its subject differs.
-    """
+    """Read a checkpoint; CheckpointError if there is none, it is torn, or its subject differs."""
     return opened(folder, subject).state()
 
 
 def opened(folder: Path, subject: Mapping[str, Any]) -> Manifest:
-    """A checkpoint of the same subject, all of whose files are whole.
-
-    Raises:
-        CheckpointError: as of `load`.
-    """
+    """A checkpoint of the same subject, all of whose files are whole; raises CheckpointError as `load` does."""
     content = _content(folder)
     for key, wanted in json.loads(json.dumps(dict(subject))).items():
         if (kept := content["subject"].get(key)) != wanted:
@@ -411,11 +369,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def metadata_of(data: Path) -> "Metadata":
-    """Torch's metadata of the files in a folder, checked.
-
-    Raises:
-        CheckpointError: for other files than those beside it, packed ones, and tensors larger than their files.
-    """
+    """Torch's metadata, checked; CheckpointError for files not beside it, packed ones, tensors too large."""
     from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
 
     with (data / ".metadata").open("rb") as file:

@@ -88,10 +88,10 @@ class DeviceMemory:
             self._held[device][what] += num_bytes
         self._check(device)
 
-    def _pack(self, tensor: torch.Tensor) -> "_Saved | torch.Tensor":
+    def _pack(self, tensor: torch.Tensor) -> "Held | torch.Tensor":
         if tensor.is_leaf and tensor.requires_grad:
             return tensor  # a weight: counted with its stage
-        saved = _Saved(tensor.detach())
+        saved = Held(tensor.detach())
         self._take(self._device.number, saved.tensor, saved, "activations")
         return saved
 
@@ -124,15 +124,15 @@ class DeviceMemory:
             )
 
 
-class _Saved:
-    """A tensor that a graph has saved, alive as long as the graph."""
+class Held:
+    """A tensor that the ledger counts as long as this lives, such as with the graph that has saved it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
 
-def _unpack(saved: _Saved | torch.Tensor) -> torch.Tensor:
-    return saved.tensor if isinstance(saved, _Saved) else saved
+def _unpack(saved: Held | torch.Tensor) -> torch.Tensor:
+    return saved.tensor if isinstance(saved, Held) else saved
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -148,12 +148,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class StageBytes:
-    """Bytes of weights and gradients that the devices of a schedule hold.
-
-    Args:
-        sharing: stage -> how its replicas share it.
-        homes: stage -> device that keeps it, where it goes from device to device.
-    """
+    """Bytes of weights and gradients of stages on devices: of shared ones a part, at home all of them."""
 
     schedule: Schedule
     workload: Workload

@@ -43,10 +43,8 @@ class DeviceWeights(Weights):
     Args:
         counts, start: as in `Weights`.
         analysis: of a schedule with LOAD:P and FREE:P.
-        copy: brings a tensor to a device.
         hold: counts weights that come to a device from another one, and go.
         pin: keep what is at home in memory that an accelerator can read by itself.
-        place_of: as in `Weights`.
     """
 
     def __init__(
@@ -195,7 +193,6 @@ class DeviceWeights(Weights):
 
 
 def num_bytes(copies: Mapping[int, Named]) -> int:
-    """Bytes of the copies of some modules."""
     return sum(tensor.nbytes for named in copies.values() for tensor in named.values())
 
 

@@ -147,11 +147,7 @@ class _Window(_OneSum):
 
 
 class CarriedWindow(_OneSum):
-    """A gradient whose sum goes from device to device.
-
-    Args:
-        order: the step's microbatches, in the order in which the sum reaches them.
-    """
+    """A gradient whose sum goes from device to device, and reaches the step's microbatches in this order."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self._order = list(order)
@@ -165,11 +161,7 @@ class CarriedWindow(_OneSum):
         self._missing.discard(microbatch)
 
     def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Add the gradients of some microbatches to the sum, and send it on.
-
-        Raises:
-            RuntimeError: if the sum is not there yet, or a gradient has not been made.
-        """
+        """Add some microbatches to the sum and send it on; RuntimeError if the sum or a gradient is not there."""
         for microbatch in microbatches:
             due = self._order[self._num_carried]
             if microbatch != due or microbatch in self._missing:
@@ -186,12 +178,7 @@ class CarriedWindow(_OneSum):
 
 
 class _GroupSum:
-    """The sum over one group of devices.
-
-    Args:
-        parts: the microbatches of each device, in the order in which they are added.
-        last: the first microbatch of the device that adds the parts up and sends the sum home.
-    """
+    """One group's sum of `parts`, in their order; `last`: the first microbatch of the device that sends it home."""
 
     def __init__(self, parts: Iterable[tuple[int, ...]], last: int) -> None:
         self.parts = {part[0]: Sum() for part in parts}
@@ -213,11 +200,7 @@ class _GroupSum:
 
 
 class GroupedWindow(_OneSum):
-    """A gradient whose home adds up the sums that groups of devices send.
-
-    Args:
-        sums: `parts` and `last` of each `_GroupSum`.
-    """
+    """A gradient whose home adds up the sums that groups of devices send: `parts` and `last` of each `_GroupSum`."""
 
     def __init__(self, sums: Sequence[tuple[Sequence[tuple[int, ...]], int]]) -> None:
         self._sums = [_GroupSum(parts, last) for parts, last in sums]
@@ -238,11 +221,7 @@ class GroupedWindow(_OneSum):
             self._made.add(microbatch)
 
     def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Send a device's gradients of some microbatches on, and add up the sums at home.
-
-        Raises:
-            RuntimeError: if a gradient that belongs to the sum has not been made, or has not come.
-        """
+        """Send gradients on and add up the sums at home; RuntimeError if one has not been made or not come."""
         own = list(microbatches)
         found, first = self._of[own[0]]
         late = [microbatch for microbatch in own if microbatch not in self._made]
@@ -274,7 +253,6 @@ class Gradients:
     """The gradients of all stages and steps.
 
     Args:
-        groups: (backward stage, version) -> microbatches in groups.
         keep: keep the totals of steps that are done, to compare them.
         on_devices: stages whose sums stay on a device until they are stored.
         reduced: (backward stage, version) -> the window of a gradient that replicas make together.
@@ -323,7 +301,6 @@ class Gradients:
         return window
 
     def window(self, stage: int, version: int) -> Window:
-        """The gradient of a stage for the step to a version as it grows."""
         return self._windows[stage, version]
 
     def drop(self, stage: int, version: int) -> None:

@@ -46,11 +46,7 @@ Pieces = tuple[Piece, ...]
 
 
 def cut_evenly(sizes: Mapping[Place, int], num_owners: int) -> list[Pieces]:
-    """Tensors laid end to end, cut for some owners; at most one piece of a tensor for each.
-
-    Args:
-        sizes: elements of every tensor.
-    """
+    """Tensors of so many elements laid end to end, cut for some owners; at most one piece of a tensor for each."""
     total = sum(sizes.values())
     bounds = [*(_aligned(sizes, total * owner // num_owners) for owner in range(num_owners)), total]
     found: list[list[Piece]] = [[] for _ in range(num_owners)]
@@ -95,7 +91,6 @@ class Sharing:
     Args:
         owned: replica -> the elements it owns of what trains, devices ascending.
         frozen: the same of what does not.
-        shapes: of every parameter of the stage.
         gathers: weights are in shards.
         scatters: gradients and optimizer state are in shards.
         copies: nothing is; every replica keeps the stage and steps it by itself.
@@ -201,12 +196,10 @@ class Part:
 def make_parts(
     masters: Tensors, sharing: Sharing | None, make: Make, *, recut: bool, place_of: PlaceOf | None = None
 ) -> list[Part]:
-    """The parts of some of a stage's masters.
+    """The parts of some of a stage's masters, which replicas may share; `recut` those whose gradients come from several
+    stages.
 
-    Args:
-        sharing: how replicas share the stage; None where there is one of it.
-        recut: cut these masters by themselves, because their gradients come from several stages.
-        place_of: where owners keep what they step; None: all have views of one memory.
+    `place_of` is where owners keep what they step; None: all have views of one memory.
     """
     if sharing is None or not (sharing.scatters or sharing.copies):
         return [Part(None, masters, make(list(masters.values())))]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from rpbench.engine.state.device_memory import DeviceMemory
+from rpbench.engine.state.device_memory import DeviceMemory, Held
 from rpbench.ir.action import Action
 from rpbench.models.constants import is_constant
 
@@ -29,24 +29,12 @@ Move = Callable[[torch.Tensor], torch.Tensor]
 OWN, OF_PARTNER = "activations", "activations of a partner"  # as the ledger calls them
 
 
-class _Bytes:
-    """A storage as a flat tensor of bytes; the ledger counts it as long as this lives."""
-
-    def __init__(self, flat: torch.Tensor) -> None:
-        self.flat = flat
-
-
 class _Saved:
-    """One storage that a graph has saved.
+    """One storage that a graph has saved: its bytes, flat, on the device (`here`), or where they wait (`away`)."""
 
-    Attributes:
-        here: its bytes on the device; None while they are away.
-        away: its bytes where they wait; None while they are here.
-    """
-
-    def __init__(self, here: _Bytes, reader: str) -> None:
-        self.here: _Bytes | None = here
-        self.away: _Bytes | None = None
+    def __init__(self, here: Held, reader: str) -> None:
+        self.here: Held | None = here
+        self.away: Held | None = None
         self.reader = reader
 
 
@@ -60,29 +48,22 @@ class _View(NamedTuple):
     offset: int
 
     def tensor(self) -> torch.Tensor:
-        """The saved tensor, on the device.
-
-        Raises:
-            RuntimeError: while it is away.
-        """
+        """The saved tensor, on the device; raises RuntimeError while it is away."""
         here = self.saved.here
         if here is None:
             raise RuntimeError(self.saved.reader)
-        storage = here.flat.untyped_storage()
-        made = torch.empty(0, dtype=self.dtype, device=here.flat.device)
+        storage = here.tensor.untyped_storage()
+        made = torch.empty(0, dtype=self.dtype, device=here.tensor.device)
         return made.set_(storage, self.offset, self.size, self.stride)  # type: ignore[arg-type]  # untyped ones too
 
 
 class _SavedByForward:
-    """The storages that the graph of one forward has saved.
+    """The storages, but for those that stay, that the graph of one forward has saved; `hold` is told of each.
 
-    Args:
-        reader: the message of the error if a backward comes too early.
-        stays: tensors whose storages outlive the graph.
-        hold: told of every storage that the graph has saved, and of what lives as long.
+    `reader` is the message of the error if a backward comes too early.
     """
 
-    def __init__(self, reader: str, stays: Iterable[torch.Tensor], hold: Callable[[_Bytes], None]) -> None:
+    def __init__(self, reader: str, stays: Iterable[torch.Tensor], hold: Callable[[Held], None]) -> None:
         self.is_away = False
         self._reader, self._hold = reader, hold
         self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
@@ -97,9 +78,9 @@ class _SavedByForward:
             return tensor if tensor.is_leaf else tensor.detach()
         saved = self._found.get(address)
         if saved is None:
-            bytes_ = _Bytes(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
-            self._hold(bytes_)
-            saved = self._found[address] = _Saved(bytes_, self._reader)
+            held = Held(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
+            self._hold(held)
+            saved = self._found[address] = _Saved(held, self._reader)
         return _View(saved, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def end(self) -> None:
@@ -114,11 +95,7 @@ class _SavedByForward:
 
 
 class SavedActivations:
-    """The saved activations of a run's graphs, by stage and microbatch.
-
-    Args:
-        memory: counts their bytes on devices; None: not counted.
-    """
+    """What a run's graphs have saved, by stage and microbatch; a `memory`, if any, counts their bytes."""
 
     def __init__(self, memory: DeviceMemory | None) -> None:
         self._memory = memory
@@ -137,52 +114,40 @@ class SavedActivations:
         self._found[stage, segment] = found
 
     def store(self, action: Action, copy: Move) -> None:
-        """Move an action's activations off their device: to the partner it names, or to the host.
-
-        Raises:
-            RuntimeError: if it is not there.
-        """
+        """Move an action's activations to its partner or the host; RuntimeError if they are not there."""
         found = self._found.get(_place(action))
         if found is None or found.is_away:
             raise RuntimeError(f"{action} stores activations that are not on its device")
         found.is_away = True
         for saved in found.all():
             assert saved.here is not None  # or it has been refused
-            saved.away = _Bytes(copy(saved.here.flat))
+            saved.away = Held(copy(saved.here.tensor))
             saved.here = None
             if isinstance(action.peer, int):
                 self._hold(saved.away, OF_PARTNER, action.peer)
 
     def load(self, action: Action, device: int, copy: Move) -> None:
-        """Bring it back to its device.
-
-        Raises:
-            RuntimeError: if it has not gone.
-        """
+        """Bring it back to its device; raises RuntimeError if it has not gone."""
         found = self._found.get(_place(action))
         if found is None or not found.is_away:
             raise RuntimeError(f"{action} loads activations that are not away: no STORE:A has taken them")
         for saved in found.all():
             assert saved.away is not None  # or it has been refused
-            saved.here = _Bytes(copy(saved.away.flat))
+            saved.here = Held(copy(saved.away.tensor))
             self._hold(saved.here, OWN, device)
             saved.away = None
         found.is_away = False
 
     def take(self, action: Action) -> None:
-        """A backward reads what its forward has saved; the graph lets it go on the way.
-
-        Raises:
-            RuntimeError: if it is away.
-        """
+        """A backward reads what its forward has saved, and lets it go; RuntimeError if it is away."""
         place = _place(action)
         if self._found[place].is_away:
             raise RuntimeError(_not_back(str(action), *place))
         del self._found[place]
 
-    def _hold(self, held: _Bytes, what: str = OWN, device: int | None = None) -> None:
+    def _hold(self, held: Held, what: str = OWN, device: int | None = None) -> None:
         if self._memory is not None:
-            self._memory.hold_for(held, held.flat, what, device)
+            self._memory.hold_for(held, held.tensor, what, device)
 
 
 def _unpack(found: _View | torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,6 @@ class Weights:
         return tensor.detach().to(self._home(module, tensor, owner), copy=True).requires_grad_()
 
     def _write(self, module: int, fresh: Named, masters: MastersOf) -> None:
-        """Fill the memory of a version."""
         for name, tensor in fresh.items():
             fill(tensor, masters(None)[module, name])
 

@@ -28,12 +28,7 @@ FACTOR = 2.0  # a power of two, so that scaling changes no digit
 
 @dataclass(frozen=True)
 class LossScaling:
-    """The rule.
-
-    Args:
-        initial: the first scale.
-        growth_steps: good steps in a row after which a scale doubles.
-    """
+    """The rule: the first scale, and the good steps in a row after which a scale doubles."""
 
     initial: float = 65536.0
     growth_steps: int = 2000
@@ -61,15 +56,7 @@ class Scale(NamedTuple):
 
 
 class LossScaler:
-    """The scales of a run, by weight version.
-
-    Args:
-        start: the scales of the versions a run begins with; None: the first one.
-
-    Attributes:
-        scales: version -> its scale.
-        skipped: versions of the steps that changed nothing.
-    """
+    """The scales of a run by weight version, and the versions of `skipped` steps, which changed nothing."""
 
     def __init__(self, rule: LossScaling, start: dict[int, Scale] | None = None) -> None:
         self.scales = dict(start) if start else {0: Scale(rule.initial)}
@@ -95,13 +82,7 @@ def _is_finite(gradient: torch.Tensor) -> bool:
 
 
 class Outcome(NamedTuple):
-    """The known outcome of a step when a part takes it.
-
-    Args:
-        lasts: nothing that is looked at later can change it.
-        skipped: it changes nothing.
-        clipping: what gradients are multiplied by.
-    """
+    """The known outcome of a step, which `lasts` if nothing looked at later changes it, and its gradients' factor."""
 
     lasts: bool
     skipped: bool = False

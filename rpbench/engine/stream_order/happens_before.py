@@ -62,12 +62,7 @@ class _Use(NamedTuple):
 
 
 class HappensBefore:
-    """One pass over a trace.
-
-    Attributes:
-        findings: each once.
-        clocks: by timeline, its vector clock so far.
-    """
+    """One pass over a trace: each finding once, and by timeline its vector clock so far."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -83,7 +78,6 @@ class HappensBefore:
         self._pool: dict[Timeline, list[_Use]] = defaultdict(list)  # freed, and maybe still used
 
     def take(self, entry: Entry) -> None:
-        """Process the next entry."""
         match entry:
             case Work():
                 self._work(entry)
@@ -146,7 +140,7 @@ class HappensBefore:
                 self.findings[Finding("DEVICE", f"{what} ({entry.action}, {entry.place})")] = None
 
     def _work(self, entry: Work) -> None:
-        who = entry.thread if entry.stream is None else entry.stream
+        who = entry.who
         if entry.stream is not None:
             self._join(self.clocks[who], self.clocks[entry.thread])
         use = _Use(who, self._tick(who), entry)
@@ -217,19 +211,11 @@ class HappensBefore:
                 mine[place] = tick
 
 
-def findings(trace: Trace) -> list[Finding]:
-    """All possible errors in the run of a trace."""
+def findings(trace: Trace, *, first: bool = False) -> list[Finding]:
+    """The possible errors in the run of a trace: all of them, or none behind the entry of the first."""
     order = HappensBefore(trace)
     for entry in trace.entries:
         order.take(entry)
+        if first and order.findings:
+            break
     return list(order.findings)
-
-
-def first_finding(trace: Trace) -> Finding | None:
-    """The first possible error; None if there is none."""
-    order = HappensBefore(trace)
-    for entry in trace.entries:
-        order.take(entry)
-        if order.findings:
-            return next(iter(order.findings))
-    return None

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rpbench.engine.stream_order.happens_before import HappensBefore, first_finding
+from rpbench.engine.stream_order.happens_before import HappensBefore, findings
 from rpbench.engine.stream_order.trace import (
     Born,
     Entry,
@@ -38,14 +38,7 @@ _ORDERING = (Waits, WaitsForStream, Synchronised, SynchronisedEvent, Kept, Pinne
 
 
 class Mutant(NamedTuple):
-    """One change of a trace.
-
-    Args:
-        change: dropped, delayed or misplaced.
-        place: index of the entry that is changed.
-        entry: that entry.
-        trace: the changed trace.
-    """
+    """One change of a trace - an entry dropped, delayed or misplaced - with the changed trace."""
 
     change: str
     place: int
@@ -83,9 +76,9 @@ def judged(trace: Trace) -> Iterator[Verdict]:
     small = without_private_memory(trace)
     for mutant in mutants(small):
         name = f"{small.describe(mutant.entry)}, {mutant.change}"
-        found = first_finding(mutant.trace)
-        if found is not None:
-            yield Verdict(name, "seen", f"{found.kind}: {found.what}")
+        found = findings(mutant.trace, first=True)
+        if found:
+            yield Verdict(name, "seen", f"{found[0].kind}: {found[0].what}")
         else:
             yield Verdict(name, *_what_orders(small, mutant))
 
@@ -109,7 +102,7 @@ def without_private_memory(trace: Trace) -> Trace:
     for entry in trace.entries:
         if isinstance(entry, Work):
             for storage in entry.reads | entry.writes:
-                users[storage].add(entry.thread if entry.stream is None else entry.stream)
+                users[storage].add(entry.who)
     shared = frozenset(storage for storage, found in users.items() if len(found) > 1)
     entries: list[Entry] = []
     given: set[Timeline] = set()  # streams that have been given memory since the last entry that is kept
@@ -179,7 +172,7 @@ def _carried(trace: Trace, place: int) -> _Work:
     for entry in trace.entries[:place]:
         order.take(entry)
         if isinstance(entry, Work):
-            who = entry.thread if entry.stream is None else entry.stream
+            who = entry.who
             done.setdefault(who, []).append(order.clocks[who][who])
     clock = order.carried_by(trace.entries[place])
     found = {who: bisect_right(ticks, clock[who]) for who, ticks in done.items()}
@@ -207,7 +200,7 @@ def _who_orders_uses(trace: Trace, work: _Work) -> tuple[str, str]:
         order.take(entry)
         if not isinstance(entry, Work):
             continue
-        who = entry.thread if entry.stream is None else entry.stream
+        who = entry.who
         tick = order.clocks[who][who]
         for storage in sorted(entry.reads | entry.writes):
             maker, made = used.get(storage, (who, tick))

@@ -17,7 +17,7 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
-from rpbench.engine.host_order import Turns
+from rpbench.engine.host_order import HostOrder, Turns
 from rpbench.engine.stream_order.trace import (
     Awaited,
     Born,
@@ -42,7 +42,6 @@ class Home:
 
     Args:
         device: index of a device; None: the host.
-        num_bytes: its size as an allocator counts it.
         pinned: whether devices can read it by themselves.
         number, machine: its number in the trace of a machine, and that machine's identity.
     """
@@ -90,12 +89,7 @@ _identities = itertools.count(1)
 
 
 class _Local(threading.local):
-    """The state of a thread.
-
-    Attributes:
-        makes_on: the device that factories make tensors on; None: the host.
-        within: the arguments of the current call of torch.
-    """
+    """The state of a thread: the device that factories make tensors on, and the arguments of its call of torch."""
 
     def __init__(self) -> None:
         self.action = "outside of actions"
@@ -105,11 +99,10 @@ class _Local(threading.local):
         self.within: tuple[Any, ...] = ()
 
 
-class Notes:
+class Notes(HostOrder):
     """The trace and memory of a simulated machine.
 
     Attributes:
-        trace: all entries so far.
         calls: identity of an entry -> its operation, with `keeps_calls`.
         begun_with: storage -> its bytes before the first operation, with `keeps_calls`.
         storages: every storage as bytes, with `keeps_calls`.
@@ -170,7 +163,6 @@ class Notes:
                 raise torch.AcceleratorError(f"device {self.kind}:{device} is lost")
 
     def thread(self) -> Timeline:
-        """The timeline of the calling thread."""
         own = threading.get_ident()
         if own not in self._timelines:
             self._timelines[own] = self.trace.timeline(f"thread {threading.current_thread().name}")
@@ -224,7 +216,6 @@ class Notes:
         return self.storages[number]
 
     def close(self) -> None:
-        """Stop noting."""
         self._is_open = False
 
     def _freed(self, home: Home) -> None:

@@ -31,11 +31,7 @@ from rpbench.engine.stream_order.trace import (
 
 
 def now() -> Notes:
-    """The notes of the open machine.
-
-    Raises:
-        RuntimeError: if no machine is open.
-    """
+    """The notes of the open machine; raises RuntimeError if no machine is open."""
     if not noting:
         raise RuntimeError("a stream or event of a machine is used outside of it")
     return noting[-1]
@@ -127,7 +123,6 @@ class MachineEvent:
 
 
 def current_stream(machine: Notes, device: Any = None) -> MachineStream:
-    """The calling thread's current stream of a device."""
     index = machine.chosen(device)
     found = machine.local.streams.get(index)
     if found is None:
@@ -201,11 +196,7 @@ class Recorder(TorchDispatchMode):
 
 
 class _Call:
-    """One operation that has run.
-
-    Attributes:
-        again: the call for a replay, with generators as they were before it.
-    """
+    """One operation that has run; `again` is the call for a replay, with generators as they were before it."""
 
     def __init__(self, machine: Notes, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         self._machine = machine

@@ -205,8 +205,9 @@ def shown(machine: Notes, issuing: Issuing) -> Iterator[tuple[Any, str, Any]]:
     yield from ((torch.accelerator, name, value) for name, value in faces.items())
     if not hasattr(torch, machine.kind):
         yield torch, machine.kind, SimpleNamespace(**faces, **_of_kind(faces))
-    yield torch.autograd, "_engine_run_backward", _run_backward(machine, torch.autograd._engine_run_backward)
-    yield BackwardCFunction, "apply", _called_back(machine, BackwardCFunction.apply)
+    # Tensors that autograd's formulas make are on the device of the outputs; it runs a graph without any function mode.
+    yield torch.autograd, "_engine_run_backward", _within(machine.calling, torch.autograd._engine_run_backward)
+    yield BackwardCFunction, "apply", _within(lambda context: Faces(machine), BackwardCFunction.apply)
     yield threading.Thread, "start", _started(machine, issuing, threading.Thread.start)
     yield threading.Thread, "join", _joined(machine, threading.Thread.join)
     yield queue.Queue, "put", _put(machine, queue.Queue.put)
@@ -229,24 +230,14 @@ def _of_kind(faces: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run_backward(machine: Notes, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Autograd's entry: tensors that its formulas make are on the device of the outputs."""
+def _within(enter: Callable[[Any], AbstractContextManager[Any]], call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call within what its first argument makes."""
 
-    def run_backward(outputs: Any, *args: Any, **given: Any) -> Any:
-        with machine.calling(outputs):
-            return run(outputs, *args, **given)
+    def within(first: Any, *args: Any, **given: Any) -> Any:
+        with enter(first):
+            return call(first, *args, **given)
 
-    return run_backward
-
-
-def _called_back(machine: Notes, apply: Callable[..., Any]) -> Callable[..., Any]:
-    """A custom function's backward, within `Faces`: torch runs a graph without any function mode."""
-
-    def called_back(context: Any, *gradients: Any) -> Any:
-        with Faces(machine):
-            return apply(context, *gradients)
-
-    return called_back
+    return within
 
 
 def _started(

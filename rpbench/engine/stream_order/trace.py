@@ -16,13 +16,7 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 @dataclass(slots=True)
 class Entry:
-    """One call issued by a thread.
-
-    Args:
-        thread: the timeline of the thread.
-        action: the schedule's action that the thread was running.
-        place: the line of code that issued it.
-    """
+    """One call issued by a thread, in a schedule's action, at a line of code."""
 
     thread: Timeline
     action: str
@@ -31,17 +25,18 @@ class Entry:
 
 @dataclass(slots=True)
 class Work(Entry):
-    """An operation: on a stream, or by the thread itself.
-
-    Args:
-        hosts: storages of the host that it copies from or to without waiting; pinned ones alone can be.
-    """
+    """An operation of a stream, or the thread; `hosts`: pinned storages that it copies without waiting."""
 
     stream: Timeline | None
     name: str
     reads: frozenset[Storage]
     writes: frozenset[Storage]
     hosts: frozenset[Storage] = frozenset()
+
+    @property
+    def who(self) -> Timeline:
+        """The timeline that does it."""
+        return self.thread if self.stream is None else self.stream
 
 
 @dataclass(slots=True)
@@ -142,13 +137,7 @@ class Misplaced(Entry):
 
 @dataclass
 class Trace:
-    """All entries of a run.
-
-    Args:
-        names: by timeline.
-        threads: which timelines are threads.
-        devices: stream -> its device.
-    """
+    """All entries of a run, the names of timelines, which of them are threads, and the device of each stream."""
 
     entries: list[Entry] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -166,7 +155,6 @@ class Trace:
         return number
 
     def describe(self, entry: Entry) -> str:
-        """An entry in words."""
         stream = getattr(entry, "stream", None)
         who = self.names[entry.thread if stream is None else stream]
         what = entry.name if isinstance(entry, Work) else type(entry).__name__

@@ -18,6 +18,7 @@ from baselines.systems.case import Case, why_missing
 from rpbench.config.choices import ConfigError, GpuDuel
 from rpbench.config.request import Request
 from rpbench.engine.backends import accelerator
+from rpbench.engine.backends.threads import one_thread
 from rpbench.engine.measure.stopwatch import ForeignLoad
 from rpbench.engine.verification import WHOLE_BOUNDS, verified
 from rpbench.engine.workload import Workload
@@ -31,7 +32,7 @@ from rpbench.run.modes.duel.teams import ON_DEVICE, Absent, Parity, Sample, Syst
 from rpbench.run.modes.duel.verdict import Started, timed_fields
 from rpbench.run.modes.train import check_request, run_accelerated
 from rpbench.run.scheduled import assembled_of
-from rpbench.run.training.tensors import DTYPES, one_thread
+from rpbench.run.training.tensors import DTYPES, backend_of
 from rpbench.torch_runtime.processes.ranks import Ranks
 
 # Engine -> the system of `baselines.systems` and what it is run as.
@@ -52,8 +53,7 @@ class AcceleratorTeam:
         self._request, self._assembled = request, assembled
         self._is_dry = _is_dry(request)
         self._workload: Workload | None = None
-        assert request.backend is not None
-        self._later = replace(request, backend=replace(request.backend, num_warmup_runs=0))
+        self._later = replace(request, backend=replace(backend_of(request), num_warmup_runs=0))
         self.tolerance = 0.0 if self._is_dry else WHOLE_BOUNDS[DTYPES[request.dtype]]
 
     def check(self, sequence_tokens: int) -> Parity:
@@ -65,9 +65,7 @@ class AcceleratorTeam:
         return fields | (verified(ran.training) if self._is_dry else {})
 
     def run(self) -> Sample:
-        """All steps. As for the other contenders, a warm-up run comes before the first alone, and every run finds
-        the allocator empty.
-        """
+        """All steps, with a warm-up before the first run alone; each run finds the allocator empty."""
         request = self._request if self._workload is None else self._later
         with ForeignLoad() as foreign:
             used = time.process_time()
@@ -88,31 +86,20 @@ class AbsentTeam:
         self._why = why
 
     def check(self, sequence_tokens: int) -> Parity:
-        """Nothing.
-
-        Raises:
-            Absent: always.
-        """
         raise Absent(self._why)
 
     def run(self) -> Sample:
-        """Nothing; as `check`."""
         raise Absent(self._why)
 
 
 @dataclass(frozen=True)
 class AcceleratorTeams:
-    """Contenders on the accelerators of this machine.
-
-    Args:
-        stall_s: what ranks of another system may take.
-    """
+    """Contenders on the accelerators of this machine; ranks of another system may take `stall_s`."""
 
     request: Request
     stall_s: float
 
     def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-        """Every contender, ready to run, with ranks that `stack` closes."""
         request, assembled = self.request, assembled_of(self.request)
         for entrant in entrants:
             if entrant.engine not in SYSTEMS:
@@ -172,24 +159,16 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
     job = job_of(request, f"GPU duel {model.name}", entrants, AcceleratorTeams(request, mode.stall_s))
     if _is_dry(request):
         job = replace(job, budget_s=0.0)
-    rows = play_all(request, job, lambda each: {"schedule": each.schedule, "tokens_per_step": tokens}, timed)
+    rows = play_all(request, job, ids, lambda each: {"schedule": each.schedule, "tokens_per_step": tokens}, timed)
     for row in rows:
-        row["run_id"] = ids[row["contender"]]
         if row["status"] == "ok":
             row |= {"verdict": "no verdict", "verdict_reason": NO_PACE}
-    if not _is_dry(request):
-        verdicts = verdict_fields(
-            {row["contender"]: row for row in rows}, f"{request.schedule.chosen} has not run twice"
-        )
-        for row in rows:
-            row |= verdicts.get(row["contender"], {})
-    write_all(request, rows)
-    return rows
+    alone, by_name = f"{request.schedule.chosen} has not run twice", {row["contender"]: row for row in rows}
+    return write_all(request, rows, {} if _is_dry(request) else verdict_fields(by_name, alone))
 
 
 def _is_dry(request: Request) -> bool:
-    assert request.backend is not None
-    return request.backend.dry_accelerators is not None
+    return backend_of(request).dry_accelerators is not None
 
 
 def _check(request: Request) -> None:

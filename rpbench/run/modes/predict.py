@@ -26,11 +26,7 @@ from rpbench.workload.architecture import Architecture
 
 
 def published_run_fields(case: Case, cluster: Machine) -> dict[str, Any]:
-    """Simulation and prediction of a published run, as record fields.
-
-    Raises:
-        ValueError: for a system without a schedule, or one that the model cannot be cut for.
-    """
+    """Simulation and prediction as record fields; ValueError without a schedule, or a cut, for it."""
     found, predicted = simulated(case, cluster), predict(case, with_interval=False)
     outcome, setting, settings = found.outcome, found.setting, found.case.settings
     return {
@@ -68,41 +64,29 @@ _STATUS = {"ok": "ok", "OOM": "oom", "N/A": "infeasible"}
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a prediction.
-
-    Raises:
-        ValueError: if model, cluster or system lacks what is needed.
-    """
+    """The record of a prediction; raises ValueError if model, cluster or system lacks what is needed."""
     return [recorded(request, _prepare)]
 
 
 def _prepare(request: Request) -> Work:
-    case = case_of(request)
+    case, asked = case_of(request), request.mode
+    assert isinstance(asked, Predict)
     with collection_paused():
-        by_action = _asked(request).by_action
-        outcome = Outcome(published_run_fields(case, request.cluster) if by_action else fields_of(predict(case)))
+        outcome = Outcome(published_run_fields(case, request.cluster) if asked.by_action else fields_of(predict(case)))
     return Work({}, lambda: outcome)
 
 
 def basis_of(cluster: Machine, cost: CostConfig, known: Software | None = None) -> Basis:
-    """The numbers behind `cost=analytic` on a cluster, those of a software that was named first.
-
-    Raises:
-        ConfigError: for another source of costs.
-        ValueError: for a constant that cannot be.
-    """
+    """The numbers behind `cost=analytic` on a cluster, those of a named software first; ConfigError for other costs."""
     if cost.name != "analytic":
         raise ConfigError(f"mode=predict rests on a model of the machine; set cost=analytic, not {cost.name}")
     return numbers_on(cluster, cost, known)
 
 
 def case_of(request: Request) -> Case:
-    """The published run of a request in mode predict.
-
-    Raises:
-        ConfigError: for a schedule or system without a model of its own.
-    """
-    model, cluster = request.model, request.cluster
+    """The published run of a request; ConfigError for a schedule or system without a model of its own."""
+    asked, model, cluster = request.mode, request.model, request.cluster
+    assert isinstance(asked, Predict)
     assert model is not None  # or the request had been refused
     if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
         raise ConfigError(
@@ -110,18 +94,18 @@ def case_of(request: Request) -> Case:
         )
     basis = basis_of(cluster, request.cost, request.software)
     check_figures(cluster, (*LAYERS, *_NEEDED), "mode=predict")
-    name = _system(request)
-    settings = _settings(request, name, model, cluster)
+    name = _system_of(request.entry.name) if asked.system is None else asked.system
+    system(name)  # a ValueError if it is unknown
+    settings = _settings(request, asked, name, model)
     is_timed = model.published_name is not None
     timed_on = basis_of(machine(_TIMED_ON), request.cost, request.software) if is_timed else None
     return Case(name, model, basis, settings, request.num_devices, measured_on=timed_on)
 
 
-def _settings(request: Request, name: str, model: Architecture, cluster: Machine) -> Settings:
-    asked = _asked(request)
+def _settings(request: Request, asked: Predict, name: str, model: Architecture) -> Settings:
     if asked.sequences is None and asked.microbatches is None:
-        memory = float(cluster.device_memory_bytes or "inf")
-        return published_settings(name, cluster.published_name, model.published_name, memory)
+        memory = float(request.cluster.device_memory_bytes or "inf")
+        return published_settings(name, request.cluster.published_name, model.published_name, memory)
     if not (asked.sequences and asked.microbatches and asked.sequences > 0 and asked.microbatches > 0):
         raise ConfigError(
             f"mode.sequences={asked.sequences} with mode.microbatches={asked.microbatches}: give both as whole "
@@ -130,12 +114,7 @@ def _settings(request: Request, name: str, model: Architecture, cluster: Machine
     return given_settings(name, request.num_devices, asked.sequences, asked.microbatches)
 
 
-def _system(request: Request) -> str:
-    asked = _asked(request).system
-    if asked is not None:
-        system(asked)
-        return asked
-    schedule = request.entry.name
+def _system_of(schedule: str) -> str:
     if schedule not in _SYSTEM_OF:
         raise ConfigError(
             f"schedule={schedule} is no system of the published tables; name one, as in mode.system=fsdp "
@@ -144,15 +123,9 @@ def _system(request: Request) -> str:
     return _SYSTEM_OF[schedule]
 
 
-def _asked(request: Request) -> Predict:
-    assert isinstance(request.mode, Predict)
-    return request.mode
-
-
 def fields_of(found: Prediction) -> dict[str, Any]:
-    """A prediction as record fields."""
     case = found.case
-    fields: dict[str, Any] = {
+    return {
         "status": _STATUS[found.status],
         "reason": found.reason or None,
         "evidence": "predicted",
@@ -170,4 +143,3 @@ def fields_of(found: Prediction) -> dict[str, Any]:
         "host_bytes_by_class": found.host_bytes,
         "peak_memory_bytes": [round(sum(found.device_bytes.values()))] * case.num_devices,
     }
-    return fields

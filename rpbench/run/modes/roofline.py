@@ -14,34 +14,24 @@ from rpbench.cost.roofline import (
 from rpbench.records.record import Record
 from rpbench.registry import unknown_name
 from rpbench.run.recording import Outcome, Work, recorded
-from rpbench.workload.counts import CONVENTIONS, Convention
+from rpbench.workload.counts import CONVENTIONS
 
 # Sequences per upload at which figure 5 draws the intensity.
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a model's closed forms.
-
-    Raises:
-        ValueError: if the model or the cluster lacks the numbers a formula needs.
-    """
+    """The record of a model's closed forms; ValueError if model or cluster lacks a number they need."""
     return [recorded(request, _prepare)]
 
 
 def _prepare(request: Request) -> Work:
-    fields = closed_forms(request)
-    return Work({}, lambda: Outcome({"evidence": "derived", **fields}))
-
-
-def closed_forms(request: Request) -> dict[str, Any]:
-    """Times, intensities and the ideal bubble of the model, cluster and workload, as record fields.
-
-    Raises:
-        ValueError: as of `records`.
-    """
-    convention = _convention(request)
-    model, cluster = request.model, request.cluster
+    """Times, intensities and the ideal bubble of the model, cluster and workload."""
+    mode, model, cluster = request.mode, request.model, request.cluster
+    assert isinstance(mode, Roofline)
+    convention = next((each for each in CONVENTIONS if each == mode.convention), None)
+    if convention is None:
+        raise ConfigError(unknown_name("mode.convention", mode.convention, list(CONVENTIONS)))
     assert model is not None  # or the request had been refused
     if cluster.matmul_flops_per_s is None or cluster.host_to_device_bytes_per_s is None:
         raise ConfigError(
@@ -51,7 +41,8 @@ def closed_forms(request: Request) -> dict[str, Any]:
     recompute = recompute_time_s(model, tokens, cluster.matmul_flops_per_s, convention)
     reload = reload_time_s(model, tokens, cluster.host_to_device_bytes_per_s, convention)
     ridge = cluster.matmul_flops_per_s / cluster.host_to_device_bytes_per_s
-    return {
+    fields: dict[str, Any] = {
+        "evidence": "derived",
         "convention": convention,
         "recompute_s": recompute,
         "reload_s": reload,
@@ -65,12 +56,4 @@ def closed_forms(request: Request) -> dict[str, Any]:
         "trainable_parameters": model.trainable_parameters,
         "forward_flops_per_token": model.forward_flops(1, convention),
     }
-
-
-def _convention(request: Request) -> Convention:
-    assert isinstance(request.mode, Roofline)
-    name = request.mode.convention
-    for convention in CONVENTIONS:
-        if name == convention:
-            return convention
-    raise ConfigError(unknown_name("mode.convention", name, list(CONVENTIONS)))
+    return Work({}, lambda: Outcome(fields))

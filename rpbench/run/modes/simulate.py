@@ -1,6 +1,5 @@
 """mode=simulate: times of a schedule from given costs, without tensors. Evidence: simulated, or predicted."""
 
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -8,21 +7,16 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
 from rpbench.records.record import Record
-from rpbench.run.assemble import Assembled, simulate_transfers
-from rpbench.run.recording import Fields, Outcome, Work, recorded
+from rpbench.run.assemble import Assembled, exposed_s, simulate_transfers
+from rpbench.run.recording import Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.sim.freezing import check_freezable, freeze
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure, step_time
 
-# Freezing in a request: `cost.max_freeze_ratio`, what it is refused with, and what a record says of it.
-
 
 def frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str, Any]]:
-    """The timeline with shortened backwards, and record fields.
-
-    The request has passed `check_freezing`.
-    """
+    """The timeline with backwards shortened by `cost.max_freeze_ratio`, and record fields."""
     graph, costs = assembled.graph, assembled.costs
     found = freeze(graph, costs, max_ratio)
     fields = {
@@ -33,19 +27,12 @@ def frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str, 
         "freezing_proven": found.proven,
     }
     if assembled.transfers is not None:
-        free = simulate_graph(graph, replace(costs, transfer_time=None), found.less)
-        exposed = found.timeline.last_compute - free.last_compute
-        fields["transfer_exposed_s"] = float(exposed) / free.units_per_second
+        fields["transfer_exposed_s"] = exposed_s(found.timeline, graph, costs, found.less)
     return found.timeline, fields
 
 
 def check_freezing(assembled: Assembled, max_ratio: float) -> None:
-    """Refuse what cannot be frozen, and a solver that is not there.
-
-    Raises:
-        ConfigError: without OR-tools.
-        ScheduleError: for a schedule or costs that cannot be frozen.
-    """
+    """Refuse (ScheduleError) what cannot be frozen, and (ConfigError) a solver that is not there: OR-tools."""
     check_freezable(assembled.graph, assembled.costs)
     if find_spec("ortools") is None:
         raise ConfigError(
@@ -55,7 +42,6 @@ def check_freezing(assembled: Assembled, max_ratio: float) -> None:
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a simulation."""
     return [recorded(request, prepare)]
 
 
@@ -68,30 +54,20 @@ def prepare(request: Request) -> Work:
     assembled, max_ratio = assembled_of(request), request.cost.max_freeze_ratio
     if max_ratio:
         check_freezing(assembled, max_ratio)
-    in_slots = request.cost.name == "unit"
-    return scheduled(
-        request,
-        assembled,
-        lambda: _simulated(assembled, max_ratio, in_slots=in_slots),
-        lambda error: isinstance(error, MemoryError),
-    )
+    return scheduled(request, assembled, lambda: _simulated(request, assembled))
 
 
-def _simulated(assembled: Assembled, max_freeze_ratio: float, *, in_slots: bool) -> Outcome:
+def _simulated(request: Request, assembled: Assembled) -> Outcome:
     graph, costs = assembled.graph, assembled.costs
     more: dict[str, Any] = {}
-    if max_freeze_ratio:
-        timeline, more = frozen(assembled, max_freeze_ratio)
+    if request.cost.max_freeze_ratio:
+        timeline, more = frozen(assembled, request.cost.max_freeze_ratio)
     elif assembled.transfers is None:
         timeline = simulate_graph(graph, costs)
     else:
         timeline, more = simulate_transfers(graph, costs)
     fields = measure(graph, timeline, costs, switch_after_last_forward=assembled.switch_after_last_forward)
-    slots = _slots(fields) if in_slots else {}
-    return Outcome({"evidence": assembled.evidence, **fields, **more, **slots}, timeline)
-
-
-def _slots(fields: Fields) -> Fields:
-    """Bubbles in chunk slots, where every F, I and W of a chunk takes one: time less the work of a device."""
-    work = sum(fields["busy_s"]) / len(fields["busy_s"])
-    return {"bubble_slots": fields["makespan_s"] - work, "bubble_span_slots": fields["span_s"] - work}
+    if request.cost.name == "unit":  # in chunk slots, of which every F, I and W of a chunk takes one
+        work = sum(fields["busy_s"]) / len(fields["busy_s"])
+        more |= {"bubble_slots": fields["makespan_s"] - work, "bubble_span_slots": fields["span_s"] - work}
+    return Outcome({"evidence": assembled.evidence, **fields, **more}, timeline)

@@ -12,7 +12,7 @@ from rpbench import registry
 from rpbench.config.choices import ConfigError, TorchDuel
 from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
-from rpbench.engine.backends.threads import CpuBackend, usable_cores
+from rpbench.engine.backends.threads import CpuBackend, one_thread, usable_cores
 from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled
 from rpbench.run.modes.duel.contenders import THREADS, Contender, is_reference, torch_contenders
@@ -22,7 +22,6 @@ from rpbench.run.modes.duel.starts import job_of
 from rpbench.run.modes.duel.teams import RankTeam, Team, ThreadTeam
 from rpbench.run.modes.duel.verdict import Started, timed_fields
 from rpbench.run.scheduled import assembled_of
-from rpbench.run.training.tensors import one_thread
 from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.torch_runtime.request import SAME_NAME, TorchRequest, make_request
 
@@ -74,14 +73,8 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
         return {name: timed_fields(name, starts, num_steps=1) for name in fit}
 
     job = job_of(request, "torch duel", entrants, teams)
-    rows = play_all(request, job, lambda each: _opening(request, each, cuts[each.schedule]), timed)
-    for row in rows:
-        row["run_id"] = ids[row["contender"]]
-    derived = derived_fields({row["contender"]: row for row in rows})
-    for row in rows:
-        row |= derived.get(row["contender"], {})
-    write_all(request, rows)
-    return rows
+    rows = play_all(request, job, ids, lambda each: _opening(request, each, cuts[each.schedule]), timed)
+    return write_all(request, rows, derived_fields({row["contender"]: row for row in rows}))
 
 
 def _check(schedules: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.device import DeviceBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
-from rpbench.engine.backends.threads import CpuBackend
+from rpbench.engine.backends.threads import CpuBackend, one_thread
 from rpbench.engine.backends.virtual import VirtualBackend, known_clock, replay_clock
 from rpbench.engine.executor import Handler
 from rpbench.engine.executor import execute as run_program
@@ -29,7 +29,7 @@ from rpbench.engine.training import Settings, Training
 from rpbench.engine.training_checks import check_momentum, check_untied
 from rpbench.engine.transfers import PacedCopies
 from rpbench.engine.verification import gated, rehearse, verified
-from rpbench.engine.workload import Workload
+from rpbench.engine.workload import Workload, synthetic
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import stays_on_devices
@@ -39,7 +39,7 @@ from rpbench.ir.schedule import Schedule
 from rpbench.ir.timeline import Timeline
 from rpbench.ir.waits.moves import has_transfers
 from rpbench.models.build import build_layer
-from rpbench.models.data import TEXTS, Data, InPieces, Ragged, Regrouped, SyntheticTokens, TextTokens
+from rpbench.models.data import Data, InPieces, Ragged, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.shards import check_shares
 from rpbench.records.record import Record
@@ -49,7 +49,7 @@ from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.run.training.on_accelerators import HandlersOf, Ran, check_device, gated_on_device, run_on_accelerators
-from rpbench.run.training.tensors import DTYPES, check_host_memory, one_thread, optimizer_settings, workload_of
+from rpbench.run.training.tensors import DTYPES, backend_of, check_host_memory, optimizer_settings, text_of
 from rpbench.run.training.validation import (
     Validation,
     check_holds,
@@ -63,12 +63,10 @@ from rpbench.tracking.metrics import StepFeed
 from rpbench.tracking.steps import StepWatch
 from rpbench.workload.architecture import Architecture
 
-Validated = Callable[[Training], Validation | None]
-
 
 def records(request: Request) -> list[Record]:
     """The record of a run on the engine."""
-    if _backend(request).name == "torch":
+    if backend_of(request).name == "torch":
         from rpbench.run.training.torch_backend import torch_records  # processes of its own; torch.distributed
 
         return torch_records(request)
@@ -78,26 +76,21 @@ def records(request: Request) -> list[Record]:
 def _prepare(request: Request) -> Work:
     assembled = assembled_of(request)
     check_request(request, assembled)
-    _rehearse(request, assembled)
+    backend, analysis = backend_of(request), Analysis(assembled.schedule)
+    if backend.name == "emulated":  # refused here what the engine would refuse once it has begun
+        make_program(analysis, assembled.costs)
+    else:
+        workload, settings = _workload(request, assembled, device="meta"), settings_of(request, assembled.entry)
+        real_time = backend.name != "virtual"
+        rehearse(workload, analysis, settings, assembled.costs, real_time=real_time, verify=request.verify)
     feed = StepFeed()
     work = scheduled(request, assembled, lambda: Outcome(*execute(request, assembled, feed)), is_out_of_memory)
     return replace(work, steps=feed)
 
 
-def _rehearse(request: Request, assembled: Assembled) -> None:
-    """Refuse what the engine would refuse once it has begun."""
-    backend, analysis = _backend(request), Analysis(assembled.schedule)
-    if backend.name == "emulated":
-        make_program(analysis, assembled.costs)
-        return
-    workload, settings = _workload(request, assembled, device="meta"), settings_of(request, assembled.entry)
-    real_time = backend.name != "virtual"
-    rehearse(workload, analysis, settings, assembled.costs, real_time=real_time, verify=request.verify)
-
-
 def settings_of(request: Request, entry: Entry | None) -> Settings:
     """How to train, with loss scaling if gradients are in float16."""
-    asked, backend = request.optimizer, _backend(request)
+    asked, backend = request.optimizer, backend_of(request)
     scaling = LossScaling(asked.loss_scale, asked.loss_scale_growth_steps)
     return Settings(
         optimizer_settings(asked, scaling if request.dtype == "float16" else None),
@@ -117,18 +110,9 @@ def _compensation(request: Request, entry: Entry | None) -> Compensation:
     return Compensation(**entry.compensation(**request.schedule.options))
 
 
-def _backend(request: Request) -> BackendConfig:
-    assert request.backend is not None  # or the request had been refused
-    return request.backend
-
-
 def check_request(request: Request, assembled: Assembled) -> None:
-    """Refuse what cannot be run, before any work begins.
-
-    Raises:
-        ConfigError: for a backend, model, precision or option that does not fit.
-    """
-    backend = _backend(request)
+    """Refuse, before any work, a backend, model, precision or option that does not fit: a ConfigError."""
+    backend = backend_of(request)
     if backend.name == "emulated":
         return
     settings = settings_of(request, assembled.entry)
@@ -183,33 +167,18 @@ def _check_shares(model: Architecture, schedule: Schedule, backend: str) -> None
 
 
 def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None) -> tuple[Fields, Timeline]:
-    """Run what is assembled on the configured backend.
+    """Run what is assembled and checked (`check_request`) on its backend; ActionFailed if an action raised.
 
-    Args:
-        feed: told of each batch as it is done, where somebody listens.
-
-    Returns:
-        Record fields (evidence, times, loss, every metric of the timeline) and the timeline.
-
-    Raises:
-        ConfigError: if the request cannot be; nothing has run by then.
-        ActionFailed: if an action raised.
+    Returns the record's fields (evidence, times, loss, every metric of the timeline) and the timeline; `feed` is told
+    of each batch as it is done, where somebody listens.
     """
-    backend = _backend(request)
+    backend = backend_of(request)
     if backend.name == "emulated":
         return _emulate(backend, assembled)
-    check_request(request, assembled)
-    settings, workload = settings_of(request, assembled.entry), _workload(request, assembled)
-    start = _start(request, assembled)
-    told = _Told(feed or StepFeed(), request.num_microbatches, request.tokens_per_step)
+    settings, start = settings_of(request, assembled.entry), _start(request, assembled)
+    run = _Run(request, assembled, settings, start, feed or StepFeed())
     with one_thread():
-        if backend.name == "virtual":
-            validated = _validated(request, assembled)
-            fields, timeline, training = _on_virtual_clock(workload, settings, assembled, start, told, validated)
-        elif backend.name == "device":
-            fields, timeline, training = _on_accelerators(request, assembled, told)
-        else:
-            fields, timeline, training = _on_cpu(workload, settings, assembled, start, backend, told)
+        fields, timeline, training = _ON[backend.name](run)
         fields |= _scales(training) | _copied(training)
         if training.team:  # devices with shards of matrices
             fields["sums_sent_bytes"] = [member.rank.sent_bytes for member in training.team.members]
@@ -231,26 +200,6 @@ def _verified(fields: Fields, training: Training, dtype: torch.dtype) -> Fields:
     return ({} if is_real else gated(verified(training), dtype)) | (on_device or {})
 
 
-@dataclass(frozen=True)
-class _Told:
-    """The listener to each batch of a run, with the batch's microbatches and tokens."""
-
-    feed: StepFeed
-    num_microbatches: int
-    tokens: int
-
-    def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
-        """The handlers of a training run, watched if the run has a listener.
-
-        Args:
-            known: gives the timeline, where the clock is virtual.
-        """
-        if self.feed.listener is None:
-            return training.handlers
-        watch = StepWatch(training, self.feed, self.num_microbatches, self.tokens, known() if known else None)
-        return watch.watched(training.handlers)
-
-
 def _scales(training: Training) -> Fields:
     """Record fields of loss scaling; empty without it."""
     if training.scaler is None:
@@ -270,53 +219,58 @@ def _copied(training: Training) -> Fields:
 # --- the backends -------------------------------------------------------------------------------------------
 
 
-def _on_virtual_clock(
-    workload: Workload,
-    settings: Settings,
-    assembled: Assembled,
-    start: State | None,
-    told: _Told,
-    validated: Validated,
-) -> tuple[Fields, Timeline, Training]:
-    training = Training(workload, assembled.schedule, settings, start)
-    program = training.program(assembled.costs)
-    validation = validated(training)
-    handlers = told.handlers(training, lambda: known_clock(program, assembled.costs))
+@dataclass(frozen=True)
+class _Run:
+    """A run with tensors: its settings, the state to resume from, and who is told of each batch."""
+
+    request: Request
+    assembled: Assembled
+    settings: Settings
+    start: State | None
+    feed: StepFeed
+
+    def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
+        """The handlers of a training, watched if somebody listens; `known` gives the timeline of a virtual clock."""
+        if self.feed.listener is None:
+            return training.handlers
+        batch, tokens = self.request.num_microbatches, self.request.tokens_per_step
+        watch = StepWatch(training, self.feed, batch, tokens, known() if known else None)
+        return watch.watched(training.handlers)
+
+    def validation(self, training: Training) -> Validation | None:
+        """The losses on text that is held out; None where none is."""
+        data, shape = _data(self.request, self.assembled), self.assembled.schedule.shape
+        if not isinstance(data, TextTokens) or not self.request.workload.held_out:
+            return None
+        updates_per_batch = max(1, self.request.num_microbatches // shape.num_microbatches)
+        return Validation(training, data.held_out(), self.request.workload.validate_every * updates_per_batch)
+
+
+def _on_virtual_clock(run: _Run) -> tuple[Fields, Timeline, Training]:
+    costs, workload = run.assembled.costs, _workload(run.request, run.assembled)
+    training = Training(workload, run.assembled.schedule, run.settings, run.start)
+    program = training.program(costs)
+    validation = run.validation(training)
+    handlers = run.handlers(training, lambda: known_clock(program, costs))
     if validation:
         handlers = validation.watching(handlers)
-    timeline = run_program(program, handlers, VirtualBackend(assembled.costs))
-    fields = {"evidence": "simulated", **_metrics(program, timeline, assembled.costs, assembled)}
+    timeline = run_program(program, handlers, VirtualBackend(costs))
+    fields = {"evidence": "simulated", **_metrics(program, timeline, costs, run.assembled)}
     return fields | (validation.fields() if validation else {}), timeline, training
 
 
-def _validated(request: Request, assembled: Assembled) -> Validated:
-    """Makes the validation of a training, where a part of its text is held out."""
-    data = _data(request, assembled)
-    if not isinstance(data, TextTokens) or not request.workload.held_out:
-        return lambda training: None
-    updates_per_batch = request.num_microbatches // assembled.schedule.shape.num_microbatches
-    every = request.workload.validate_every * max(1, updates_per_batch)
-    return lambda training: Validation(training, data.held_out(), every)
-
-
-def _on_cpu(
-    workload: Workload,
-    settings: Settings,
-    assembled: Assembled,
-    start: State | None,
-    asked: BackendConfig,
-    told: _Told,
-) -> tuple[Fields, Timeline, Training]:
+def _on_cpu(run: _Run) -> tuple[Fields, Timeline, Training]:
+    asked, assembled = backend_of(run.request), run.assembled
+    workload = _workload(run.request, assembled)
     with CpuBackend() as backend:
         copy = PacedCopies(assembled.cluster) if asked.paced_links else copy_in_memory
-        for _ in range(asked.num_warmup_runs):
-            training = Training(workload, assembled.schedule, settings, start, copy)
-            run_program(training.program(assembled.costs, real_time=True), training.handlers, backend)
-        training = Training(workload, assembled.schedule, settings, start, copy)
-        program = training.program(assembled.costs, real_time=True)
-        handlers = told.handlers(training)
-        with ForeignLoad() as foreign:
-            timeline = run_program(program, handlers, backend)
+        for number in range(asked.num_warmup_runs + 1):
+            training = Training(workload, assembled.schedule, run.settings, run.start, copy)
+            program = training.program(assembled.costs, real_time=True)
+            counts = number == asked.num_warmup_runs
+            handlers = run.handlers(training) if counts else training.handlers
+            with ForeignLoad() as foreign:
+                timeline = run_program(program, handlers, backend)
         replayed = replay_clock(program, backend.pre_cpu_s, backend.main_cpu_s)
     costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
     replay = _metrics(program, replayed, costs, assembled)
@@ -338,33 +292,26 @@ def run_accelerated(
     handlers_of: HandlersOf = lambda training: training.handlers,
     workload: Workload | None = None,
 ) -> Ran:
-    """Run what is assembled on accelerators, without a record.
-
-    Args:
-        workload: of a run before; None: it is built.
-    """
-    workload, start = workload or _workload(request, assembled), _start(request, assembled)
-    settings, stays = settings_of(request, assembled.entry), stays_on_devices(assembled.schedule)
+    """Run what is assembled on accelerators, without a record; `workload` is that of a run before, if there was one."""
+    settings, start = settings_of(request, assembled.entry), _start(request, assembled)
+    stays = stays_on_devices(assembled.schedule)
 
     def make(own: Workload, backend: DeviceBackend) -> Training:
         place_of = backend.accelerator_of if stays else None
         return Training(own, assembled.schedule, settings, start, backend.copy, pin_memory=not stays, place_of=place_of)
 
-    return run_on_accelerators(
-        make,
-        workload,
-        assembled,
-        _backend(request),
-        handlers_of,
-        verify=request.verify,
-    )
+    whole = workload or _workload(request, assembled)
+    return run_on_accelerators(make, whole, assembled, backend_of(request), handlers_of, verify=request.verify)
 
 
-def _on_accelerators(request: Request, assembled: Assembled, told: _Told) -> tuple[Fields, Timeline, Training]:
-    ran = run_accelerated(request, assembled, told.handlers)
+def _on_accelerators(run: _Run) -> tuple[Fields, Timeline, Training]:
+    ran = run_accelerated(run.request, run.assembled, run.handlers)
     ran.fields["malloc_tuned"] = is_tuned()
-    costs = measured_costs(ran.timeline, recompute_ahead=assembled.costs.recompute_ahead)
-    return _metrics(ran.program, ran.timeline, costs, assembled) | ran.fields, ran.timeline, ran.training
+    costs = measured_costs(ran.timeline, recompute_ahead=run.assembled.costs.recompute_ahead)
+    return _metrics(ran.program, ran.timeline, costs, run.assembled) | ran.fields, ran.timeline, ran.training
+
+
+_ON = {"virtual": _on_virtual_clock, "cpu": _on_cpu, "device": _on_accelerators}
 
 
 def _emulate(asked: BackendConfig, assembled: Assembled) -> tuple[Fields, Timeline]:
@@ -389,28 +336,27 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
     assert assembled.model is not None  # or the request had been refused
     sequences = request.workload.microbatch_sequences
     num_microbatches = assembled.schedule.shape.num_microbatches
-    workload = workload_of(assembled.model, sequences, request.dtype, request.seed, num_microbatches, device)
+    workload = synthetic(assembled.model, sequences, request.dtype, request.seed, num_microbatches, device)
     data = _data(request, assembled)
     if request.workload.by_microbatch:
         data = Ragged(data, request.workload.by_microbatch)
-    return replace(workload, data=_same_batches(request, assembled, data), lengths=request.workload.by_microbatch)
+    if request.schedule.file is None:  # the microbatches of every other schedule, however many make a step here
+        data = Regrouped(data, request.num_microbatches, num_microbatches)
+    return replace(workload, data=data, lengths=request.workload.by_microbatch)
 
 
 def _data(request: Request, assembled: Assembled) -> Data:
-    """The tokens to train on."""
     workload, model = request.workload, assembled.model
     window = assembled.schedule.shape.num_microbatches
     assert model is not None  # or the request had been refused
-    if workload.name != "text" and workload.text is None:
+    path = text_of(request)
+    if path is None:
         whole = workload.microbatch_sequences * request.pieces
         data = SyntheticTokens(model.vocab, model.seq_len, whole, request.seed)
         return data if request.pieces == 1 else InPieces(data, request.pieces)
-    path = workload.path if workload.text is None else TEXTS / f"{workload.text}.txt"
-    if path is None:
-        raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
     try:
         return TextTokens(
-            Path(path),
+            path,
             vocab=model.vocab,
             seq_len=model.seq_len,
             microbatch_sequences=workload.microbatch_sequences,
@@ -424,7 +370,6 @@ def _data(request: Request, assembled: Assembled) -> Data:
 
 
 def _subject(request: Request, assembled: Assembled) -> Fields:
-    """Identity of a checkpoint: everything that must be equal for training to continue as if it had not stopped."""
     return checkpoint_subject(request, assembled.schedule.shape.num_microbatches)
 
 
@@ -446,12 +391,6 @@ def _check_checkpoint(request: Request, assembled: Assembled) -> None:
             "num_steps=2 or more, and a schedule that flushes or is one step stale"
         )
     check_save_to(request)
-
-
-def _same_batches(request: Request, assembled: Assembled, data: Data) -> Data:
-    """The microbatches every other schedule gets, in their order, however many of them make a step here."""
-    window = assembled.schedule.shape.num_microbatches
-    return data if request.schedule.file is not None else Regrouped(data, request.num_microbatches, window)
 
 
 def _num_copies(schedule: Schedule) -> int:

@@ -40,11 +40,8 @@ from rpbench.sim.memory import peak_in_flight
 def check_device(
     request: Request, schedule: Schedule, backend: BackendConfig, *, has_tied: bool = False, has_frozen: bool = False
 ) -> None:
-    """Refuse what cannot run on accelerators.
-
-    Raises:
-        ConfigError: without an accelerator, real or dry; for a schedule that does not say how its tensors get
-            there; for options that only hold on the processor.
+    """Refuse what cannot run on accelerators: a ConfigError without an accelerator, real or dry; for a schedule that
+    does not say how its tensors get there; for options that only hold on the processor.
     """
     is_dry = backend.dry_accelerators is not None
     if not is_dry and not torch.accelerator.is_available():
@@ -141,13 +138,10 @@ def run_on_accelerators(
     *,
     verify: bool,
 ) -> Ran:
-    """Run a schedule on every accelerator there is; a dry run has no warm-up.
+    """Run a schedule on every accelerator there is, with the handlers of the run that counts; a dry run has no warm-up.
 
-    Args:
-        make: the training of a workload on a backend.
-        handlers_of: of the run that counts.
-        verify: compare the gradients of the first step with plain training on the first accelerator, by kernels that
-            give the same bits every time; otherwise by those that torch takes.
+    If `verify`, the gradients of the first step are compared with plain training on the first accelerator, by kernels
+    that give the same bits every time; otherwise kernels are those that torch takes.
     """
     num_warmup_runs = asked.num_warmup_runs if asked.dry_accelerators is None else 0
     with ExitStack() as stack:
@@ -180,10 +174,7 @@ def run_on_accelerators(
 
 
 def _beside_plain_training(training: Training, workload: Workload) -> Fields:
-    """How far the gradients of the first step are from those of plain training on the first accelerator.
-
-    Both run the same kernels on the same shapes; `gated_on_device` says how far they may be apart.
-    """
+    """How far the first step's gradients are from plain training's, by the same kernels on accelerator 0."""
     groups = {place: found for place, found in training.groups.items() if place[1] == 1}
     parts, optimizer = training.schedule.shape.num_segments, training.settings.optimizer
     with torch.accelerator.device_index(0):
@@ -209,10 +200,7 @@ def gated_on_device(fields: Fields, dtype: torch.dtype) -> Fields:
 
 
 def _predicted_by_class(assembled: Assembled, training: Training, num_accelerators: int) -> Fields:
-    """Predicted memory of each accelerator, a list for each class of tensors.
-
-    Several devices of a schedule may share one.
-    """
+    """Predicted bytes by class of tensors, a value an accelerator, which several devices may share."""
     if assembled.sizes is None:
         return {}
     sizes = _with_state(assembled.sizes, training)

@@ -1,45 +1,37 @@
 """Tensors of a run: precisions, the workload and the optimizer, and whether the host has room for them."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
-from rpbench.config.choices import ConfigError, OptimizerConfig
+from rpbench.config.choices import BackendConfig, ConfigError, OptimizerConfig
+from rpbench.config.request import Request
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.state.weights import master_dtype
 from rpbench.engine.state.whole_gradient import LossScaling
-from rpbench.engine.workload import Workload
-from rpbench.models.build import build_model
-from rpbench.models.data import SyntheticTokens
+from rpbench.models.data import TEXTS
 from rpbench.workload.architecture import Architecture
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Operations on one core each: with more, sums are split and the last bits depend on the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def backend_of(request: Request) -> BackendConfig:
+    """The backend of a request that trains."""
+    assert request.backend is not None  # or the request had been refused
+    return request.backend
 
 
-def workload_of(
-    model: Architecture, sequences: int, dtype: str, seed: int, num_microbatches: int, device: str = "cpu"
-) -> Workload:
-    """A model and synthetic tokens: every caller gets the same weights and batches; on `meta` no weights."""
-    return Workload(
-        list(build_model(model, seed=seed, dtype=DTYPES[dtype], device=device)),
-        SyntheticTokens(model.vocab, model.seq_len, sequences, seed),
-        num_microbatches,
-        seed,
-        draws_random=model.dropout > 0,
-    )
+def text_of(request: Request) -> Path | None:
+    """The file of the text to train on; None for drawn tokens."""
+    workload = request.workload
+    if workload.text is not None:
+        return TEXTS / f"{workload.text}.txt"
+    if workload.name != "text":
+        return None
+    if workload.path is None:
+        raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
+    return Path(workload.path)
 
 
 def check_host_memory(model: Architecture, dtype: torch.dtype, num_copies: int = 1) -> None:

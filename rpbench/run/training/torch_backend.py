@@ -4,15 +4,14 @@ import math
 import os
 from dataclasses import asdict, replace
 
-from rpbench.config.choices import BackendConfig, ConfigError
+from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
 from rpbench.engine.measure.profiles import measured_costs
-from rpbench.models.data import TEXTS
 from rpbench.records.record import Record
 from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
-from rpbench.run.training.tensors import optimizer_settings
+from rpbench.run.training.tensors import backend_of, optimizer_settings, text_of
 from rpbench.run.training.validation import check_holds, check_save_to, checkpoint_subject, found_checkpoint
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.metrics import measure
@@ -26,16 +25,14 @@ from rpbench.torch_runtime.request import TorchRequest, make_request
 def torch_records(request: Request) -> list[Record]:
     """The record of a run on ranks of torch's runtime; none on ranks that torchrun has started beside rank 0.
 
-    Raises:
-        ValueError: if the request is wrong; nothing has run then.
-        RunFailed: on a rank beside rank 0, if the run broke.
+    Raises ValueError if the request is wrong, before anything runs, and RunFailed beside rank 0 if the run broke.
     """
     if not under_torchrun():
         return [recorded(request, _prepare)]
     if is_first_rank():
         return [recorded(replace(request, force=True), _prepare)]  # the other ranks run: none may look for a record
     asked, assembled = _request(request)
-    run_on_torch(asked, stall_s=_backend(request).stall_s)
+    run_on_torch(asked, stall_s=backend_of(request).stall_s)
     del assembled
     return []
 
@@ -45,20 +42,15 @@ def _prepare(request: Request) -> Work:
     return scheduled(request, assembled, lambda: _executed(request, asked, assembled), lambda error: False)
 
 
-def _backend(request: Request) -> BackendConfig:
-    assert request.backend is not None  # or the request had been refused
-    return request.backend
-
-
 def _request(request: Request) -> tuple[TorchRequest, Assembled]:
     """The job of the ranks: a table of one step, which runs `num_steps` times."""
-    assembled, backend = assembled_of(replace(request, num_steps=1)), _backend(request)
+    assembled, backend = assembled_of(replace(request, num_steps=1)), backend_of(request)
     if assembled.model is None:
         raise ConfigError(
             "backend=torch trains tensors, which model=abstract does not have; take one with a shape, such as "
             "model=tiny_gpt"
         )
-    settings = optimizer_settings(request.optimizer)
+    settings, text = optimizer_settings(request.optimizer), text_of(request)
     asked = make_request(
         assembled.schedule,
         assembled.model,
@@ -67,7 +59,7 @@ def _request(request: Request) -> tuple[TorchRequest, Assembled]:
         num_warmup_steps=backend.num_warmup_runs,
         seed=request.seed,
         dtype=request.dtype,
-        text=_text(request),
+        text=None if text is None else str(text),
         optimizer=asdict(settings),
         data_parallel=backend.data_parallel,
         data_mode=backend.data_mode,
@@ -91,19 +83,10 @@ def _with_checkpoints(request: Request, asked: TorchRequest) -> TorchRequest:
     return replace(asked, start=str(found.data.absolute()), first_step=found.num_steps)
 
 
-def _text(request: Request) -> str | None:
-    workload = request.workload
-    if workload.text is not None:
-        return str(TEXTS / f"{workload.text}.txt")
-    if workload.name == "text" and workload.path is None:
-        raise ConfigError("workload=text reads a file: name it by workload.path=FILE")
-    return workload.path if workload.name == "text" else None
-
-
 def _executed(request: Request, asked: TorchRequest, assembled: Assembled) -> Outcome:
     """The outcome of the run; a broken run names the rank and its action."""
     try:
-        found = run_on_torch(asked, stall_s=_backend(request).stall_s)
+        found = run_on_torch(asked, stall_s=backend_of(request).stall_s)
     except RunFailed as error:
         status = "oom" if error.cause == "out of memory" else "failed"
         where = {"failed_rank": error.rank, "failed_action": error.action, "failed_cause": error.cause}

@@ -33,11 +33,7 @@ from rpbench.run.training.tensors import optimizer_settings
 
 
 def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:
-    """Identity of a checkpoint: everything that must be equal for training to continue as if it had not stopped.
-
-    Args:
-        num_microbatches: of one optimizer step.
-    """
+    """All that must be equal to go on from a checkpoint, steps of so many microbatches too."""
     return {
         "model": request.subject["model"],
         "dtype": request.dtype,
@@ -49,11 +45,7 @@ def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:
 
 
 def found_checkpoint(request: Request, subject: Fields) -> Manifest | None:
-    """The checkpoint to resume from; None without one.
-
-    Raises:
-        ConfigError: if it is not there, torn, or of something else.
-    """
+    """The checkpoint to resume from, if any; ConfigError if it is not there, torn, or of something else."""
     if request.checkpoint.resume_from is None:
         return None
     try:
@@ -63,11 +55,7 @@ def found_checkpoint(request: Request, subject: Fields) -> Manifest | None:
 
 
 def check_holds(found: Manifest, request: Request, workload: Workload) -> None:
-    """Refuse a checkpoint without all that a workload needs.
-
-    Raises:
-        ConfigError: naming the first parameter.
-    """
+    """Refuse a checkpoint without all that a workload needs: a ConfigError naming the first parameter."""
     shapes = {owner: workload.parameter(owner).shape for owner in set(workload.owner_of.values())}
     try:
         found.check_holds(shapes, optimizer_settings(request.optimizer).moments)
@@ -76,11 +64,7 @@ def check_holds(found: Manifest, request: Request, workload: Workload) -> None:
 
 
 def check_save_to(request: Request) -> None:
-    """Refuse a place that cannot be written, or holds something else.
-
-    Raises:
-        ConfigError: naming it.
-    """
+    """Refuse a place that cannot be written, or holds something else: a ConfigError naming it."""
     if request.checkpoint.save_to is None:
         return
     folder = Path(request.checkpoint.save_to)
@@ -94,10 +78,7 @@ def check_save_to(request: Request) -> None:
 
 
 class Validation:
-    """Losses of a training on sequences that it does not see.
-
-    Args:
-        every: updates between two validations.
+    """Losses of a training on sequences that it does not see, every so many updates.
 
     Attributes:
         losses: update -> mean loss, in nats per token.

@@ -36,7 +36,6 @@ from rpbench.torch_runtime.communication.tokens import (
     WAITS,
     Table,
     Token,
-    TokenRow,
 )
 
 
@@ -57,11 +56,7 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """A send and the receive that takes it; None for a missing end.
-
-    Args:
-        source, target: ranks.
-    """
+    """A send of one rank and the receive of another that takes it; None for a missing end."""
 
     source: int
     target: int
@@ -130,7 +125,6 @@ def meant(table: Table, message: Message) -> bool:
 
 
 def token_at(table: Table, end: End) -> Token:
-    """The action at a place."""
     return table.rows[end.rank][end.place]
 
 
@@ -190,15 +184,10 @@ def find_faults(table: Table) -> Faults:
 
 def needed(table: Table, rank: int, token: Token) -> Token | None:
     """The receive that a computation waits for; None where its input is made by its own rank, or comes from nowhere."""
-    if token.kind == "F":
-        source, kind = table.before(token.stage), "RECV_F"
-    elif token.kind in BACKWARD:
-        source, kind = table.behind(token.stage), "RECV_B"
-    else:
-        return None
+    source = table.feeder(token)
     if source is None or table.rank_of[source] == rank:
         return None
-    return Token(token.stage, kind, token.microbatch)
+    return token._replace(kind="RECV_F" if token.kind == "F" else "RECV_B")
 
 
 class _Walk:
@@ -228,8 +217,8 @@ class _Walk:
 
     def _local_input(self, token: Token) -> str:
         """A neighbour of the same rank hands over what it has made, so it must have run."""
-        beside = self._table.before(token.stage) if token.kind == "F" else self._table.behind(token.stage)
-        if token.kind == "W" or beside is None or self._table.rank_of[beside] != self._rank:
+        beside = self._table.feeder(token)
+        if beside is None or self._table.rank_of[beside] != self._rank:
             return ""
         kinds = ("F",) if token.kind == "F" else BACKWARD
         if any(Token(beside, kind, token.microbatch) in self._computed for kind in kinds):
@@ -245,28 +234,12 @@ class _Walk:
         return ""
 
 
-def consumers(table: Table, rank: int, row: TokenRow) -> dict[Token, int]:
-    """For each receive of a row, the place of the computation that uses it."""
-    return {
-        receive: place
-        for place, token in enumerate(row)
-        for part in token.parts
-        if (receive := needed(table, rank, part)) is not None
-    }
-
-
 NEVER = None
 
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds, or any unit.
-
-    Args:
-        compute: of a computation on a rank, an overlapped pair being one.
-        hop: of a message.
-        gather, reduce: of a stage's weights and gradients, over ranks that share them.
-    """
+    """Times of computations on a rank, an overlapped pair being one, of a message, and of what ranks share."""
 
     compute: Callable[[int, Token], float] = lambda rank, token: 1.0
     hop: float = 0.0
@@ -360,7 +333,6 @@ class _Run:
         state.finished[rank] = self._all_here(rank, self._unwaited[rank])
 
     def _inputs(self, rank: int, token: Token) -> list[int]:
-        """The messages an action waits for."""
         if token.kind in WAITS:
             return list(self._operation[rank][token._replace(kind=WAITS[token.kind])])
         receives = (needed(self.table, rank, part) for part in token.parts)
@@ -423,7 +395,6 @@ class Levels:
     """The most of each that stand at one time on any rank.
 
     Args:
-        sends: under way.
         receive_buffers: waiting to be used.
         gathered_stages: whose weights are whole.
         gathered_bytes: of those weights; None where sizes are not known.
@@ -440,11 +411,7 @@ class Levels:
 def find_levels(
     table: Table, weights: Mapping[int, int] | None = None, gradients: Mapping[int, int] | None = None
 ) -> Levels:
-    """The levels of a table.
-
-    Args:
-        weights, gradients: bytes by stage.
-    """
+    """The levels of a table, by the bytes of each stage's weights and gradients."""
     most: Counter[str] = Counter()
     for rank in range(len(table.rows)):
         most |= _of_rank(table, rank, weights or {}, gradients or {})

@@ -27,14 +27,7 @@ Place = tuple[int, int]  # rank, number among its actions that are no waits
 
 
 def with_send_budget(table: Table, most: int) -> Table:
-    """The table with its waits moved.
-
-    Args:
-        table: with a wait for every send.
-
-    Raises:
-        ScheduleError: if a rank cannot keep to it.
-    """
+    """A table that waits for every send, with its waits moved; raises ScheduleError if a rank cannot keep to it."""
     order = _Order(table)
     rows = tuple(tuple(_row(order, rank, row, most)) for rank, row in enumerate(table.rows))
     return Table(rows, table.chain_length)
@@ -92,7 +85,6 @@ class _Order:
         return next(sure, safe[0] if safe else None)
 
     def wait(self, send: Token, place: Place) -> None:
-        """Move a wait."""
         self._waited[send] = place
 
     def _leads(self, start: Place, goal: Place, *, without: Token) -> bool:
@@ -117,7 +109,6 @@ class _Order:
 
 
 def with_send_waits(row: Sequence[Token]) -> list[Token]:
-    """A row with a wait for each of its sends."""
     found: list[Token] = []
     pending: dict[Token, None] = {}
     for token in row:
@@ -146,11 +137,7 @@ RowOfTokens = list[Token]
 
 @dataclass(frozen=True)
 class Settings:
-    """The five settings; as they are, torch's own.
-
-    Raises:
-        ValueError: for a value that torch refuses.
-    """
+    """The five settings; as they are, torch's own. Raises ValueError for a value that torch refuses."""
 
     max_active_stages: int = 3
     unshard_lookahead: str | tuple[int, ...] = "full"
@@ -173,11 +160,7 @@ class Settings:
             )
 
     def lookahead(self, num_ranks: int) -> tuple[int, ...]:
-        """Stages that each rank gathers ahead.
-
-        Raises:
-            ValueError: if there is not one for each rank, from 1 to the stages that are gathered at a time.
-        """
+        """Stages each rank gathers ahead; ValueError unless one a rank, from 1 to the most at a time."""
         if self.unshard_lookahead == "full":
             return (self.max_active_stages,) * num_ranks
         if self.unshard_lookahead == "auto":
@@ -194,14 +177,9 @@ class Settings:
 
 
 def lower_as_torch(table: Table, settings: Settings) -> Table:
-    """The table with gathers, reductions, messages and waits where torch 2.15 puts them.
+    """The computations of a table with gathers, reductions, messages and waits where torch 2.15 puts them.
 
-    Args:
-        table: its computations count alone.
-
-    Raises:
-        ScheduleError: if they cannot run, or the settings cannot be kept.
-        ValueError: for settings that do not fit the ranks.
+    Raises ScheduleError if they cannot run or the settings cannot be kept, ValueError if these do not fit the ranks.
     """
     compute = table.compute_rows()
     count = 1 + max(part.microbatch or 0 for row in compute for token in row for part in token.parts)
@@ -291,10 +269,7 @@ def _with_messages(table: Table) -> list[RowOfTokens]:
 
 def _ready(table: Table, token: Token, done: set[Token]) -> bool:
     """Whether a rank has what a computation needs: received, or made by itself."""
-    if token.kind not in ("F", *BACKWARD):
-        return True
-    forward = token.kind == "F"
-    source = table.before(token.stage) if forward else table.behind(token.stage)
+    forward, source = token.kind == "F", table.feeder(token)
     if source is None or token._replace(kind="RECV_F" if forward else "RECV_B") in done:
         return True
     return any(Token(source, kind, token.microbatch) in done for kind in ("F" if forward else BACKWARD))

@@ -81,7 +81,6 @@ class Table:
 
     @property
     def is_lowered(self) -> bool:
-        """Whether messages stand in it."""
         return any(token.is_message for row in self.rows for token in row)
 
     @property
@@ -98,12 +97,14 @@ class Table:
         """The stage that this one feeds; None at a chain's end."""
         return stage + 1 if (stage + 1) % self.chain_length else None
 
-    def other_end(self, message: Token) -> Token:
-        """The receive of a send, the send of a receive.
+    def feeder(self, token: Token) -> int | None:
+        """The stage that makes what a computation takes in; None where that comes from no stage."""
+        if token.kind == "F":
+            return self.before(token.stage)
+        return self.behind(token.stage) if token.kind in BACKWARD else None
 
-        Raises:
-            ScheduleError: if there is no stage at the other end.
-        """
+    def other_end(self, message: Token) -> Token:
+        """The receive of a send, the send of a receive; raises ScheduleError if there is no stage at the other end."""
         forth = message.kind in ("SEND_F", "RECV_B")
         stage = self.behind(message.stage) if forth else self.before(message.stage)
         if stage is None:
@@ -113,11 +114,9 @@ class Table:
         return Token(stage, kinds[message.kind], message.microbatch)
 
     def peer(self, message: Token) -> int:
-        """The rank at the other end of a message."""
         return self.rank_of[self.other_end(message).stage]
 
     def compute_rows(self) -> list[list[Token]]:
-        """The computations alone."""
         return [[token for token in row if token.parts[0].kind in COMPUTE] for row in self.rows]
 
     def to_csv(self) -> str:
@@ -125,22 +124,20 @@ class Table:
         return "\n".join(",".join(map(str, row)) for row in self.rows)
 
 
-def read_table(source: str, chain_length: int | None = None) -> Table:
-    """A table from torch's CSV, compute-only or lowered.
-
-    Args:
-        chain_length: None: all stages are one chain.
-
-    Raises:
-        ScheduleError: naming the row and the token that cannot be.
-    """
+def read_rows(source: str) -> tuple[TokenRow, ...]:
+    """The rows of torch's CSV in either form; ScheduleError with the row and the token that cannot be read."""
     try:
         lines = list(csv.reader(io.StringIO(source.strip("\r\n"))))
     except csv.Error as error:
         raise ScheduleError(f"no CSV ({error}): expected a line a rank, tokens parted by commas") from None
-    rows = tuple(
+    return tuple(
         tuple(read_token(cell.strip(), rank) for cell in line if cell.strip()) for rank, line in enumerate(lines)
     )
+
+
+def read_table(source: str, chain_length: int | None = None) -> Table:
+    """A table, of one chain unless its length is given; ScheduleError with the row and token that cannot be."""
+    rows = read_rows(source)
     table = Table(rows, chain_length or 1 + max((part.stage for row in rows for part in _plain(row)), default=0))
     check_table(table)
     return table
@@ -161,17 +158,14 @@ def read_token(cell: str, rank: int) -> Token:
     if match is None:
         raise ScheduleError(
             f"row {rank + 1} (rank {rank}): {cell[:40]!r} is no action of a table: expected stage, kind and microbatch,"
-            " such as 2F5, 3SEND_B0, 0WAIT_SEND_F1, or stage and kind, such as 2REDUCE_GRAD"
+            " such as 2F5, 3SEND_B0, 0WAIT_SEND_F1, or stage and kind, such as 2REDUCE_GRAD, or a pair, such as"
+            " (0F7;7B3)OVERLAP_F_B"
         )
     return Token(int(match[1]), match[2], int(match[3]) if match.re is _PLAIN else None)
 
 
 def check_table(table: Table) -> None:
-    """Each stage on one rank, with all microbatches once; each message between two ranks.
-
-    Raises:
-        ScheduleError: with the first that is not.
-    """
+    """Each stage on one rank, with every microbatch once; messages between two ranks; or ScheduleError."""
     if not table.rank_of:
         raise ScheduleError("the table holds no computation: expected rows of tokens such as 0F0,0SEND_F0, one a rank")
     stages = range(1 + max(table.rank_of))

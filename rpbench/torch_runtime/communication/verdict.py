@@ -33,14 +33,7 @@ AROUND = 3  # actions shown on each side of a marked one
 
 @dataclass(frozen=True)
 class Waiting:
-    """An action that waits or is wrong, and why.
-
-    Args:
-        place: of the action in the rank's row, from 0.
-        action: its token; "end" where the row is over and sends are still under way.
-        why: what it waits for, or what is wrong.
-        row: the actions around it, itself marked.
-    """
+    """An action that waits or is wrong, by its place from 0, why, and its row; "end": only sends are under way."""
 
     rank: int
     place: int
@@ -50,7 +43,6 @@ class Waiting:
 
 
 def waiting(table: Table, end: End, why: str) -> Waiting:
-    """An action, shown in its row."""
     tokens = [*map(str, table.rows[end.rank]), "end"]
     first, last = max(0, end.place - AROUND), min(len(tokens), end.place + AROUND + 1)
     shown = [f">{token}<" if place == end.place else token for place, token in enumerate(tokens)][first:last]
@@ -59,7 +51,6 @@ def waiting(table: Table, end: End, why: str) -> Waiting:
 
 
 def no_other_end(message: Message) -> str:
-    """The fault of a message that has one end."""
     if message.send is None:
         return f"rank {message.source} has no send left for it"
     return f"rank {message.target} has no receive left for it"
@@ -142,11 +133,7 @@ def _shortest(steps: dict[Hashable, list[Step]], start: Hashable, goal: Hashable
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a table with one kind of queue.
-
-    Args:
-        cycle: the ranks that wait for each other, where it is dead; else what is wrong, if anything.
-    """
+    """The verdict on a table with one kind of queue; `cycle`: the ranks that wait for each other, or what is wrong."""
 
     queues: str
     grouped: bool
@@ -155,7 +142,6 @@ class Verdict:
     execution: Execution
 
     def fields(self) -> dict[str, Any]:
-        """The verdict as plain data."""
         return {
             "channels": self.queues,
             "grouped": self.grouped,

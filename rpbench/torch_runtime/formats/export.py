@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
+from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, to_text
 from rpbench.ir.timeline import Timeline
 from rpbench.torch_runtime.formats.frameworks import (
@@ -36,16 +37,7 @@ Times = Callable[[], Timeline]  # simulated when asked for: only one form needs 
 
 
 class Given(NamedTuple):
-    """Inputs of a form beside the schedule.
-
-    Args:
-        times: gives its timeline.
-        csv_path: the name that a framework's options give the table.
-        model: what is trained; None where there are no shapes.
-        host_memory_bytes: of a host, where it is known.
-        plan: how large microbatches are, what replicas share and the like; None: as `numbers_of` takes it.
-        optimizer: how weights are stepped.
-    """
+    """Inputs of a form beside the schedule: timeline, name of its table, model, host, numbers, optimizer."""
 
     times: Times
     csv_path: str = "schedule.csv"
@@ -56,11 +48,7 @@ class Given(NamedTuple):
 
 
 def export(schedule: Schedule, form: str, given: Given) -> str:
-    """The text of a schedule in one of `FORMS`.
-
-    Raises:
-        ValueError: for an unknown form, or a schedule that the form cannot hold, with the reason.
-    """
+    """A schedule in one of `FORMS`; ValueError for an unknown form, or one that cannot hold it, with the reason."""
     if form not in FORMS:
         raise ValueError(f"format={form}: one of {', '.join(FORMS)}")
     return FORMS[form](schedule, given)
@@ -69,6 +57,13 @@ def export(schedule: Schedule, form: str, given: Given) -> str:
 def chrome_trace(timeline: Timeline) -> str:
     """A timeline for chrome://tracing or Perfetto, one JSON object."""
     return json.dumps(timeline.to_chrome_trace()) + "\n"
+
+
+def _cut(schedule: Schedule, form: str) -> Partition:
+    """The schedule's partition; raises ValueError if it has none."""
+    if schedule.partition is None:
+        raise ValueError(f"format={form} writes a partition, and this schedule has none: name a model")
+    return schedule.partition
 
 
 def _framework_lines(schedule: Schedule, given: Given) -> str:
@@ -86,17 +81,15 @@ def _framework_lines(schedule: Schedule, given: Given) -> str:
 
 def _megatron(schedule: Schedule, given: Given) -> str:
     """One option a line; the order stays Megatron's own. Equal virtual stages also in Megatron's older words."""
-    if schedule.partition is None:
-        raise ValueError("format=megatron_layout writes a partition, and this schedule has none: name a model")
-    plan = given.plan or numbers_of(schedule)
+    partition, plan = _cut(schedule, "megatron_layout"), given.plan or numbers_of(schedule)
     told = megatron_numbers(plan)
     equal = None
     if plan.pipeline > 1:
         table = make_table(schedule)
-        told |= megatron_options(schedule.partition, schedule.shape.num_ranks, placement_of(table))
-        equal = megatron_virtual_stages(schedule.partition, schedule.shape.num_ranks)
+        told |= megatron_options(partition, schedule.shape.num_ranks, placement_of(table))
+        equal = megatron_virtual_stages(partition, schedule.shape.num_ranks)
     else:
-        told |= {"num-layers": schedule.partition.num_layers}
+        told |= {"num-layers": partition.num_layers}
     if schedule.name == "combined_1f1b":
         told["overlap-moe-expert-parallel-comm"] = True
     text = "".join(f"# {note}\n" for note in plan.notes)
@@ -105,13 +98,6 @@ def _megatron(schedule: Schedule, given: Given) -> str:
         text += "# or, because the stages are equal, instead of the layout:\n"
         text += "".join(f"# --{name} {value}\n" for name, value in equal.items())
     return text
-
-
-def _deepspeed(schedule: Schedule, given: Given) -> str:
-    """The boundaries as a JSON list."""
-    if schedule.partition is None:
-        raise ValueError("format=deepspeed_parts writes a partition, and this schedule has none: name a model")
-    return json.dumps(deepspeed_parts(schedule.partition)) + "\n"
 
 
 def _deepspeed_config(schedule: Schedule, given: Given) -> str:
@@ -123,9 +109,7 @@ def _deepspeed_config(schedule: Schedule, given: Given) -> str:
 
 def _roundpipe(schedule: Schedule, given: Given) -> str:
     """The released library's plan as one JSON object, with the host's memory where the model has a shape."""
-    if schedule.partition is None:
-        raise ValueError("format=roundpipe writes a partition, and this schedule has none: name a model")
-    plan = roundpipe_plan(schedule.partition)
+    plan = roundpipe_plan(_cut(schedule, "roundpipe"))
     if given.model is not None:
         needed = roundpipe_host_bytes(given.model, given.optimizer)
         plan["host_bytes"] = needed
@@ -149,7 +133,6 @@ class Flavor(NamedTuple):
     config: str = ""
 
     def has_sizes_of(self, model: Architecture) -> bool:
-        """Whether these are a model's."""
         given = (model.num_layers, model.hidden, model.heads, model.key_value_heads, model.vocab)
         return given == self[1:6]
 
@@ -208,7 +191,7 @@ FORMS: Mapping[str, Callable[[Schedule, Given], str]] = {
     "megatron_layout": _megatron,
     "torchtitan": _framework_lines,
     "deepspeed": _deepspeed_config,
-    "deepspeed_parts": _deepspeed,
+    "deepspeed_parts": lambda schedule, given: json.dumps(deepspeed_parts(_cut(schedule, "deepspeed_parts"))) + "\n",
     "fsdp2": lambda schedule, given: accelerate_yaml(given.plan or numbers_of(schedule)),
     "roundpipe": _roundpipe,
 }

@@ -38,7 +38,6 @@ class ModuleNames:
         embedding: before the layers; all of them go to the first stage.
         layer: of decoder layer `{layer}`, counted from 0.
         head: behind the layers; all of them go to the last stage.
-        everywhere: what every stage has.
     """
 
     embedding: tuple[str, ...] = ("tok_embeddings",)
@@ -80,7 +79,6 @@ class PlanNumbers:
         shared: what replicas share: none, optimizer, gradients, parameters.
         on_host: what lives on the host of what is shared: nothing, the optimizer's states, or all.
         recompute: nothing, what is cheap, or all but the inputs of layers.
-        options: of the schedule.
         notes: sentences about what none of the files can say.
     """
 
@@ -106,12 +104,7 @@ class PlanNumbers:
 
 
 def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **known: Any) -> PlanNumbers:
-    """The numbers that a schedule says of itself, and others that are known.
-
-    Args:
-        options: that the schedule was made with.
-        known: fields of `PlanNumbers`; those of a mesh go before the schedule's own.
-    """
+    """The numbers that a schedule, made with options, says of itself, and others that are known, which go first."""
     shape, options = schedule.shape, dict(options or {})
     ranks, everywhere = shape.num_ranks, bool(schedule.placement) and len(schedule.placement[0]) == shape.num_ranks > 1
     found: dict[str, Any] = {"num_microbatches": shape.num_microbatches, "options": options}
@@ -129,12 +122,7 @@ def numbers_of(schedule: Schedule, options: Mapping[str, Any] | None = None, **k
 
 @dataclass(frozen=True)
 class Lines:
-    """Options to paste, and conditions beside them.
-
-    Args:
-        options: as a config has them; a value that is a mapping is a section of its own.
-        notes: sentences for a person.
-    """
+    """Options to paste, of which a mapping is a section of its own, and sentences for a person beside them."""
 
     options: Mapping[str, Any]
     notes: tuple[str, ...] = field(default=())
@@ -150,10 +138,8 @@ class Lines:
 
 
 def module_names_per_stage(partition: Partition, names: ModuleNames) -> list[list[str]]:
-    """The modules of every stage in model order; torchtitan's `module_fqns_per_model_part`.
-
-    Raises:
-        ValueError: if forward and backward are cut apart, or a stage holds nothing.
+    """The modules of every stage in model order; torchtitan's `module_fqns_per_model_part`. Raises ValueError if
+    forward and backward are cut apart, or a stage holds nothing.
     """
     counts = _counts(partition)
     last = len(counts) - 1
@@ -176,14 +162,9 @@ def table_lines(
     names: ModuleNames | None = None,
     plan: PlanNumbers | None = None,
 ) -> Lines:
-    """The options that make a framework run a plan; a pipeline's by its table.
+    """The options that make a framework run a plan, by default one sequence a microbatch; a pipeline's by its table.
 
-    Args:
-        plan: None: one sequence a microbatch, and what the schedule says of itself.
-
-    Raises:
-        ScheduleError: if the framework would place its stages elsewhere than the table does.
-        ValueError: for a framework we know no options of.
+    Raises ScheduleError if the framework would place stages elsewhere, ValueError for one we know no options of.
     """
     if framework not in FRAMEWORKS:
         raise ValueError(f"framework={framework}: one of {', '.join(FRAMEWORKS)}")
@@ -246,10 +227,8 @@ def roundpipe_plan(partition: Partition) -> dict[str, object]:
     """A partition as the fields of `ModelExecutePlan` of the released library: ranges of its layers, [start, stop).
 
     Its layer 0 is the embedding, 1 to L are the decoder layers, L + 1 is norm, head and loss. Forward ranges ascend,
-    backward ranges descend; of a fused plan the first backward range does its forward as well.
-
-    Raises:
-        ValueError: if a stage has no layer, which the library refuses.
+    backward ranges descend; of a fused plan the first backward range does its forward as well. Raises ValueError if a
+    stage has no layer, which the library refuses.
     """
     layout = layout_of(partition)
     forward, backward = list(layout.forward), list(reversed(layout.backward))
@@ -331,13 +310,10 @@ def megatron_numbers(plan: PlanNumbers) -> dict[str, Any]:
 
 
 def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, Any]:
-    """DeepSpeed's JSON for a plan. What it has no key for stands in a section `rpbench`, which it does not read.
+    """DeepSpeed's JSON for a plan, with the boundaries of a pipeline's stages (`deepspeed_parts`).
 
-    Args:
-        parts: boundaries of a pipeline's stages (`deepspeed_parts`).
-
-    Raises:
-        ValueError: for what its engines do not compose.
+    What it has no key for stands in a section `rpbench`, which it does not read. Raises ValueError for what its engines
+    do not compose.
     """
     if plan.pipeline > 1 and plan.shared in ("gradients", "parameters"):
         raise ValueError(f"{plan.shared} shared under a pipeline: DeepSpeed's pipeline takes ZeRO-1 at most")
@@ -380,10 +356,9 @@ def deepspeed_config(plan: PlanNumbers, parts: Sequence[int] = ()) -> dict[str, 
 
 
 def accelerate_yaml(plan: PlanNumbers) -> str:
-    """accelerate's YAML for FSDP2. What its launcher does not read, a trainer must be told: comments, `# key: value`.
+    """accelerate's YAML for FSDP2; raises ValueError for a plan that FSDP2 does not run.
 
-    Raises:
-        ValueError: for a plan that FSDP2 does not run.
+    What its launcher does not read, a trainer must be told: comments, `# key: value`.
     """
     if plan.pipeline > 1 or plan.shared not in ("gradients", "parameters"):
         raise ValueError("format=fsdp2 writes plans whose replicas share gradients or parameters: zero_2, zero_3")
@@ -414,13 +389,9 @@ def megatron_options(
 ) -> dict[str, str | int]:
     """Megatron-LM's options for a partition: sizes and `pipeline-model-parallel-layout`.
 
-    Megatron counts the virtual stages of a rank from the layout, and refuses to be told both.
-
-    Args:
-        placement: the stages of each rank; none: Megatron's own, stage s on rank s mod `num_ranks`.
-
-    Raises:
-        ValueError: for separate cuts, stages that are no multiple of the ranks, or another placement.
+    Megatron counts the virtual stages of a rank from the layout, and refuses to be told both. The placement is by
+    default its own, stage s on rank s mod `num_ranks`. Raises ValueError for separate cuts, stages that are no multiple
+    of the ranks, or another placement.
     """
     counts = _counts(partition)
     if len(counts) % num_ranks:
@@ -442,11 +413,7 @@ def megatron_options(
 
 
 def megatron_virtual_stages(partition: Partition, num_ranks: int) -> dict[str, str | int] | None:
-    """The options that say the same without a layout; None where stages differ or a rank has one of them.
-
-    Raises:
-        ValueError: as `megatron_options`.
-    """
+    """The same without a layout, errors too; None where stages differ or a rank has one."""
     options = megatron_options(partition, num_ranks)
     counts = _counts(partition)
     if len(set(counts)) > 1 or len(counts) == num_ranks:
@@ -456,31 +423,20 @@ def megatron_virtual_stages(partition: Partition, num_ranks: int) -> dict[str, s
 
 
 def megatron_layout(partition: Partition) -> str:
-    """Stages in model order parted by bars: E embedding, t a decoder layer, L head and loss; `Ett|t*3L`.
-
-    Raises:
-        ValueError: if forward and backward are cut apart.
-    """
+    """Stages parted by bars: E embedding, t a layer, L head and loss, as `Ett|t*3L`; ValueError for two cuts."""
     counts = _counts(partition)
     last = len(counts) - 1
     return "|".join(
-        ("E" if stage == 0 else "") + _repeated("t", count) + ("L" if stage == last else "")
+        ("E" if stage == 0 else "") + ("t" * count if count < 3 else f"t*{count}") + ("L" if stage == last else "")
         for stage, count in enumerate(counts)
     )
-
-
-def _repeated(letter: str, count: int) -> str:
-    return letter * count if count < 3 else f"{letter}*{count}"
 
 
 def deepspeed_parts(partition: Partition, *, embedding_layers: int = 1, head_layers: int = 1) -> list[int]:
     """The boundaries of `PipelineModule.parts`: stage s runs layers parts[s] to parts[s + 1] - 1 of its layer list.
 
-    Args:
-        embedding_layers, head_layers: entries of that list before and behind the decoder layers.
-
-    Raises:
-        ValueError: if forward and backward are cut apart.
+    That list has some entries before and behind the decoder layers. Raises ValueError if forward and backward are cut
+    apart.
     """
     counts = _counts(partition)
     last, bounds = len(counts) - 1, [0]

@@ -19,10 +19,7 @@ of twice as many stages, cut in the middle, each half with microbatches of its o
 Source: torch 2.13, `_PipelineScheduleRuntime._load_csv` and `_dump_csv`.
 """
 
-import csv
-import io
 import itertools
-import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,16 +27,12 @@ from rpbench.ir.action import Action, Kind, overlap, parts_of
 from rpbench.ir.checks.check import check
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape, Weights, from_text, to_torch_csv
+from rpbench.torch_runtime.communication.tokens import COMPUTE, Token, TokenRow, read_rows
 
 
 @dataclass(frozen=True)
 class Chains:
-    """The routes of the microbatches.
-
-    Args:
-        routes: per chain, the rank of each of our stages.
-        microbatches: per chain, our numbers of its microbatches, ascending.
-    """
+    """Routes of the microbatches: per chain the rank of each of our stages, and our microbatches, ascending."""
 
     routes: tuple[tuple[int, ...], ...]
     microbatches: tuple[tuple[int, ...], ...]
@@ -51,7 +44,6 @@ class Chains:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank of each of torch's stages."""
         return tuple(rank for route in self.routes for rank in route)
 
     def stages_of(self, rank: int) -> list[int]:
@@ -83,7 +75,6 @@ class Chains:
         return Action(kind, own, self.microbatches[chain][microbatch])
 
     def token(self, action: Action) -> str:
-        """An action as torch writes it."""
         if action.sub:
             return f"({';'.join(map(self.token, action.sub))})OVERLAP_F_B"
         stage, microbatch = self.to_torch(action)
@@ -100,11 +91,7 @@ class Chains:
 
 
 def find_chains(schedule: Schedule) -> Chains:
-    """The routes of a schedule's microbatches, in the order of their first microbatch.
-
-    Raises:
-        ScheduleError: if a forward is missing.
-    """
+    """The routes, in the order of their first microbatch; ScheduleError if a forward is missing."""
     num_stages, num_microbatches = schedule.shape.num_stages, schedule.shape.total_microbatches
     rank_of: dict[tuple[int, int], int] = {}
     for device, _, row in schedule.items():
@@ -126,16 +113,11 @@ KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)  # what a table has tokens for, beside 
 
 
 def make_table(schedule: Schedule, *, two_way: bool = False) -> Schedule:
-    """The compute rows of a schedule whose every action torch runs as it is meant.
+    """The compute rows of a schedule whose every action torch runs as it is meant; raises ScheduleError with a way out.
 
-    STEP actions leave the rows: torch has none, and the optimizer steps once all rows have ended.
-
-    Args:
-        two_way: take two copies of every stage that go opposite ways (chimera, dualpipe) as well. Our runner can
-            (`rpbench.torch_runtime.lowering`), a plain table cannot.
-
-    Raises:
-        ScheduleError: with the reason and a way out.
+    STEP actions leave the rows: torch has none, and the optimizer steps once all rows have ended. If `two_way`, two
+    copies of every stage that go opposite ways (chimera, dualpipe) are taken as well: our runner can
+    (`rpbench.torch_runtime.lowering`), a plain table cannot.
     """
     name = schedule.name or "this schedule"
     for reason in (_policy(schedule), _shape(schedule), _lanes(schedule)):
@@ -246,17 +228,8 @@ def splits_backward(table: Schedule) -> bool:
     return any(part.kind is Kind.I for _, _, row in table.items() for part in _parts(row))
 
 
-_TOKEN = re.compile(r"([0-9]{1,6})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,7})")
-_STAGE_TOKEN = re.compile(r"[0-9]{1,6}(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD|WAIT_SEND_[FB][0-9]{1,7})")
-_OVERLAP = re.compile(r"\((?P<inner>[^()]+)\)OVERLAP_F_B")
-
-
 def to_csv(schedule: Schedule) -> str:
-    """The compute-only file of a schedule, to be given to `_load_csv`; no line end after the last row.
-
-    Raises:
-        ScheduleError: with the reason, if a table cannot hold the schedule.
-    """
+    """The compute-only file for `_load_csv`, no line end at its end; ScheduleError with why a table cannot hold it."""
     table = make_table(schedule)
     for device in range(table.shape.num_ranks):
         if not table.compute(device):
@@ -271,22 +244,15 @@ def placement_of(schedule: Schedule) -> list[list[int]]:
 
 
 def read_schedule(source: str, name: str = "torch_csv") -> Schedule:
-    """The schedule of a file in our text form or in torch's CSV; what `schedule_file` takes.
-
-    Raises:
-        ScheduleError: naming what cannot be read, in the form that the file's beginning says it has.
-    """
+    """The schedule of a file, in our text form where it begins with #, else torch's CSV; or ScheduleError."""
     return from_text(source) if source.startswith("#") else from_csv(source, name)
 
 
 def from_csv(source: str, name: str = "torch_csv") -> Schedule:
-    """The schedule a file of either form stands for, checked; its placement is the row each stage stands in.
-
-    Raises:
-        ScheduleError: naming the row and token that cannot be read, or the action that is missing, stands twice or
-            can never run.
+    """The schedule of a file of either form, checked; each stage is on the rank of its row. Raises ScheduleError naming
+    the row and token that cannot be read, or the action that is missing, stands twice or can never run.
     """
-    rows = [_read_row(tokens, rank) for rank, tokens in enumerate(_cells(source))]
+    rows = list(map(_computed, read_rows(source)))
     plain = [part for row in rows for part in _parts(row)]
     if not plain:
         raise ScheduleError("the file holds no action: expected rows of tokens such as 0F0,0F1,0B0,0B1, one a rank")
@@ -299,53 +265,20 @@ def from_csv(source: str, name: str = "torch_csv") -> Schedule:
     return schedule
 
 
-def _cells(source: str) -> list[list[str]]:
-    """The tokens of each row; blank lines at the end are no rows, and a row ends as torch's own reader ends it."""
-    lines = io.StringIO(source.strip("\r\n"), newline="")
-    try:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
-    except csv.Error as error:
-        raise ScheduleError(f"no CSV, {error}: expected rows of tokens such as 0F0,0F1,0B0,0B1, one a rank") from None
-    return [[cell for cell in row if cell] for row in rows]
-
-
-def _read_row(tokens: list[str], rank: int) -> tuple[Action, ...]:
-    found = []
-    for token in tokens:
-        if _STAGE_TOKEN.fullmatch(token):
-            continue
-        action = _read_overlap(token, rank) or _read_plain(token, rank)
-        if action.kind in (*KINDS, Kind.OVERLAP):
-            found.append(action)
-    return tuple(found)
-
-
-def _read_overlap(token: str, rank: int) -> Action | None:
-    match = _OVERLAP.fullmatch(token)
-    if match is None:
-        return None
-    parts = tuple(_read_plain(part.strip(), rank) for part in match["inner"].split(";"))
-    if len(parts) < 2:
-        raise _unreadable(token, rank)
-    return overlap(*parts)
-
-
-def _read_plain(token: str, rank: int) -> Action:
-    match = _TOKEN.fullmatch(token)
-    if match is None:
-        raise _unreadable(token, rank)
-    stage, kind, microbatch = match.groups()
-    return Action(Kind[kind], int(stage), int(microbatch))
-
-
-def _unreadable(token: str, rank: int) -> ScheduleError:
-    return ScheduleError(
-        f"row {rank + 1} (rank {rank}): {token[:40]!r} is no action of torch's schedule CSV: expected stage, kind and "
-        "microbatch, such as 2F5, 3SEND_B0 or (0F7;7B3)OVERLAP_F_B"
+def _computed(row: TokenRow) -> Row:
+    """The computations of a row as our actions."""
+    return tuple(
+        overlap(*map(_action, token.members)) if token.members else _action(token)
+        for token in row
+        if token.parts[0].kind in COMPUTE
     )
 
 
-def _placement(rows: list[tuple[Action, ...]], num_stages: int) -> tuple[tuple[int, ...], ...]:
+def _action(token: Token) -> Action:
+    return Action(Kind[token.kind], token.stage, token.microbatch)
+
+
+def _placement(rows: list[Row], num_stages: int) -> tuple[tuple[int, ...], ...]:
     """The ranks whose rows hold each stage: one each, or the first one stands and the check names the other."""
     first: dict[int, int] = {}
     for rank, row in enumerate(rows):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rpbench.ir.action import RECV, SEND, Action, Kind, parts_of, receive_of
 from rpbench.ir.checks.excerpt import broken
@@ -90,11 +90,7 @@ def read_file(path: Path) -> Standing | None:
 
 
 def read_standing(get: Callable[[str], bytes | None], rank: int) -> Standing:
-    """The standing of a rank: from its file where that is on this host, from the store otherwise.
-
-    Args:
-        get: what the store has under a key, or None.
-    """
+    """The standing of a rank: from its file where that is on this host, otherwise from the store, asked by `get`."""
     where = (get(f"board/{rank}") or b"").decode()
     host, _, path = where.partition(":")
     found = read_file(Path(path)) if path and host == socket.gethostname() else None
@@ -118,7 +114,6 @@ class RunFailed(RuntimeError):
 
     Attributes:
         rank: the process at fault, as all ranks are numbered.
-        cause: what it did.
         action: token of the action it was at, in our numbering; "" between actions.
         words: what the rank said at last: its traceback, or the end of its stderr.
     """
@@ -135,10 +130,8 @@ class Evidence:
     """The known facts of all ranks when a run has stopped.
 
     Args:
-        standings: of every process.
         errors: process -> the words of the error it raised.
         exits: process -> its exit status, for those that are gone; negative for a signal, None where unknown.
-        hosts: process -> host, where known.
         frozen: processes that are there and run nothing at all, not even a thread beside.
     """
 
@@ -152,9 +145,7 @@ class Evidence:
 def diagnose(lowered: Lowered | None, evidence: Evidence, inner: int = 1) -> RunFailed:
     """The error that names the rank at fault, its action, and shows the rows with every rank's place marked.
 
-    Args:
-        lowered: None where ranks run no table: then only the rank is named.
-        inner: processes of each pipeline rank.
+    Where ranks run no table, only the rank is named. Each pipeline rank has `inner` processes.
     """
     rank, cause, said = _culprit(lowered, evidence, inner)
     action = _action_at(lowered, evidence.standings[rank], rank // inner) if lowered else None
@@ -263,11 +254,3 @@ def _word(action: Action, standing: Standing) -> str:
     if standing.phase is Phase.WAITING and action.kind not in SEND | RECV:
         return "waits"
     return standing.phase.name.lower()
-
-
-def summary(error: BaseException) -> dict[str, Any]:
-    """The fields of a failed run's record: status, reason, the rank at fault and its action."""
-    if isinstance(error, RunFailed):
-        status = "oom" if error.cause == "out of memory" else "failed"
-        return {"status": status, "reason": str(error), "failed_rank": error.rank, "failed_action": error.action}
-    return {"status": "failed", "reason": str(error)}

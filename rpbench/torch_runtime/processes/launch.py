@@ -40,11 +40,9 @@ MOVING = (Phase.WAITING, Phase.COMPUTING)
 
 
 class Sentinel:
-    """The watch of one rank. Use it in a `with` block around the run.
+    """The watch of one rank of a run, by its name: one store may see several. Use it in a `with` block around the run.
 
-    Args:
-        name: of the run; one store may see several.
-        stall_s: no rank may stand still for longer while another waits.
+    No rank may stand still for longer than `stall_s` while another waits.
     """
 
     def __init__(self, request: TorchRequest, place: Place, name: str, stall_s: float) -> None:
@@ -181,12 +179,8 @@ def is_first_rank() -> bool:
 def run_on_torch(request: TorchRequest, *, stall_s: float = STALL_S) -> Outcome | None:
     """Run a request; its outcome, or None on ranks that torchrun has started beside rank 0.
 
-    Args:
-        stall_s: all ranks end when none has moved for so long; longer than any one action takes.
-
-    Raises:
-        ValueError: if the request cannot be; nothing has run.
-        RunFailed: if a rank died, raised, hung or ran out of memory; none of them goes on.
+    All ranks end when none has moved for `stall_s`: longer than any one action takes. Raises ValueError if the request
+    cannot be, with nothing run, and RunFailed if a rank died, raised, hung or ran out of memory.
     """
     check_request(request)
     if under_torchrun():

@@ -23,20 +23,16 @@ from rpbench.engine.state.updates.optimizer import laid_out_as
 from rpbench.engine.workload import Workload
 from rpbench.torch_runtime.processes.diagnosis import Phase, Place
 from rpbench.torch_runtime.recorded.recording import Recorder, recording_runtime
-from rpbench.torch_runtime.request import TorchRequest
+from rpbench.torch_runtime.request import DTYPES, TorchRequest
 from rpbench.torch_runtime.shards import Groups, is_sharded, whole, wrapper
 from rpbench.torch_runtime.stages import make_stages
 from rpbench.torch_runtime.versions import facts_of
 
 
 class Member:
-    """This rank's part of a request, on a process group that is up.
+    """This rank's part of a request, on a process group that is up, with its line on the board.
 
-    Args:
-        place: its line on the board.
-
-    Raises:
-        ValueError: if there are not as many processes, or another rank has another request.
+    Raises ValueError if there are not as many processes, or another rank has another request.
 
     Attributes:
         steps: per timed step, its recorded actions, and its first and last moment by this rank's clock.
@@ -65,7 +61,8 @@ class Member:
             self.boundary,
             wrapper(request, self.groups),
         )
-        self.recorder = Recorder(place, self._positions(), on_gpu=self.device.type == "cuda")
+        positions = {chains.token(action): number for number, action in enumerate(self.lowered.row(self.rank))}
+        self.recorder = Recorder(place, positions, on_gpu=self.device.type == "cuda")
         self.runtime = recording_runtime(self.recorder, stages, self.lowered.num_microbatches, request.order_of)
         if request.order_of == "table":
             self._load()
@@ -77,18 +74,14 @@ class Member:
 
     def _boundary(self) -> torch.Tensor:
         batch, length = self.workload.batch(0).tokens.shape
-        dtype = {"float32": torch.float32, "float64": torch.float64}[self.request.dtype]
-        hidden = self.request.model["hidden"]
-        return torch.empty(batch, length, hidden, dtype=dtype, device=self.device, requires_grad=True)
+        sizes, dtype = (batch, length, self.request.model["hidden"]), DTYPES[self.request.dtype]
+        return torch.empty(sizes, dtype=dtype, device=self.device, requires_grad=True)
 
     def _scaled(self, workload: Workload) -> Workload:
         """FSDP averages over data-parallel ranks, so there a loss is divided by one rank's microbatches."""
         if self.request.data_parallel == 1 or self.request.data_mode == "plain":
             return workload
         return replace(workload, num_microbatches=workload.num_microbatches // self.request.data_parallel)
-
-    def _positions(self) -> dict[str, int]:
-        return {self.lowered.chains.token(action): place for place, action in enumerate(self.lowered.row(self.rank))}
 
     def _load(self) -> None:
         sharded = self.request.data_parallel > 1 and self.request.data_mode != "plain"
@@ -149,7 +142,6 @@ class Member:
     # --- running ---
 
     def run(self) -> None:
-        """The warm-up and all steps."""
         for _ in range(self.request.num_warmup_steps):
             self._step(0)
         self.steps.clear()
@@ -173,7 +165,7 @@ class Member:
         losses: list[torch.Tensor] = []
         target = torch.zeros(self.lowered.num_microbatches, device=self.device)
         self.recorder.begin(step)
-        self.groups.barrier()
+        dist.barrier()
         zero = self._zero() if self.recorder.on_gpu else None
         began = time.perf_counter()
         self.runtime.step(**batch, target=target, losses=losses, return_outputs=False)

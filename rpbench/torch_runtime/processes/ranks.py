@@ -19,7 +19,7 @@ import torch.distributed as dist
 from baselines.systems.case import Case
 from rpbench.side_processes import Started, end_all, start
 from rpbench.torch_runtime.processes.diagnosis import Evidence, Phase, RunFailed, Standing, diagnose, read_file
-from rpbench.torch_runtime.processes.worker import FAREWELL, START_S, AnyRequest, StepRequest
+from rpbench.torch_runtime.processes.worker import FAREWELL, START_S, AnyRequest, StepRequest, to_line
 from rpbench.torch_runtime.recorded.outcome import Outcome
 from rpbench.torch_runtime.request import TorchRequest, check_request
 from rpbench.torch_runtime.shards import CollectiveRequest
@@ -34,15 +34,11 @@ Answer = dict[str, Any]
 
 
 class Ranks:
-    """Processes that run requests together. Use it in a `with` block, or close it.
+    """Processes that run requests together, with their `pids`. Use it in a `with` block, or close it.
 
     Args:
-        num_ranks: how many.
         stall_s: no rank may stand still for longer while another waits; longer than any one action takes.
         program: what each process runs, as of `rpbench.side_processes.start`; its board comes behind.
-
-    Attributes:
-        pids: of the processes.
     """
 
     def __init__(self, num_ranks: int, stall_s: float = STALL_S, program: Sequence[str] = WORKER) -> None:
@@ -82,40 +78,25 @@ class Ranks:
         self._processes.append(process)
 
     def run(self, request: TorchRequest) -> Outcome:
-        """The outcome of a request.
-
-        Raises:
-            ValueError: if it cannot be; the ranks live on.
-            RunFailed: if a rank died, raised, hung or ran out of memory; all of them have ended.
+        """The outcome of a request. Raises ValueError if it cannot be, and the ranks live on; RunFailed if a rank died,
+        raised, hung or ran out of memory, and all of them have ended.
         """
         check_request(request)
         return Outcome(request, self._ask(request))
 
     def step(self, request: StepRequest) -> Outcome:
-        """The outcome of one step of a resident.
-
-        Raises:
-            ValueError: as of `run`.
-            RunFailed: as of `run`.
-        """
+        """The outcome of one step of a resident; raises as `run` does."""
         return Outcome(request.request, self._ask(request))
 
     def time_collectives(self, request: CollectiveRequest) -> Answer:
-        """Seconds of collectives, as rank 0 answers (`rpbench.torch_runtime.shards`).
-
-        Raises:
-            ValueError: if the request cannot be.
-            RunFailed: as of `run`.
-        """
+        """Seconds of collectives, as rank 0 answers (`rpbench.torch_runtime.shards`); raises as `run` does."""
         request.check()
         return self._ask(request)
 
     def run_case(self, case: Case) -> list[Answer]:
         """The answers of all ranks to a case of another system; the same case once more begins from the same weights.
 
-        Raises:
-            ValueError: if the ranks refuse it; they live on.
-            RunFailed: as of `run`; a case that takes longer than `stall_s` is taken for hung.
+        Raises as `run` does; a case that takes longer than `stall_s` is taken for hung.
         """
         return self._answers([case] * len(self._processes))
 
@@ -132,7 +113,7 @@ class Ranks:
 
     def _answers(self, requests: Sequence[AnyRequest | Case]) -> list[Answer]:
         try:
-            self._tell([request.to_json() for request in requests])
+            self._tell(list(map(to_line, requests)))
             answers = self._listen(requests[0])
         except BaseException:
             self._kill()
@@ -206,7 +187,6 @@ class Ranks:
         return "\n".join(words.read().decode(errors="replace").strip().splitlines()[-20:])
 
     def close(self) -> None:
-        """End the processes."""
         self._tell([FAREWELL] * len(self._processes))
         end_all(self._processes, self._stdins, (*self._stdouts, *self._words))
         self._processes, self._stdins, self._stdouts, self._words = [], [], [], []

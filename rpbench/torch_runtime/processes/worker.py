@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,67 +29,41 @@ import torch.distributed as dist
 
 from baselines.systems.case import Case
 from baselines.systems.worker import Cases
+from rpbench.engine.backends.threads import one_thread
 from rpbench.side_processes import answers_only
 from rpbench.torch_runtime.processes.diagnosis import Phase, Place, RunFailed
 from rpbench.torch_runtime.processes.member import Member
 from rpbench.torch_runtime.recorded.gathering import Answer, gather
 from rpbench.torch_runtime.request import TorchRequest
-from rpbench.torch_runtime.shards import MARK as COLLECTIVES_MARK
 from rpbench.torch_runtime.shards import CollectiveRequest, run_collectives
 from rpbench.torch_runtime.versions import load_runtime, newer_note
-
-MARK = '{"resident"'  # how its line begins
 
 
 @dataclass(frozen=True)
 class StepRequest:
-    """One step of a resident.
-
-    Args:
-        name: of the resident, which is made when a request first names it.
-        request: what it is; one step runs on the first step's microbatches, and weights stay.
-    """
+    """One step of a resident, made when first named, on the first step's microbatches; weights stay."""
 
     name: str
     request: TorchRequest
 
     @property
     def num_ranks(self) -> int:
-        """Processes in all."""
         return self.request.num_ranks
 
     @property
     def device(self) -> str:
         return self.request.device
 
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps({"resident": self.name, "request": asdict(self.request)})
-
-    @classmethod
-    def from_json(cls, text: str) -> "StepRequest":
-        """The request `to_json` wrote."""
-        found = json.loads(text)
-        return cls(found["resident"], TorchRequest(**found["request"]))
-
 
 class Residents:
-    """Contenders that stay on this rank.
-
-    Args:
-        place: this rank's line on the board.
-    """
+    """Contenders that stay on this rank, whose line on the board is `place`."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._members: dict[str, Member] = {}
 
     def step(self, asked: StepRequest) -> Answer | None:
-        """One step; the answer on rank 0, with the processor seconds of every rank, and None on the others.
-
-        Raises:
-            ValueError: if the ranks were asked for different things.
-        """
+        """One step: rank 0's answer, with every rank's processor seconds; ValueError if ranks differ."""
         torch.set_num_threads(1)
         member = self._members.get(asked.name) or self._made(asked)
         gc.collect()
@@ -121,7 +95,6 @@ START_S = 300.0  # for ranks that a parent starts and watches: a busy host takes
 FAREWELL = "end"  # the last line of a parent that lives
 
 AnyRequest = TorchRequest | StepRequest | CollectiveRequest
-CASE_MARK = '{"system"'  # how the line of a case begins
 
 
 class Refused(ValueError):
@@ -129,12 +102,7 @@ class Refused(ValueError):
 
 
 def start_group(device: str, join_s: float = JOIN_S) -> None:
-    """Join the processes that the environment speaks of, as torchrun sets it.
-
-    Raises:
-        ValueError: if the environment has no ranks.
-        RunFailed: naming a rank that has not come after `join_s` seconds.
-    """
+    """Join the environment's processes; ValueError if it has none, RunFailed for a rank not there in `join_s` s."""
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ValueError(f"{', '.join(missing)} not set: start ranks with torchrun, or let rpbench start them")
@@ -190,44 +158,42 @@ def _joined(rank: int, world: int, join_s: float) -> dist.Store:
 
 
 def run_request(request: TorchRequest, place: Place, change: Callable[[Member], None] | None = None) -> Answer | None:
-    """This rank's part of a request; the answer on rank 0, None on the others.
-
-    Args:
-        change: what is done to the member before it runs.
-
-    Raises:
-        Refused: if the request does not fit; every rank raises it.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums over several threads have other last bits
-    try:
+    """This rank's part, by a member changed first; the answer on rank 0. Refused, on all, if it does not fit."""
+    with one_thread():
         try:
-            member = Member(request, place)
-        except ValueError as error:
-            raise Refused("; ".join(filter(None, (str(error), newer_note())))) from None
-        if change is not None:
-            change(member)
-        member.run()
-        answer = gather(member)
-        member.save()
-        return answer
-    except Exception as error:
-        if newer_note():
-            error.add_note(newer_note())
-        raise
-    finally:
-        torch.set_num_threads(threads)
+            try:
+                member = Member(request, place)
+            except ValueError as error:
+                raise Refused("; ".join(filter(None, (str(error), newer_note())))) from None
+            if change is not None:
+                change(member)
+            member.run()
+            answer = gather(member)
+            member.save()
+            return answer
+        except Exception as error:
+            if newer_note():
+                error.add_note(newer_note())
+            raise
 
 
-def read_request(line: str) -> AnyRequest | Case:
-    """The request of any kind that a line holds."""
-    if line.startswith(MARK):
-        return StepRequest.from_json(line)
-    if line.startswith(CASE_MARK):
-        return Case.from_json(line)
-    if line.startswith(COLLECTIVES_MARK):
-        return CollectiveRequest.from_json(line)
-    return TorchRequest.from_json(line)
+_KINDS: Mapping[str, type[TorchRequest | CollectiveRequest | Case]] = {
+    kind.__name__: kind for kind in (TorchRequest, CollectiveRequest, Case)
+}
+
+
+def to_line(request: AnyRequest | Case) -> str:
+    """A request of any kind, as ranks of this host are sent it."""
+    return json.dumps((type(request).__name__, asdict(request)))
+
+
+def from_line(line: str) -> AnyRequest | Case:
+    """The inverse of `to_line`."""
+    kind, fields = json.loads(line)
+    if kind == StepRequest.__name__:
+        return StepRequest(fields["name"], TorchRequest(**fields["request"]))
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return _KINDS[kind](**fields)
 
 
 def _run(
@@ -260,7 +226,7 @@ def main(board: str, change: Callable[[Member], None] | None = None) -> int:
     started = False
     for line in iter(lines.get, None):
         try:
-            request = read_request(line)
+            request = from_line(line)
             if isinstance(request, CollectiveRequest):
                 place.write(Phase.WAITING)  # from here on a rank that stands still is noticed
             if not started:
@@ -295,11 +261,7 @@ def _listen(lines: "SimpleQueue[str | None]", folder: Path) -> None:
 
 
 def pass_on(source: TextIO, lines: "SimpleQueue[str | None]", folder: Path) -> None:
-    """Put a parent's requests into the queue, and None behind the last.
-
-    Args:
-        folder: of the boards; a parent that ended without a farewell has not removed it.
-    """
+    """Put a parent's requests into the queue, None behind the last; remove the boards of one without a farewell."""
     line = ""
     for line in _nonempty(source):
         if line != FAREWELL:

@@ -41,13 +41,7 @@ from rpbench.torch_runtime.shards import BY_INPUTS, BY_OUTPUTS
 
 
 class SplitLinear(nn.Module):
-    """x (..., inputs) -> x @ weight.T + bias, (..., outputs), in parts of equal size.
-
-    Args:
-        linear: whose parameters it takes, under their names.
-        num_parts: as many as ranks.
-        by_inputs: parts are summands of the output; otherwise slices of it.
-    """
+    """x (..., inputs) -> (..., outputs) in as many equal parts as ranks: slices, or summands by inputs."""
 
     def __init__(self, linear: Linear, num_parts: int, *, by_inputs: bool) -> None:
         super().__init__()
@@ -89,11 +83,7 @@ Answer = dict[str, Any]
 
 
 def gather(member: Member, more: Mapping[str, Any] = MappingProxyType({})) -> Answer | None:
-    """The answer of a run on rank 0, None on the others; a collective, which all ranks must call.
-
-    Args:
-        more: further values of this rank to gather.
-    """
+    """The answer of a run, and `more` of every rank, on rank 0; a collective, which all ranks must call."""
     offset_s, error_s = clock_offset(member.device)
     hop_s = measure_hop(member)
     own = {
@@ -103,7 +93,7 @@ def gather(member: Member, more: Mapping[str, Any] = MappingProxyType({})) -> An
         "offset_error_s": error_s,
         "steps": [_on_common_clock(step, offset_s) for step in member.steps],
         "losses": member.losses,
-        "peak_memory_bytes": _peak_memory(member.device),
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(member.device) if member.device.type == "cuda" else None,
         **more,
     }
     ranks = _to_first(own)
@@ -127,18 +117,12 @@ def _on_common_clock(step: tuple[list[Any], float, float], offset_s: float) -> A
 
 
 def _to_first(own: Any) -> list[Any] | None:
-    """The objects of all ranks, on rank 0."""
     found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, found)
     return found
 
 
-def _peak_memory(device: torch.device) -> int | None:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
 def versions() -> dict[str, str]:
-    """Versions of torch, Python, CUDA and NCCL."""
     found = {"torch": torch.__version__, "python": platform.python_version()}
     if torch.cuda.is_available():
         found["cuda"] = str(torch.version.cuda)

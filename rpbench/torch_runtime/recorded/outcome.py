@@ -42,11 +42,7 @@ class Ran(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished request.
-
-    Args:
-        answer: what rank 0 gathered.
-    """
+    """A finished request, with the answer that rank 0 gathered."""
 
     request: TorchRequest
     answer: Mapping[str, Any]
@@ -89,12 +85,10 @@ class Outcome:
         return max(own["ended"] for own in steps) - min(own["began"] for own in steps)
 
     def timeline(self, step: int = -1) -> Timeline:
-        """When each action of the table computed, in seconds from the step's first moment.
+        """When each action of the table computed, in seconds from the step's first moment; what it waited before is in
+        no span.
 
-        What an action waited before stands in no span.
-
-        Raises:
-            ValueError: if the ranks did not run the table's rows, as torch's own single-stage schedules do not.
+        Raises ValueError if the ranks did not run the table's rows, as torch's own single-stage schedules do not.
         """
         lowered = self.request.lowered
         found = {ran.action: ran for rank in range(lowered.num_ranks) for ran in self.ran(rank, step)}
@@ -109,7 +103,6 @@ class Outcome:
         return Timeline(lowered.table, start, start, end, [0.0] * len(ran), 0.0)
 
     def fields(self) -> dict[str, Any]:
-        """The run as fields of a record."""
         timeline = self.timeline()
         ranks = self.answer["ranks"]
         found: dict[str, Any] = {
@@ -143,7 +136,6 @@ class Outcome:
         return found | {name: self.answer[name] for name in names if name in self.answer}
 
     def median_wall_s(self) -> float:
-        """Median over the steps."""
         return median(self.wall_s(step) for step in range(self.num_steps))
 
 
@@ -173,7 +165,6 @@ class TimeParts:
     """Where the ranks' time of a step went, in rank-seconds: they sum to the ranks' spans.
 
     Args:
-        computing: forwards and backwards.
         waiting: from an action's start to its computation's: mostly a message that is not there yet.
         messages: handing sends and receives to the transport.
         after: from a computation's end to its action's: hand-overs on the same rank, bookkeeping.
@@ -188,7 +179,6 @@ class TimeParts:
 
 
 def time_parts(outcome: Outcome, step: int = -1) -> TimeParts:
-    """The parts of a step of a table run."""
     computing = waiting = messages = after = between = 0.0
     for rank in range(outcome.request.num_pipeline_ranks):
         row = outcome.ran(rank, step)
@@ -206,12 +196,8 @@ def time_parts(outcome: Outcome, step: int = -1) -> TimeParts:
 def unexplained(wall_s: float, replay_s: float, parts: TimeParts, num_ranks: int) -> dict[str, float]:
     """The time of a step beyond its replay, by cause, in rank-seconds: they sum to `num_ranks` * (wall - replay).
 
-    Args:
-        wall_s: from the first rank's start of the step to the last one's end.
-
-    Returns:
-        late: waiting beyond what the replay waits - messages under way, and what a delay of another rank passes on;
-        messages, after, between: as in `TimeParts`; outside: before a rank's first action and after its last.
+    late: waiting beyond what the replay waits - messages under way, and what a delay of another rank passes on;
+    messages, after, between: as in `TimeParts`; outside: before a rank's first action and after its last.
     """
     idle_in_replay = num_ranks * replay_s - parts.computing
     inside = parts.computing + parts.waiting + parts.messages + parts.after + parts.between

@@ -26,7 +26,6 @@ class Moment:
     """One lowered action as it ran; seconds by this rank's clock.
 
     Args:
-        token: as torch writes the action.
         start, end: of all of it, waiting included.
         begun, done: first and last moment of its computation; None for an action that computes nothing.
     """
@@ -40,12 +39,10 @@ class Moment:
 
 @dataclass
 class Recorder:
-    """The actions of one step on a rank, in the order they ran.
+    """The actions of one step on a rank, in the order they ran; on a GPU timed by CUDA events, read after the step.
 
     Args:
-        place: this rank's line on the board.
-        position: the token of a row's action -> its place, for the board.
-        on_gpu: computations are timed by CUDA events, read after the step.
+        positions: the token of a row's action -> its place, for the board.
     """
 
     place: Place
@@ -108,10 +105,8 @@ class Recorder:
 def recording_runtime(recorder: Recorder, stages: list[Any], num_microbatches: int, order_of: str) -> Any:
     """torch's runtime for tables, recorded, whose rows are still to be loaded; or its schedule `order_of`.
 
-    Of its single-stage classes, which run no lowered actions, only computations are timed.
-
-    Raises:
-        ValueError: if torch has no schedule of that name, or it takes other stages.
+    Of its single-stage classes, which run no lowered actions, only computations are timed. Raises ValueError if torch
+    has no schedule of that name, or it takes other stages.
     """
     schedules: Any
     schedules, base, _ = load_runtime()

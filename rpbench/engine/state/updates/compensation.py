@@ -48,7 +48,6 @@ class Compensation:
         correction_decay: D of T2, what is left of an old move after as many steps as a gradient is late; None: no
             correction.
         num_sync_steps: T3, steps at the start that are flushed and need no compensation.
-        spike_compensation: a step makes up for what its late gradients have missed.
     """
 
     predictor: Predictor = ""
@@ -72,7 +71,6 @@ class Compensation:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to do."""
         slows_or_corrects = self.rescheduling_steps or self.correction_decay is not None
         return bool(self.predictor or slows_or_corrects or self.spike_compensation)
 
@@ -85,11 +83,7 @@ class Compensation:
 
 
 class Delays:
-    """The delays of a schedule's gradients.
-
-    Attributes:
-        tau: per stage, the mean over the microbatches of the last step; the same in every step once warm.
-    """
+    """The delays of a schedule's gradients; `tau` is each stage's mean over the last step, as in all warm ones."""
 
     def __init__(self, analysis: Analysis) -> None:
         schedule, versions = analysis.schedule, analysis.versions
@@ -135,11 +129,7 @@ def correction_share(tau: float, settings: Compensation) -> float:
 
 
 def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: bool) -> None:
-    """Refuse a compensation that the schedule has no use for.
-
-    Raises:
-        ValueError: with the policy it takes.
-    """
+    """Refuse a compensation that the schedule has no use for: a ValueError with the policy it takes."""
     if not settings.is_needed:
         return
     wanted = Policy.PREDICT if settings.predictor else Policy.LATEST
@@ -162,24 +152,16 @@ def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: 
 
 
 def spike_coefficients(momentum: float, delay: float) -> tuple[float, float]:
-    """a and b, the factors on velocity and gradient.
-
-    Args:
-        delay: steps that a gradient is late; the mean where the microbatches of a step differ.
-    """
+    """a and b, the factors on velocity and gradient, of gradients that are `delay` steps late on average."""
     a = momentum**delay
     return a, (1 - a) / (1 - momentum)
 
 
 class SpikeCompensatedSGD(torch.optim.SGD):
-    """Gradient descent with momentum on weights whose gradients are late.
+    """Gradient descent with momentum on groups of weights whose gradients are so many steps late.
 
     The state of a weight is its velocity (`momentum_buffer`), and a v + b g of its last step (`direction`), along which
     weights are predicted.
-
-    Args:
-        parameters: weights, or groups of them.
-        delays: the steps that the gradients of every group are late.
     """
 
     def __init__(

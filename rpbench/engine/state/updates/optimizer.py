@@ -53,16 +53,11 @@ def direction(optimizer: torch.optim.Optimizer, weight: torch.Tensor, *, with_de
     if not state:
         return None
     assert isinstance(optimizer, torch.optim.AdamW), "checked when the run is asked for"
-    found = _adam_direction(state, group)
-    return found + group["weight_decay"] * weight.detach() if with_decay else found
-
-
-def _adam_direction(state: dict[str, Any], group: dict[str, Any]) -> torch.Tensor:
     (beta1, beta2), step = group["betas"], float(state["step"])
     mean = state["exp_avg"] / (1 - beta1**step)
     root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt()
-    found: torch.Tensor = mean / (root + group["eps"])
-    return found
+    found = mean / (root + group["eps"])
+    return found + group["weight_decay"] * weight.detach() if with_decay else found
 
 
 class KeptState:
@@ -76,7 +71,10 @@ class KeptState:
         self._part = part
         self._masters = {place: master.clone() for place, master in part.masters.items()}
         self._state = {
-            place: {name: _copied(value) for name, value in part.optimizer.state[master].items()}
+            place: {
+                name: value.clone() if isinstance(value, torch.Tensor) else value
+                for name, value in part.optimizer.state[master].items()
+            }
             for place, master in part.masters.items()
             if master in part.optimizer.state
         }
@@ -90,17 +88,6 @@ class KeptState:
             optimizer.state.pop(master, None)
             if place in self._state:
                 optimizer.state[master] = self._state[place]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the copy."""
-        values = (value for state in self._state.values() for value in state.values())
-        tensors = [*self._masters.values(), *(value for value in values if isinstance(value, torch.Tensor))]
-        return sum(tensor.nbytes for tensor in tensors)
-
-
-def _copied(value: object) -> object:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 _MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "rmsprop": ("step", "square_avg"), "adafactor": ("step",)}
@@ -116,8 +103,6 @@ class OptimizerSettings:
 
     Args:
         learning_rate: after the warm-up.
-        name: one of `OPTIMIZERS`.
-        momentum: of "sgd".
         num_warmup_steps: step v of the first ones takes v / (num_warmup_steps + 1) of the learning rate.
         clip_norm: gradients are scaled down to this Euclidean norm over all parameters; None: never.
         loss_scaling: for gradients in float16; None: losses are as they are.
@@ -162,10 +147,8 @@ class OptimizerSettings:
     def make(
         self, parameters: Iterable[torch.Tensor] | list[dict[str, Any]], delays: Sequence[float] | None = None
     ) -> torch.optim.Optimizer:
-        """The optimizer of some masters, or groups of them; its learning rate is set at every step.
-
-        Args:
-            delays: the steps that the gradients of every group are late, where steps compensate spikes.
+        """The optimizer of some masters, or groups of them, whose learning rate is set at every step; it compensates
+        spikes where `delays` has the steps that the gradients of every group are late.
         """
         if delays is not None:
             return SpikeCompensatedSGD(parameters, delays, self.momentum, self.weight_decay)
@@ -180,11 +163,7 @@ class OptimizerSettings:
 def step_groups(
     workload: Workload, layout: Layout, settings: OptimizerSettings, *, validated: bool = False
 ) -> StepGroups:
-    """Groups of backward stages whose steps need one another's gradients.
-
-    Args:
-        validated: VALIDATE actions look at all gradients.
-    """
+    """Backward stages whose steps need one another's gradients; if `validated`, VALIDATE looks at all."""
     looks = settings.clip_norm is not None or settings.loss_scaling is not None
     if looks and not validated:
         return [range(len(layout.backward))] if len(layout.backward) > 1 else []
@@ -235,14 +214,15 @@ class HostOptimizer:
         self._workload, self._layout = workload, layout
         self._gradients, self._settings = gradients, settings
         self._tied = tuple(workload.tied)
-        own = (owner for owner in masters if owner not in workload.tied)
         self._places: dict[int, list[Place]] = {stage: [] for stage in range(len(layout.backward))}
-        for owner in own:
+        for owner in (owner for owner in masters if owner not in workload.tied):
             self._places[layout.stage_of(owner[0])].append(owner)
         self._sharing_of, self._spike_delays = sharing or {}, spike_delays
         self._parts = {stage: self._cut(stage, places) for stage, places in self._places.items() if places}
-        tied_stages = sorted({layout.stage_of(owner[0]) for owner in self._tied})
-        self._shared_parts = [part for stage in tied_stages for part in self._cut(stage, self._tied_of(stage))]
+        tied: dict[int, list[Place]] = {}
+        for owner in self._tied:
+            tied.setdefault(layout.stage_of(owner[0]), []).append(owner)
+        self._shared_parts = [part for stage in sorted(tied) for part in self._cut(stage, tied[stage])]
         for part in self._all_parts() if place_of else ():
             self._masters |= {place: self._masters[place].to("meta") for place, _, _ in part.pieces or ()}
         self._shared_version = 0
@@ -291,10 +271,7 @@ class HostOptimizer:
         return wrong
 
     def end_trial(self, stage: int) -> None:
-        """Restore masters, moments and count of a stage to before its trial, whose weights are published.
-
-        Parameters that several stages share are restored when the last of these has published them.
-        """
+        """Restore masters, moments and count from before a trial; shared ones once all have published."""
         self._give_back(self._parts.get(stage, ()))
         if stage in self._tied_stages:
             with self._lock:
@@ -303,10 +280,7 @@ class HostOptimizer:
                     self._give_back(self._shared_parts)
 
     def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
-        """The masters of all trainable parameters of some modules, by their own places; a replica's, if named.
-
-        Shards that replicas keep on their own accelerators come as flat pieces.
-        """
+        """Masters of some modules by their own places, or a replica's: shards on accelerators as flat pieces."""
         masters = dict(self._masters)
         for part in self._all_parts() if replica is not None else ():
             if part.owner == replica and (part.pieces is None or self._place_of):
@@ -358,9 +332,6 @@ class HostOptimizer:
             yield from parts
         yield from self._shared_parts
 
-    def _tied_of(self, stage: int) -> list[Place]:
-        return [owner for owner in self._tied if self._layout.stage_of(owner[0]) == stage]
-
     def _cut(self, stage: int, places: list[Place]) -> list[Part]:
         masters, sharing = {place: self._masters[place] for place in places}, self._sharing_of.get(stage)
         if self._settings.name == "adafactor" and sharing is not None and sharing.scatters:
@@ -375,10 +346,7 @@ class HostOptimizer:
         return make_parts(masters, sharing, make, recut=recut, place_of=self._place_of)
 
     def ahead(self, stage: int, version: int, horizon: int, *, with_decay: bool) -> Tensors:
-        """The masters of a stage after `horizon` more steps like the one to `version`, which has been made.
-
-        Before the first step they are as they are.
-        """
+        """A stage's masters after `horizon` more steps like the one to `version`; as they are before the first."""
         if stage not in self._parts:
             return {}
         (part,) = self._parts[stage]  # weights of replicas are never predicted
@@ -410,7 +378,6 @@ class HostOptimizer:
         self._update(part, gradients, version, outcome.clipping, pace)
 
     def _settle(self, part: Part, gradients: Tensors, version: int) -> None:
-        """End the speculative step of a part."""
         kept = self._kept.pop(id(part), None)
         if kept is None or self._whole.leaves_alone(version):
             return
@@ -445,7 +412,6 @@ class HostOptimizer:
         return sums
 
     def _in_model_order(self, version: int) -> Tensors:
-        """All gradients by owner."""
         tied, means = self._tied_gradients(version), {stage: self._mean(stage, version) for stage in self._places}
         sources = {owner: tied if owner in tied else means[self._layout.stage_of(owner[0])] for owner in self._masters}
         return {owner: source[owner] for owner, source in sources.items() if owner in source}

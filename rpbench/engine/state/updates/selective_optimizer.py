@@ -31,17 +31,13 @@ from rpbench.ir.policy import LateRest, boundaries
 
 
 def num_important(num_columns: int, topk: Fraction) -> int:
-    """The number of important columns of a matrix."""
     return max(1, int(topk * num_columns)) if topk else 0
 
 
 def important(gradient: torch.Tensor | None, like: torch.Tensor, topk: Fraction) -> torch.Tensor:
-    """True where an element of a parameter is important, in the parameter's shape.
+    """True where an element is important, in the parameter's shape: in the `topk` columns by its gradient; 0: nowhere.
 
-    Args:
-        gradient: of all microbatches of a step; None: no microbatch used the parameter, all columns are equal.
-        like: the parameter.
-        topk: the fraction of the columns; 0: nothing is important, whatever its shape.
+    Without a gradient no microbatch used the parameter, and all columns are equal.
     """
     if like.dim() < 2 or not topk:
         return torch.full(like.shape, bool(topk), device=like.device)
@@ -54,7 +50,6 @@ def important(gradient: torch.Tensor | None, like: torch.Tensor, topk: Fraction)
 
 
 def none_of(tensors: Mapping[Place, torch.Tensor]) -> Tensors:
-    """Masks that select no element."""
     return {place: torch.zeros(tensor.shape, dtype=torch.bool) for place, tensor in tensors.items()}
 
 
@@ -136,13 +131,7 @@ WindowOf = Callable[[int, int], SplitWindow]  # (stage, version) -> its gradient
 
 
 class SelectiveOptimizer(HostOptimizer):
-    """The optimizer of a schedule with a late rest.
-
-    Args:
-        rule, num_steps: these decide which columns are stepped when.
-        window_of: (stage, version) -> the split gradient.
-        given, options: the arguments of `HostOptimizer`.
-    """
+    """The optimizer of a schedule with a late rest; `given` and `options` are those of `HostOptimizer`."""
 
     def __init__(self, *given: Any, rule: LateRest, num_steps: int, window_of: WindowOf, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -287,13 +276,7 @@ class SelectiveOptimizer(HostOptimizer):
         return {place: gradient * outcome.clipping for place, gradient in found.items()}
 
     def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: Moments, version: int) -> None:
-        """Step some elements of a part.
-
-        Args:
-            gradients: in the shape of the masters; what has none is left alone.
-            masks: which elements; the others stay as they are.
-            state: their moments, packed; changed in place.
-        """
+        """Step the elements of masks; `state`, their packed moments, changes in place."""
         masters = {place: part.masters[place] for place in gradients if bool(masks[place].any())}
         if not masters:
             return

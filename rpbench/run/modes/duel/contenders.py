@@ -44,9 +44,6 @@ class Contender:
     """A contender.
 
     Args:
-        name: unique in a duel.
-        schedule: registered name.
-        options: of the schedule.
         dispatch: how the jobs of a streamed schedule find their devices.
         engine: ours; torch's, on processes; ours without any scheduling, every device for itself, on the work of the
             streamed plan that has least; or one of `ENGINES`.
@@ -81,7 +78,6 @@ class Contender:
 
 
 def is_reference(name: str) -> bool:
-    """Whether a contender is one that others are compared with."""
     return name in REFERENCES or name.rpartition("/")[2] in (OWN, TWIN)
 
 
@@ -109,13 +105,9 @@ _OTHERS = (
 
 
 def contenders(who: str = "all") -> list[Contender]:
-    """Contenders whose schedule is registered, references first; for an A/A duel the base under many names.
+    """Contenders whose schedule is registered, references first; for an A/A duel (`twins`) the base under many names.
 
-    Args:
-        who: `all`, `twins`, or names with `+` between them, of those beside the references.
-
-    Raises:
-        ValueError: for a name that is none of these.
+    `who` is `all`, `twins`, or others' names with `+` between them; raises ValueError for a name that is none of these.
     """
     return [contender for contender in (*_REFERENCES, *_others(who)) if contender.schedule in registry.entries()]
 

@@ -17,12 +17,10 @@ Rows = Mapping[str, Record]
 
 
 def timed(rows: Rows) -> dict[str, Record]:
-    """The contenders that have runs."""
     return {name: row for name, row in rows.items() if row["status"] == "ok"}
 
 
 def rules_of(rows: Rows) -> Rules:
-    """The rules for a verdict of this duel."""
     asked = next(iter(rows.values()))["config"]["mode"]
     return Rules(half_width=asked["half_width"], least_starts=max(Rules.least_starts, asked["num_starts"]))
 
@@ -30,11 +28,9 @@ def rules_of(rows: Rows) -> Rules:
 def find_starts(
     columns: Mapping[str, Columns], clock: str, rules: Rules, *, undisturbed: bool = True
 ) -> dict[str, StartFinding]:
-    """The comparison in one start of every contender that has a reference besides itself.
+    """The comparison in one start of every contender that has a reference besides itself, by the columns of its runs.
 
-    Args:
-        columns: contender -> its runs.
-        undisturbed: leave out comparisons in which other programs had a part of the machine.
+    If `undisturbed`, comparisons in which other programs had a part of the machine are left out.
     """
     found: dict[str, StartFinding] = {}
     for names in groups(columns):
@@ -52,12 +48,8 @@ def find_starts(
 def findings(
     rows: Rows, clock: str, num_verdicts: int | None = None, *, undisturbed: bool = True
 ) -> dict[str, Finding]:
-    """The finding of every contender that has runs and references; all verdicts of a duel are given together.
-
-    Args:
-        rows: contender -> record, of one duel.
-        num_verdicts: that are given together, where this duel is part of a larger table.
-        undisturbed: as of `find_starts`; without, there are ratios and no verdicts.
+    """The finding of every contender that has runs and references, with all verdicts of the duel, or `num_verdicts` of
+    a larger table, given together; unless `undisturbed` (`find_starts`) there are ratios and no verdicts.
     """
     fit = timed(rows)
     starts = [find_starts(columns, clock, rules_of(rows), undisturbed=undisturbed) for columns in _by_start(fit)]
@@ -70,18 +62,11 @@ def findings(
 
 
 def findings_over(rows: Rows, clock: str, base: str, num_verdicts: int | None = None) -> dict[str, Finding]:
-    """The finding of every other contender over one of them, from its runs of the same turns.
+    """The finding of every other contender over the base, from its runs of the same turns; LookupError if that has no
+    runs.
 
     A base runs once a turn where 1F1B runs four times, further away, and all share its luck: intervals are wider than
     those over 1F1B, and more careful than they say; on made-up machines 99 of 100 hold their ratio.
-
-    Args:
-        rows: contender -> record, of one duel.
-        base: whose speed is 1.
-        num_verdicts: that are given together, where this duel is part of a larger table.
-
-    Raises:
-        LookupError: if the base has no runs in this duel.
     """
     fit = timed(rows)
     if base not in fit:
@@ -136,12 +121,10 @@ def _by_start(rows: Rows) -> list[dict[str, Columns]]:
 
 
 def over_wall(rows: Rows, key: str) -> dict[str, Finding]:
-    """A column of every contender's runs over the step by the clock; what differs between starts is known of all.
+    """`replay` or `predicted` of every contender's runs over the step by the clock; what differs between starts is
+    known of all.
 
     Nothing is compared with a neighbour, so that runs beside other programs count.
-
-    Args:
-        key: `replay` or `predicted`.
     """
     rules = rules_of(rows)
     table = {name: [find_start(_over_wall(start, key), rules) for start in row["runs"]] for name, row in rows.items()}
@@ -195,11 +178,7 @@ def derived_fields(rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def verdict_fields(rows: Rows, alone: str) -> dict[str, dict[str, Any]]:
-    """Contender -> how many times as long as its references it takes, and the verdict.
-
-    Args:
-        alone: why a contender has none whose reference is not there twice.
-    """
+    """Contender -> its time over its references', and the verdict; `alone`: why none without a second reference."""
     fit = timed(rows)
     clean = findings(fit, "wall") if fit else {}
     disturbed = {clock: findings(fit, clock, undisturbed=False) for clock in ("wall", "cpu")} if clean else {}
@@ -213,11 +192,7 @@ def verdict_fields(rows: Rows, alone: str) -> dict[str, dict[str, Any]]:
 
 
 def _interval(name: str, found: Finding, *, turned: bool = False) -> dict[str, float | None]:
-    """A ratio with its 95 % interval as record fields; what is not finite becomes None.
-
-    Args:
-        turned: how many times as long as the reference it takes; a finding says how many times as fast it is.
-    """
+    """A ratio, `turned` from how fast to how long, with its 95 % interval, as record fields; not finite: None."""
     values = [found.ratio, found.low, found.high]
     if turned:
         values = [1 / value if value else math.inf for value in (found.ratio, found.high, found.low)]

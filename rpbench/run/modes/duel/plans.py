@@ -50,13 +50,12 @@ Shortlists = Mapping[str, Sequence[WholePlan]]
 
 @dataclass(frozen=True)
 class Raced:
-    """A plan of a run-off.
+    """A plan of a run-off, with its number of clean comparisons.
 
     Args:
         speed: over the plan of this contender that simulates best, by the clock: a geometric mean; None if it was not
             timed, and for that plan itself.
         error: standard error of its logarithm.
-        num_comparisons: clean ones.
     """
 
     plan: WholePlan
@@ -75,13 +74,7 @@ class Raced:
 def run_off(
     request: Request, entrants: Sequence[Contender], shortlists: Shortlists, start: Callable[[Job], Started]
 ) -> dict[str, list[Raced]]:
-    """The plans of every contender with a search of its own, as simulation ranks them.
-
-    Args:
-        entrants: references and others.
-        shortlists: contender -> plans, best first; a contender with one plan is not timed.
-        start: plays a job.
-    """
+    """The plans of every contender that searches, as simulation ranks them; only one: it is not timed."""
     raced = {name: [Raced(plan) for plan in plans] for name, plans in shortlists.items()}
     lanes = {
         _lane(entrant.name, place): replace(entrant, name=_lane(entrant.name, place))
@@ -164,9 +157,7 @@ NEAR = 0.05
 def make_plans(request: Request, entrants: Sequence[Contender]) -> tuple[LayerTimes, dict[str, list[WholePlan]]]:
     """The layer times, and the plans of every contender that has its own: the best few searched, or the one read.
 
-    Raises:
-        ConfigError: if the file of plans is none, or not of these contenders.
-        ValueError: if a schedule cannot be built for these sizes.
+    Raises ConfigError for a file that has no plans of these contenders, ValueError if a schedule cannot be built.
     """
     mode = request.mode
     assert isinstance(mode, Duel)
@@ -230,14 +221,7 @@ def _made(request: Request, entrant: Contender, times: LayerTimes, found: Mappin
 
 
 def problem_of(request: Request, contender: Contender, *, keeps_last: bool = False) -> Problem:
-    """The planning problem of a contender.
-
-    Args:
-        keeps_last: as in `Problem`.
-
-    Raises:
-        ValueError: as of `pose`.
-    """
+    """The planning problem of a contender; raises ValueError as `pose` does."""
     options = {**entry(contender.schedule).options, **contender.options}
     schedule = replace(request.schedule, entry=entry(contender.schedule), options=options)
     problem = pose(replace(request, schedule=schedule))
@@ -247,15 +231,7 @@ def problem_of(request: Request, contender: Contender, *, keeps_last: bool = Fal
 def shortlists(
     request: Request, entrants: Sequence[Contender], budget: int, *, keeps_last: bool = False
 ) -> dict[str, list[WholePlan]]:
-    """The best plans of every contender that has a search of its own, best first.
-
-    Args:
-        budget: plans simulated for each.
-        keeps_last: as in `Problem`.
-
-    Raises:
-        ValueError: if a schedule cannot be built for these sizes.
-    """
+    """The best plans, of a `budget` simulated, of every contender that searches; ValueError if none can be built."""
     return {
         contender.name: best_plans(
             problem_of(request, contender, keeps_last=keeps_last),

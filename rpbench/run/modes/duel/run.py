@@ -1,7 +1,7 @@
 """A duel from configuration to records: plan, check, play each start in a process of its own, write all records."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from rpbench import tracking
 from rpbench.config.choices import Duel, Turns
 from rpbench.config.request import Request
 from rpbench.cost.profiled import to_text
-from rpbench.engine.backends.threads import usable_cores
+from rpbench.engine.backends.threads import one_thread, usable_cores
 from rpbench.engine.measure.calibration import Calibration, calibrate_cores
 from rpbench.plan.whole import WholePlan
 from rpbench.records import record
@@ -18,10 +18,9 @@ from rpbench.run.modes.duel.contenders import BASE, LIMIT, Contender, contenders
 from rpbench.run.modes.duel.plans import Raced, chosen, complete, make_plans, plans_text, run_off, told
 from rpbench.run.modes.duel.starts import Job, check_parity, planned_job, start_apart, without
 from rpbench.run.modes.duel.summary import Survey, emulated_makespans, lines, summary
-from rpbench.run.modes.duel.verdict import Started, calibrated_fields, plan_fields, timed_fields
+from rpbench.run.modes.duel.verdict import Started, plan_fields, timed_fields
 from rpbench.run.recording import identity, may_be_found, names, origin
 from rpbench.run.scheduled import PROFILE
-from rpbench.run.training.tensors import one_thread
 
 SUMMARY = "summary.json"  # in the folder of 1F1B
 CLUSTER = "cluster.yaml"  # beside it: what the calibration before the first start found
@@ -40,11 +39,7 @@ def records(request: Request) -> list[Record]:
 def found_or_made(
     request: Request, entrants: Sequence[Contender], make: Callable[[Mapping[str, str]], list[Record]]
 ) -> list[Record]:
-    """The records of a duel that has ended without a failure, or of one that is made now.
-
-    Args:
-        make: contender -> run_id; writes the records.
-    """
+    """The records of a duel that has ended without a failure, or those that `make` writes by run_ids."""
     results = request.results_dir
     ids = {entrant.name: record.run_id({**identity(request), "contender": entrant.name}) for entrant in entrants}
     record.check_writable(results, "results_dir")
@@ -54,26 +49,26 @@ def found_or_made(
     return make(ids)
 
 
-def write_all(request: Request, rows: Iterable[Record]) -> None:
-    """Write and track records, which get what is added as they are written."""
+def write_all(request: Request, rows: list[Record], verdicts: Mapping[str, Fields]) -> list[Record]:
+    """Write and track records with the verdicts on their contenders, and what is added as they are written."""
     for row in rows:
+        row |= verdicts.get(row["contender"], {})
         row |= record.write(request.results_dir / row["run_id"], row)
         tracking.mirror(request, row, None)
+    return rows
 
 
 def play_all(
     request: Request,
     job: Job,
+    ids: Mapping[str, str],
     opening: Callable[[Contender], Fields],
     timed: Callable[[Sequence[str], Sequence[Started]], Mapping[str, Fields]],
     between: Callable[[], None] = lambda: None,
 ) -> list[Record]:
     """The rows of all contenders: compared with plain training, and timed in every start where they are sound.
-
-    Args:
-        opening: what is known of a contender before.
-        timed: the fields of those that were timed.
-        between: is called before the first start and after each.
+    `opening` is known of a contender before, `timed` has the fields of those timed, `between` is called around each
+    start.
     """
     mode = request.mode
     assert isinstance(mode, Duel | Turns)
@@ -98,7 +93,7 @@ def play_all(
             why = lost.get(entrant.name, "nobody to compare with: no reference trains as plain training does")
             status = row["status"] if row["status"] != "ok" else "failed"  # not applicable
             row |= {"status": status, "evidence": None, "reason": row["reason"] or why}
-        rows.append(row | found.get(entrant.name, {}))
+        rows.append(row | found.get(entrant.name, {}) | {"run_id": ids[entrant.name]})
     return rows
 
 
@@ -108,11 +103,10 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
     raced = run_off(request, entrants, shortlists, start_apart)
     plans = complete(entrants, {name: chosen(own).plan for name, own in raced.items()})
     under_way = _Duel(request, planned_job(request, entrants, plans), plans, raced)
-    rows = under_way.rows()
+    rows = under_way.rows(ids)
     for row in rows:
-        row["run_id"] = ids[row["contender"]]
         record.write_atomically(request.results_dir / row["run_id"] / PROFILE, to_text(times))
-    write_all(request, rows)
+    write_all(request, rows, {})
     folder, found = request.results_dir / ids[BASE], summary(rows)
     record.write_atomically(folder / PLANS, plans_text(times, plans, raced))
     if under_way.survey is not None:
@@ -143,12 +137,11 @@ class _Duel:
 
         return Survey(measure, model, self._request.workload.microbatch_sequences * model.seq_len, num_devices)
 
-    def rows(self) -> list[Record]:
-        """The record of every contender, in order."""
+    def rows(self, ids: Mapping[str, str]) -> list[Record]:
         for name, plans in self._raced.items():
             if len(plans) > 1:
                 self.job.tell(told(name, plans))
-        return play_all(self._request, self.job, self._opening, self._timed, self.survey or (lambda: None))
+        return play_all(self._request, self.job, ids, self._opening, self._timed, self.survey or (lambda: None))
 
     def _opening(self, entrant: Contender) -> Fields:
         num_raced = len(self._raced.get(entrant.plan_of or entrant.name, ()))
@@ -169,5 +162,5 @@ class _Duel:
         fields |= {"tokens_per_step": tokens, "tokens_per_s": tokens / fields["step_time_s"]}
         if self.survey is None:
             return fields
-        makespans = self.survey.makespans(plan, waits=name != LIMIT)
-        return fields | calibrated_fields(makespans, self.survey.foreign_cores)
+        fields["calibrated_makespans_s"] = self.survey.makespans(plan, waits=name != LIMIT)
+        return fields | {"calibration_foreign_cores": self.survey.foreign_cores}

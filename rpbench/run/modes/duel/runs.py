@@ -32,7 +32,6 @@ class Runs(NamedTuple):
     Args:
         who: number of the contender of each run.
         at_s: middle of each run.
-        took_s: what each run took, by one clock.
         others_s: processor time that other programs had meanwhile; nan where the system does not say.
         elapsed_s: that passed while others were watched.
     """
@@ -49,7 +48,6 @@ class Comparisons(NamedTuple):
 
     Args:
         log_ratios: logarithm of the reference's time over its own: above 0 it is faster.
-        at_s: when.
         others: cores that other programs kept busy in the run and its neighbours; nan where unknown.
     """
 
@@ -76,11 +74,7 @@ def runs_by(columns: Mapping[str, Columns], clock: str) -> Runs:
 
 
 def compare(runs: Runs, contender: int, references: Sequence[int]) -> Comparisons:
-    """A contender's runs that have a reference on either side.
-
-    Raises:
-        ValueError: if there is no other reference.
-    """
+    """A contender's runs that have a reference on either side; raises ValueError if there is no other reference."""
     known = np.flatnonzero(np.isin(runs.who, [number for number in references if number != contender]))
     if not known.size:
         raise ValueError("no reference has run: a comparison needs a run on either side")

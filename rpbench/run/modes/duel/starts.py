@@ -36,11 +36,12 @@ from typing import Any, NamedTuple
 from baselines.systems.case import Case
 from rpbench.config.choices import Duel, Turns
 from rpbench.config.request import Request
-from rpbench.engine.backends.threads import CpuBackend, usable_cores
+from rpbench.engine.backends.threads import CpuBackend, one_thread, usable_cores
 from rpbench.engine.executor import ActionFailed
 from rpbench.engine.program import make_program
 from rpbench.engine.state.updates.optimizer import OptimizerSettings
 from rpbench.engine.training import Settings
+from rpbench.engine.workload import synthetic
 from rpbench.plan.whole import WholePlan
 from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel.contenders import Contender, is_reference
@@ -51,14 +52,12 @@ from rpbench.run.modes.duel.teams import (
     ON_DEVICE,
     Absent,
     EngineTeam,
-    LimitTeam,
     Parity,
     Sample,
     Team,
     TorchTeam,
 )
 from rpbench.run.modes.duel.verdict import Rules, Started
-from rpbench.run.training.tensors import one_thread, workload_of
 from rpbench.side_processes import side_processes
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import Ranks
@@ -85,11 +84,7 @@ class Run(NamedTuple):
 
 
 def turn_order(others: Sequence[str], references: Sequence[str], draw: Random) -> list[str]:
-    """One turn.
-
-    Raises:
-        ValueError: if there is no reference.
-    """
+    """One turn; raises ValueError if there is no reference."""
     if not references:
         raise ValueError("no reference: a turn needs at least 1 run to compare the others with")
     shuffled, last = draw.sample(others, len(others)), draw.sample(references, len(references))
@@ -114,12 +109,10 @@ def play(
     tell: Told = lambda line: None,
     lost: dict[str, str] | None = None,
 ) -> list[Run]:
-    """The runs, in the order they were made.
+    """The runs, in the order they were made; no turn begins after `budget_s`, or once there are enough.
 
     Args:
         make_turn: the order of the next turn, of all teams; where there are references, the last is one.
-        budget_s: no turn begins after that.
-        is_enough: asked now and then.
         lost: gets who has failed, and why; the others go on without it.
     """
     began, lost = time.perf_counter(), {} if lost is None else lost
@@ -142,17 +135,14 @@ def play(
 def _made(teams: Mapping[str, Team], names: Sequence[str], began: float, lost: dict[str, str]) -> Iterator[Run]:
     for name in names:
         if name not in lost:
+            gc.collect()
+            before = time.perf_counter()
             try:
-                yield _run(name, teams[name], began)
+                sample = teams[name].run()
             except FAILURES as error:
                 lost[name] = why_lost(error)
-
-
-def _run(name: str, team: Team, began: float) -> Run:
-    gc.collect()
-    before = time.perf_counter()
-    sample = team.run()
-    return Run(name, (before + time.perf_counter()) / 2 - began, sample)
+            else:
+                yield Run(name, (before + time.perf_counter()) / 2 - began, sample)
 
 
 @contextmanager
@@ -194,11 +184,9 @@ MakeTeams = Callable[[Sequence[Contender], ExitStack], Iterator[tuple[str, Team]
 
 @dataclass(frozen=True)
 class Job:
-    """The job of a start; those of a duel differ in nothing but the seed.
+    """The job of a start, which is told of under a label; those of a duel differ in nothing but the seed of the order.
 
     Args:
-        label: what is told begins with it.
-        order_seed: of the order of runs.
         budget_s: no turn begins after that.
         families: names of entrants that run one after the other, as in a run-off; empty where references are
             scattered among all.
@@ -223,12 +211,7 @@ class Job:
 
 @dataclass(frozen=True)
 class PlannedTeams:
-    """Contenders on the plans of theirs, on the same weights and tokens.
-
-    Args:
-        sequences: of a microbatch.
-        seed: of weights and tokens.
-    """
+    """Contenders on the plans of theirs, on the same weights and tokens, which the seed decides."""
 
     model: Architecture
     sequences: int
@@ -243,7 +226,7 @@ class PlannedTeams:
 
     def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
         """Every contender, ready to run, with workers and ranks that `stack` closes."""
-        workload = workload_of(self.model, self.sequences, self.dtype, self.seed, self.num_microbatches)
+        workload = synthetic(self.model, self.sequences, self.dtype, self.seed, self.num_microbatches)
         cores = usable_cores()
         backend = stack.enter_context(CpuBackend(cores))
         for entrant in entrants:
@@ -253,9 +236,9 @@ class PlannedTeams:
                 program = make_program(plan.schedule, plan.costs)
                 yield entrant.name, TorchTeam(plan, self._case(plan), ranks, program, cores)
             else:
-                kind = LimitTeam if entrant.engine == "side by side" else EngineTeam
                 settings = Settings(self.optimizer, recompute="except_last" if plan.keeps_last else "all")
-                yield entrant.name, kind(plan, workload, settings, backend)
+                waits = entrant.engine != "side by side"
+                yield entrant.name, EngineTeam(plan, workload, settings, backend, waits=waits)
 
     def _case(self, plan: WholePlan) -> Case:
         assert plan.schedule.partition is not None
@@ -309,7 +292,6 @@ def start_apart(job: Job) -> Started:
 
 
 def play_start(job: Job) -> Started:
-    """A start in this process."""
     names, draw = job.names, Random(job.order_seed)
     references = [name for name in names if is_reference(name)]
 
@@ -365,10 +347,7 @@ def _budget_s(job: Job) -> float:
 
 
 def check_parity(job: Job, sequence_tokens: int) -> dict[str, Parity]:
-    """Every contender's distance from plain training on short sequences, and why it may not enter, if it may not.
-
-    A plan that several run is compared once for each of them.
-    """
+    """Every contender's distance from plain training on short sequences, and why it may not enter, if it may not."""
     found: dict[str, Parity] = {}
     with one_thread(), ExitStack() as stack:
         for name, team in job.make_teams(job.entrants, stack):

@@ -29,13 +29,7 @@ NAME = "this_machine"
 
 @dataclass
 class Survey:
-    """Calibrations of one duel, each with the cluster that its file would hold.
-
-    Args:
-        measure: calibrates the machine.
-        model, num_tokens: what the contenders train, and the tokens of a microbatch.
-        num_devices: of the duel.
-    """
+    """Calibrations of one duel, each with the cluster that its file would hold, for microbatches of the contenders."""
 
     measure: Callable[[], Calibration]
     model: Architecture
@@ -61,11 +55,7 @@ class Survey:
         )
 
     def makespans(self, plan: WholePlan, *, waits: bool = True) -> list[float]:
-        """Seconds a plan takes by each calibration.
-
-        Args:
-            waits: False: the devices' computation alone, in perfect balance and without dependencies.
-        """
+        """Seconds by each calibration; unless it `waits`, of its devices' computation, perfectly balanced."""
         return [self._makespan(plan, cluster, waits) for _, cluster in self.found]
 
     def _makespan(self, plan: WholePlan, cluster: Machine, waits: bool) -> float:

@@ -83,12 +83,15 @@ class Team(Protocol):
 
 
 class EngineTeam:
-    """A plan on our engine: a thread a device."""
+    """A plan on our engine, a thread a device; unless it `waits`, each device has its part of the work without gaps."""
 
     tolerance = 0.0  # bit for bit
 
-    def __init__(self, plan: WholePlan, workload: Workload, settings: Settings, backend: CpuBackend) -> None:
+    def __init__(
+        self, plan: WholePlan, workload: Workload, settings: Settings, backend: CpuBackend, *, waits: bool = True
+    ) -> None:
         self.plan, self._workload, self._settings, self._backend = plan, workload, settings, backend
+        self._waits = waits
 
     def check(self, sequence_tokens: int) -> Parity:
         training = Training(
@@ -110,27 +113,15 @@ class EngineTeam:
         replayed = replay_clock(program, self._backend.pre_cpu_s, self._backend.main_cpu_s)
         loss = training.mean_loss(training.schedule.shape.num_steps - 1)
         sample = Sample(wall_s, float(replayed.makespan), sum(cpu_s), foreign.elapsed_s, foreign.others_s, loss)
-        busy_s = sum(span.end - span.start for span in timeline.spans())
-        return self._counted(sample, busy_s)
-
-    def _counted(self, sample: Sample, busy_s: float) -> Sample:
-        return sample
-
-
-class LimitTeam(EngineTeam):
-    """The same actions without waiting: half of them on each of two threads, without the gaps between them."""
-
-    def _counted(self, sample: Sample, busy_s: float) -> Sample:
+        if self._waits:
+            return sample
         num_devices = self.plan.schedule.shape.num_ranks
+        busy_s = sum(span.end - span.start for span in timeline.spans())
         return replace(sample, wall_s=busy_s / num_devices, replay_s=sample.cpu_s / num_devices)
 
 
 class _OnRanks:
-    """A contender on processes.
-
-    Args:
-        cores: which the ranks compute on.
-    """
+    """A contender on processes, which compute on some cores."""
 
     def __init__(self, ranks: Ranks, cores: Sequence[int]) -> None:
         self._ranks, self._cores, self._is_warm = ranks, cores, False
@@ -147,9 +138,7 @@ class _OnRanks:
 class SystemTeam(_OnRanks):
     """Another runtime, by its adapter in `baselines.systems`, on processes of its own.
 
-    Args:
-        tolerance: how far it may be from plain training; another engine may add in another order.
-        compared: in what.
+    `tolerance` is how far it may be from plain training in what is `compared`: it may add in another order.
     """
 
     def __init__(
@@ -216,12 +205,9 @@ class TorchTeam(SystemTeam):
 
 
 class RankTeam(_OnRanks):
-    """A table, or torch's own schedule, on ranks that hold the other entrants as well.
+    """A table, or torch's own schedule, on ranks that hold the other entrants as well, by the name of its resident.
 
     There is no recomputation and no optimizer step: a step is the forwards and backwards of one table.
-
-    Args:
-        name: of the resident.
     """
 
     def __init__(self, name: str, request: TorchRequest, ranks: Ranks, cores: Sequence[int]) -> None:
@@ -231,14 +217,12 @@ class RankTeam(_OnRanks):
         self.tolerance = 0.0 if request.order_of == "table" else 1e-6  # another order may add in another order
 
     def check(self, sequence_tokens: int) -> Parity:
-        """How far it is from plain training, on short sequences."""
         request = self._asked.request
         short = replace(request, model={**request.model, "seq_len": sequence_tokens}, verify=True, optimizer={})
         found = self._ranks.run(short).answer
         return {key: found[key] for key in DIFFERENCES}
 
     def run(self) -> Sample:
-        """One step."""
         self._warm_up(lambda: self._ranks.step(self._asked))
         with ForeignLoad(self._ranks.pids) as foreign:
             found = self._ranks.step(self._asked)
@@ -262,11 +246,7 @@ class RankTeam(_OnRanks):
 
 
 class ThreadTeam:
-    """The same schedule on our engine, a thread a rank.
-
-    Args:
-        costs: that order what the engine's program is made of.
-    """
+    """The same schedule on our engine, a thread a rank; the costs order what its program is made of."""
 
     tolerance = 0.0
 
@@ -276,7 +256,6 @@ class ThreadTeam:
         self._costs: CostTable | None = None
 
     def check(self, sequence_tokens: int) -> Parity:
-        """How far it is from plain training, on short sequences."""
         short = shortened(self._workload, sequence_tokens)
         training = Training(short, self._table, Settings(recompute="none", keep_gradients=True))
         self._execute(training)
@@ -284,7 +263,6 @@ class ThreadTeam:
         return {key: found[key] for key in DIFFERENCES}
 
     def run(self) -> Sample:
-        """One step."""
         training = Training(self._workload, self._table, Settings(recompute="none"))
         with ForeignLoad() as foreign:
             used, began = time.process_time(), time.perf_counter()

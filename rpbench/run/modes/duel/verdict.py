@@ -30,12 +30,7 @@ from rpbench.run.modes.duel.runs import Comparisons, Floats
 
 
 class Started(NamedTuple):
-    """The runs of a start.
-
-    Args:
-        about: what is true of all its contenders: seed, turns, seconds, cores, what was done for stability.
-        columns: contender -> its runs, column by column.
-    """
+    """A start's runs by contender and column, and what is true of all: seed, turns, seconds, cores, stability."""
 
     about: dict[str, Any]
     columns: dict[str, dict[str, list[Any]]]
@@ -53,11 +48,7 @@ class Ratio(NamedTuple):
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """The median of the starts' ratios, and their range.
-
-    Raises:
-        ValueError: unless there is one of each for every start.
-    """
+    """The median of the starts' ratios, and their range; raises ValueError unless every start has one of each."""
     ratios = [one / other for one, other in zip(numerators, denominators, strict=True)]
     if not ratios:
         raise ValueError("no start to compare: a ratio needs at least 1")
@@ -104,14 +95,6 @@ def other_cores(columns: Mapping[str, Sequence[Any]]) -> float | None:
     if any(each is None for each in columns["others_s"]):
         return None
     return max(0.0, sum(columns["others_s"]) / sum(columns["elapsed_s"]))
-
-
-def calibrated_fields(makespans: Sequence[float], foreign_cores: Sequence[float | None]) -> dict[str, Any]:
-    """The predictions of `cost=analytic` from the calibrations before, between and after the starts."""
-    return {
-        "calibrated_makespans_s": list(makespans),
-        "calibration_foreign_cores": list(foreign_cores),
-    }
 
 
 def predictions(row: Record) -> list[float]:
@@ -229,12 +212,8 @@ def find_start(found: Comparisons, rules: Rules) -> StartFinding:
 def judge(
     table: Mapping[str, Sequence[StartFinding]], num_references: int, rules: Rules, num_verdicts: int | None = None
 ) -> dict[str, Finding]:
-    """The finding of every contender.
-
-    Args:
-        table: contender -> its starts.
-        num_references: behind every comparison.
-        num_verdicts: that are given together; those of this table if it stands alone.
+    """The finding of every contender from its starts, each compared with `num_references`; verdicts that are given
+    together are those of this table if it stands alone.
     """
     sound = {name: [start for start in starts if start.logs.size] for name, starts in table.items()}
     means = [np.array([start.logs.mean() for start in starts]) for starts in sound.values()]
@@ -301,13 +280,10 @@ def _verdict(sure: tuple[float, float], reason: str) -> Verdict:
 
 
 def block_means(values: Floats, num_blocks: int) -> Floats:
-    """Trimmed means of blocks of neighbours, as equally long as possible.
+    """Trimmed means of blocks of neighbours, as equally long as possible; raises ValueError if there are fewer values.
 
     Neighbours in time are correlated, far blocks are hardly: their spread tells how well the mean is known where that
     of single values does not. A fifth of each end is left out, because single runs are interrupted.
-
-    Raises:
-        ValueError: if there are fewer values than blocks.
     """
     if len(values) < num_blocks:
         raise ValueError(f"{len(values)} values in {num_blocks} blocks: a block holds at least 1")

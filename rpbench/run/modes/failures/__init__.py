@@ -8,7 +8,6 @@ from rpbench.run.recording import recorded
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a run with failures."""
     assert isinstance(request.mode, Failures)
     if request.mode.run == "simulated":
         return [recorded(request, prepare)]

@@ -36,11 +36,7 @@ class Step(NamedTuple):
 
 
 def step_of(assembled: Assembled, asked: Failures, num_pipelines: int) -> Step:
-    """A step of an assembled run, on so many pipelines.
-
-    Raises:
-        ConfigError: for a time or a pace that cannot be.
-    """
+    """A step of an assembled run, on so many pipelines; raises ConfigError for a time or a pace that cannot be."""
     timeline, cluster, shape = simulate_graph(assembled.graph, assembled.costs), assembled.cluster, assembled.schedule
     begun_s: dict[int, float] = {}  # microbatch -> when the first of it begins
     for span in timeline.spans():
@@ -68,10 +64,7 @@ def step_of(assembled: Assembled, asked: Failures, num_pipelines: int) -> Step:
 
 
 def _state_bytes(assembled: Assembled) -> tuple[int, ...]:
-    """Weights and optimizer state of each rank; zeros where the model has no shape.
-
-    What ranks share, or the host has, is counted once, in equal parts of the ranks.
-    """
+    """Weights and optimizer state of each rank, equal parts of what they share or the host has; 0 without a shape."""
     schedule, sizes = assembled.schedule, assembled.sizes
     ranks = range(schedule.shape.num_ranks)
     if sizes is None or schedule.partition is None:
@@ -90,13 +83,11 @@ def _has_state_elsewhere(schedule: Schedule) -> bool:
 
 
 def _stages_on(schedule: Schedule, rank: int) -> list[int]:
-    """The stages whose backwards a rank runs."""
     parts = (part for action in schedule.compute(rank) for part in parts_of(action))
     return sorted({part.stage for part in parts if part.kind in BACKWARD})
 
 
 def _has_one_stage_a_rank(schedule: Schedule) -> bool:
-    """Whether rank r has stage r and no other."""
     return all(_stages_on(schedule, rank) == [rank] for rank in range(schedule.shape.num_ranks))
 
 
@@ -126,12 +117,7 @@ def fits(assembled: Assembled, in_flight: Sequence[int] | None = None, more: Seq
 
 
 def policy_of(request: Request, asked: Failures, step: Step) -> Checkpoint:
-    """The policy that a request asks for.
-
-    Raises:
-        ConfigError: if its schedule cannot be served, naming what can.
-        NoForm: if the model does not fit in any form.
-    """
+    """The asked policy; ConfigError, naming others, for a schedule it cannot serve, NoForm if none fits."""
     schedule = step.assembled.schedule
     if schedule.policy is not Updates.FLUSH:
         raise ConfigError(
@@ -256,12 +242,7 @@ def prepare(request: Request) -> Work:
         raise
     except ValueError as error:
         raise ConfigError(f"mode.failures: {error}") from None
-    work = scheduled(
-        request,
-        step.assembled,
-        lambda: _outcome(step, policy, failures, horizon_s),
-        lambda error: isinstance(error, MemoryError),
-    )
+    work = scheduled(request, step.assembled, lambda: _outcome(step, policy, failures, horizon_s))
     return replace(work, opening={**work.opening, "policy": asked.policy})
 
 
@@ -341,7 +322,6 @@ def _told(event: Event) -> Fields:
 
 
 def _facts(policy: Checkpoint) -> Fields:
-    """The record fields of one policy alone."""
     job = policy.job
     if isinstance(policy, Gemini):
         numbers = range(min(policy.copies + 1, job.num_ranks) + 1)  # to one more than there are copies

@@ -9,6 +9,7 @@ from typing import Any
 from rpbench.config.choices import ConfigError, Failures
 from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
+from rpbench.engine.backends.threads import one_thread
 from rpbench.engine.backends.virtual import VirtualBackend
 from rpbench.engine.executor import execute
 from rpbench.engine.recovery.plan import Death, Plan
@@ -24,7 +25,7 @@ from rpbench.run.assemble import Assembled
 from rpbench.run.modes.failures.jobs import step_of
 from rpbench.run.recording import Fields, Outcome, Work
 from rpbench.run.scheduled import assembled_of, scheduled
-from rpbench.run.training.tensors import one_thread, optimizer_settings
+from rpbench.run.training.tensors import optimizer_settings
 
 
 def prepare(request: Request) -> Work:
@@ -41,7 +42,6 @@ def prepare(request: Request) -> Work:
 
 
 def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
-    """The plan that the processes carry out."""
     assert assembled.model is not None  # or the request had been refused
     if asked.policy not in ("checkpoint", "gemini") or asked.pipelines != 1 or asked.dies != "machine":
         raise ConfigError(
