@@ -1,5 +1,6 @@
 """Terms that the tests of the contest share: the experiment of figure 10, and a small model."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from rpbench.workload.architecture import Architecture, architecture
 CONF = Path(__file__).parents[1] / "conf"
 
 
+@cache
 def read(path: str) -> dict[str, Any]:
-    """A configuration file as plain data."""
+    """A configuration file as plain data, which nobody may change."""
     return OmegaConf.to_container(OmegaConf.load(CONF / path))  # type: ignore[return-value]
 
 

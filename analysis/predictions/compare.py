@@ -8,14 +8,14 @@ from typing import NamedTuple
 from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS
 from rpbench.config.request import load
 from rpbench.cost.hardware.basis import Basis
-from rpbench.cost.hardware.machine import NUMBERS, Machine
+from rpbench.cost.hardware.machine import NUMBERS, machine
 from rpbench.cost.published import published_rows
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.prediction import STEP_TOKENS, longest_sequence
 from rpbench.predict.settings import published_settings
 from rpbench.run.modes.predict import basis_of
-from rpbench.workload.architecture import Architecture
+from rpbench.workload.architecture import architecture
 
 # Cases of the paper's tables, built from the configuration files.
 
@@ -32,31 +32,17 @@ MEASURED_ON = "8x_rtx4090"
 
 
 @cache
-def model_of(name: str) -> Architecture:
-    """A model by the name of its configuration."""
-    model = load([f"model={name}"]).model
-    assert model is not None  # it has a shape
-    return model
-
-
-@cache
-def cluster_of(name: str) -> Machine:
-    """A machine by the name of its configuration."""
-    return load([f"cluster={name}"]).cluster
-
-
-@cache
 def declared_basis(cluster: str) -> Basis:
     """The declared constants on a machine."""
-    return basis_of(cluster_of(cluster), load(["cost=analytic"]).cost)
+    return basis_of(machine(cluster), load(["cost=analytic"]).cost)
 
 
 def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: Basis | None = None) -> Case:
     """A system's published run of a model on devices of a machine."""
     basis = basis or declared_basis(cluster)
-    shape = model_of(model)
+    shape = architecture(model)
     memory = basis["device_memory_bytes"]
-    settings = published_settings(system, cluster_of(cluster).published_name, shape.published_name, memory)
+    settings = published_settings(system, machine(cluster).published_name, shape.published_name, memory)
     return Case(system, shape, basis, settings, num_devices, measured_on=declared_basis(MEASURED_ON))
 
 

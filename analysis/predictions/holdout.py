@@ -27,7 +27,6 @@ from analysis.predictions.compare import (
     declared_basis,
     error,
     log_error,
-    model_of,
     predicted,
     published_value,
     with_values,
@@ -40,7 +39,7 @@ from rpbench.cost.published import published_times, published_tokens_per_microba
 from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layers.eager_kernels import PARTS, correction_name
 from rpbench.mesh.layers.layer_times import setting_of, times_of
-from rpbench.workload.architecture import Architecture
+from rpbench.workload.architecture import Architecture, architecture
 
 # In the order of their fits: a later one may rest on an earlier.
 FITTED = ("host_bytes_per_s", "expert_pass_s", "collective_bytes_per_s", "tensor_logit_bytes")
@@ -55,7 +54,7 @@ def corrections(basis: Basis) -> dict[str, float]:
     plain = with_values(basis, {name: 1.0 for name in basis.values if name.endswith("_correction")} | expert_bytes)
     found: dict[str, float] = {}
     for name in PUBLISHED_MODELS:
-        found |= _corrections_of(model_of(name), plain)
+        found |= _corrections_of(architecture(name), plain)
     return found
 
 
@@ -263,8 +262,8 @@ def _without_corrections(basis: Basis, model: str) -> Basis:
     """
     if not model:
         return basis
-    own = model_of(model)
-    like = [model_of(other) for other in PUBLISHED_MODELS if other != model]
+    own = architecture(model)
+    like = [architecture(other) for other in PUBLISHED_MODELS if other != model]
     like = [other for other in like if (other.experts is not None) == (own.experts is not None)]
     found, within = {}, {}
     for part in PARTS:

@@ -16,7 +16,6 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from analysis.predictions.compare import model_of
 from analysis.predictions.tables import FOLDER, Row, as_csv
 from rpbench.cost.footprint.sizes import LayerActivations
 from rpbench.cost.published import published_rows
@@ -28,7 +27,7 @@ from rpbench.registry import entries
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
-from rpbench.workload.architecture import Architecture
+from rpbench.workload.architecture import Architecture, architecture
 from rpbench.workload.counts import Experts
 
 SPLIT = 1.03  # of the kernels of a split backward: 2 to 4 % in measured runs of others
@@ -83,7 +82,7 @@ GROUPS = (
     Group(
         7,
         14,
-        replace(model_of("qwen3_235b_lora"), lora_rank=None, training_mode="full", seq_len=4096),
+        replace(architecture("qwen3_235b_lora"), lora_rank=None, training_mode="full", seq_len=4096),
         4,
         16,
         1,
@@ -92,7 +91,7 @@ GROUPS = (
     ),
     Group(15, 18, EXAMPLE, 8, 24, 1, 989e12 / 200e9, chunks=4),
     Group(19, 21, LLAMA31_405B, 8, 16, 1, 989e12 / 50e9, state_bytes=16 / 8 + 2, shards=8, kept=0.5),
-    Group(22, 24, replace(model_of("llama31_8b"), seq_len=512), 8, 16, 1, 989e12 / 450e9, state_bytes=16),
+    Group(22, 24, replace(architecture("llama31_8b"), seq_len=512), 8, 16, 1, 989e12 / 450e9, state_bytes=16),
     Group(25, 26, LLAMA2_7B, 4, 8, 1, 312e12 / 25e9, state_bytes=6 + 12 / 2),
     Group(
         27,

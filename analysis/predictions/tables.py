@@ -8,8 +8,9 @@ from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from analysis.predictions.compare import CROSS_PLATFORMS, PLATFORMS, case_of, cells, cluster_of, cross_cells
+from analysis.predictions.compare import CROSS_PLATFORMS, PLATFORMS, case_of, cells, cross_cells
 from analysis.records.published import PUBLISHED_MODELS
+from rpbench.cost.hardware.machine import machine
 from rpbench.cost.published import published_rows
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.predict import SYSTEMS, Prediction, predict
@@ -146,7 +147,7 @@ def seqlen_sensitivity() -> list[Row]:
 
 def cost_efficiency(rates: Iterable[Row]) -> list[Row]:
     """Figure 14: US dollars for 1e9 tokens, of the predicted throughputs."""
-    prices = {name: cluster_of(cluster).price_usd_per_hour for cluster, name in PLATFORMS.items()}
+    prices = {name: machine(cluster).price_usd_per_hour for cluster, name in PLATFORMS.items()}
     rows = []
     for row in rates:
         price = prices.get(row["platform"])

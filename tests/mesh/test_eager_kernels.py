@@ -6,32 +6,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.predictions.compare import declared_basis, model_of
+from analysis.predictions.compare import declared_basis
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
 from rpbench.mesh.layers.eager_kernels import product_flops
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.mesh.layout import Mesh
+from rpbench.workload.architecture import architecture
 from rpbench.workload.counts import Linear
 
 DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
 EXPERTS = ("gpt_oss_20b", "qwen3_235b_lora")
-BASIS = declared_basis("8x_rtx4090")
 
 
-def analytic_times(model, tokens, basis):
-    return times_of(setting_of(model, tokens, basis))
+def basis():
+    return declared_basis("8x_rtx4090")
+
+
+def analytic_times(model, tokens, numbers):
+    return times_of(setting_of(model, tokens, numbers))
 
 
 def kernels(name, tokens, shards=1):
-    return eager_kernels(replace(setting_of(model_of(name), tokens, BASIS), mesh=Mesh(tensor=shards)))
+    return eager_kernels(replace(setting_of(architecture(name), tokens, basis()), mesh=Mesh(tensor=shards)))
 
 
 @pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
 def test_published_timings_are_met_where_they_were_measured(name):
-    model = model_of(name)
+    model = architecture(name)
     published = published_times(model.published_name)
-    times = analytic_times(model, published_tokens_per_microbatch(model.published_name), BASIS)
+    times = analytic_times(model, published_tokens_per_microbatch(model.published_name), basis())
     assert 1000 * times.backward[0] == pytest.approx(published.backward[0], rel=1e-3)
     assert 1000 * times.head_forward == pytest.approx(published.head_forward, rel=1e-3)
     assert 1000 * times.head_backward == pytest.approx(published.head_backward, rel=1e-3)
@@ -44,21 +48,21 @@ def test_published_timings_are_met_where_they_were_measured(name):
 @given(tokens=st.integers(64, 60_000), name=st.sampled_from([*DENSE, *EXPERTS]), more=st.floats(1.1, 4))
 @settings(max_examples=25, deadline=None)
 def test_more_tokens_take_longer_but_not_more_than_in_proportion(tokens, name, more):
-    model = model_of(name)
-    few, many = (analytic_times(model, tokens * factor, BASIS) for factor in (1, more))
+    model = architecture(name)
+    few, many = (analytic_times(model, tokens * factor, basis()) for factor in (1, more))
     for part in ("forward", "backward"):
         assert getattr(few, part)[0] < getattr(many, part)[0] <= more * getattr(few, part)[0] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["matmul_flops_per_s", "memory_bytes_per_s", "wide_matmul_flops_per_s"])
 def test_a_faster_machine_is_faster(name):
-    model = model_of("llama31_8b")
-    slow, fast = (analytic_times(model, 8192, BASIS.scaled(name, factor)) for factor in (1, 2))
+    model = architecture("llama31_8b")
+    slow, fast = (analytic_times(model, 8192, basis().scaled(name, factor)) for factor in (1, 2))
     assert fast.forward[0] < slow.forward[0] < 2 * fast.forward[0]
 
 
 def test_the_halves_of_a_backward_make_it_up():
-    times = analytic_times(model_of("qwen3_1p7b"), 8192, BASIS)
+    times = analytic_times(architecture("qwen3_1p7b"), 8192, basis())
     assert times.input_grad[0] + times.weight_grad[0] == pytest.approx(times.backward[0])
     assert times.head_input_grad + times.head_weight_grad == pytest.approx(times.head_backward)
 
@@ -73,7 +77,7 @@ def test_adapters_train_less_than_their_layer():
 
 
 def test_narrow_products_count_more_than_once():
-    half = BASIS["half_rate_width"]
+    half = basis()["half_rate_width"]
     square = product_flops(Linear("mlp", 4096, 4096), 8192, half)
     assert square == pytest.approx(2 * 8192 * 4096**2 * (1 + half / 4096))
     thin = product_flops(Linear("mlp", 4096, int(half)), 8192, half)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.predictions.compare import declared_basis, model_of
+from analysis.predictions.compare import declared_basis
 from rpbench.mesh.layers.layer_times import setting_of, times_of
+from rpbench.workload.architecture import architecture
 
 with (Path(__file__).parent / "frozen_seconds.csv").open(newline="") as file:
     ROWS = list(csv.DictReader(file))
@@ -18,7 +19,7 @@ def test_seconds_of_layers_have_not_moved(framework):
     assert len(rows) == 24
     for row in rows:
         numbers = declared_basis(row["machine"])
-        times = times_of(setting_of(model_of(row["model"]), float(row["tokens"]), numbers, framework))
+        times = times_of(setting_of(architecture(row["model"]), float(row["tokens"]), numbers, framework))
         found = {
             "forward_s": times.forward[0],
             "input_grad_s": times.input_grad[0],

@@ -1,6 +1,7 @@
 """Figures of devices against their data sheets: golden values, ranges that sheets leave open, relations."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -67,13 +68,19 @@ DIES = (
     ("h100_sxm5_80gb", "h800_sxm5", "h200_sxm", "h100_sxm5_96gb", "gh200"),
     ("mi300x", "mi325x"),
 )
-NODES = [name for name in names("cluster") if machine(name).num_nodes > 1]
 NEEDED = ("flops_16", "memory_bytes", "memory_bytes_per_s", "link_bytes_per_s", "multiprocessors", "sustained_16")
 
 
-def test_there_are_as_many_as_promised():
+@pytest.fixture(scope="module")
+def several_nodes():
+    """The machines of several nodes, by name."""
+    machines = {name: machine(name) for name in names("cluster")}
+    return {name: each for name, each in machines.items() if each.num_nodes > 1}
+
+
+def test_there_are_as_many_as_promised(several_nodes):
     assert len(names("gpu")) >= 48
-    assert len(NODES) >= 10
+    assert len(several_nodes) >= 10
 
 
 @pytest.mark.parametrize("name", names("gpu"))
@@ -89,12 +96,12 @@ def test_every_figure_of_a_device_has_a_source_and_an_uncertainty(name):
         assert row.origin == "vendor" or row.within > 0, figure
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_every_figure_of_a_machine_has_a_source_and_what_is_assumed_an_uncertainty(name):
-    known = declarations(machine(name).declared)
-    for figure in ("devices_per_node", "domain", "intra_bytes_per_s", "inter_bytes_per_s", "inter_latency_s"):
-        assert known[figure].source
-        assert known[figure].origin != "assumed" or known[figure].within > 0, figure
+def test_every_figure_of_a_machine_has_a_source_and_what_is_assumed_an_uncertainty(several_nodes):
+    figures = ("devices_per_node", "domain", "intra_bytes_per_s", "inter_bytes_per_s", "inter_latency_s")
+    for (name, each), figure in product(several_nodes.items(), figures):
+        known = declarations(each.declared)[figure]
+        assert known.source, (name, figure)
+        assert known.origin != "assumed" or known.within > 0, (name, figure)
 
 
 @pytest.mark.parametrize("name", SHEETS)
@@ -158,12 +165,11 @@ def test_newer_kernels_of_attention_are_no_slower():
         assert known == sorted(known), name
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_a_machine_joins_its_devices_as_their_sheet_says(name):
-    found = machine(name)
-    assert found.intra_bytes_per_s == found.device.link_bytes_per_s
-    assert found.inter_bytes_per_s < found.intra_bytes_per_s
-    assert found.domain_devices % found.node_devices == 0
+def test_a_machine_joins_its_devices_as_their_sheet_says(several_nodes):
+    for name, found in several_nodes.items():
+        assert found.intra_bytes_per_s == found.device.link_bytes_per_s, name
+        assert found.inter_bytes_per_s < found.intra_bytes_per_s, name
+        assert found.domain_devices % found.node_devices == 0, name
 
 
 @pytest.mark.parametrize("name", ["jean_zay_a100", "dgx_a100", "dgx_h100", "a100_800gbps"])

@@ -13,12 +13,9 @@ from rpbench.mesh.layout import Mesh
 from rpbench.run.assemble import assemble
 from rpbench.run.layer_times import setting_of
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.workload.architecture import architecture
 
 SETTING = ["cost=published", "cost.split_backward=true"]
-
-
-def model_of(name):
-    return load([f"model={name}"]).model
 
 
 def test_share_of_a_plain_transformer_is_counted_by_hand():
@@ -31,9 +28,9 @@ def test_share_of_a_plain_transformer_is_counted_by_hand():
 
 
 def test_frozen_weights_leave_nearly_everything_to_the_input_gradient():
-    assert 0.5 < input_share(model_of("qwen3_32b")) < 0.6
-    assert 0.9 < input_share(model_of("qwen3_235b_lora")) < 1
-    times = with_halves(published_times("qwen3-235b-lora"), model_of("qwen3_235b_lora"))
+    assert 0.5 < input_share(architecture("qwen3_32b")) < 0.6
+    assert 0.9 < input_share(architecture("qwen3_235b_lora")) < 1
+    times = with_halves(published_times("qwen3-235b-lora"), architecture("qwen3_235b_lora"))
     assert times.head_weight_grad == 0
     assert times.head_input_grad == times.head_backward
 
@@ -41,7 +38,7 @@ def test_frozen_weights_leave_nearly_everything_to_the_input_gradient():
 @pytest.mark.parametrize("name", ["qwen3_1p7b", "gpt_oss_20b", "qwen3_235b_lora"])
 def test_halves_are_the_whole(name):
     whole = published_times(load([f"model={name}"]).model.published_name)
-    times = with_halves(whole, model_of(name))
+    times = with_halves(whole, architecture(name))
     assert times.backward == whole.backward
     assert [i + w for i, w in zip(times.input_grad, times.weight_grad, strict=True)] == pytest.approx(whole.backward)
     assert times.head_input_grad + times.head_weight_grad == pytest.approx(whole.head_backward)

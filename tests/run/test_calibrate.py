@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import fields, replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 from omegaconf import OmegaConf
@@ -32,7 +32,11 @@ from rpbench.torch_runtime.processes.diagnosis import RunFailed
 
 RATES = Rates(1e11, 9e10, 4e10, 2e10, 9e9, 8e9, 7e9, 4e10, 12.0)
 FACTOR = {"layer": 2e-4, "products": 1.5, "traffic": 6.0, "weights": 3.0}  # of a made-up machine
-COST = load(["cost=analytic"]).cost
+
+
+@cache
+def cost():
+    return load(["cost=analytic"]).cost
 
 
 def made_up():
@@ -48,7 +52,7 @@ def made_up():
         host_bytes_per_s=4e10,
         measured={"half_rate_width": 12.0},
     )
-    basis = make_basis(bare, COST.constants, COST.declared)
+    basis = make_basis(bare, cost().constants, cost().declared)
     probes = []
     for probe in ON_CORES:
         counts = counted(eager_kernels(setting_of(probe.model, probe.num_tokens, basis)))
@@ -133,7 +137,7 @@ def test_from_calibrating_to_predicting(tmp_path, capsys, measured):
         (rows[name],) = run(mine)
     assert {(row["evidence"], row["cluster"]) for row in rows.values()} == {("predicted", "mine")}
     # All the work of two steps, the optimizer's among it, within the time of two devices.
-    basis = make_basis(cluster_of("mine", made_up(), {}), COST.constants, COST.declared)
+    basis = make_basis(cluster_of("mine", made_up(), {}), cost().constants, cost().declared)
     times = times_of(setting_of(load(["model=mid_gpt"]).model, 256, basis, "engine"))
     once = times.head_forward + times.head_backward + sum((*times.forward, *times.recompute, *times.backward))
     assert rows["roundpipe"]["makespan_s"] > (2 * 4 * once) / 2

@@ -1,9 +1,10 @@
 """Survey: what calibrations predict of a plan is the plan simulated at the costs of the calibrated machine."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
-from test_calibrate import COST, RATES, made_up
+from test_calibrate import RATES, cost, made_up
 
 from rpbench.config.request import load
 from rpbench.cost.hardware.basis import make_basis
@@ -15,22 +16,24 @@ from rpbench.run.modes.duel.plans import problem_of
 from rpbench.run.modes.duel.summary import Survey
 from rpbench.sim.longest_path import simulate
 
-REQUEST = load(
-    ["model=tiny_gpt", "model.num_layers=4", "num_devices=2", "num_microbatches=4", "num_steps=2", "cost=constant"]
-)
-MODEL = REQUEST.model
+ASKED = ("model=tiny_gpt", "model.num_layers=4", "num_devices=2", "num_microbatches=4", "num_steps=2", "cost=constant")
 TOKENS = 16
 
 
+@cache
+def asked():
+    return load(ASKED)
+
+
 def plan_of(name, cut, *, keeps_last=False):
-    problem = problem_of(REQUEST, next(each for each in contenders() if each.name == name), keeps_last=keeps_last)
+    problem = problem_of(asked(), next(each for each in contenders() if each.name == name), keeps_last=keeps_last)
     return evaluate_whole(problem, parse(cut), "round_robin", {})
 
 
 @pytest.fixture(scope="module")
 def survey():
     slower = replace(made_up(), rates=replace(RATES, memory_bytes_per_s=1e10))
-    found = Survey(iter([made_up(), slower]).__next__, MODEL, TOKENS, 2)
+    found = Survey(iter([made_up(), slower]).__next__, asked().model, TOKENS, 2)
     found()
     found()
     return found
@@ -45,11 +48,13 @@ def test_a_prediction_is_the_plan_at_the_machine_s_costs(survey, name, cut, keep
     for makespan, busy, (_, cluster) in zip(
         survey.makespans(plan), survey.makespans(plan, waits=False), survey.found, strict=True
     ):
-        times = times_of(setting_of(MODEL, TOKENS, make_basis(cluster, COST.constants, COST.declared), "engine"))
+        times = times_of(
+            setting_of(asked().model, TOKENS, make_basis(cluster, cost().constants, cost().declared), "engine")
+        )
         table = times.table(
             plan.schedule.partition,
             recompute_ahead=name == "roundpipe",
-            fused_ahead=REQUEST.cost.fused_ahead,
+            fused_ahead=asked().cost.fused_ahead,
             keeps_last=plan.keeps_last,
         )
         timeline = simulate(plan.schedule, table)

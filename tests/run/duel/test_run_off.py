@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from random import Random
 
 import pytest
@@ -24,13 +25,17 @@ from rpbench.run.modes.duel.plans import (
 )
 from rpbench.run.modes.duel.verdict import Started
 
-REQUEST = load(["experiment=cpu_duel", "model=tiny_gpt", "model.num_layers=5", "cost=constant", "mode.run_off_s=7"])
 ENTRANTS = contenders("gpipe+roundpipe+torch_1f1b+limit")
+
+
+@cache
+def asked():
+    return load(["experiment=cpu_duel", "model=tiny_gpt", "model.num_layers=5", "cost=constant", "mode.run_off_s=7"])
 
 
 @pytest.fixture
 def listed():
-    return shortlists(REQUEST, ENTRANTS, 60)
+    return shortlists(asked(), ENTRANTS, 60)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +81,7 @@ def test_plans_are_near_the_best_and_no_two_are_the_same(listed):
 
 def test_the_fastest_runs_and_everybody_else_is_given_the_same_chance(listed):
     jobs = []
-    raced = run_off(REQUEST, ENTRANTS, listed, playing(jobs, slow_at_first))
+    raced = run_off(asked(), ENTRANTS, listed, playing(jobs, slow_at_first))
     (job,) = jobs
     assert job.budget_s == 7
     assert [name for family in job.families for name in family] == [each.name for each in job.entrants]
@@ -107,7 +112,7 @@ def test_what_is_faster_by_luck_alone_is_not_chosen(listed):
 def test_engines_may_choose_differently(listed):
     assert len(listed[BASE]) > 1
     raced = run_off(
-        REQUEST, ENTRANTS, listed, playing([], lambda each, job: 0.9 if each.name == "torch_1f1b, plan 2" else 1.0)
+        asked(), ENTRANTS, listed, playing([], lambda each, job: 0.9 if each.name == "torch_1f1b, plan 2" else 1.0)
     )
     assert chosen(raced["torch_1f1b"]).plan.schedule.partition == listed[BASE][1].schedule.partition
     assert raced[BASE][1].speed == pytest.approx(1, rel=0.02)
@@ -115,7 +120,7 @@ def test_engines_may_choose_differently(listed):
 
 @pytest.mark.parametrize(("num", "others"), [(LEAST_COMPARISONS - 1, 0.0), (12, 0.3)])
 def test_too_few_or_spoilt_comparisons_choose_nothing(listed, num, others):
-    raced = run_off(REQUEST, ENTRANTS, listed, playing([], slow_at_first, num, others))
+    raced = run_off(asked(), ENTRANTS, listed, playing([], slow_at_first, num, others))
     assert all(chosen(plans) is plans[0] for plans in raced.values())
 
 
@@ -124,7 +129,7 @@ def test_a_plan_that_does_not_train_as_plain_training_does_is_not_timed(listed, 
         return {each.name: {"parity": each.name != "1f1b, plan 2"} for each in job.entrants}
 
     monkeypatch.setattr(module, "check_parity", parities)
-    raced = run_off(REQUEST, ENTRANTS, listed, playing([], slow_at_first))
+    raced = run_off(asked(), ENTRANTS, listed, playing([], slow_at_first))
     assert raced[BASE][1].speed is None
     assert chosen(raced[BASE]) is raced[BASE][0]
     assert "not timed" in told(BASE, raced[BASE])
@@ -132,25 +137,25 @@ def test_a_plan_that_does_not_train_as_plain_training_does_is_not_timed(listed, 
     monkeypatch.setattr(
         module, "check_parity", lambda job, _: {e.name: {"parity": not e.name.endswith("plan 1")} for e in job.entrants}
     )
-    assert run_off(REQUEST, ENTRANTS, listed, playing(jobs, slow_at_first)).keys() == listed.keys()
+    assert run_off(asked(), ENTRANTS, listed, playing(jobs, slow_at_first)).keys() == listed.keys()
     assert not jobs, "nobody to compare with"
 
 
 def test_nothing_is_played_without_a_choice_or_a_core_each(listed, monkeypatch):
     alone = {name: plans[:1] for name, plans in listed.items()}
     jobs = []
-    assert run_off(REQUEST, ENTRANTS, alone, playing(jobs, slow_at_first)) == {
+    assert run_off(asked(), ENTRANTS, alone, playing(jobs, slow_at_first)) == {
         name: [Raced(plans[0])] for name, plans in alone.items()
     }
     monkeypatch.setattr(module, "usable_cores", lambda: [0])
-    run_off(REQUEST, ENTRANTS, listed, playing(jobs, slow_at_first))
+    run_off(asked(), ENTRANTS, listed, playing(jobs, slow_at_first))
     assert not jobs
 
 
 def test_the_file_of_plans_says_what_was_chosen_from(listed):
-    raced = run_off(REQUEST, ENTRANTS, listed, playing([], slow_at_first))
+    raced = run_off(asked(), ENTRANTS, listed, playing([], slow_at_first))
     plans = complete(ENTRANTS, {name: chosen(own).plan for name, own in raced.items()})
-    found = json.loads(plans_text(problem_of(REQUEST, ENTRANTS[0]).times, plans, raced))["plans"]
+    found = json.loads(plans_text(problem_of(asked(), ENTRANTS[0]).times, plans, raced))["plans"]
     assert found[BASE]["partition"] == found[BASE]["run_off"][1]["partition"] != found[BASE]["run_off"][0]["partition"]
     assert [each["speed"] for each in found[BASE]["run_off"]] == [each.speed for each in raced[BASE]]
     assert found["limit"]["run_off"] == []
