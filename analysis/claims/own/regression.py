@@ -10,7 +10,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from analysis.claims.claim import Claim, Need, Record, section
+from analysis.claims.claim import Claim, Need, Record, claim, section
 from analysis.claims.expected import held_experiments, read_table
 from analysis.records.published import Printed
 from rpbench.yaml_file import read_keys
@@ -48,17 +48,14 @@ def claim_of(experiment: str, row: Mapping[str, str]) -> Claim:
     need = need_of(experiment, row)
     declared = {key: value for key, value in row.items() if not key.startswith(_CELL) and key != CONTENDER and value}
     words = " ".join(filter(None, (*need.choices.values(), need.contender))) or experiment
-    return Claim(
-        id=f"regression/{experiment}/{words}",
-        statement_id=f"regression/{experiment}",
-        whose="ours",
-        source=f"analysis/claims/expected/{experiment}.csv",
-        statement=f"experiment={experiment}, {words}: every field as it was accepted",
-        metric="fields that differ",
+    return claim(
+        "regression/{experiment}/{words}",
+        lambda run: compared(run, declared),
+        needs=(need,),
         published=Printed(AS_ACCEPTED, f"analysis/claims/expected/{experiment}.csv"),
         evidence=declared.get("evidence") or "simulated",
-        needs=(need,),
-        value=lambda run: compared(run, declared),
+        experiment=experiment,
+        words=words,
     )
 
 
