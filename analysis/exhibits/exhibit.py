@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.exhibits.style import BUBBLES, method_name
+from analysis.exhibits.style import BUBBLES, method_name, model_name
 from analysis.records.experiments import Experiments
 from rpbench.yaml_file import read_keys
 
@@ -76,6 +76,32 @@ def columns_of(identity: str) -> tuple[str, ...]:
     return tuple(DECLARED[identity]["columns"])
 
 
+def declared_table(identity: str, rows: pd.DataFrame | Iterable[Mapping[str, Any]]) -> Table:
+    """A table whose headings in `exhibits.yaml` say which fields of the rows stand below them.
+
+    Behind a heading, `field` is a word or a name; `field .2f` a number of ours with its format, from the record
+    `run_id`, and `field .2f RUN ...` from the records that these fields name; `field .2f < SOURCE` a published number,
+    whose source is that field of the row, or else the place itself. A format may be a field of the row as well.
+    """
+    declared: Mapping[str, str] = DECLARED[identity]["columns"]
+    found = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
+    return table(
+        list(declared), ([_declared_cell(row, *words.split()) for words in declared.values()] for row in found)
+    )
+
+
+def _declared_cell(row: Mapping[str, Any], field: str, form: str = "", *behind: str) -> Cell:
+    value, form = row[field], row.get(form, form)
+    if not form:
+        return label(_NAMED.get(field, str)(value))
+    if behind[:1] == ("<",):
+        return theirs(value, form, row.get(behind[1], behind[1]))
+    return ours(value, form, [row[run] for run in behind or ("run_id",)])
+
+
+_NAMED = {"model": model_name, "schedule": method_name, "system": method_name}
+
+
 Maker = Callable[[Experiments], Exhibit]
 TEXTS = Path(__file__).with_name("exhibits.yaml")
 DECLARED: dict[str, dict[str, Any]] = read_keys(TEXTS)  # by identity, in the order of the report
@@ -119,18 +145,16 @@ def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker
         @wraps(find)
         def make(experiments: Experiments) -> Exhibit:
             shown = find(experiments)
-            title, caption = (declared[each].format(**BUBBLES, **shown.words) for each in ("title", "caption"))
+            texts = {each: declared[each].format(**BUBBLES, **shown.words) for each in ("title", "caption")}
+            evidence = shown.evidence or tuple(declared["evidence"])
+            made = {
+                "table": shown.table,
+                "draw": shown.draw,
+                "drawings": shown.drawings,
+                "drawn_from": shown.drawn_from,
+            }
             return Exhibit(
-                title=title,
-                caption=caption,
-                evidence=shown.evidence or tuple(declared["evidence"]),
-                command=command,
-                draw=shown.draw,
-                drawings=shown.drawings,
-                drawn_from=shown.drawn_from,
-                table=shown.table,
-                id=identity,
-                question=declared["question"],
+                **texts, **made, evidence=evidence, command=command, id=identity, question=declared["question"]
             )
 
         LISTED[identity] = make
@@ -142,16 +166,21 @@ def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker
 def exhibit_of(
     identity: str,
     numbers: Callable[[Experiments], Any],
-    tabulate: Callable[[Any], Table],
+    tabulate: Callable[[Any], Table] | None = None,
     draw: Callable[[Any], Figure] | None = None,
     **words: Any,
 ) -> Maker:
-    """The exhibit of one set of numbers: its table and its figure, and the words of its caption or what says them."""
+    """The exhibit of one set of numbers: its table and its figure, and the words of its caption or what says them.
+
+    Args:
+        tabulate: `declared_table` if left out.
+    """
 
     def find(experiments: Experiments) -> Shown:
         data = numbers(experiments)
         found = {name: word(data) if callable(word) else word for name, word in words.items()}
-        return Shown(tabulate(data), partial(draw, data) if draw else None, words=found)
+        made = tabulate(data) if tabulate else declared_table(identity, data)
+        return Shown(made, partial(draw, data) if draw else None, words=found)
 
     return exhibited(identity)(find)
 

@@ -1,7 +1,6 @@
 """The duel on two cores: time of a step of every contender as predicted, as emulated and as measured."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from math import isfinite, isnan
 from textwrap import fill
 from typing import Any
@@ -11,8 +10,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, columns_of, exhibited, label, ours, short_cut, table
-from analysis.records.experiments import Experiments, MissingRuns
+from analysis.exhibits.exhibit import (
+    NOTHING,
+    Cell,
+    Table,
+    columns_of,
+    exhibit_of,
+    label,
+    ours,
+    ranged,
+    short_cut,
+    table,
+)
+from analysis.records.experiments import MissingRuns
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
 from rpbench.run.modes.duel.runs import CLOCKS, MOST_OTHERS
@@ -37,15 +47,6 @@ NAMES = {
 MODELS = {"half_mid_gpt": "mid GPT, half as wide", "half_fat_head_gpt": "fat-head GPT, half as wide"}
 
 COLUMNS = columns_of("duel")
-
-
-@exhibited("duel")
-def exhibit(experiments: Experiments) -> Shown:
-    """The figure with its numbers."""
-    duels = found_duels(experiments.cells("cpu_duel"))
-    return Shown(
-        draw=partial(draw, duels), table=tabulate(duels), words={"others": 100 * MOST_OTHERS, "answer": answer(duels)}
-    )
 
 
 def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
@@ -146,7 +147,7 @@ def _verdict(found: Finding | None) -> str:
 def _speed(found: Finding | None, run_ids: tuple[str, ...]) -> Cell:
     if found is None or not isfinite(found.high):
         return NOTHING
-    return Cell(found.ratio, f"{found.ratio:.3f} ({found.low:.3f}–{found.high:.3f})", run_ids)
+    return ranged((found.ratio, found.low, found.high), ".3f", run_ids)
 
 
 def _share(found: Mapping[str, Finding], name: str, run_ids: tuple[str, ...]) -> Cell:
@@ -185,25 +186,47 @@ def drawn(rows: Mapping[str, Row]) -> dict[str, Row]:
 
 def draw(duels: Mapping[str, Mapping[str, Row]]) -> Figure:
     """A panel a model: for every contender what was predicted, emulated, measured; a dot is the median of a start."""
-    with style.figure(8.6, 0.5 + 2.9 * len(duels)) as figure:
+    return draw_panels(duels, 2.9, 4, _panel)
+
+
+def draw_panels(
+    duels: Mapping[str, Mapping[str, Row]], height: float, ncols: int, panel: Callable[[Axes, Mapping[str, Row]], str]
+) -> Figure:
+    """A panel a model, drawn by a function that says what does not fit into it."""
+    with style.figure(8.6, 0.5 + height * len(duels)) as figure:
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
-            _panel(axes, model, list(drawn(rows).values()))
-        style.legend_below(figure, panels[0], ncols=4)
+            shown = drawn(rows)
+            words = panel(axes, shown)
+            axes.set_xticks(range(len(shown)), [fill(NAMES[name], 12) for name in shown], fontsize=6.2)
+            axes.set_title(MODELS[model])
+            if words:
+                axes.annotate(words, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=7)
+        style.legend_below(figure, panels[0], ncols=ncols)
         return figure
 
 
-def _panel(axes: Axes, model: str, rows: Sequence[Row]) -> None:
+def _panel(axes: Axes, shown: Mapping[str, Row]) -> str:
+    rows = list(shown.values())
     for number, (key, name, colour, hatch) in enumerate(_BARS):
         places = [place + 0.27 * (number - 1) for place in range(len(rows))]
         axes.bar(places, [row[key] for row in rows], 0.26, color=colour, hatch=hatch, edgecolor="black", label=name)
     clocks = [(place + 0.27, wall) for place, row in enumerate(rows) for wall in times(row, "wall")]
     axes.plot(*zip(*clocks, strict=True), "k.", markersize=3.5, linestyle="none", label="measured, clock, each start")
-    axes.set_xticks(range(len(rows)), [fill(NAMES[row["contender"]], 12) for row in rows], fontsize=6.2)
     axes.set_ylabel("makespan (s)")
-    axes.set_title(MODELS[model])
     top = TALLEST * max(row[key] for row in rows for key, *_ in _BARS)
-    if outside := sum(wall > top for _, wall in clocks):
-        axes.set_ylim(top=top)
-        words = f"{outside} of {len(clocks)} starts took longer: other programs had the processor"
-        axes.annotate(words, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=7)
+    outside = sum(wall > top for _, wall in clocks)
+    if not outside:
+        return ""
+    axes.set_ylim(top=top)
+    return f"{outside} of {len(clocks)} starts took longer: other programs had the processor"
+
+
+exhibit = exhibit_of(
+    "duel",
+    lambda experiments: found_duels(experiments.cells("cpu_duel")),
+    tabulate,
+    draw,
+    others=100 * MOST_OTHERS,
+    answer=answer,
+)

@@ -9,7 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Shown, exhibited, label, ours, ranged, short_cut, table
+from analysis.exhibits.exhibit import (
+    NOTHING,
+    Cell,
+    Shown,
+    Table,
+    exhibit_of,
+    exhibited,
+    label,
+    ours,
+    ranged,
+    short_cut,
+    table,
+)
 from analysis.exhibits.figures.own import convergence
 from analysis.exhibits.figures.own.convergence import SHARE, Spread, token_multiples
 from analysis.records.experiments import NOT_APPLICABLE, Experiments, MissingRuns, index, succeeded
@@ -70,17 +82,6 @@ def options(row: dict) -> Sequence[Cell]:
     )
 
 
-@exhibited("figure10_options")
-def exhibit(experiments: Experiments) -> Shown:
-    """The leaders of every model with all that the search chose for them."""
-    ranked = distinct(contest_numbers(experiments))
-    columns = ("model", "system", "tokens/s", "steps late", *OPTIONS, "prefetch", "cut", "settings tried", "timelines")
-    return Shown(
-        table=table(columns, (_chosen(row) for model in MODELS for row in leaders(ranked, model))),
-        words={"leaders": LEADERS, "answer": contest_answer(ranked)},
-    )
-
-
 def leaders(ranked: pd.DataFrame, model: str) -> list[dict]:
     """The fastest orders of a model, and the fastest that is never late."""
     rows = ranked[ranked["model"] == model].to_dict("records")
@@ -100,6 +101,12 @@ def contest_answer(ranked: pd.DataFrame) -> str:
     return "; ".join(parts) + "." if parts else ""
 
 
+def _leaders_table(ranked: pd.DataFrame) -> Table:
+    """The leaders of every model with all that the search chose for them."""
+    columns = ("model", "system", "tokens/s", "steps late", *OPTIONS, "prefetch", "cut", "settings tried", "timelines")
+    return table(columns, (_chosen(row) for model in MODELS for row in leaders(ranked, model)))
+
+
 def _chosen(row: dict) -> Sequence[Cell]:
     run = row["run_id"]
     return (
@@ -113,6 +120,15 @@ def _chosen(row: dict) -> Sequence[Cell]:
         ours(row["num_settings_tried"], ".0f", run),
         ours(row["spent_timelines"], ".0f", run),
     )
+
+
+exhibit = exhibit_of(
+    "figure10_options",
+    lambda experiments: distinct(contest_numbers(experiments)),
+    _leaders_table,
+    leaders=LEADERS,
+    answer=contest_answer,
+)
 
 
 BUBBLE = "bubble back to back (%)"

@@ -3,8 +3,18 @@
 import pandas as pd
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited, label, ours, table, theirs
-from analysis.exhibits.style import method_name, model_name
+from analysis.exhibits.exhibit import (
+    Cell,
+    Shown,
+    Table,
+    declared_table,
+    exhibit_of,
+    exhibited,
+    label,
+    ours,
+    table,
+    theirs,
+)
 from analysis.predictions import score
 from analysis.predictions.outcomes import GROUPS, SEALED, SEALED_COMMIT, coverage, outcomes, verdicts
 from analysis.predictions.tables import FOLDER, read
@@ -12,113 +22,58 @@ from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 
-# The blind round: figures 12, 13, 15 and 16 as predicted before they were seen, and as they came out.
-
-
-_SEALED = "analysis/predictions/sealed/"
-_PRESENT = "analysis/predictions/"
-_COLUMNS = columns_of("blind_round")
-
 
 @exhibited("blind_round")
-def bars_exhibit(_: Experiments) -> Shown:
-    """Every group of withheld cells: the sealed errors, and those of the present model."""
+def blind_round(_: Experiments) -> Shown:
+    """Figures 12, 13, 15 and 16 by group: the errors as predicted before they were seen, and those of now."""
     sealed, present, rows = outcomes(SEALED), outcomes(FOLDER), []
     for group in GROUPS:
         before, after = pd.Series(group.errors(sealed)), pd.Series(group.errors(present))
-        inside = coverage([cell for cell in sealed if group.holds(cell)])[0]
-        rows.append(
-            (
-                label(group.name),
-                theirs(len(before), "d", _SEALED),
-                theirs(before.median(), ".1%", _SEALED),
-                theirs(before.max(), ".1%", _SEALED),
-                theirs(inside, "d", _SEALED),
-                theirs(after.median(), ".1%", _PRESENT),
-                theirs(after.max(), ".1%", _PRESENT),
-            )
-        )
+        own = {"cells": group.name, "number": len(before), "median": before.median(), "largest": before.max()}
+        own["inside"] = coverage([cell for cell in sealed if group.holds(cell)])[0]
+        rows.append(own | {"median_now": after.median(), "largest_now": after.max()})
     right = (
         "{} of {} verdicts of {}".format(*verdicts(sealed, name), words)
         for name, words in (("throughput", "throughput"), ("max_seq_len", "longest sequences"))
     )
     inside, known = coverage(sealed)
     words = {"commit": SEALED_COMMIT, "right": " and ".join(right), "inside": inside, "known": known}
-    return Shown(table(_COLUMNS, rows), words=words)
+    return Shown(declared_table("blind_round", rows), words=words)
 
 
-_HELD = "analysis/predictions/holdout.csv"
-_MISSED = "analysis/predictions/misses.csv"
-
-
-@exhibited("prediction_bars")
-def bars(_: Experiments) -> Shown:
-    """Every bar with what was measured against it."""
-    found = score.bars()
-    rows = [(label(bar.name), label(bar.measured), label("held" if bar.held else "missed")) for bar in found]
-    held = sum(bar.held for bar in found)
-    return Shown(table=table(("bar", "measured", "verdict"), rows), words={"held": held, "bars": len(found)})
+exhibit_of(
+    "prediction_bars",
+    lambda _: [bar.__dict__ | {"verdict": "held" if bar.held else "missed"} for bar in score.bars()],
+    held=lambda bars: sum(bar["held"] for bar in bars),
+    bars=len,
+)
 
 
 @exhibited("prediction_errors")
 def errors(_: Experiments) -> Shown:
     """Bias and coverage of every system, and its errors with a model or with itself left out of the fits."""
-    summary = score.bias_and_coverage()
-    held = pd.DataFrame(read("holdout"))
-    held["error"] = held["error"].astype(float)
+    summary, rows = score.bias_and_coverage(), []
+    held = pd.DataFrame(read("holdout")).astype({"error": float})
+    for system, (cells, bias, inside) in summary.items():
+        own = held[held["system"] == system]
+        by_system = own[own["held_out"] == "system"]
+        row = {"system": system, "cells": cells, "bias": bias, "inside": inside}
+        row["by_model"] = own.loc[own["held_out"] == "model", "error"].abs().max()
+        rows.append(row | {"by_system": by_system["error"].abs().max(), "kept": by_system["kept_constants"].iloc[0]})
     total, inside = sum(row[0] for row in summary.values()), sum(row[2] for row in summary.values())
     outside_fits, all_held = score.held_out_coverage()
-    rows = []
-    for system, (num, bias, covered) in summary.items():
-        own = held[held["system"] == system]
-        by_model, by_system = (own.loc[own["held_out"] == axis, "error"].abs().max() for axis in ("model", "system"))
-        kept = own.loc[own["held_out"] == "system", "kept_constants"].iloc[0]
-        rows.append(
-            (
-                label(method_name(system)),
-                theirs(num, "d", "analysis/published/throughput.csv"),
-                theirs(bias, "+.1%", "analysis/predictions/throughput.csv"),
-                theirs(covered, "d", "analysis/predictions/throughput.csv"),
-                theirs(by_model, ".1%", _HELD),
-                theirs(by_system, ".1%", _HELD),
-                label(kept),
-            )
-        )
-    return Shown(
-        table=table(
-            (
-                "system",
-                "cells",
-                "signed mean error",
-                "inside the interval",
-                "largest error, model left out",
-                "largest error, system left out",
-                "constants that the rest cannot tell",
-            ),
-            rows,
-        ),
-        words={"inside": inside, "total": total, "outside_fits": outside_fits, "all_held": all_held},
-    )
+    words = {"inside": inside, "total": total, "outside_fits": outside_fits, "all_held": all_held}
+    return Shown(declared_table("prediction_errors", rows), words=words)
 
 
-@exhibited("prediction_misses")
-def misses(_: Experiments) -> Shown:
+def _misses(_: Experiments) -> pd.DataFrame:
     """Every cell that is off by more than 15 %, and what would have to change by how much."""
-    rows = [
-        (
-            label(f"{method_name(row['system'])}, {model_name(row['model'])}"),
-            theirs(float(row["error"]), "+.1%", _MISSED),
-            theirs(float(row["missing_s"]), "+.2f", _MISSED),
-            label(row["terms_s"]),
-            label(row["constant"]),
-            theirs(float(row["factor"]), ".2f", _MISSED),
-            theirs(float(row["deviations"]), ".1f", _MISSED),
-        )
-        for row in read("misses")
-    ]
-    return Shown(
-        table=table(("cell", "error", "seconds missing", "step (s)", "constant", "factor", "deviations"), rows)
-    )
+    found = pd.DataFrame(read("misses"))
+    found["cell"] = found["system"].map(style.method_name) + ", " + found["model"].map(style.model_name)
+    return found.astype(dict.fromkeys(("error", "missing_s", "factor", "deviations"), float))
+
+
+exhibit_of("prediction_misses", _misses)
 
 
 # Column of bubble.csv -> heading, and how a record says it. Ratios are of devices × makespan.
@@ -135,16 +90,6 @@ _SHOWN = {
     "layer_events": "layer events",
 }
 DECIMALS = 4
-
-
-@exhibited("published_cells")
-def exhibit(experiments: Experiments) -> Shown:
-    """The table."""
-    rows = numbers(experiments)
-    columns = ["schedule", "model", "equal numbers"]
-    for heading in _SHOWN.values():
-        columns += [heading, f"{heading}, published"]
-    return Shown(table=table(columns, map(_row, rows)), words={"decimals": DECIMALS, "answer": answer(rows)})
 
 
 def numbers(experiments: Experiments) -> list[dict]:
@@ -216,3 +161,13 @@ def _row(row: dict) -> list[Cell]:
         known = _published(row, column)
         cells += [ours(values[column], form, row["run_id"]), theirs(known.value, form, known.source)]
     return cells
+
+
+def _tabulate(rows: list[dict]) -> Table:
+    columns = ["schedule", "model", "equal numbers"]
+    for heading in _SHOWN.values():
+        columns += [heading, f"{heading}, published"]
+    return table(columns, map(_row, rows))
+
+
+exhibit = exhibit_of("published_cells", numbers, _tabulate, decimals=DECIMALS, answer=answer)

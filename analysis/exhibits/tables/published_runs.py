@@ -7,10 +7,8 @@ says which setting makes it.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import pandas as pd
-
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Shown, columns_of, exhibited, label, ours, table, theirs
+from analysis.exhibits.exhibit import NOTHING, Cell, Table, columns_of, exhibit_of, label, ours, table, theirs
 from analysis.exhibits.tables import comparison
 from analysis.records.experiments import Experiments, MissingRuns, index
 from analysis.records.published import PUBLISHED_MODELS, Published, look_up
@@ -69,15 +67,6 @@ class Bar(NamedTuple):
         return f"misses: {'; '.join(self.row['lacks']) or 'no term is known to be missing'}"
 
 
-@exhibited("figure10_bars")
-def exhibit(experiments: Experiments) -> Shown:
-    """The table."""
-    bars, tuned = numbers(experiments), _tuned(experiments)
-    return Shown(
-        table=table(_COLUMNS, (_cells(bar, tuned) for bar in bars)), words={"near": 100 * NEAR, "answer": answer(bars)}
-    )
-
-
 def numbers(experiments: Experiments) -> list[Bar]:
     """Every bar that a schedule stands for."""
     wanted = [(model, system) for model in MODELS for system in swept(EXPERIMENT, "mode.system")]
@@ -90,13 +79,15 @@ def _bar(row: dict) -> Bar:
     return Bar(row, look_up("throughput", "tokens_per_s", **keys), look_up("throughput", "status", **keys).value)
 
 
-def _tuned(experiments: Experiments) -> Mapping[tuple[str, str], dict]:
-    """Rows at equal tuning by model and schedule; none before they are there."""
+def _table(found: tuple[list[Bar], Experiments]) -> Table:
+    """Every bar, beside rows at equal tuning by model and schedule; none before they are there."""
+    bars, experiments = found
     try:
-        rows: pd.DataFrame = comparison.contest_numbers(experiments)
+        rows = comparison.contest_numbers(experiments).to_dict("records")
     except MissingRuns:
-        return {}
-    return {(row["model"], row["schedule"]): row for row in rows.to_dict("records")}
+        rows = []
+    tuned = {(row["model"], row["schedule"]): row for row in rows}
+    return table(_COLUMNS, (_cells(bar, tuned) for bar in bars))
 
 
 def answer(bars: Sequence[Bar]) -> str:
@@ -165,3 +156,12 @@ def _setting(row: dict, equal: dict) -> str:
     changes = {name: times[1].get(name, 0.0) - seconds for name, seconds in times[0].items()}
     name = max(changes, key=lambda cause: abs(changes[cause]))
     return f"{SETTING_OF[name]} ({name} {changes[name]:+.2f} µs a token)"
+
+
+exhibit_of(
+    "figure10_bars",
+    lambda experiments: (numbers(experiments), experiments),
+    _table,
+    near=100 * NEAR,
+    answer=lambda found: answer(found[0]),
+)

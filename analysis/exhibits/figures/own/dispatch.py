@@ -1,33 +1,14 @@
 """Beyond the paper: what a work-conserving pool gains over strict rotation, by microbatches a round."""
 
-from functools import partial
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Cell, Shown, exhibited, label, ours, table
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of, label, ours, table
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 
 ROUNDS = (8, 4, 1)  # microbatches a round
-
-
-@exhibited("dispatch")
-def exhibit(experiments: Experiments) -> Shown:
-    """The figure with its numbers."""
-    data = numbers(experiments)
-    columns = (
-        "model",
-        "rotation, rounds of 8: bubble (%)",
-        *(f"dynamic, rounds of {size}: bubble (%)" for size in ROUNDS),
-        *(f"dynamic, rounds of {size}: speed-up over rotation" for size in ROUNDS),
-    )
-    return Shown(
-        draw=partial(draw, data),
-        table=table(columns, (_row(data, model) for model in runs.MODELS)),
-        words={"answer": answer(data)},
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -38,12 +19,8 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     wanted = [(model, size) for model in runs.MODELS for size in ROUNDS]
     pool = index(pool, ("model", "round_size"), wanted, "dispatch")
     rows = pd.concat([rotation, pool])[["model", "round_size", "bubble_makespan", "makespan_s", "run_id"]]
-    # A bubble of nothing may come out a hair below zero.
-    return (
-        rows.assign(bubble=(100 * rows["bubble_makespan"]).clip(lower=0))
-        .drop(columns="bubble_makespan")
-        .reset_index(drop=True)
-    )
+    rows["bubble"] = (100 * rows.pop("bubble_makespan")).clip(lower=0)  # of nothing it may come out a hair below zero
+    return rows.reset_index(drop=True)
 
 
 def answer(data: pd.DataFrame) -> str:
@@ -53,11 +30,21 @@ def answer(data: pd.DataFrame) -> str:
     return f"Bubble with rotation {bubbles[0].min():.2f} to {bubbles[0].max():.2f} %; dynamic, {spans}."
 
 
-def _row(data: pd.DataFrame, model: str) -> list[Cell]:
-    found = data[data["model"] == model].set_index("round_size").to_dict("index")
+def tabulate(data: pd.DataFrame) -> Table:
+    """One row a model: bubbles, then speed-ups."""
+    columns = (
+        "model",
+        "rotation, rounds of 8: bubble (%)",
+        *(f"dynamic, rounds of {size}: bubble (%)" for size in ROUNDS),
+        *(f"dynamic, rounds of {size}: speed-up over rotation" for size in ROUNDS),
+    )
+    found = data.set_index(["model", "round_size"]).to_dict("index")
+    return table(columns, (_row({size: found[model, size] for size in (0, *ROUNDS)}, model) for model in runs.MODELS))
+
+
+def _row(found: dict[int, dict], model: str) -> list[Cell]:
+    row = [label(style.model_name(model)), *(ours(run["bubble"], ".2f", run["run_id"]) for run in found.values())]
     rotation = found[0]
-    row = [label(style.model_name(model)), ours(rotation["bubble"], ".2f", rotation["run_id"])]
-    row += [ours(found[size]["bubble"], ".2f", found[size]["run_id"]) for size in ROUNDS]
     for size in ROUNDS:
         gain = rotation["makespan_s"] / found[size]["makespan_s"]
         row.append(ours(gain, ".3f", (rotation["run_id"], found[size]["run_id"])))
@@ -82,3 +69,6 @@ def draw(data: pd.DataFrame) -> Figure:
         axes.set_ylabel("bubble (% of devices × time)")
         figure.legend(loc="outside lower center", ncols=4)
         return figure
+
+
+exhibit = exhibit_of("dispatch", numbers, tabulate, draw, answer=answer)

@@ -1,5 +1,7 @@
 """The effect of tuned cuts: every schedule with four kinds of stages, and RoundPipe's lead."""
 
+from itertools import product
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -8,11 +10,9 @@ from analysis.exhibits import style
 from analysis.exhibits.exhibit import (
     NOTHING,
     Cell,
-    Shown,
     Table,
     columns_of,
     exhibit_of,
-    exhibited,
     label,
     ours,
     short_cut,
@@ -23,19 +23,19 @@ from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, look_up
 
-PLAN_CUTS = ("published", "even", "greedy", "search")
+CUTS = ("published", "even", "greedy", "search")
 
 
 def plans_table(found: dict[tuple[str, str], dict]) -> Table:
     """One row a model and cut."""
     models = [model for model in runs.MODELS if (model, "published") in found]
-    return table(columns_of("plans"), (_plans_row(found[model, cut]) for model in models for cut in PLAN_CUTS))
+    return table(columns_of("plans"), (_plans_row(found[model, cut]) for model in models for cut in CUTS))
 
 
 def plans_numbers(experiments: Experiments) -> dict[tuple[str, str], dict]:
     """RoundPipe's records by model and cut."""
     found: dict[tuple[str, str], dict] = {}
-    for cut in PLAN_CUTS:
+    for cut in CUTS:
         rows = runs.calls(experiments, cut, ("roundpipe",))
         found |= {(row["model"], cut): row for row in rows.to_dict("records")}
     return found
@@ -56,7 +56,7 @@ def plans_answer(found: dict) -> str:
     worse = [
         f"{style.model_name(model)} ({cut})"
         for model in models
-        for cut in PLAN_CUTS
+        for cut in CUTS
         if found[model, "search"]["makespan_s"] > found[model, cut]["makespan_s"]
     ]
     return (
@@ -110,7 +110,6 @@ def _printed(model: str, cut: str, form: str, simulated: tuple[str, str], planne
 plans_exhibit = exhibit_of("plans", plans_numbers, plans_table, answer=plans_answer)
 
 
-CUTS = ("published", "even", "greedy", "search")
 # Searched with recomputation allowed before the gradient arrives; RoundPipe always has that.
 AHEAD = "search, recompute ahead"
 # RoundPipe with the whole call as one round.
@@ -150,22 +149,16 @@ _COMPARED = {AHEAD: (AHEAD, "search"), ONE_ROUND: (AHEAD, ONE_ROUND), BACK_TO_BA
 def leads(data: pd.DataFrame) -> pd.DataFrame:
     """One row a model and comparison: time of the `best` baseline over RoundPipe's, and both run_ids."""
     rows = []
-    for model in runs.models_of(data):
-        for cut in _LEADS:
-            of_model = data[data["model"] == model]
-            theirs, mine = _COMPARED.get(cut, (cut, cut))
-            baselines = of_model[(of_model["cut"] == theirs) & (of_model["schedule"] != "roundpipe")]
-            own = of_model[(of_model["cut"] == mine) & (of_model["schedule"] == "roundpipe")].iloc[0]
-            best = baselines.loc[baselines["makespan_s"].idxmin()]
-            rows.append(
-                {
-                    "model": model,
-                    "cut": cut,
-                    "best": best["schedule"],
-                    "lead": best["makespan_s"] / own["makespan_s"],
-                    "run_ids": (best["run_id"], own["run_id"]),
-                }
-            )
+    for model, cut in product(runs.models_of(data), _LEADS):
+        of_model, (theirs, mine) = data[data["model"] == model], _COMPARED.get(cut, (cut, cut))
+        dealt = of_model["schedule"] == "roundpipe"
+        baselines, own = (
+            of_model[(of_model["cut"] == theirs) & ~dealt],
+            of_model[(of_model["cut"] == mine) & dealt].iloc[0],
+        )
+        best = baselines.loc[baselines["makespan_s"].idxmin()]
+        lead, run_ids = best["makespan_s"] / own["makespan_s"], (best["run_id"], own["run_id"])
+        rows.append({"model": model, "cut": cut, "best": best["schedule"], "lead": lead, "run_ids": run_ids})
     return pd.DataFrame(rows)
 
 
@@ -210,21 +203,21 @@ def _row(found: dict, model: str, schedule: str) -> list[Cell]:
     ]
 
 
-@exhibited("lead")
-def lead_exhibit(experiments: Experiments) -> Shown:
+def _lead_table(data: pd.DataFrame) -> Table:
     """RoundPipe's lead as a table of its own."""
-    data = numbers(experiments)
     rows = leads(data)
-    columns = ["model"]
-    for look in _LEADS.values():
-        columns += [f"lead (×), {look.name}", "best baseline"]
-    cells = []
-    for model in runs.MODELS:
-        row = [label(style.model_name(model))]
+    columns = [
+        "model",
+        *(heading for look in _LEADS.values() for heading in (f"lead (×), {look.name}", "best baseline")),
+    ]
+    cells = [[label(style.model_name(model))] for model in runs.MODELS]
+    for row, model in zip(cells, runs.MODELS, strict=True):
         for entry in rows[rows["model"] == model].itertuples():
             row += [ours(entry.lead, ".4f", entry.run_ids), label(style.method_name(entry.best))]
-        cells.append(row)
-    return Shown(table=table(columns, cells), words={"answer": answer(data)})
+    return table(columns, cells)
+
+
+exhibit_of("lead", numbers, _lead_table, answer=answer)
 
 
 def draw(data: pd.DataFrame) -> Figure:
@@ -250,10 +243,7 @@ def _draw_model(axes: Axes, data: pd.DataFrame, schedules: list[str]) -> None:
             look = _LOOKS[row.cut]
             shift = 0.7 * (list(_LOOKS).index(row.cut) / (len(_LOOKS) - 1) - 0.5)
             axes.plot(row.bubble, height + shift, look.marker, color=look.colour, markersize=5)
-    axes.set_yticks(range(len(schedules)), [""] * len(schedules))
-    axes.set_ylim(len(schedules) - 0.5, -0.5)
-    for border in range(1, len(schedules)):  # which row a marker belongs to
-        axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
+    _rows(axes, [""] * len(schedules))
     axes.set_xlim(0)
     axes.set_xlabel("bubble (%)")
 
@@ -262,6 +252,14 @@ _LOOKS = style.PARTITIONS | {
     AHEAD: style.Look("search, recompute ahead", style.BLUE, "x"),
     ONE_ROUND: style.Look("search, one round", style.PURPLE, "p"),
 }
+
+
+def _rows(axes: Axes, names: list[str]) -> None:
+    """Named rows from the top down, with borders between them: which row a marker belongs to."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    for border in range(1, len(names)):
+        axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
 
 
 def _draw_leads(axes: Axes, rows: pd.DataFrame) -> None:
@@ -273,11 +271,7 @@ def _draw_leads(axes: Axes, rows: pd.DataFrame) -> None:
         for value, height in zip(values, heights, strict=True):
             style.note(axes, f"{value:.2f}", (value, height), (6, 0), va="center", fontsize=6.5)
     axes.axvline(1, color=style.GREY, linewidth=0.8, linestyle=":")
-    models = runs.models_of(rows)
-    axes.set_yticks(range(len(models)), [style.model_name(model).replace(" ", "\n") for model in models])
-    axes.set_ylim(len(models) - 0.5, -0.5)
-    for border in range(1, len(models)):
-        axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
+    _rows(axes, [style.model_name(model).replace(" ", "\n") for model in runs.models_of(rows)])
     axes.margins(x=0.2)
     axes.set(title="RoundPipe's lead", xlabel="time, best baseline / RoundPipe")
 

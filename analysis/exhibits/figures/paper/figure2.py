@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of, label, ours, table, theirs
+from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, Published, look_up
@@ -44,31 +44,12 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """Derived numbers beside the published ones."""
-    return table(columns_of("figure2"), map(_row, data.to_dict("records")))
-
-
-def _row(row: dict) -> tuple[Cell, ...]:
-    artifact, corrected = row["run_artifact"], row["run_corrected"]
-
-    def paper(column: str) -> Cell:
-        value, source = _published(row, column)
-        return theirs(value, ".2f", source)
-
-    return (
-        label(style.model_name(row["model"])),
-        ours(row["recompute_ms_artifact"], ".2f", artifact),
-        paper("recompute_ms"),
-        ours(row["recompute_ms_corrected"], ".2f", corrected),
-        paper("recompute_corrected_ms"),
-        ours(row["reload_ms_artifact"], ".2f", artifact),
-        paper("reload_ms"),
-        ours(row["reload_ms_corrected"], ".2f", corrected),
-        ours(row["ratio_artifact"], ".2f", artifact),
-        paper("ratio"),
-        ours(row["ratio_half_corrected"], ".2f", (artifact, corrected)),
-        paper("ratio_corrected"),
-        ours(row["ratio_corrected"], ".2f", corrected),
-    )
+    rows = data.to_dict("records")
+    for row in rows:
+        for column in ("recompute_ms", "recompute_corrected_ms", "reload_ms", "ratio", "ratio_corrected"):
+            name = "ratio_corrected_printed" if column in row else column
+            row[name], row[f"{column}_in"] = _published(row, column)
+    return declared_table("figure2", rows)
 
 
 def _published(row: dict, column: str) -> Published:
@@ -103,15 +84,13 @@ def _draw_times(axes: Axes, place: int, row: dict) -> None:
         (0.1, "reload", "artifact", "reload_ms"),
         (0.3, "reload", "corrected", ""),
     ):
-        value = row[f"{what}_ms_{count}"]
         colour = _RECOMPUTE if what == "recompute" else _RELOAD
         published = _published(row, column).value if column else None
-        _bar(axes, place + offset, value, colour, count == "corrected", published, ".1f")
+        _bar(axes, place + offset, row[f"{what}_ms_{count}"], colour, count == "corrected", published, ".1f")
 
 
 def _draw_ratios(axes: Axes, place: int, row: dict) -> None:
-    published = _published(row, "ratio").value
-    _bar(axes, place - 0.11, row["ratio_artifact"], style.PALE, False, published, ".2f")
+    _bar(axes, place - 0.11, row["ratio_artifact"], style.PALE, False, _published(row, "ratio").value, ".2f")
     _bar(axes, place + 0.11, row["ratio_corrected"], style.PALE, True, None, ".2f")
 
 

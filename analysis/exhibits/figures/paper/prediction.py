@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Table, columns_of, exhibit_of, label, ours, table, theirs
+from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, look_up
@@ -66,21 +66,12 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """One row a model and estimate, with the published estimate where there is one."""
-    rows = []
-    for row in data.itertuples():
-        column = {"sync": "predicted_sync_ktokens_per_s", "label": "predicted_async_ktokens_per_s"}.get(row.estimate)
-        estimate = look_up("headline", column, model=PUBLISHED_MODELS[row.model]) if column else (None, "")
-        rows.append(
-            (
-                label(style.model_name(row.model)),
-                label(ESTIMATES[row.estimate][1].name),
-                ours(row.simulated, ",.0f", row.run_id),
-                theirs(estimate[0], ".4g", estimate[1]),
-                theirs(row.measured, ",.0f", row.source),
-                ours(row.ratio, ".3f", row.run_id),
-            )
-        )
-    return table(columns_of("prediction"), rows)
+    rows = data.assign(name=[ESTIMATES[estimate][1].name for estimate in data["estimate"]]).to_dict("records")
+    for row in rows:
+        column = {"sync": "predicted_sync_ktokens_per_s", "label": "predicted_async_ktokens_per_s"}.get(row["estimate"])
+        found = look_up("headline", column, model=PUBLISHED_MODELS[row["model"]]) if column else (None, "")
+        row["printed"], row["printed_in"] = found
+    return declared_table("prediction", rows)
 
 
 def draw(data: pd.DataFrame) -> Figure:
@@ -89,6 +80,9 @@ def draw(data: pd.DataFrame) -> Figure:
         rates, ratios = figure.subplots(1, 2)
         _draw_rates(rates, data)
         _draw_ratios(ratios, data)
+        names = [style.model_name(model).replace(" ", "\n") for model in runs.models_of(data)]
+        for axes in (rates, ratios):
+            axes.set_xticks(range(len(names)), names, fontsize=7)
         style.legend_below(figure, rates, ncols=5)
         return figure
 
@@ -108,7 +102,6 @@ def _draw_rates(axes: Axes, data: pd.DataFrame) -> None:
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.minorticks_off()
     axes.set(title="Throughput on 8 RTX 4090", ylabel="tokens/s")
-    axes.set_xticks(range(len(runs.models_of(data))), _names(data), fontsize=7)
 
 
 def _draw_ratios(axes: Axes, data: pd.DataFrame) -> None:
@@ -121,11 +114,6 @@ def _draw_ratios(axes: Axes, data: pd.DataFrame) -> None:
     axes.axhline(1, color="black", linewidth=1)
     axes.set_ylim(0, 1.12 * data["ratio"].max())
     axes.set(title="Simulated over measured", ylabel="ratio")
-    axes.set_xticks(range(len(runs.models_of(data))), _names(data), fontsize=7)
-
-
-def _names(data: pd.DataFrame) -> list[str]:
-    return [style.model_name(model).replace(" ", "\n") for model in runs.models_of(data)]
 
 
 exhibit = exhibit_of("prediction", numbers, tabulate, draw, answer=answer)
