@@ -125,7 +125,6 @@ def draw_figure(results: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m analysis.documents", description="Numbers of documents.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a number is stale")
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="of the README's figure")

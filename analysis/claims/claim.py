@@ -30,7 +30,6 @@ class Need:
 
     @property
     def command(self) -> str:
-        """The command that makes the run, and the rest of its experiment."""
         return f"python -m rpbench -m experiment={self.experiment}"
 
     def __str__(self) -> str:
@@ -147,7 +146,6 @@ class Claim:
 
     @property
     def largest_difference(self) -> float:
-        """The largest difference that counts as reproduced."""
         if self.tolerance is not None or self.published is None:
             return self.tolerance or 0.0
         return self.published.half_unit

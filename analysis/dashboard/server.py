@@ -231,7 +231,6 @@ class Dashboard:
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def wait(self) -> None:
-        """Until interrupted."""
         self._thread.join()
 
     def __enter__(self) -> "Dashboard":

@@ -211,7 +211,6 @@ def _columns(name: str, ends: Sequence[str], values: Sequence[float]) -> Row:
 
 
 def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE), command: str = "") -> list[Row]:
-    """Search, run the seeds, check, and write the table."""
     settings: dict[str, tuple[str, ...]] = {}
     runs: dict[str, list[Row]] = {}
     for method in methods:
@@ -229,7 +228,6 @@ def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE
 
 
 def markdown(path: Path = OUT) -> str:
-    """The kept table as a page shows it."""
     with path.open(newline="", encoding="utf-8") as source:
         rows = list(csv.DictReader(source))
     goal = rows[0]["goal_loss"]

@@ -29,7 +29,6 @@ _ROOT = Path(__file__).parents[2]
 
 
 def notebooks() -> list[Path]:
-    """The notebooks, in the order of their names."""
     return sorted(SOURCES.glob("[0-9]*.py"))
 
 

@@ -45,7 +45,6 @@ GPU = "gpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Reproduce, and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
         if options.scope == GPU:

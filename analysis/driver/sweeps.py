@@ -173,7 +173,6 @@ class _Running:
 
     @property
     def num_done(self) -> int:
-        """Runs that have ended."""
         return self.rows.read_bytes().count(b"\n")
 
     def __str__(self) -> str:

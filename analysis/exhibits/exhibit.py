@@ -173,7 +173,9 @@ def exhibit_of(
     """The exhibit of one set of numbers: its table and its figure, and the words of its caption or what says them.
 
     Args:
+        numbers: what the records say, as a frame or rows; its own docstring names the columns.
         tabulate: `declared_table` if left out.
+        words: `answer`, by custom, is the sentence that answers the exhibit's question.
     """
 
     def find(experiments: Experiments) -> Shown:

@@ -36,7 +36,6 @@ class Pair(NamedTuple):
 
 
 def pairs() -> list[Pair]:
-    """The pairs of `pairs.csv`."""
     return [Pair(**row) for row in tables.read("pairs", FOLDER)]
 
 
@@ -46,7 +45,6 @@ def explained(pair: Pair) -> Explanation:
 
 
 def rows() -> Iterator[Row]:
-    """The rows of `explained.csv`."""
     known = _held_out()
     for pair in pairs():
         found = explained(pair)
@@ -64,7 +62,6 @@ def rows() -> Iterator[Row]:
 
 
 def summary() -> Iterator[Row]:
-    """The rows of `all_pairs.csv`."""
     for table in (*SYSTEM_TABLES, "bloom_a100_topologies", "vtrain_multi", "llm_foundry_fsdp", "internevo", *MORE):
         sides = list(_sides(table))
         shares = sorted(
@@ -125,7 +122,6 @@ def _cell(row: Row) -> str:
 
 
 def write() -> dict[str, int]:
-    """Write both files; returns their numbers of rows."""
     made = {"explained": rows(), "all_pairs": summary()}
     return {name: tables.write(FOLDER / f"{name}.csv", list(lines)) for name, lines in made.items()}
 

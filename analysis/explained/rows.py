@@ -38,7 +38,6 @@ RATES = {
 
 
 def names() -> list[str]:
-    """The tables that have sides."""
     return [*SYSTEM_TABLES, *SETS]
 
 

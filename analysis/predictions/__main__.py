@@ -12,7 +12,6 @@ _VERBS = ("write", "score", "outcomes", "refit", "holdout", "misses")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables, or print what is asked for; the exit status is 0."""
     parser = argparse.ArgumentParser(prog="python -m analysis.predictions", description="Predict the paper's tables.")
     parser.add_argument("verb", nargs="?", choices=_VERBS, default="write")
     parser.add_argument("--out", type=Path, default=tables.FOLDER, metavar="DIR", help="folder of the tables (write)")

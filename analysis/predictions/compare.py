@@ -33,7 +33,6 @@ MEASURED_ON = "8x_rtx4090"
 
 @cache
 def model_of(name: str) -> Architecture:
-    """A model by the name of its configuration."""
     model = load([f"model={name}"]).model
     assert model is not None  # it has a shape
     return model
@@ -41,7 +40,6 @@ def model_of(name: str) -> Architecture:
 
 @cache
 def cluster_of(name: str) -> Machine:
-    """A machine by the name of its configuration."""
     return load([f"cluster={name}"]).cluster
 
 

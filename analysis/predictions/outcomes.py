@@ -179,7 +179,6 @@ def text(
 
 
 def sealed_text() -> str:
-    """The score of the sealed tables, and every cell."""
     return text((("sealed", SEALED),), cells=True)
 
 

@@ -159,7 +159,6 @@ def cut(num_layers: int, num_stages: int) -> Partition:
 
 
 def find(group: Group, row: dict[str, str]) -> Found:
-    """The prediction of a row of a group."""
     name, num_ranks, num_microbatches = group.orders.get(
         row["schedule"], (ORDERS.get(row["schedule"], row["schedule"]), group.num_ranks, group.num_microbatches)
     )
@@ -210,7 +209,6 @@ def _memory_bytes(
 
 
 def rows() -> list[Row]:
-    """A row for every run that is asked for."""
     asked = {int(row["id"].split("/")[1]): row for row in published_rows("challenge/schedules_measured.csv")}
     made = []
     for group in GROUPS:

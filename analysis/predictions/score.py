@@ -30,7 +30,6 @@ class Bar:
 
 
 def bars() -> list[Bar]:
-    """Every bar, on the committed tables."""
     return [make() for make in _BARS]
 
 
@@ -201,7 +200,6 @@ NUM_BARS = len(_BARS)
 
 
 def text() -> str:
-    """The table of bars, then bias and coverage."""
     lines = [f"{'held' if bar.held else 'MISSED':7s} {bar.name}\n        {bar.measured}" for bar in bars()]
     lines += ["", "system           cells  signed mean error  published value inside the interval"]
     summary = bias_and_coverage()

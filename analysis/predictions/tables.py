@@ -164,7 +164,6 @@ def _number(value: float | None) -> str:
 
 
 def all_tables() -> dict[str, list[Row]]:
-    """Every table by the name of its file."""
     rates = throughput()
     makers: dict[str, Callable[[], list[Row]]] = {
         "scaling": scaling,
@@ -176,7 +175,6 @@ def all_tables() -> dict[str, list[Row]]:
 
 
 def as_csv(rows: list[Row]) -> str:
-    """Rows as the text of their file."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -185,7 +183,6 @@ def as_csv(rows: list[Row]) -> str:
 
 
 def write(path: Path, rows: list[Row]) -> int:
-    """Write rows as a file; returns their number."""
     write_atomically(path, as_csv(rows))
     return len(rows)
 

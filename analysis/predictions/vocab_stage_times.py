@@ -200,7 +200,6 @@ class Run(NamedTuple):
 
 
 def read_run(row: dict[str, str]) -> Run:
-    """A run of a row of either file."""
     forward, backward, head = (
         tuple(float(time) for time in row[f"{name}_us_per_stage"].split())
         for name in ("forward", "backward", "vocab_pass")
@@ -278,7 +277,6 @@ def peak_bytes(run: Run) -> float:
 
 
 def rows() -> list[dict[str, str]]:
-    """A row for every run that is asked for."""
     overhead = overhead_ms()
     found = []
     for row in published_rows("challenge/vocab_stage_times.csv"):
@@ -307,7 +305,6 @@ def known_text() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the table, or print the known runs."""
     if list(arguments) == ["known"]:
         print(known_text())
     else:

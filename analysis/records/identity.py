@@ -112,7 +112,6 @@ def _found_out(request: Request) -> frozenset[str]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by their dotted names."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{key}.")

@@ -108,12 +108,10 @@ def table(name: str) -> tuple[Row, ...]:
 
 
 def rows(name: str, **keys: str) -> Iterator[Row]:
-    """The rows of a table that hold these values."""
     return (row for row in table(name) if all(row[key] == value for key, value in keys.items()))
 
 
 def throughput_run(model: str) -> Row:
-    """The settings of RoundPipe's throughput run of a model on eight RTX 4090."""
     of = {"system": "roundpipe", "platform": "8x-rtx4090-24gb", "model": PUBLISHED_MODELS[model]}
     return next(rows("run_settings", experiment="throughput", **of))
 

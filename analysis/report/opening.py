@@ -206,7 +206,6 @@ class Line:
 
 
 def opening(verdicts: Iterable[Verdict], found: Sequence[Statement]) -> list[Line]:
-    """The claim, the verdict, and how it is known."""
     known = {verdict.claim.id: verdict for verdict in verdicts}
     return [
         _line(
@@ -227,7 +226,6 @@ def opening(verdicts: Iterable[Verdict], found: Sequence[Statement]) -> list[Lin
 
 
 def own_findings(verdicts: Iterable[Verdict]) -> list[Line]:
-    """Three things that we found."""
     known = {verdict.claim.id: verdict for verdict in verdicts}
     return [_line(known, head, text) for head, text in _FINDINGS.items()]
 

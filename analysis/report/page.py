@@ -71,7 +71,6 @@ class _Pages:
         }
 
     def each(self) -> Iterator[tuple[str, str]]:
-        """File name and text of every page."""
         yield self._front, self._first()
         yield "page.css", str(self._common["style"])
         listed = [(self._site.exhibit(each.id), each.title) for each in self._content.shown]

@@ -91,7 +91,6 @@ def _place(name: Any, order: Sequence[str]) -> int:
 
 
 def facts(rows: Sequence[Row]) -> View:
-    """Number, dates and code versions of the runs."""
     times = sorted(row.get("started_at") or "" for row in rows)
     return {
         "num_records": len(rows),
@@ -211,7 +210,6 @@ def _difference(verdict: Verdict) -> str:
 
 
 def discrepancies(verdicts: Iterable[Verdict], sources: Sources) -> list[View]:
-    """Rows of discrepancies.csv with what was found here."""
     ours = {v.claim.id: v for v in verdicts if v.claim.section == DISCREPANCIES}
     found = []
     for row in table("discrepancies"):

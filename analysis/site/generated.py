@@ -117,7 +117,6 @@ def _updates(found: Entry) -> str:
 
 
 def pages() -> dict[str, str]:
-    """The pages of all methods by name, as the site finds them."""
     return {name: f"methods/{name}.md" for name in offered()}
 
 

@@ -49,7 +49,6 @@ def script() -> str:
 
 
 def is_there() -> bool:
-    """True if Pyodide has been fetched."""
     return all((PYODIDE / name).is_file() for name in _FILES)
 
 
@@ -115,7 +114,6 @@ def _drawings() -> Iterator[tuple[str, bytes]]:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """A page as the site has it."""
     return as_shown(markdown, page.file.src_uri, _LOG.warning)
 
 

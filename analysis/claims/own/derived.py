@@ -21,7 +21,6 @@ from analysis.records.runs import BASELINES, SCHEDULES
 
 @section(160, "Headline ratios on another road")
 def claims() -> Iterator[Claim]:
-    """Every derivation, by the statement that it is about."""
     for model in PUBLISHED_MODELS:
         yield _derived(
             "lead/published/{model}",

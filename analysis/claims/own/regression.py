@@ -31,7 +31,6 @@ _UNHELD: dict[str, list[str]] = read_keys(Path(__file__).with_suffix(".yaml"))  
 
 @section(180, "Every cell as it was accepted")
 def claims() -> Iterator[Claim]:
-    """A claim for each row of each expected table."""
     for experiment in held_experiments():
         for row in read_table(experiment):
             yield claim_of(experiment, row)
@@ -44,7 +43,6 @@ def need_of(experiment: str, row: Mapping[str, str]) -> Need:
 
 
 def claim_of(experiment: str, row: Mapping[str, str]) -> Claim:
-    """The claim of a row of an experiment's table."""
     need = need_of(experiment, row)
     declared = {key: value for key, value in row.items() if not key.startswith(_CELL) and key != CONTENDER and value}
     words = " ".join(filter(None, (*need.choices.values(), need.contender))) or experiment
@@ -76,7 +74,6 @@ def _tolerance_of(name: str, run: Record) -> float:
 
 
 def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
-    """The row of an expected table for a record."""
     cell = {f"{_CELL}{key}": value for key, value in choices.items()}
     kept = {name: written(run[name]) for name in fields_of(run) if _is_there(run[name])}
     return {**cell, CONTENDER: run.get(CONTENDER) or "", **kept}

@@ -14,7 +14,6 @@ from analysis.records.runs import ONE_ROUND
 
 @section(190, "What we say of our own experiments")
 def claims() -> Iterator[Claim]:
-    """Every statement, by its experiment."""
     yield from _leads()
     yield from _of_schedules()
     yield from _contest()
@@ -129,7 +128,6 @@ def _contest_as_a_whole() -> Iterator[Claim]:
 
 
 def _gains(found: tuple[Record, ...]) -> list[float]:
-    """The gains that restarts found, of the plans that fit."""
     return [run["restart_gain"] for run in found if run["status"] == "ok"]
 
 

@@ -63,7 +63,6 @@ def _answer(model: str, rows: Mapping[str, Row]) -> str:
 
 
 def tabulate(duels: Duels) -> Table:
-    """One row a contender."""
     return table(columns_of("calibrated"), (_row(row) for rows in duels.values() for row in rows.values()))
 
 
@@ -93,7 +92,6 @@ TOP = 1.6
 
 
 def draw(duels: Duels) -> Figure:
-    """A panel a model: measured over predicted time of every contender, with the band."""
     return draw_panels(duels, 2.4, 3, _panel)
 
 

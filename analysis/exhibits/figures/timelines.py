@@ -26,7 +26,6 @@ from rpbench.run.recording import TIMELINE
 
 @exhibited("timelines")
 def exhibit(experiments: Experiments) -> Shown:
-    """All timelines on one page, and each as a drawing of its own."""
     rows, results = numbers(experiments), experiments.results
     found = declared_table("timelines", rows.assign(bubble=100 * rows["bubble_makespan"]))
     stems = "timeline_" + rows["schedule"] + "_" + rows["model"]
@@ -87,7 +86,6 @@ def read_timeline(row: dict, results: Path) -> Timeline:
 
 
 def draw_one(row: dict, results: Path) -> Figure:
-    """One timeline at full size."""
     title = f"{style.method_name(row['schedule'])}, {style.model_name(row['model'])}: "
     title += f"makespan {row['makespan_s']:.3f} s, bubble {100 * row['bubble_makespan']:.2f} %"
     return draw_timeline(read_timeline(row, results), title)
@@ -143,7 +141,6 @@ _FORWARDS_PER_S = 1000.0  # a forward of a device takes 1 ms in this experiment
 
 @exhibited("atlas")
 def atlas(experiments: Experiments) -> Shown:
-    """All schedules on one page, and each as a drawing of its own."""
     results = experiments.results
     rows = _with_timelines(runs.whole(experiments, "atlas", schedule="schedule"), results, "atlas")
     shown = rows.assign(
@@ -158,7 +155,6 @@ def atlas(experiments: Experiments) -> Shown:
 
 
 def draw_schedule(row: dict, results: Path) -> Figure:
-    """One schedule at full size, with names on its bars."""
     title = f"{style.method_name(row['schedule'])}: bubble {100 * row['bubble_makespan']:.2f} %"
     return draw_timeline(read_timeline(row, results), title, unit="forwards", per_second=_FORWARDS_PER_S)
 

@@ -214,7 +214,6 @@ def measured(experiments: Experiments) -> Shown:
 
 
 def answer(rows: pd.DataFrame) -> str:
-    """The fastest system that fits, for each model, among those that flush and among all, in sentences."""
     running = rows[rows["status"] == "ok"]
     flushed = running[running["staleness_steps"] == 0]
     return f"{len(running)} of {len(rows)} fit. Fastest: {_fastest(running)}; of those never late: {_fastest(flushed)}."

@@ -93,7 +93,6 @@ DECIMALS = 4
 
 
 def numbers(experiments: Experiments) -> list[dict]:
-    """The 25 records."""
     return runs.calls(experiments).to_dict("records")
 
 
@@ -138,7 +137,6 @@ def num_equal(row: dict) -> tuple[int, int]:
 
 
 def answer(rows: list[dict]) -> str:
-    """The number of cells that match, in a sentence."""
     whole = sum(equal == total for equal, total in map(num_equal, rows))
     return f"{whole} of {len(rows)} cells agree in every number."
 

@@ -68,7 +68,6 @@ class Bar(NamedTuple):
 
 
 def numbers(experiments: Experiments) -> list[Bar]:
-    """Every bar that a schedule stands for."""
     wanted = [(model, system) for model in MODELS for system in swept(EXPERIMENT, "mode.system")]
     rows = index(experiments.cells(EXPERIMENT), ("model", "system"), wanted, EXPERIMENT)
     return [_bar(row) for row in rows.to_dict("records")]
@@ -91,7 +90,6 @@ def _table(found: tuple[list[Bar], Experiments]) -> Table:
 
 
 def answer(bars: Sequence[Bar]) -> str:
-    """The number of bars that are near, and the agreement of simulator and predictor, in sentences."""
     compared = [bar for bar in bars if bar.error is not None]
     near = [bar for bar in compared if abs(bar.error or 0) <= NEAR]
     others = [bar for bar in bars if bar.error is None]

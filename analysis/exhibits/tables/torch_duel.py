@@ -30,7 +30,6 @@ def equivalence_numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def equivalence_answer(data: pd.DataFrame) -> str:
-    """The number of runs that agree, in a sentence."""
     exact = int((data["grad_max_abs_diff"] == 0).sum())
     return f"{exact} of {len(data)} runs agree in every bit."
 
@@ -64,7 +63,6 @@ COLUMNS = columns_of("torch_duel")
 
 
 def found_rows(cells: pd.DataFrame) -> list[Row]:
-    """The records, as they were written."""
     rows = [{str(key): value for key, value in row.items()} for row in cells.to_dict("records")]
     if not rows:
         raise MissingRuns("all runs of experiment=torch_duel")
@@ -72,7 +70,6 @@ def found_rows(cells: pd.DataFrame) -> list[Row]:
 
 
 def answer(rows: list[Row]) -> str:
-    """The cost of a table on torch's runtime and the share that a replay explains, in a sentence."""
     return "; ".join(_answer(row) for row in rows if row["role"] == TABLE) + "."
 
 
@@ -90,7 +87,6 @@ def _answer(row: Row) -> str:
 
 
 def tabulate(rows: list[Row]) -> Table:
-    """A row for each of them, those that failed included."""
     return table(COLUMNS, (_row(row) for row in rows))
 
 

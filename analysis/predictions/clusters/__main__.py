@@ -6,7 +6,6 @@ from analysis.predictions.clusters import fit, holdout, league, memory_holdout, 
 
 
 def main(argv: list[str]) -> int:
-    """Run one command; returns the exit status."""
     commands = {
         "fit": fit.write,
         "holdout": holdout.write,

@@ -96,7 +96,6 @@ class Model:
         return case.job if found is case.job.software else replace(case.job, software=found)
 
     def step_time_s(self, case: Case) -> float:
-        """Predicted seconds of a step."""
         if case.said and case.said.step_time_s:
             return case.said.step_time_s
         job = self.job(case)

@@ -90,7 +90,6 @@ class Fitted:
 
     @property
     def model(self) -> Model:
-        """A model with these constants."""
         return Model(self.values)
 
 
@@ -261,7 +260,6 @@ def fits(leave_out: frozenset[str] = frozenset()) -> dict[str, Fitted]:
 
 
 def write() -> int:
-    """Write the file; returns the number of constants."""
     rows = [row for problem, fitted in zip(PROBLEMS, fits().values(), strict=True) for row in _found(problem, fitted)]
     return tables.write(FILE, rows)
 

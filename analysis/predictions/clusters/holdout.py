@@ -81,5 +81,4 @@ def _row(problem: str, axis: Axis, group: str, case: Case, predicted: float) -> 
 
 
 def write() -> int:
-    """Write the file; returns the number of rows."""
     return tables.write(FILE, list(rows()))

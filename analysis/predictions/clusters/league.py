@@ -91,7 +91,6 @@ def simumax_printed(cases: Sequence[Case]) -> Predicted:
 
 
 def ours(cases: Sequence[Case]) -> Predicted:
-    """With the constants as committed."""
     model = Model()
     return {case.id: model.step_time_s(case) for case in cases}
 
@@ -131,7 +130,6 @@ def _row(name: str, contender: str, cases: Sequence[Case], predicted: Predicted)
 
 
 def table_text(found: Sequence[dict[str, str]]) -> str:
-    """The league as a table of Markdown: constant utilisation, ours on rows it has seen and on others."""
     by = {(row["set"], row["contender"]): row for row in found}
     lines = [
         "| set | rows | constant utilisation | ours, in sample | held out | bar | order | inside |",
@@ -155,7 +153,6 @@ def _errors(row: dict[str, str]) -> str:
 
 
 def write() -> int:
-    """Write the file and the page's table; returns the number of rows."""
     found = table()
     tables.put(PAGE, BEGIN, table_text(found), END)
     return tables.write(FILE, found)

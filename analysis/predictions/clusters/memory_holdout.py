@@ -222,7 +222,6 @@ def _summary(part: Part, table: Sequence[Mapping[str, str]]) -> Summary:
 
 
 def table_text(found: Sequence[Summary]) -> str:
-    """The summaries as a table of Markdown."""
     lines = [
         "| given rows | rows (configurations) | fitted | held out | by configuration | 90 % | bar | false OOM |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -237,12 +236,10 @@ def table_text(found: Sequence[Summary]) -> str:
 
 
 def read() -> list[dict[str, str]]:
-    """The table as committed."""
     return tables.read(FILE.stem)
 
 
 def write() -> int:
-    """Write the table and its summary; returns the number of rows."""
     found = list(rows())
     tables.put(PAGE, BEGIN, table_text(summaries(found)), END)
     return tables.write(FILE, found)

@@ -185,7 +185,6 @@ def out_of_memory(case: Case, model: Model) -> bool:
 
 
 def write() -> int:
-    """Write the file; returns the number of rows."""
     return tables.write(FILE, list(predictions()))
 
 
@@ -265,7 +264,6 @@ def _width(row: Row, quantity: str) -> float:
 
 
 def table_text(found: list[tuple[str, str, Score]]) -> str:
-    """The summary as a table of Markdown."""
     lines = [
         "| set | quantity | rows | median, 90 % | bias | order | inside |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -278,7 +276,6 @@ def table_text(found: list[tuple[str, str, Score]]) -> str:
 
 
 def write_outcomes() -> int:
-    """Write the rows and the page's table; returns the number of rows."""
     found = rows()
     tables.put(PAGE, BEGIN, table_text(summary()), END)
     return tables.write(OUTCOMES_FILE, found)

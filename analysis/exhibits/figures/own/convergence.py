@@ -124,7 +124,6 @@ def _points(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Final loss of each method less that of the flushed method of its kind, in a sentence."""
     last = data.groupby("method")["last"].median()
     parts = []
     for own, base in ((True, "gpipe"), (False, "one_by_one")):
@@ -157,7 +156,6 @@ def _row(method: str, rows: pd.DataFrame, multiple: Spread) -> list[Cell]:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Loss over tokens on the left, over simulated time on the right."""
     with style.figure(8.6, 4.2) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for method, look in METHODS.items():

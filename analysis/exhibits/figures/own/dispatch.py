@@ -24,14 +24,12 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The gain of the pool, in a sentence."""
     bubbles = data.pivot(index="model", columns="round_size", values="bubble")
     spans = "; ".join(f"rounds of {size}: {bubbles[size].min():.2f} to {bubbles[size].max():.2f} %" for size in ROUNDS)
     return f"Bubble with rotation {bubbles[0].min():.2f} to {bubbles[0].max():.2f} %; dynamic, {spans}."
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """One row a model: bubbles, then speed-ups."""
     columns = (
         "model",
         "rotation, rounds of 8: bubble (%)",
@@ -56,7 +54,6 @@ _SHADES = {0: style.VERMILION, 8: "#E88A4D", 4: "#F2B48C", 1: "#FBE3D3"}
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """One group of bars a model: rotation, then the pool with rounds of 8, 4 and 1."""
     with style.figure(8.6, 3.0) as figure:
         axes = figure.subplots()
         for number, size in enumerate((0, *ROUNDS)):

@@ -43,7 +43,6 @@ def _beside(row: dict, paces: Mapping[tuple[str, str], dict]) -> dict | None:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Wins and losses in equal words."""
     wins, losses = data[data["slower"] > 1], data[data["slower"] < 1]
     return (
         f"Of {len(data)} distinct rivals that fit, RoundPipe is faster than {len(wins)}{_most(wins)}, and slower than "
@@ -96,7 +95,6 @@ def _order(data: pd.DataFrame) -> list[tuple[str, bool]]:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """One panel a model, a row a schedule; the numbers beside the points."""
     order = _order(data)
     num_timely = sum(not late for _, late in order)
     heights = {key: place + (place >= num_timely) * 0.8 for place, key in enumerate(order)}

@@ -37,7 +37,6 @@ def over_bamboo(data: pd.DataFrame) -> pd.Series:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The policies with the most and the least goodput where failures are most frequent, in a sentence."""
     often = data[data["hours"] == data["hours"].min()].groupby("policy")["goodput"].mean().sort_values()
     least, most = often.index[0], often.index[-1]
     return (
@@ -47,7 +46,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """A row a policy: goodput by hours between failures, and what its paper says."""
     hours = sorted(data["hours"].unique())
     columns = ("policy", *(f"every {hour:g} h: goodput (%)" for hour in hours), "its paper's figure", "which")
     return table(columns, (_row(data[data["policy"] == policy], policy, hours) for policy in POLICIES))

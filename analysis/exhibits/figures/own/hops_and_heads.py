@@ -30,7 +30,6 @@ def hop_numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def hop_answer(data: pd.DataFrame) -> str:
-    """The schedules that lose least and most between no hop and the longest, in a sentence."""
     bubbles = data.pivot(index="schedule", columns="hop", values="bubble")
     lost = (bubbles.iloc[:, -1] - bubbles.iloc[:, 0]).sort_values()
     first, last = lost.index[0], lost.index[-1]
@@ -41,7 +40,6 @@ def hop_answer(data: pd.DataFrame) -> str:
 
 
 def hop_tabulate(data: pd.DataFrame) -> Table:
-    """One row a schedule, one column a hop."""
     return by_schedule(data, "hop", {"bubble": ("hop {:g}: bubble (%)", ".2f")})
 
 
@@ -92,7 +90,6 @@ def head_numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def head_answer(data: pd.DataFrame) -> str:
-    """Which schedule is fastest at every head, in a sentence."""
     best = data.loc[data.groupby("head")["slower"].idxmin()]
     names = ", ".join(
         f"{row.head:g}: {style.method_name(row.schedule)}"
@@ -103,7 +100,6 @@ def head_answer(data: pd.DataFrame) -> str:
 
 
 def head_tabulate(data: pd.DataFrame) -> Table:
-    """One row a schedule, two columns a head."""
     columns = {
         "bubble": ("head {:g}: bubble (%)", ".2f"),
         "slower": ("head {:g}: step time / RoundPipe's", ".3f"),
@@ -112,7 +108,6 @@ def head_tabulate(data: pd.DataFrame) -> Table:
 
 
 def head_draw(data: pd.DataFrame) -> Figure:
-    """Bubble on the left, step time over RoundPipe's on the right; a curve a schedule."""
     shown = data.assign(name=data["schedule"].map(style.method_name))
     looks = [style.look_of(name) for name in data["schedule"].unique()]
     with style.figure(9.6, 3.6) as figure:

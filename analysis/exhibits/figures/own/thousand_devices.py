@@ -39,7 +39,6 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Idle time of the largest pipeline under the best and the worst schedule, in two sentences."""
     most = data["num_devices"].max()
     rows = data[data["num_devices"] == most].sort_values("bubble")
     best, worst = rows.iloc[0], rows.iloc[-1]
@@ -62,7 +61,6 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Bubble on the left, memory on the right; a curve a schedule over the number of devices."""
     with style.figure(9.6, 3.9) as figure:
         left, right = figure.subplots(1, 2)
         most = data["num_devices"].max()

@@ -98,7 +98,6 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Which schedules no other beats in both, for the largest number of microbatches, in a sentence."""
     most = data["num_microbatches"].max()
     best = frontier(data[data["num_microbatches"] == most])
     names = ", ".join(
@@ -114,7 +113,6 @@ def frontier(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """One row a schedule: peak and both bubbles for every number of microbatches."""
     columns = {
         "peak": ("m = {}: peak", ".2f"),
         "span": ("m = {}: bubble of span (%)", ".2f"),

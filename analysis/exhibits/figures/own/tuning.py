@@ -27,7 +27,6 @@ CUTS = ("published", "even", "greedy", "search")
 
 
 def plans_table(found: dict[tuple[str, str], dict]) -> Table:
-    """One row a model and cut."""
     models = [model for model in runs.MODELS if (model, "published") in found]
     return table(columns_of("plans"), (_plans_row(found[model, cut]) for model in models for cut in CUTS))
 
@@ -163,7 +162,6 @@ def leads(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The lead under each tuning, in a sentence."""
     lead = leads(data).pivot(index="model", columns="cut", values="lead")
     spans = [f"{lead[cut].min():.3f} to {lead[cut].max():.3f} ({look.name})" for cut, look in _LEADS.items()]
     single = lead.drop(columns=BACK_TO_BACK).min(axis=1)
@@ -204,7 +202,6 @@ def _row(found: dict, model: str, schedule: str) -> list[Cell]:
 
 
 def _lead_table(data: pd.DataFrame) -> Table:
-    """RoundPipe's lead as a table of its own."""
     rows = leads(data)
     columns = [
         "model",

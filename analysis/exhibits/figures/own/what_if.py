@@ -78,7 +78,6 @@ def winner(data: pd.DataFrame, x: Any, y: Any) -> tuple[str, float | None]:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The points at which RoundPipe does not win, in a sentence."""
     lost = [
         f"{x / 1e9:g} GB/s with {y:,} words ({style.method_name(system)})"
         for y in VOCABULARIES
@@ -89,7 +88,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(maps: dict[str, pd.DataFrame]) -> Table:
-    """A row a point of either map."""
     rows = [row for wanted in (LINKS, SIZES) for row in _rows(maps[wanted.experiment], wanted)]
     return table(("where", *(f"{style.method_name(system)}, tokens/s" for system in SYSTEMS), "fastest"), rows)
 
@@ -113,7 +111,6 @@ def _shown(x: Any, wanted: Map) -> str:
 
 
 def draw(maps: dict[str, pd.DataFrame]) -> Figure:
-    """Two maps side by side: the colour is the winner's, the number its lead."""
     with style.figure(9.5, 3.4) as figure:
         for axes, wanted in zip(figure.subplots(1, 2), (LINKS, SIZES), strict=True):
             _draw_map(axes, maps[wanted.experiment], wanted)

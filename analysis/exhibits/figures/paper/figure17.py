@@ -67,7 +67,6 @@ def _bar(row: dict, bar: str, total: float, published: Published, parts: dict[st
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The bars in a sentence or two."""
     totals = data.pivot(index="model", columns="bar", values="total")
     best = totals[list(runs.BASELINES)].min(axis=1)
     sync, relabelled = totals["roundpipe-sync"], totals["relabelled"]
@@ -92,13 +91,11 @@ def _span(values: pd.Series) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """The bars as rows."""
     names = data["bar"].map(_BARS).str.replace("\n", " ")
     return declared_table("figure17", data.assign(name=names, form=[f".{_digits(bar)}f" for bar in data["bar"]]))
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Five panels of stacked bars, one a model."""
     with style.figure(11.5, 4.3) as figure:
         models, names = runs.models_of(data), {bar: name for bar, name in _BARS.items() if bar in set(data["bar"])}
         panels = style.model_panels(figure, models, sharey=True, sharex=True)

@@ -32,7 +32,6 @@ def numbers(experiments: Experiments, cluster: str = CLUSTER) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The bars in a sentence."""
     artifact, corrected = data["ratio_artifact"], data["ratio_corrected"]
     always = artifact.min() > 1 and corrected.min() > 1
     return (
@@ -60,7 +59,6 @@ def _published(row: dict, column: str) -> Published:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Times on the left, their ratio on the right."""
     with style.figure(9.5, 3.4) as figure:
         times, ratios = figure.subplots(1, 2, width_ratios=(3, 2))
         for place, row in enumerate(data.to_dict("records")):

@@ -34,7 +34,6 @@ def _bar(row: dict, bar: str, bubble: float) -> dict:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The bars in a sentence."""
     bubbles = data.pivot(index="model", columns="bar", values="bubble")
     ratio = bubbles[list(SCHEDULES)].min(axis=1) / bubbles["ideal"]
     nearest, farthest = ratio.idxmin(), ratio.idxmax()
@@ -45,7 +44,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """One row a model."""
     bars = ("ideal", *SCHEDULES)
     names = ("ideal", *(style.method_name(schedule) for schedule in SCHEDULES))
     columns = ["model", *(heading for name in names for heading in (f"{name} (%)", f"{name}, published (%)"))]
@@ -64,7 +62,6 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Three bars a model."""
     looks = {"ideal": (style.PALE, "ideal (closed form)")}
     looks |= {name: (style.METHODS[name].colour, f"{style.METHODS[name].name}, simulated") for name in SCHEDULES}
     hatches = {"ideal": "", "interleaved_1f1b": "", "looped_bfs": ".."}

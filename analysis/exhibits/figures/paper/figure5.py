@@ -37,7 +37,6 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The curves in a sentence."""
     here = data[data["cluster"] == "8x_rtx4090"].pivot(
         index="model", columns="convention", values="smallest_compute_bound_batch"
     )

@@ -70,7 +70,6 @@ def agreement(data: pd.DataFrame) -> tuple[int, int]:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Errors of the predictions against the published values, in a sentence."""
     both = data.dropna(subset=["ratio"])
     if both.empty:
         return "Nothing measured is known here yet: a measurement is drawn beside its prediction once it is."
@@ -105,7 +104,6 @@ for _number, _table, _platform in (
 
 
 def tabulate(data: pd.DataFrame, name: str, platform: str) -> Table:
-    """One row a system and model."""
     quantity = _QUANTITIES[name][2]
     columns = ("system", "model", f"predicted, {quantity}", "low", "high", f"published, {quantity}", "ratio")
     return table(columns, (_row(row, name, platform) for row in data.to_dict("records")))

@@ -78,7 +78,6 @@ def cheapest(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_answer(rows: pd.DataFrame) -> str:
-    """The cheapest system and machine for each model, in a sentence."""
     parts = []
     for model, own in rows.groupby("model_key", sort=False):
         best = own.loc[own["usd_per_1e9_tokens"].idxmin()]
@@ -90,7 +89,6 @@ def cost_answer(rows: pd.DataFrame) -> str:
 
 
 def draw_cost(rows: pd.DataFrame) -> Figure:
-    """One panel a model."""
     with style.figure(11.5, 2.4) as figure:
         models = models_in(rows)
         for axes, model in zip(style.model_panels(figure, models), models, strict=True):
@@ -115,7 +113,6 @@ exhibit_of("figure14_predicted", lambda _: cheapest(costs()), _cost_table, draw_
 
 
 def scaling_answer(data: pd.DataFrame) -> str:
-    """The gain of eight RTX 4090 over one, in a sentence."""
     parts = []
     for model, name in models_in(data).items():
         rows = data[(data["model"] == name) & (data["platform"] == RTX4090)].set_index("num_gpus")["tokens_per_s"]
@@ -125,7 +122,6 @@ def scaling_answer(data: pd.DataFrame) -> str:
 
 
 def draw_scaling(data: pd.DataFrame) -> Figure:
-    """One panel a model, a curve a machine."""
     measured = _measured("scaling")
     with style.figure(11.5, 2.9) as figure:
         models = models_in(data)
@@ -166,7 +162,6 @@ def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: tuple[str, str], name: 
 
 
 def draw_seqlen(data: pd.DataFrame) -> Figure:
-    """One curve."""
     measured = _measured("seqlen_sensitivity")
     measured = measured[measured["seq_len_tokens"].isin(data["seq_len_tokens"])]
     with style.figure(5.5, 3.0) as figure:

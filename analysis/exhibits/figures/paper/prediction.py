@@ -54,7 +54,6 @@ def _row(model: str, estimate: str, simulated: float, run_id: str) -> dict:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The models on which the simulation is near the measurement, in a sentence."""
     ratio = data.pivot(index="model", columns="estimate", values="ratio")["back to back"]
     near = [style.model_name(model) for model in runs.models_of(data) if ratio[model] < 1.2]
     far = [
@@ -65,7 +64,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """One row a model and estimate, with the published estimate where there is one."""
     rows = data.assign(name=[ESTIMATES[estimate][1].name for estimate in data["estimate"]]).to_dict("records")
     for row in rows:
         column = {"sync": "predicted_sync_ktokens_per_s", "label": "predicted_async_ktokens_per_s"}.get(row["estimate"])
@@ -75,7 +73,6 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Left: both in tokens/s. Right: their ratio."""
     with style.figure(9.5, 3.4) as figure:
         rates, ratios = figure.subplots(1, 2)
         _draw_rates(rates, data)

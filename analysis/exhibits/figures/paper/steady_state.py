@@ -39,7 +39,6 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The published labels beside the simulated bubbles, in a few sentences."""
     bubbles = data.pivot(index="model", columns="num_microbatches", values="bubble").loc[runs.models_of(data)]
     labels = pd.Series({model: _label(model) for model in runs.models_of(data)})
     counts = counts_of(data)
@@ -91,7 +90,6 @@ def _row(found: dict, model: str, counts: list[int], causal: bool) -> list[Cell]
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """One group of bars a model: the label, then N = 8, 9, 10, 16."""
     causal = data["bubble_causal"].notna().any()
     with style.figure(12.0, 3.6) as figure:
         axes = figure.subplots()
@@ -144,7 +142,6 @@ def causal_numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def causal_answer(data: pd.DataFrame) -> str:
-    """The cost of waiting, in a sentence."""
     worst = data.loc[data["longer"].idxmax()]
     return (
         f"Waiting makes it {data['longer'].min():.2f} to {data['longer'].max():.2f} % longer, most for "

@@ -103,7 +103,6 @@ def speedups(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """By how much RoundPipe leads, in a sentence."""
     parts = [
         f"alone on {style.model_name(row.model)}"
         if not row.best
@@ -114,7 +113,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def length_answer(data: pd.DataFrame) -> str:
-    """The system with the longest sequence on each model, in a sentence."""
     longest = {
         style.model_name(model): style.method_name(rows.loc[rows["value"].idxmax(), "system"])
         for model, name in models_in(data).items()
@@ -124,7 +122,6 @@ def length_answer(data: pd.DataFrame) -> str:
 
 
 def cost_answer(data: pd.DataFrame) -> str:
-    """The cost of a billion tokens with RoundPipe and with the cheapest other system, in a sentence."""
     parts = []
     for model, name in models_in(data).items():
         best = best_baseline(data, name, pd.Series.idxmin)
