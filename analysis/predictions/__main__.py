@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _write(options.out)
     texts = {
         "score": score.text,
-        "outcomes": lambda: outcomes.sealed_text() if options.sealed else outcomes.text(),
+        "outcomes": lambda: outcomes.text(only_sealed=options.sealed),
         "refit": holdout.refit_text,
         "holdout": lambda: holdout.text(compare.throughput_cells(*tables.PLATFORMS)),
         "misses": lambda: compare.misses_text(compare.throughput_cells()),

@@ -5,11 +5,10 @@ from functools import cache
 from math import exp, log
 from typing import NamedTuple
 
-from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS
+from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS, rows
 from rpbench.config.request import load
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import NUMBERS, Machine
-from rpbench.cost.published import published_rows
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.prediction import STEP_TOKENS, longest_sequence
@@ -70,9 +69,6 @@ def cells() -> list[tuple[str, str, str]]:
 
 # The machine whose layers were timed, and whose measurements were known first.
 KNOWN = "8x_rtx4090"
-# The published table of a machine and quantity.
-_FILES = {("8x_rtx4090", name): name for name in ("throughput", "max_seq_len")}
-_FILES |= {("8x_a800", name): f"{name}_a800" for name in ("throughput", "max_seq_len")}
 
 
 @dataclass(frozen=True)
@@ -100,14 +96,10 @@ def cell_of(key: str) -> Cell:
 def published_value(cell: Cell) -> tuple[str, float | None]:
     """Status and value of a published cell: tokens per second, or 1,024 tokens."""
     column = "tokens_per_s" if cell.table == "throughput" else "max_seq_len_published_k"
-    for row in published_rows(f"{_FILES[cell.cluster, cell.table]}.csv"):
-        if (row["system"], row["platform"], row["model"]) == (
-            cell.system,
-            PLATFORMS[cell.cluster],
-            PUBLISHED_MODELS[cell.model],
-        ):
-            return row["status"], float(row[column]) if row[column] else None
-    return "not stated", None
+    name = cell.table if cell.cluster == KNOWN else f"{cell.table}_a800"
+    keys = {"platform": PLATFORMS[cell.cluster], "model": PUBLISHED_MODELS[cell.model]}
+    row = next(rows(name, system=cell.system, **keys), None)
+    return (row["status"], float(row[column]) if row[column] else None) if row else ("not stated", None)
 
 
 def predicted(cell: Cell, basis: Basis | None = None, *, with_interval: bool = False) -> Prediction:

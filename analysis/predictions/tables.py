@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import exp, log, sqrt
 from pathlib import Path
@@ -185,6 +185,12 @@ def as_csv(rows: list[Row]) -> str:
 def write(path: Path, rows: list[Row]) -> int:
     write_atomically(path, as_csv(rows))
     return len(rows)
+
+
+def markdown(heads: str, rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown; its heads are written with a bar between them."""
+    rule = " | ".join("---" for _ in heads.split(" | "))
+    return "\n".join(f"| {line} |" for line in (heads, rule, *map(" | ".join, rows))) + "\n"
 
 
 def put(page: Path, begin: str, text: str, end: str) -> None:

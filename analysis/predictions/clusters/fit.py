@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Model, rows_of
 from analysis.predictions.clusters.jobs import cases_of_row
 from rpbench.cost.hardware.device import CONF
@@ -259,9 +258,9 @@ def fits(leave_out: frozenset[str] = frozenset()) -> dict[str, Fitted]:
     return found
 
 
-def write() -> int:
-    rows = [row for problem, fitted in zip(PROBLEMS, fits().values(), strict=True) for row in _found(problem, fitted)]
-    return tables.write(FILE, rows)
+def rows() -> list[dict[str, str]]:
+    """The rows of the file."""
+    return [row for problem, fitted in zip(PROBLEMS, fits().values(), strict=True) for row in _found(problem, fitted)]
 
 
 def _found(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:

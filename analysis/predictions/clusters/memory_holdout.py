@@ -20,7 +20,7 @@ import numpy as np
 from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Model
 from analysis.predictions.clusters.fit import ENOUGH, STEP, Floats, given, next_step
-from analysis.predictions.clusters.holdout import Axis, length, of_job
+from analysis.predictions.clusters.holdout import Axis, left_out, length, of_job
 from analysis.predictions.clusters.writing import out_of_memory
 from rpbench.mesh.software import PRIORS, Prior, Software
 
@@ -148,16 +148,11 @@ PARTS = (
 def rows() -> Iterator[dict[str, str]]:
     """Every given row of every part and axis, predicted without its group."""
     for part in PARTS:
-        cases = part.cases()
-        for axis in part.axes:
-            for group in sorted({axis.group(case) for case in cases}):
-                seen = [case for case in cases if axis.group(case) != group and case.memory_bytes and case.fits]
-                if not seen:
-                    continue
+        for held_out, inside, others in left_out(part.cases(), part.axes):
+            if seen := [case for case in others if case.memory_bytes and case.fits]:
                 model = TraitModel(traits=fit_traits(part.traits, seen)) if part.traits else TraitModel()
-                for case in cases:
-                    if axis.group(case) == group:
-                        yield _row(part, f"{axis.name}: {group}", case, model)
+                for case in inside:
+                    yield _row(part, held_out, case, model)
 
 
 def _row(part: Part, held_out: str, case: Case, model: Model) -> dict[str, str]:
@@ -222,24 +217,15 @@ def _summary(part: Part, table: Sequence[Mapping[str, str]]) -> Summary:
 
 
 def table_text(found: Sequence[Summary]) -> str:
-    lines = [
-        "| given rows | rows (configurations) | fitted | held out | by configuration | 90 % | bar | false OOM |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for each in found:
-        bar = f"{100 * each.part.bar:.3g} %" if each.part.bar else "-"
         values = [f"{100 * value:.1f} %" for value in (each.fitted, each.held_out, each.by_configuration, each.p90)]
-        count = f"{each.num_rows} ({each.num_configurations})"
+        bar = f"{100 * each.part.bar:.3g} %" if each.part.bar else "-"
         dead = f"{each.false_oom}" + (f"; {each.met_oom} of {each.oom} found" if each.oom else "")
-        lines.append(f"| {' | '.join([each.part.name, count, *values, bar, dead])} |")
-    return "\n".join(lines) + "\n"
+        rows.append([each.part.name, f"{each.num_rows} ({each.num_configurations})", *values, bar, dead])
+    heads = "given rows | rows (configurations) | fitted | held out | by configuration | 90 % | bar | false OOM"
+    return tables.markdown(heads, rows)
 
 
 def read() -> list[dict[str, str]]:
     return tables.read(FILE.stem)
-
-
-def write() -> int:
-    found = list(rows())
-    tables.put(PAGE, BEGIN, table_text(summaries(found)), END)
-    return tables.write(FILE, found)
