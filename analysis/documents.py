@@ -61,8 +61,7 @@ def number_of(claim_id: str) -> str:
     if claim_id not in claims:
         near = difflib.get_close_matches(claim_id, claims, n=1, cutoff=0.4)
         raise LookupError(f"no claim {claim_id!r}{f'; did you mean {near[0]!r}?' if near else ''}")
-    published = claims[claim_id].published
-    text = published.text if published else ""
+    text = claims[claim_id].printed
     if text == statement("").text:
         raise LookupError(f"claim {claim_id!r} has no declared value; run python -m analysis.driver.accept")
     return text

@@ -12,7 +12,6 @@ from pkgutil import walk_packages
 from analysis.claims.claim import (
     EVALUATED,
     KINDS,
-    NOT_IN_QUICK,
     REPRODUCED,
     SECTIONS,
     WHOSE,
@@ -131,6 +130,3 @@ def red_text(verdicts: Iterable[Verdict], limit: int = 20) -> str:
     if len(red) > limit:
         lines.append(f"  ... and {len(red) - limit} more")
     return "\n".join(lines)
-
-
-__all__ = ["NOT_IN_QUICK", "Tally", "red_text", "summary_text", "tally"]

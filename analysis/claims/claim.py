@@ -150,6 +150,11 @@ class Claim:
             return self.tolerance or 0.0
         return self.published.half_unit
 
+    @property
+    def printed(self) -> str:
+        """The published value as it is printed; empty for one that is not public."""
+        return self.published.text if self.published else ""
+
     def shown(self, value: Value | None) -> str:
         """A value with the digits of the published one, or as many more as show that it differs."""
         if value is None or isinstance(value, str) or self.published is None:
@@ -270,7 +275,8 @@ def judge(claim: Claim, experiments: Experiments, planned: Callable[[Need], bool
     records = [row for _, row in found if not isinstance(row, str)]
     run_ids = tuple(dict.fromkeys(row["run_id"] for row in records))
     try:
-        value = _plain(claim.value(*records))
+        found_value = claim.value(*records)
+        value = found_value if isinstance(found_value, str) else float(found_value)
     except Exception as error:  # whatever a claim's own code does, the other claims are still to be judged
         return Verdict(claim, FAILED, reason=f"{type(error).__name__}: {error}", run_ids=run_ids)
     return _compare(claim, value, run_ids)
@@ -319,7 +325,7 @@ def _reason(claim: Claim, kind: str, value: Value, difference: float | None) -> 
         return f"differs by {_rough(difference)} {claim.unit}; {_rough(claim.largest_difference)} was allowed for"
     if kind not in (CONTRADICTED, MISSED):
         return ""
-    return f"expected {claim.published.text if claim.published else ''}, found {value}"
+    return f"expected {claim.printed}, found {value}"
 
 
 def _rough(number: float | None) -> str:
@@ -339,10 +345,3 @@ def _find(need: Need, experiments: Experiments) -> Record | str:
 def _lacking(found: Sequence[str]) -> str:
     reasons = list(dict.fromkeys(found))
     return f"{'; '.join(reasons[:3])}{' ...' if len(reasons) > 3 else ''}"
-
-
-def _plain(value: Any) -> Value:
-    return value if isinstance(value, str) else float(value)
-
-
-__all__ = ["Claim", "Need", "Record", "Verdict", "judge", "stated"]

@@ -21,9 +21,9 @@ from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Need, Verdict
 from analysis.claims.expected import BECAUSE, CONTRADICTIONS, FOLDER, STATEMENTS, read_table
 from analysis.claims.own.regression import CONTENDER, row_of
 from analysis.driver.sweeps import ROOT, experiments
-from analysis.records.experiments import ENDED, Experiments, MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.records import provenance
-from rpbench.records.manifest import manifest_names, no_sweep_in
+from rpbench.records.manifest import ENDED, manifest_names, no_sweep_in
 from rpbench.records.record import append_line, write_atomically
 
 Rows = Sequence[Mapping[str, str]]

@@ -231,25 +231,30 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
 
 
 def by_schedule(
-    data: pd.DataFrame, over: str, numbers: Mapping[str, tuple[str, str]], schedules: Iterable[str] = ()
-) -> Table:
-    """One row a schedule, and for every value of what was swept over a column of each number; a dash where none is.
+    over: str, numbers: Mapping[str, tuple[str, str]], schedules: Iterable[str] = ()
+) -> Callable[[pd.DataFrame], Table]:
+    """Tables with one row a schedule, and for every value of what was swept over a column of each number.
+
+    A dash stands where there is none. Their data have one row a schedule and value, with its `run_id`.
 
     Args:
-        data: one row a schedule and value, with its `run_id`.
         numbers: column -> its heading, in which the value is filled in, and the format of its cells.
         schedules: in the order of the rows; that of the data if left out.
     """
-    values = sorted(data[over].unique())
-    headings = [heading.format(value) for value in values for heading, _ in numbers.values()]
-    found = data.set_index(["schedule", over]).to_dict("index")
-    rows = []
-    for schedule in schedules or data["schedule"].unique():
-        row = [label(method_name(schedule))]
-        for run in (found.get((schedule, value), {}) for value in values):
-            row += [ours(run.get(name), form, run.get("run_id", ())) for name, (_, form) in numbers.items()]
-        rows.append(row)
-    return table(["schedule", *headings], rows)
+
+    def tabulate(data: pd.DataFrame) -> Table:
+        values = sorted(data[over].unique())
+        headings = [heading.format(value) for value in values for heading, _ in numbers.values()]
+        found = data.set_index(["schedule", over]).to_dict("index")
+        rows = []
+        for schedule in schedules or data["schedule"].unique():
+            row = [label(method_name(schedule))]
+            for run in (found.get((schedule, value), {}) for value in values):
+                row += [ours(run.get(name), form, run.get("run_id", ())) for name, (_, form) in numbers.items()]
+            rows.append(row)
+        return table(["schedule", *headings], rows)
+
+    return tabulate
 
 
 def short_cut(partition: str) -> str:

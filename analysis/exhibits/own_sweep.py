@@ -378,6 +378,3 @@ def _draw(lines: Sequence[Contender], measure: Measure, heads: Sequence[str]) ->
             f"by {', '.join(heads)}; bars beside each other did the same work", fontweight="normal", fontsize=8.5
         )
     return figure
-
-
-__all__ = ["exhibit"]

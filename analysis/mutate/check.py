@@ -20,10 +20,10 @@ from analysis.claims.claim import Claim, judge
 from analysis.claims.expected import STATEMENTS, read_table
 from analysis.claims.own.regression import claim_of
 from analysis.records import identity
-from analysis.records.experiments import ENDED, Experiments, MissingRuns, Record
+from analysis.records.experiments import Experiments, MissingRuns, Record
 from analysis.records.published import Printed
 from rpbench.records import record
-from rpbench.records.manifest import PLANNED, Cell
+from rpbench.records.manifest import ENDED, PLANNED, Cell
 
 FACTORS = (0.5, 0.9, 1.1, 2.0)
 # What is falsified: what a record says of its question, of its making, of what came out; that it is there; a cell of

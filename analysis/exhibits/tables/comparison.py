@@ -24,10 +24,11 @@ from analysis.exhibits.exhibit import (
 )
 from analysis.exhibits.figures.own import convergence
 from analysis.exhibits.figures.own.convergence import SHARE, Spread, token_multiples
-from analysis.records.experiments import NOT_APPLICABLE, Experiments, MissingRuns, index, succeeded
+from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
 from analysis.records.runs import MODELS
 from rpbench.config.configuration import swept
 from rpbench.plan.contest.contender import contenders, why_not_charged
+from rpbench.records.manifest import NOT_APPLICABLE
 
 EXPERIMENT = "figure10"
 OPTIONS = ("sequences a microbatch", "stages a device", "recomputed", "stages that recompute nothing", "own options")

@@ -5,7 +5,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Table, by_schedule, exhibit_of
+from analysis.exhibits.exhibit import by_schedule, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -18,15 +18,7 @@ _DEALT = ("roundpipe", runs.ONE_ROUND)
 def hop_numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a schedule and hop: `hop` (forwards of a device's share), `bubble` (% of the makespan), `run_id`."""
     found = runs.whole(experiments, "hop_latency", schedule="schedule", hop="cost.hop_ms")  # a forward takes 1 ms
-    return pd.DataFrame(
-        {
-            "schedule": found["schedule"],
-            "family": found["schedule"].map(style.family_of),
-            "hop": found["hop"],
-            "bubble": 100 * found["bubble_makespan"],
-            "run_id": found["run_id"],
-        }
-    ).reset_index(drop=True)
+    return found.assign(family=found["schedule"].map(style.family_of), bubble=100 * found["bubble_makespan"])
 
 
 def hop_answer(data: pd.DataFrame) -> str:
@@ -37,10 +29,6 @@ def hop_answer(data: pd.DataFrame) -> str:
         f"From no hop to {bubbles.columns[-1]:g} forward times, {style.method_name(first)} loses "
         f"{lost.iloc[0]:.1f} points and {style.method_name(last)} {lost.iloc[-1]:.1f}."
     )
-
-
-def hop_tabulate(data: pd.DataFrame) -> Table:
-    return by_schedule(data, "hop", {"bubble": ("hop {:g}: bubble (%)", ".2f")})
 
 
 def hop_draw(data: pd.DataFrame) -> Figure:
@@ -65,7 +53,8 @@ def hop_draw(data: pd.DataFrame) -> Figure:
         return figure
 
 
-hop_exhibit = exhibit_of("hop_latency", hop_numbers, hop_tabulate, hop_draw, answer=hop_answer)
+_HOPS = by_schedule("hop", {"bubble": ("hop {:g}: bubble (%)", ".2f")})
+hop_exhibit = exhibit_of("hop_latency", hop_numbers, _HOPS, hop_draw, answer=hop_answer)
 
 
 # --- a heavy head: every cut is searched as hard as RoundPipe's ------------------------------------------------
@@ -78,15 +67,8 @@ def head_numbers(experiments: Experiments) -> pd.DataFrame:
     """
     found = runs.whole(experiments, "uneven_head", schedule="schedule", head="cost.head_share")
     dealt = found[found["schedule"].isin(_DEALT)].groupby("head")["makespan_s"].min()
-    return pd.DataFrame(
-        {
-            "schedule": found["schedule"],
-            "head": found["head"],
-            "bubble": 100 * found["bubble_makespan"],
-            "slower": found["makespan_s"] / found["head"].map(dealt),
-            "run_id": found["run_id"],
-        }
-    ).reset_index(drop=True)
+    slower = found["makespan_s"] / found["head"].map(dealt)
+    return found.assign(bubble=100 * found["bubble_makespan"], slower=slower)
 
 
 def head_answer(data: pd.DataFrame) -> str:
@@ -97,14 +79,6 @@ def head_answer(data: pd.DataFrame) -> str:
         for row in best.itertuples()
     )
     return f"Shortest step by head: {names}."
-
-
-def head_tabulate(data: pd.DataFrame) -> Table:
-    columns = {
-        "bubble": ("head {:g}: bubble (%)", ".2f"),
-        "slower": ("head {:g}: step time / RoundPipe's", ".3f"),
-    }
-    return by_schedule(data, "head", columns)
 
 
 def head_draw(data: pd.DataFrame) -> Figure:
@@ -134,4 +108,7 @@ def head_draw(data: pd.DataFrame) -> Figure:
         return figure
 
 
-head_exhibit = exhibit_of("uneven_head", head_numbers, head_tabulate, head_draw, answer=head_answer)
+_HEADS = by_schedule(
+    "head", {"bubble": ("head {:g}: bubble (%)", ".2f"), "slower": ("head {:g}: step time / RoundPipe's", ".3f")}
+)
+head_exhibit = exhibit_of("uneven_head", head_numbers, _HEADS, head_draw, answer=head_answer)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Table, by_schedule, exhibit_of
+from analysis.exhibits.exhibit import by_schedule, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -26,15 +26,10 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
         [runs.whole(experiments, each, schedule="schedule", num_devices="num_devices") for each in EXPERIMENTS]
     )
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
-    return pd.DataFrame(
-        {
-            "schedule": found["schedule"],
-            "num_devices": found["num_devices"],
-            "bubble": 100 * found["bubble_makespan"],
-            "span": (100 * found["bubble_span"]).clip(lower=0),
-            "peak": found["peak_in_flight"].map(max) * share,
-            "run_id": found["run_id"],
-        }
+    return found.assign(
+        bubble=100 * found["bubble_makespan"],
+        span=(100 * found["bubble_span"]).clip(lower=0),
+        peak=found["peak_in_flight"].map(max) * share,
     ).reset_index(drop=True)
 
 
@@ -50,14 +45,11 @@ def answer(data: pd.DataFrame) -> str:
     )
 
 
-def tabulate(data: pd.DataFrame) -> Table:
-    """One row a schedule: both bubbles and the peak for every number of devices."""
-    columns = {
-        "bubble": ("p = {:,}: bubble (%)", ".2f"),
-        "span": ("p = {:,}: bubble of span (%)", ".2f"),
-        "peak": ("p = {:,}: peak", ".2f"),
-    }
-    return by_schedule(data, "num_devices", columns, schedules=_LOOKS)
+_COLUMNS = {
+    "bubble": ("p = {:,}: bubble (%)", ".2f"),
+    "span": ("p = {:,}: bubble of span (%)", ".2f"),
+    "peak": ("p = {:,}: peak", ".2f"),
+}
 
 
 def draw(data: pd.DataFrame) -> Figure:
@@ -108,4 +100,6 @@ def _line(schedule: str, look: style.Look) -> dict[str, Any]:
     }
 
 
-exhibit = exhibit_of("thousand_devices", numbers, tabulate, draw, answer=answer)
+exhibit = exhibit_of(
+    "thousand_devices", numbers, by_schedule("num_devices", _COLUMNS, schedules=_LOOKS), draw, answer=answer
+)

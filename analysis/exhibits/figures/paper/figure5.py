@@ -23,17 +23,7 @@ COUNTS = ("artifact", "corrected")
 def numbers(experiments: Experiments) -> pd.DataFrame:
     """The roofline records of all models, GPUs and both counts."""
     found = [runs.closed_forms(experiments, cluster, count) for count in COUNTS for cluster in GPUS]
-    columns = [
-        "model",
-        "cluster",
-        "convention",
-        "run_id",
-        "batch_sequences",
-        "intensity_flop_per_byte",
-        "ridge_flop_per_byte",
-        "smallest_compute_bound_batch",
-    ]
-    return pd.concat(found)[columns].reset_index(drop=True)
+    return pd.concat(found).reset_index(drop=True)
 
 
 def answer(data: pd.DataFrame) -> str:
@@ -41,7 +31,7 @@ def answer(data: pd.DataFrame) -> str:
         index="model", columns="convention", values="smallest_compute_bound_batch"
     )
     batches = ", ".join(
-        f"{style.model_name(model)} {_batches(here.loc[model, 'artifact'], here.loc[model, 'corrected'])}"
+        f"{style.model_name(model)} {_batches(*here.loc[model, ['artifact', 'corrected']])}"
         for model in runs.models_of(data)
     )
     return f"Smallest batch above the RTX 4090's line: {batches}."
