@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -89,10 +90,7 @@ class Rows:
         """A record as it stands in its file; None where there is no sound one."""
         if not _RUN_ID.fullmatch(run_id):
             return None
-        try:
-            return record.read(self._results / run_id)
-        except RecursionError:
-            return None
+        return record.read(self._results / run_id)
 
     def curve(self, run_id: str) -> list[list[Any]]:
         """Loss of each batch and the second when its last gradient was back; empty where the run kept none."""
@@ -105,10 +103,7 @@ class Rows:
 
     def timeline(self, run_id: str) -> list[list[Any]] | None:
         """Device, lane, action, start and end in seconds of each action; None where none was kept, or another."""
-        if not _RUN_ID.fullmatch(run_id):
-            return None
-        folder = self._results / run_id
-        found = record.read(folder)
+        folder, found = self._results / run_id, self.record(run_id)
         text = None if found is None else record.kept_file(folder, found, TIMELINE)
         if text is None:
             return None
@@ -130,10 +125,7 @@ def _span(row: dict[str, str]) -> list[Any]:
 
 
 def _row(folder: Path) -> dict[str, Any] | None:
-    try:
-        found = record.read(folder)
-    except RecursionError:
-        return None
+    found = record.read(folder)
     if found is None:
         return None
     row = {under_unit(found, key): found.get(key) for key in SHOWN}
@@ -162,13 +154,9 @@ def read_sweeps(results: Path, stamps: Mapping[str, float], now: float) -> list[
     """
     found = []
     for name in manifest_names(results):
-        try:
-            manifest = read_manifest(results, name)
-        except ManifestError:
-            continue
-        if manifest is not None:
-            found.append(_line(manifest, stamps, now))
-    return found
+        with suppress(ManifestError):
+            found.append(read_manifest(results, name))
+    return [_line(manifest, stamps, now) for manifest in found if manifest is not None]
 
 
 def _line(manifest: Manifest, stamps: Mapping[str, float], now: float) -> dict[str, Any]:
@@ -298,23 +286,18 @@ class _Answer(BaseHTTPRequestHandler):
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, b"no path\n", "text/plain")
             return
-        if path in _FILES:
-            name, kind = _FILES[path]
-            self._send(HTTPStatus.OK, (_HERE / name).read_bytes(), kind)
-            return
-        if path == "/vega.js":
-            self._send(HTTPStatus.OK, charts_library(), "text/javascript")
-            return
         kind, _, name = path.removeprefix("/").partition("/")
-        if kind in self._asked and bool(name) != kind.endswith(".json"):
-            self._send_json(self._asked[kind](name))
+        if path in _FILES:
+            file, kind = _FILES[path]
+            self._send(HTTPStatus.OK, (_HERE / file).read_bytes(), kind)
+        elif path == "/vega.js":
+            self._send(HTTPStatus.OK, charts_library(), "text/javascript")
+        elif kind in self._asked and bool(name) != kind.endswith(".json"):
+            found = self._asked[kind](name)
+            text = json.dumps(found, indent=1 if isinstance(found, dict) else None)
+            self._send(HTTPStatus.OK, text.encode(), "application/json")
         else:
             self._send(HTTPStatus.NOT_FOUND, b"not here\n", "text/plain")
-
-    def _send_json(self, found: Any) -> None:
-        self._send(
-            HTTPStatus.OK, json.dumps(found, indent=1 if isinstance(found, dict) else None).encode(), "application/json"
-        )
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)

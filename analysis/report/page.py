@@ -68,6 +68,7 @@ class _Pages:
             "pages": self._contents(),
             "contents": [(each.id, each.title) for each in content.shown],
             "here": "",
+            "sources": self._sources,
         }
 
     def each(self) -> Iterator[tuple[str, str]]:
@@ -83,7 +84,7 @@ class _Pages:
             found = views.discrepancies(self._content.verdicts, self._sources)
             yield self._page("discrepancies", "discrepancies.html", discrepancies=found)
         yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **self._machines())
-        yield self._page("sources", "sources.html", sources=self._sources)
+        yield self._page("sources", "sources.html")
 
     def _contents(self) -> list[tuple[str, str]]:
         paper = [("findings", "Findings"), ("claims", "Statements"), ("discrepancies", "Discrepancies")]
@@ -149,7 +150,7 @@ class _Pages:
     # --- a page for each part ---
 
     def _exhibit(self, each: Exhibit) -> tuple[str, str]:
-        shown = views.exhibit(each, self._content.images, self._rows, self._sources) | self._card(each)
+        shown = views.exhibit(each, self._content.images, self._rows) | self._card(each)
         return self._page(f"exhibit-{slug(each.id)}", "exhibit.html", e=shown, here=each.id)
 
     def _claims(self) -> Iterator[tuple[str, str]]:

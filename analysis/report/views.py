@@ -8,9 +8,9 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from analysis.claims.claim import NOT_IN_QUICK, NOT_TESTABLE, Verdict
+from analysis.claims.claim import NOT_TESTABLE, Verdict
 from analysis.claims.paper.discrepancies import SECTION as DISCREPANCIES
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Exhibit, Table
 from analysis.records.published import table
 from analysis.records.runs import MODELS, SCHEDULES
 from analysis.report.images import Image
@@ -110,8 +110,8 @@ def commands(each: Exhibit) -> list[str]:
     return [command.strip() for command in each.command.split(";") if command.strip()]
 
 
-def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row], sources: Sources) -> View:
-    """An exhibit with the links of its cells, and how each of its further figures is drawn again.
+def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row]) -> View:
+    """What the page of an exhibit has beside its card; of each of its further figures, how it is drawn again.
 
     Args:
         rows: records by their ids.
@@ -122,13 +122,10 @@ def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row],
         if run in rows
     }
     return {
-        "id": each.id,
-        "title": each.title,
         "caption": each.caption,
-        "evidence": each.evidence,
         "gallery": [(stem, images[stem], drawn.get(stem, "")) for stem in each.drawings if stem in images],
         "columns": _columns(each.table),
-        "rows": [[_cell(cell, sources) for cell in row] for row in each.table.rows] if each.table else [],
+        "rows": each.table.rows if each.table else (),
         "run_ids": each.records,
     }
 
@@ -142,16 +139,6 @@ def _columns(shown: Table | None) -> list[tuple[str, bool]]:
         (name, any((isinstance(cell.value, (int, float)) and not isinstance(cell.value, bool)) for cell in cells))
         for name, cells in zip(shown.columns, below, strict=True)
     ]
-
-
-def _cell(cell: Cell, sources: Sources) -> View:
-    """The first record stands behind the text, the others behind small numbers after it."""
-    return {
-        "text": cell.text,
-        "run_ids": cell.run_ids,
-        "source": cell.source,
-        "source_anchor": sources.anchor(cell.source) if cell.source else "",
-    }
 
 
 # --- claims --------------------------------------------------------------------------------------------------
@@ -168,11 +155,10 @@ def claim(verdict: Verdict, sources: Sources) -> View:
         ours = shorten(ours, _LONGEST, placeholder=" … (the rest is in the record)")
     return {
         "id": claim.id,
-        "section": claim.section,
         "statement": claim.statement,
         "metric": claim.metric,
         "unit": claim.unit,
-        "published": printed.text if printed else "not public",
+        "published": claim.printed or "not public",
         "relation": "≤ " if claim.relation == "<=" else "",
         "published_anchor": sources.anchor(printed.source) if printed else "",
         "published_source": printed.source if printed else "",
@@ -180,11 +166,8 @@ def claim(verdict: Verdict, sources: Sources) -> View:
         "difference": _difference(verdict),
         "is_number": isinstance(printed.value, float) if printed else False,
         "kind": verdict.kind,
-        "slug": verdict.kind.replace(" ", "-"),
         "red": verdict.red,
-        "outside": verdict.kind == NOT_IN_QUICK,
         "explanation": explanation,
-        "source": claim.source,
         "origin": _origin(verdict),
         "run_ids": verdict.run_ids,
     }
@@ -211,12 +194,8 @@ def _difference(verdict: Verdict) -> str:
 
 def discrepancies(verdicts: Iterable[Verdict], sources: Sources) -> list[View]:
     ours = {v.claim.id: v for v in verdicts if v.claim.section == DISCREPANCIES}
-    found = []
-    for row in table("discrepancies"):
-        verdict = ours[f"discrepancies/{row['id']}/published"]
-        shown = {"found": verdict.claim.shown(verdict.value), "verdict": claim(verdict, sources)}
-        found.append({**row, **shown})
-    return found
+    found = ((row, ours[f"discrepancies/{row['id']}/published"]) for row in table("discrepancies"))
+    return [{**row, "found": v.claim.shown(v.value), "verdict": claim(v, sources)} for row, v in found]
 
 
 # --- records -------------------------------------------------------------------------------------------------
@@ -289,19 +268,15 @@ def command_of(row: Row) -> str:
 
 def _metrics(row: Row) -> dict[str, str]:
     found = {key: readable(value) for key, value in row.items() if key not in _NOT_METRICS and value is not None}
-    return {
-        key: text if len(text) <= _LONGEST_METRIC else f"{text[:_LONGEST_METRIC]} … (all of it is in record.json)"
-        for key, text in found.items()
-    }
+    rest, most = " … (all of it is in record.json)", _LONGEST_METRIC
+    return {key: text if len(text) <= most else text[:most] + rest for key, text in found.items()}
 
 
 def readable(value: Any) -> str:
     """A value of a record with the digits a reader can use; the file has them all."""
-    if isinstance(value, bool) or not isinstance(value, (float, list)):
-        return str(value)
     if isinstance(value, list):
-        return ", ".join(readable(item) for item in value)
-    return f"{value:.9g}"
+        return ", ".join(map(readable, value))
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 def distinct(rows: Iterable[Row], key: str) -> list[tuple[View, int]]:

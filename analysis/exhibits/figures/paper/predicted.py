@@ -30,33 +30,17 @@ def numbers(name: str, platform: str) -> pd.DataFrame:
     """One row a system and model: `predicted`, `low`, `high`, `status`, `known`, `known_status`, `ratio`."""
     column, known_column, _ = _QUANTITIES[name]
     ours = pd.DataFrame(read(name))
-    ours = ours[ours["platform"] == platform]
-    if "num_gpus" in ours:
-        ours = ours[ours["num_gpus"] == "8"]
+    ours = ours[(ours["platform"] == platform) & (ours.get("num_gpus", "8") == "8")]
     known = published(name if platform == RTX4090 else f"{name}_a800")
     if "source" in known:  # a bar of the figure, not the run that the library's README reports beside it
         known = known[~known["source"].str.contains("README")]
-    known = known[known["platform"] == platform].set_index(["system", "model"])
-    rows = []
-    for row in ours.to_dict("records"):
-        key = row["system"], row["model"]
-        there = known.loc[key] if key in known.index else None
-        value = float(row[column]) if row[column] else None
-        measured = float(there[known_column]) if there is not None and pd.notna(there[known_column]) else None
-        rows.append(
-            {
-                "system": row["system"],
-                "model": row["model"],
-                "status": row["status"],
-                "predicted": value,
-                "low": float(row[f"{column}_low"]) if value else None,
-                "high": float(row[f"{column}_high"]) if value else None,
-                "known": measured,
-                "known_status": there["status"] if there is not None else "",
-                "ratio": value / measured if value and measured else None,
-            }
-        )
-    return pd.DataFrame(rows)
+    known = known[known["platform"] == platform].rename(columns={known_column: "known", "status": "known_status"})
+    keys = ["system", "model"]
+    found = ours.merge(known[[*keys, "known", "known_status"]], "left", keys).fillna({"known_status": ""})
+    for field, end in (("predicted", ""), ("low", "_low"), ("high", "_high")):
+        found[field] = found[f"{column}{end}"].replace("", "nan").astype(float)
+    found = found.assign(known=found["known"].astype(float), ratio=found["predicted"] / found["known"].astype(float))
+    return found[[*keys, "status", "predicted", "low", "high", "known", "known_status", "ratio"]]
 
 
 def agreement(data: pd.DataFrame) -> tuple[int, int]:
@@ -86,21 +70,19 @@ def answer(data: pd.DataFrame) -> str:
 def _shown(name: str, platform: str, _: Experiments) -> Shown:
     data = numbers(name, platform)
     known = data["known"].notna().any()
-    return Shown(
-        tabulate(data, name, platform),
-        partial(draw, data, _QUANTITIES[name][2]),
-        words={"answer": answer(data), "published": " and published" if known else ""},
-        evidence=("predicted", "published") if known else ("predicted",),
-    )
+    words = {"answer": answer(data), "published": " and published" if known else ""}
+    evidence = ("predicted", "published") if known else ("predicted",)
+    drawn = partial(draw, data, _QUANTITIES[name][2])
+    return Shown(tabulate(data, name, platform), drawn, words=words, evidence=evidence)
 
 
-for _number, _table, _platform in (
-    (10, "throughput", RTX4090),
-    (11, "max_seq_len", RTX4090),
-    (12, "throughput", A800),
-    (13, "max_seq_len", A800),
+for _number, _of in (
+    (10, ("throughput", RTX4090)),
+    (11, ("max_seq_len", RTX4090)),
+    (12, ("throughput", A800)),
+    (13, ("max_seq_len", A800)),
 ):
-    exhibited(f"figure{_number}_predicted")(partial(_shown, _table, _platform))
+    exhibited(f"figure{_number}_predicted")(partial(_shown, *_of))
 
 
 def tabulate(data: pd.DataFrame, name: str, platform: str) -> Table:
