@@ -9,17 +9,7 @@ from pathlib import Path
 from pkgutil import walk_packages
 from typing import NamedTuple
 
-from analysis.claims.claim import (
-    EVALUATED,
-    KINDS,
-    REPRODUCED,
-    SECTIONS,
-    WHOSE,
-    Claim,
-    Need,
-    Verdict,
-    judge,
-)
+from analysis.claims.claim import EVALUATED, KINDS, REPRODUCED, SECTIONS, WHOSE, Claim, Need, Verdict, judge
 from analysis.records.experiments import Experiments
 
 

@@ -81,7 +81,8 @@ def declared_table(identity: str, rows: pd.DataFrame | Iterable[Mapping[str, Any
 
     Behind a heading, `field` is a word or a name; `field .2f` a number of ours with its format, from the record
     `run_id`, and `field .2f RUN ...` from the records that these fields name; `field .2f < SOURCE` a published number,
-    whose source is that field of the row, or else the place itself. A format may be a field of the row as well.
+    whose source is that field of the row, or else the place itself. A format may be a field of the row as well, and a
+    field that is a cell already stands as it is.
     """
     declared: Mapping[str, str] = DECLARED[identity]["columns"]
     found = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
@@ -92,11 +93,13 @@ def declared_table(identity: str, rows: pd.DataFrame | Iterable[Mapping[str, Any
 
 def _declared_cell(row: Mapping[str, Any], field: str, form: str = "", *behind: str) -> Cell:
     value, form = row[field], row.get(form, form)
+    if isinstance(value, Cell):
+        return value
     if not form:
         return label(_NAMED.get(field, str)(value))
     if behind[:1] == ("<",):
         return theirs(value, form, row.get(behind[1], behind[1]))
-    return ours(value, form, [row[run] for run in behind or ("run_id",)])
+    return ours(value, form, [row[run] for run in behind] if behind else row["run_id"])
 
 
 _NAMED = {"model": model_name, "schedule": method_name, "system": method_name}

@@ -46,28 +46,13 @@ def _look(name: str, colour: str, marker: str) -> Look:
     return Look(name, globals().get(colour.upper(), colour), marker)
 
 
-METHODS, MODELS, PARTITIONS = map(looks, ("methods", "models", "partitions"))
+METHODS, MODELS, PARTITIONS, PARTS = map(looks, ("methods", "models", "partitions", "parts"))
 _NAMES: dict[str, str] = _FILE["names"]  # schedules that have no look of their own
 FAMILIES = {family: _look(*row["look"]) for family, row in _FILE["families"].items()}
 _FAMILY_OF = {schedule: family for family, row in _FILE["families"].items() for schedule in row["schedules"]}
 
-# Parts of the idle time, dark next to light so that they stay apart in print.
-PARTS = {
-    "fill": Look("fill", SKY, ""),
-    "switch": Look("switch", YELLOW, ""),
-    "drain": Look("drain", BLUE, ""),
-    "intra": Look("intra", "#FAFAFA", ""),
-}
-
-# How a number is known, as the hatch of a bar.
-HATCHES = {
-    "measured": "",
-    "simulated": "",
-    "derived": "",
-    "predicted": "xxxx",
-    "emulated": "\\\\\\\\",
-    "published": "////",
-}
+HATCHES: dict[str, str] = _FILE["hatches"]  # how a number is known
+BUBBLES: dict[str, str] = _FILE["bubbles"]  # what each bubble of a record is
 
 
 @contextmanager
@@ -127,19 +112,6 @@ def bar_key(label: str, colour: str = "white", hatch: str = "") -> Patch:
 def point_key(look: Look) -> Line2D:
     """The entry of a legend for points of a look."""
     return Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.name)
-
-
-# What each bubble of a record is; captions, the page of the method and docs/bubbles.md say it in these words.
-BUBBLES = {
-    "bubble_makespan": "1 − work / (devices × makespan)",
-    "bubble_span": "1 − work / (devices × longest device-local span)",
-    "bubble_over_ideal": "idle / work",
-    "bubble_steady": (
-        "idle share of every device, in the middle of a long run, from the end of its own work for one step to that "
-        "for a later one"
-    ),
-    "bubble_between_ends": "1 − work / (devices × interval) between the ends of two steps, on any devices",
-}
 
 
 def model_name(model: str) -> str:

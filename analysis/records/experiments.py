@@ -14,15 +14,7 @@ import pandas as pd
 
 from analysis.records import identity
 from rpbench.records import provenance, record
-from rpbench.records.manifest import (
-    ENDED,
-    Cell,
-    Manifest,
-    ManifestError,
-    manifest_name,
-    manifest_names,
-    read_manifest,
-)
+from rpbench.records.manifest import ENDED, Cell, Manifest, ManifestError, manifest_name, manifest_names, read_manifest
 
 _SHOWN = 3  # missing cells that a message names
 

@@ -14,6 +14,7 @@ from analysis.exhibits.exhibit import (
     Cell,
     Shown,
     Table,
+    columns_of,
     exhibit_of,
     exhibited,
     label,
@@ -31,7 +32,6 @@ from rpbench.plan.contest.contender import contenders, why_not_charged
 from rpbench.records.manifest import NOT_APPLICABLE
 
 EXPERIMENT = "figure10"
-OPTIONS = ("sequences a microbatch", "stages a device", "recomputed", "stages that recompute nothing", "own options")
 # The first of a model and those behind it that the table of options has.
 LEADERS = 3
 
@@ -70,7 +70,7 @@ def distinct(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def options(row: dict) -> Sequence[Cell]:
-    """The chosen settings, in the columns of `OPTIONS`."""
+    """The chosen settings."""
     run, chunks, keeping = row["run_id"], row["chunks_per_device"], row["keeping_stages"]
     own = ", ".join(f"{name}={value}" for name, value in row["schedule_options"].items() if value is not None)
     kept = "all" if len(keeping) == row["num_stages"] else str(len(keeping))
@@ -104,8 +104,7 @@ def contest_answer(ranked: pd.DataFrame) -> str:
 
 def _leaders_table(ranked: pd.DataFrame) -> Table:
     """The leaders of every model with all that the search chose for them."""
-    columns = ("model", "system", "tokens/s", "steps late", *OPTIONS, "prefetch", "cut", "settings tried", "timelines")
-    return table(columns, (_chosen(row) for model in MODELS for row in leaders(ranked, model)))
+    return table(columns_of("figure10_options"), (_chosen(row) for model in MODELS for row in leaders(ranked, model)))
 
 
 def _chosen(row: dict) -> Sequence[Cell]:
@@ -132,18 +131,6 @@ exhibit = exhibit_of(
 )
 
 
-BUBBLE = "bubble back to back (%)"
-_COLUMNS = (
-    "tokens/s",
-    "tokens for the same loss",
-    "tokens/s of equal progress",
-    BUBBLE,
-    "device memory (GB)",
-    "host memory (GB)",
-    "host links (GB a step)",
-    "between devices (GB a step)",
-    "steps late",
-)
 # The run of `experiment=convergence` that reads weights as late, where it has another name; PipeMare with T1 to T3.
 _TRAINED_AS = {
     "cyclic_dp": "roundpipe_async",
@@ -159,7 +146,6 @@ Multiples = Mapping[str, Spread]
 def simulated(experiments: Experiments) -> Shown:
     """All systems on eight devices and the published models, at equal tuning."""
     rows, multiples, behind = contest_numbers(experiments), *_multiples(experiments)
-    columns = ("model", "system", *_COLUMNS, *OPTIONS, "why it cannot run")
     cells = (
         (
             label(style.model_name(row["model"])),
@@ -171,7 +157,7 @@ def simulated(experiments: Experiments) -> Shown:
     )
     return Shown(
         draw=partial(draw, rows),
-        table=table(columns, cells),
+        table=table(columns_of("figure10"), cells),
         words={
             "steps": _steps(rows),
             "budget": " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique())),
@@ -200,15 +186,13 @@ _LATE = (
 def measured(experiments: Experiments) -> Shown:
     """All systems that the engine trains, on two cores of this machine."""
     rows, multiples, behind = _baselines_cpu(experiments), *_multiples(experiments)
-    of_the_run = ("bubble of the run (%)" if column == BUBBLE else column for column in _COLUMNS)
-    columns = ("system", *of_the_run, "loss", "largest difference")
     cells = (
         (*_system(_whole_run(row), "bubble_makespan", multiples, behind), *_training(row))
         for row in rows.to_dict("records")
     )
     exact = int((rows["grad_max_abs_diff"] == 0).sum())
     return Shown(
-        table=table(columns, cells),
+        table=table(columns_of("baselines_cpu"), cells),
         words={"late": _LATE, "exact": exact, "systems": len(rows)},
         evidence=("measured", "simulated") if multiples else (),
     )

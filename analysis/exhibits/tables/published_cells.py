@@ -3,18 +3,7 @@
 import pandas as pd
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import (
-    Cell,
-    Shown,
-    Table,
-    declared_table,
-    exhibit_of,
-    exhibited,
-    label,
-    ours,
-    table,
-    theirs,
-)
+from analysis.exhibits.exhibit import Cell, Shown, Table, declared_table, exhibit_of, exhibited
 from analysis.predictions import score
 from analysis.predictions.outcomes import GROUPS, SEALED, SEALED_COMMIT, coverage, outcomes, verdicts
 from analysis.predictions.tables import FOLDER, read
@@ -76,19 +65,6 @@ def _misses(_: Experiments) -> pd.DataFrame:
 exhibit_of("prediction_misses", _misses)
 
 
-# Column of bubble.csv -> heading, and how a record says it. Ratios are of devices × makespan.
-_SHOWN = {
-    "makespan_ms": "makespan (ms)",
-    "bubble_time_gpu_ms": "bubble (GPU-ms)",
-    "bubble_ratio_percent": "bubble (%)",
-    "fill_time_gpu_ms": "fill (GPU-ms)",
-    "switch_time_gpu_ms": "switch (GPU-ms)",
-    "drain_time_gpu_ms": "drain (GPU-ms)",
-    "intra_time_gpu_ms": "intra (GPU-ms)",
-    "comm_total_ms": "communication (ms)",
-    "comm_exposed_ms": "exposed communication (ms)",
-    "layer_events": "layer events",
-}
 DECIMALS = 4
 
 
@@ -146,26 +122,16 @@ def _published(row: dict, column: str) -> Published:
     return look_up("bubble", column, scheduler=scheduler, model=PUBLISHED_MODELS[row["model"]])
 
 
-def _row(row: dict) -> list[Cell]:
-    values = cell_numbers(row)
-    equal, total = num_equal(row)
-    cells = [
-        label(style.method_name(row["schedule"])),
-        label(style.model_name(row["model"])),
-        Cell(equal, f"{equal} of {total}", (row["run_id"],)),
-    ]
-    for column in _SHOWN:
-        form = ".0f" if column == "layer_events" else f".{DECIMALS}f"
-        known = _published(row, column)
-        cells += [ours(values[column], form, row["run_id"]), theirs(known.value, form, known.source)]
-    return cells
-
-
 def _tabulate(rows: list[dict]) -> Table:
-    columns = ["schedule", "model", "equal numbers"]
-    for heading in _SHOWN.values():
-        columns += [heading, f"{heading}, published"]
-    return table(columns, map(_row, rows))
+    found = []
+    for row in rows:
+        equal, total = num_equal(row)
+        shown = row | {"equal": Cell(equal, f"{equal} of {total}", (row["run_id"],))}
+        for column, value in cell_numbers(row).items():
+            known = _published(row, column)
+            shown |= {column: value, f"{column}_known": known.value, f"{column}_in": known.source}
+        found.append(shown)
+    return declared_table("published_cells", found)
 
 
 exhibit = exhibit_of("published_cells", numbers, _tabulate, decimals=DECIMALS, answer=answer)

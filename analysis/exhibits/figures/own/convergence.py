@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of, label, ours, ranged, table
+from analysis.exhibits.exhibit import Table, declared_table, exhibit_of, ranged
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
 # Time to a loss: tokens and seconds a method needs for what plain training reaches with three quarters of them.
@@ -138,21 +138,24 @@ def tabulate(data: pd.DataFrame) -> Table:
     goal = goal_of(data)
     data = data.assign(**{f"{over}_needed": reached(data, over, goal) for over in ("tokens", "seconds")})
     multiples = token_multiples(data, BY_BATCH)
-    rows = (_row(method, data[data["method"] == method], multiples[method]) for method in METHODS)
-    return table(columns_of("convergence"), rows)
+    rows = [_row(method, data[data["method"] == method], multiples[method]) for method in METHODS]
+    return declared_table("convergence", rows)
 
 
-def _row(method: str, rows: pd.DataFrame, multiple: Spread) -> list[Cell]:
-    first, run_ids = rows.iloc[0], rows["run_id"].tolist()
-    return [
-        label(METHODS[method].name),
-        *(ours(int(first[name]), "d", run_ids) for name in ("num_updates", "staleness", "versions")),
-        *(ours(rows["last"].agg(how), ".3f", run_ids) for how in ("median", "min", "max")),
-        ours(rows["pace"].median(), ",.0f", run_ids),
-        ranged(spread(rows["tokens_needed"] / 1000), ".1f", run_ids),
-        ranged(spread(rows["seconds_needed"]), ".3f", run_ids),
-        ranged(multiple, ".2f", run_ids),
-    ]
+def _row(method: str, rows: pd.DataFrame, multiple: Spread) -> dict[str, Any]:
+    runs, last = rows["run_id"].tolist(), rows["last"]
+    row = {name: int(rows.iloc[0][name]) for name in ("num_updates", "staleness", "versions")}
+    return row | {
+        "name": METHODS[method].name,
+        "median": last.median(),
+        "least": last.min(),
+        "most": last.max(),
+        "pace": rows["pace"].median(),
+        "tokens": ranged(spread(rows["tokens_needed"] / 1000), ".1f", runs),
+        "seconds": ranged(spread(rows["seconds_needed"]), ".3f", runs),
+        "multiple": ranged(multiple, ".2f", runs),
+        "run_id": runs,
+    }
 
 
 def draw(data: pd.DataFrame) -> Figure:

@@ -11,7 +11,7 @@ from analysis.exhibits.exhibit import (
     NOTHING,
     Cell,
     Table,
-    columns_of,
+    declared_table,
     exhibit_of,
     label,
     ours,
@@ -28,7 +28,7 @@ CUTS = ("published", "even", "greedy", "search")
 
 def plans_table(found: dict[tuple[str, str], dict]) -> Table:
     models = [model for model in runs.MODELS if (model, "published") in found]
-    return table(columns_of("plans"), (_plans_row(found[model, cut]) for model in models for cut in CUTS))
+    return declared_table("plans", (_plans_row(found[model, cut]) for model in models for cut in CUTS))
 
 
 def plans_numbers(experiments: Experiments) -> dict[tuple[str, str], dict]:
@@ -70,24 +70,20 @@ def plans_answer(found: dict) -> str:
     )
 
 
-def _plans_row(row: dict) -> list[Cell]:
-    model, cut, run = PUBLISHED_MODELS[row["model"]], row["partition"], row["run_id"]
-    share = (row["switch_s"] + row["intra_s"]) / (row["num_devices"] * row["makespan_s"])
-    return [
-        label(style.model_name(row["model"])),
-        label(style.PARTITIONS[cut].name),
-        ours(row["num_stages"], ".0f", run),
-        ours(row["num_backward_stages"], ".0f", run),
-        *(
-            _printed(model, cut, ".0f", ("partitions", "num_stages"), f"{direction}_stages", direction=direction)
-            for direction in ("forward", "backward")
-        ),
-        ours(100 * row["bubble_makespan"], ".2f", run),
-        ours(100 * share, ".2f", run),
-        _printed(model, cut, ".2f", ("bubble", "bubble_ratio_percent"), "sync_bubble_percent"),
-        ours(row["num_plans_evaluated"], ",.0f", run),
-        Cell(row["partition_layers"], short_cut(row["partition_layers"]), (run,)),
-    ]
+def _plans_row(row: dict) -> dict:
+    model, cut, layers = PUBLISHED_MODELS[row["model"]], row["partition"], row["partition_layers"]
+    stages = {
+        direction: _printed(model, cut, ".0f", ("partitions", "num_stages"), f"{direction}_stages", direction=direction)
+        for direction in ("forward", "backward")
+    }
+    return row | {
+        "plan": style.PARTITIONS[cut].name,
+        **stages,
+        "bubble": 100 * row["bubble_makespan"],
+        "share": 100 * ((row["switch_s"] + row["intra_s"]) / (row["num_devices"] * row["makespan_s"])),
+        "known": _printed(model, cut, ".2f", ("bubble", "bubble_ratio_percent"), "sync_bubble_percent"),
+        "cut": Cell(layers, short_cut(layers), (row["run_id"],)),
+    }
 
 
 def _printed(model: str, cut: str, form: str, simulated: tuple[str, str], planned: str, **keys: str) -> Cell:
