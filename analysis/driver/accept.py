@@ -17,7 +17,7 @@ from io import StringIO
 from pathlib import Path
 
 from analysis.claims.catalogue import all_claims, evaluate, red_text
-from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Need, Verdict
+from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Verdict
 from analysis.claims.expected import BECAUSE, CONTRADICTIONS, FOLDER, STATEMENTS, read_table
 from analysis.claims.own.regression import CONTENDER, row_of
 from analysis.driver.sweeps import ROOT, experiments
@@ -38,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(no_sweep_in(options.results), file=sys.stderr)
         return 2
     found = Experiments(options.results)
-    verdicts = evaluate(all_claims(), found, lambda need: _was_run(found, need))
+    verdicts = evaluate(
+        all_claims(),
+        found,
+        lambda need: bool(found.manifest(need.experiment)) and found.plans(need.experiment, need.choices),
+    )
     tables = dict(_tables(found, verdicts, options.only))
     changes = {name: lines for name, rows in tables.items() if (lines := list(changed(name, rows)))}
     for name, lines in changes.items():
@@ -55,7 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write(name, tables[name])
     if changes:
         counts = {name: len(lines) for name, lines in changes.items()}
-        append_line(FOLDER / BECAUSE, json.dumps(_reason(options.because.strip(), counts)))
+        reason = {
+            "accepted_at": provenance.now(),
+            "commit": provenance.git_commit(),
+            "because": options.because.strip(),
+        }
+        append_line(FOLDER / BECAUSE, json.dumps(reason | {"changed": counts}))
     print(f"{sum(map(len, changes.values()))} values of {len(changes)} tables changed", file=sys.stderr)
     return 0
 
@@ -66,19 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="tables to write; default: all that can be")
     parser.add_argument("--because", metavar="WHY", help="why these values change; kept beside the tables")
     return parser
-
-
-def _reason(because: str, counts: Mapping[str, int]) -> dict[str, object]:
-    return {
-        "accepted_at": provenance.now(),
-        "commit": provenance.git_commit(),
-        "because": because,
-        "changed": dict(counts),
-    }
-
-
-def _was_run(found: Experiments, need: Need) -> bool:
-    return found.manifest(need.experiment) is not None and found.plans(need.experiment, need.choices)
 
 
 def _blocking(found: Experiments, verdicts: Iterable[Verdict]) -> str:

@@ -5,27 +5,10 @@ Below them calls back to back, and both with a fused stage whose forward waits f
 
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim, Record, bubble_percent, claim, section, stated
+from analysis.claims.claim import DECLARED, Claim, Record, bubble_percent, claim, section, stated
 from analysis.exhibits.tables.published_cells import cell_numbers
 from analysis.records.published import PUBLISHED_MODELS, Printed, cell, rows, throughput_run
 from analysis.records.runs import SCHEDULES
-
-_PARTS = ("fill", "switch", "drain", "intra")
-# Column of bubble.csv -> what it is called, and its unit.
-_FIELDS = {
-    "layer_events": ("layer events", "events"),
-    "makespan_ms": ("makespan", "ms"),
-    "bubble_time_gpu_ms": ("bubble time", "GPU-ms"),
-    "bubble_ratio_percent": ("bubble ratio", "%"),
-    **{
-        f"{part}_{column}": (f"{part} {metric}", unit)
-        for part in _PARTS
-        for column, metric, unit in (("time_gpu_ms", "time", "GPU-ms"), ("ratio_percent", "ratio", "%"))
-    },
-    "comm_total_ms": ("total communication", "ms"),
-    "comm_exposed_ms": ("exposed communication", "ms"),
-    "comm_exposed_ratio_percent": ("exposed communication ratio", "%"),
-}
 
 
 @section(10, "Figure 17: the simulated bubbles", "RoundPipe, figure 17 (section 5.8.1)")
@@ -33,7 +16,7 @@ def figure17_claims() -> Iterator[Claim]:
     """Fifteen numbers a cell, and five bars: as labelled, and as the bubble of calls back to back."""
     for schedule in SCHEDULES:
         for model in PUBLISHED_MODELS:
-            for column, (metric, unit) in _FIELDS.items():
+            for column, (metric, unit) in DECLARED["printed"].items():
                 yield claim(
                     "figure17/{schedule}/{model}/{column}",
                     lambda run, column=column: cell_numbers(run)[column],

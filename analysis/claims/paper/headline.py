@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from analysis.claims.claim import Claim, Record, claim, section
+from analysis.claims.claim import DECLARED, Claim, Record, claim, section
 from analysis.records.published import PUBLISHED_MODELS, Printed, cell, printed, rows, table
 
 PLATFORM = "8x-rtx4090-24gb"
@@ -115,17 +115,6 @@ def _prediction(model: str) -> Iterator[Claim]:
             yield claim(name, value, published=published, model=model, column=column, kind=kind)
 
 
-_STREAMING = "streaming the weights, the host's bandwidth and Python are not simulated"
-_OPTIMIZER = "the optimizer on the host, exposed in a synchronous step, is not simulated"
-# Where the simulation is known to be far from the measurement, and what it leaves out there.
-_FAR = {
-    ("qwen3_235b_lora", "asynchronous"): _STREAMING,
-    ("qwen3_235b_lora", "synchronous"): _STREAMING,
-    ("gpt_oss_20b", "synchronous"): _OPTIMIZER,
-    ("qwen3_32b", "synchronous"): _OPTIMIZER,
-}
-
-
 def _prediction_against_measurement(model: str) -> Iterator[Claim]:
     for kind, system, value in _PREDICTIONS.values():
         measured = printed(
@@ -133,7 +122,7 @@ def _prediction_against_measurement(model: str) -> Iterator[Claim]:
         )
         if measured is None:
             continue
-        why = _FAR.get((model, kind), "")
+        why = DECLARED["far"].get(f"{model}/{kind}", "")
         yield claim(
             "headline/{model}/simulated_against_measured_{kind}",
             lambda run, value=value: 1e3 * value(run),

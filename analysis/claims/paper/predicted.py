@@ -84,26 +84,6 @@ def _beside(name: str, published: Printed, prediction: dict[str, Any], column: s
 NEAR = 0.15
 # What the published table has in the place of a bar.
 NO_BAR = ("OOM", "N/A")
-_EXPERTS = "the interpreter's loop over experts has no actions"
-_REFRESH = "the pass that refreshes the weights on the host has no actions"
-_GATHERS = "gathers, scatters and copies wait for nothing in the schedule; in DeepSpeed they stand behind computation"
-_SUMS = (
-    "DeepSpeed sums all gradients, twice the bytes of a scatter, behind the computation; the schedule scatters beside"
-)
-_FOOTPRINT = "its footprint is 1.06 times the memory; which class of tensors is counted too large is not known"
-_PRIVATE = "its batch and settings are not public"
-# Bars that our schedule misses by more than that, with the term that it lacks.
-MISSES = {
-    ("roundpipe", "qwen3_235b_lora"): _EXPERTS,
-    ("roundpipe-sync", "qwen3_32b"): _REFRESH,
-    ("roundpipe-sync", "qwen3_235b_lora"): _EXPERTS,
-    ("zero-2", "qwen3_1p7b"): _SUMS,
-    ("zero-infinity", "gpt_oss_20b"): _GATHERS,
-    ("zero-infinity", "qwen3_235b_lora"): _GATHERS,
-    ("fsdp", "llama31_8b"): _FOOTPRINT,
-    ("mobius", "qwen3_32b"): _PRIVATE,
-    ("mobius", "qwen3_235b_lora"): _PRIVATE,
-}
 
 
 @section(120, "Figure 10: throughput on 8 RTX 4090, action by action", "RoundPipe, figure 10 (section 5.2)")
@@ -113,7 +93,7 @@ def by_action_claims() -> Iterator[Claim]:
         if row["system"] in SYSTEMS:
             system, model = row["system"], OUR_MODELS[row["model"]]
             published = _published("throughput", "tokens_per_s", row, f"{system}, {row['model']}")
-            known, term = published.value, MISSES.get((system, model), "")
+            known, term = published.value, DECLARED["misses"].get(f"{system}/{model}", "")
             yield claim(
                 "by_action/{system}/{model}",
                 lambda record, status=published.text: _pace(record, status),

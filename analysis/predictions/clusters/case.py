@@ -177,9 +177,9 @@ ONLY: dict[str, Callable[[Job], bool]] = {
     "large groups of owners": lambda job: _shards_optimizer(job) and job.mesh.shard_group * job.mesh.tensor > 256,
 }
 
-_TABLES: dict[str, Any] = read_keys(Path(__file__).with_name("spread.yaml"))
-STEP, MEMORY = ({name: Spread(*row) for name, row in _TABLES[table].items()} for table in ("step", "memory"))
-UNSEEN = tuple(Unseen(**row) for row in _TABLES["unseen"])
+TABLES: dict[str, Any] = read_keys(Path(__file__).with_name("spread.yaml"))
+STEP, MEMORY = ({name: Spread(*row) for name, row in TABLES[table].items()} for table in ("step", "memory"))
+UNSEEN = tuple(Unseen(**row) for row in TABLES["unseen"])
 
 
 def unseen(case: Case) -> list[Unseen]:

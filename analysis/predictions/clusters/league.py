@@ -15,28 +15,13 @@ from pathlib import Path
 from statistics import median
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import STEP, Case, Model, number, rows_of, step_log_sd
+from analysis.predictions.clusters.case import STEP, TABLES, Case, Model, number, rows_of, step_log_sd
 from analysis.predictions.clusters.fit import given
 from analysis.predictions.clusters.holdout import FILE as HELD_OUT
 from analysis.predictions.clusters.writing import NINE_IN_TEN, Predicted, part_of, score
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_league.csv"
 BEGIN, END = "<!--clusters:league-->\n", "<!--/clusters:league-->\n"
-# Median and 90th percentile in percent that the rows whose answers are withheld are to keep.
-BARS = {
-    "bloom_a100_topologies": "3, 11",
-    "vtrain_multi": "6, 18",
-    "zero_bubble_table4": "6, 12",
-    "internevo": "4, 14",
-    "torchtitan": "10, 22",
-    "megatron_bridge, dense": "6, 13",
-    "megatron_bridge, experts": "15, 35",
-    "dgxc_benchmarking, dense": "8, 20",
-    "dgxc_benchmarking, experts": "18, 40",
-    "mlperf_training": "405B 6, 12; LoRA 15, 30",
-    "atorch_llama2": "10, 25",
-    "xtuner_h800": "12, 25",
-}
 
 
 def table() -> list[dict[str, str]]:
@@ -132,7 +117,7 @@ def table_text(found: Sequence[dict[str, str]]) -> str:
         held = out or fitted
         order = f"{100 * int(held['pairs_right']) / int(held['pairs']):.0f} %" if int(held["pairs"]) >= 5 else "-"
         cells = [name, fitted["rows"], _errors(plain), _errors(fitted), _errors(out) if out else "-"]
-        rows.append([*cells, BARS.get(name, "-"), order, f"{100 * float(held['inside_interval']):.0f} %"])
+        rows.append([*cells, TABLES["bars"].get(name, "-"), order, f"{100 * float(held['inside_interval']):.0f} %"])
     heads = "set | rows | constant utilisation | ours, in sample | held out | bar | order | inside"
     return tables.markdown(heads, rows)
 
