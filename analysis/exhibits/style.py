@@ -21,6 +21,7 @@ from rpbench import yaml_file
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY, PALE = "#8C8C8C", "#D0D0D0"
+LIGHTER = (VERMILION, "#E88A4D", "#F2B48C", "#FBE3D3")  # RoundPipe's vermilion, ever lighter
 
 _STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("rpbench.mplstyle"), use_default_template=False)
 

@@ -233,12 +233,8 @@ def _other_texts(text: str) -> Iterator[tuple[str, str]]:
         number = float(text)
     except ValueError:
         yield "another word", f"{text}x"
-        return
-    for factor in FACTORS:
-        if _differ(number * factor, number):
-            yield f"times {factor:g}", f"{number * factor:.8g}"
-    if not number:
-        yield "plus 1", "1"
+    else:
+        yield from ((what, f"{other:.8g}") for what, other in _others(number))
 
 
 # Of each kind so many must be noticed. What a record says of its origin is held by the digest in its manifest alone,

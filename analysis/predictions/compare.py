@@ -5,7 +5,7 @@ from functools import cache
 from math import exp, log
 from typing import NamedTuple
 
-from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS, rows
+from analysis.records.published import A800, OUR_MODELS, PUBLISHED_MODELS, RTX4090, rows
 from rpbench.config.request import load
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import NUMBERS, Machine
@@ -20,14 +20,14 @@ from rpbench.workload.architecture import Architecture
 
 
 # Machines of the paper, by the name of their configuration.
-PLATFORMS = {"8x_rtx4090": "8x-rtx4090-24gb", "8x_a800": "8x-a800-80gb-sxm"}
+PLATFORMS = {"8x_rtx4090": RTX4090, "8x_a800": A800}
 
 # Machines whose settings are published and whose pace is not: RoundPipe alone, without the model with few experts.
 CROSS_PLATFORMS = {"8x_w7800": "8x-amd-w7800", "8x_ascend_910b": "8x-ascend-910b"}
 CROSS_MODELS = ("qwen3_1p7b", "llama31_8b", "qwen3_32b", "qwen3_235b_lora")
 
-# Where the layers of published models were timed.
-MEASURED_ON = "8x_rtx4090"
+# The machine whose layers were timed, and whose measurements were known first.
+KNOWN = "8x_rtx4090"
 
 
 @cache
@@ -54,7 +54,7 @@ def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: 
     shape = model_of(model)
     memory = basis["device_memory_bytes"]
     settings = published_settings(system, cluster_of(cluster).published_name, shape.published_name, memory)
-    return Case(system, shape, basis, settings, num_devices, measured_on=declared_basis(MEASURED_ON))
+    return Case(system, shape, basis, settings, num_devices, measured_on=declared_basis(KNOWN))
 
 
 def cross_cells() -> list[tuple[str, str, str]]:
@@ -65,10 +65,6 @@ def cross_cells() -> list[tuple[str, str, str]]:
 def cells() -> list[tuple[str, str, str]]:
     """(system, machine, model) of the throughput tables, in the order of the published one."""
     return [(system, cluster, model) for cluster in PLATFORMS for system in SYSTEMS for model in PUBLISHED_MODELS]
-
-
-# The machine whose layers were timed, and whose measurements were known first.
-KNOWN = "8x_rtx4090"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from analysis.predictions.compare import (
     published_value,
     with_values,
 )
-from analysis.records.published import PUBLISHED_MODELS
+from analysis.records.published import DENSE, PUBLISHED_MODELS
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.declared import Declared
 from rpbench.cost.hardware.machine import NUMBERS
@@ -152,7 +152,6 @@ ALONE = 0.15
 # A fit begins with two values this far either side, and takes so many steps of the secant, each at most so long (in
 # logarithms); a constant that moves no cell by this part of its own change is not told by them.
 STEP, SECANTS, MOST, LEAST = 1.15, 2, 1.0, 0.05
-_DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
 
 
 class Known(NamedTuple):
@@ -178,7 +177,7 @@ def _cells(system: str, models: Sequence[str], cluster: str) -> tuple[Cell, ...]
 # timing of a 235B layer on one device leaves for an expert; NCCL through the host, measured by others at 2 to 3 GB/s;
 # 0.80 and 76 GB/s, as the sealed predictions had them; 20 bytes, which is what can be counted of a gradient's copies.
 KNOWN_BY: tuple[Known, ...] = (
-    Known("host_bytes_per_s", KNOWN, _cells("roundpipe-sync", _DENSE, KNOWN), 102e9, 0.4),
+    Known("host_bytes_per_s", KNOWN, _cells("roundpipe-sync", DENSE, KNOWN), 102e9, 0.4),
     Known(
         "expert_pass_s",
         KNOWN,
@@ -197,8 +196,8 @@ KNOWN_BY: tuple[Known, ...] = (
         2.5e9,
         0.2,
     ),
-    Known("matmul_efficiency", A800, _cells("roundpipe", _DENSE, A800), 0.80, 0.06),
-    Known("host_bytes_per_s", A800, _cells("roundpipe-sync", _DENSE, A800), 76.26e9, 0.4),
+    Known("matmul_efficiency", A800, _cells("roundpipe", DENSE, A800), 0.80, 0.06),
+    Known("host_bytes_per_s", A800, _cells("roundpipe-sync", DENSE, A800), 76.26e9, 0.4),
     Known("deepspeed_gradient_bytes", A800, _cells("zero-2", ("qwen3_1p7b", "llama31_8b"), A800), 20.0, 1.0),
 )
 
@@ -302,7 +301,7 @@ def expert_rows() -> list[dict[str, str]]:
     return [
         {"constant": constant, "model": model, "error": f"{held_out(constant, model):.4f}"}
         for model in PUBLISHED_MODELS
-        if model not in _DENSE
+        if model not in DENSE
     ]
 
 

@@ -15,13 +15,13 @@ from statistics import median
 from typing import NamedTuple
 
 from analysis.predictions.tables import FOLDER, Row, read
+from analysis.records.published import DENSE, EXPERTS, PUBLISHED_MODELS
 from rpbench.cost.published import published_rows
 
 SEALED, SEALED_COMMIT = FOLDER / "sealed", "90b90aa"
 FOLDERS = (SEALED, FOLDER)
 
-DENSE = ("qwen3-1.7b", "llama-3.1-8b", "qwen3-32b")
-EXPERTS = ("gpt-oss-20b", "qwen3-235b-lora")
+_DENSE, _EXPERTS = (tuple(map(PUBLISHED_MODELS.__getitem__, models)) for models in (DENSE, EXPERTS))
 # Table of the prediction, table of the measurement, column predicted, column measured, what identifies a row.
 _TABLES = {
     "throughput": ("throughput_a800", "tokens_per_s", "tokens_per_s", ("system", "platform", "model")),
@@ -119,12 +119,12 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group("RoundPipe on A800, dense", "throughput", ("roundpipe",), DENSE),
-    Group("RoundPipe on A800, experts", "throughput", ("roundpipe",), EXPERTS),
+    Group("RoundPipe on A800, dense", "throughput", ("roundpipe",), _DENSE),
+    Group("RoundPipe on A800, experts", "throughput", ("roundpipe",), _EXPERTS),
     Group("RoundPipe-sync on A800", "throughput", ("roundpipe-sync",)),
     Group("baselines on A800", "throughput", ("zero-2", "zero-infinity", "fsdp", "megatron-pp", "megatron-tp")),
-    Group("scaling, dense", "scaling", models=DENSE),
-    Group("scaling, experts", "scaling", models=EXPERTS),
+    Group("scaling, dense", "scaling", models=_DENSE),
+    Group("scaling, experts", "scaling", models=_EXPERTS),
     Group("sequence lengths", "seqlen_sensitivity"),
     Group("longest sequences on A800", "max_seq_len"),
 )

@@ -10,11 +10,9 @@ from statistics import median
 from analysis.predictions import compare
 from analysis.predictions.compare import Cell
 from analysis.predictions.tables import Row, read
-from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS
+from analysis.records.published import DENSE, EXPERTS, OUR_MODELS, PUBLISHED_MODELS
 from rpbench.predict import SYSTEMS
 
-DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
-EXPERTS = ("gpt_oss_20b", "qwen3_235b_lora")
 # Mobius' settings are not public: it is reported, and counts for no bar but the headline.
 GATED = ("megatron-pp", "megatron-tp", "zero-2", "zero-infinity", "fsdp")
 BASELINES = (*GATED, "mobius")

@@ -29,6 +29,8 @@ PUBLISHED_MODELS = {
     "qwen3_32b": "qwen3-32b",
     "qwen3_235b_lora": "qwen3-235b-lora",
 }
+DENSE, EXPERTS = ("qwen3_1p7b", "llama31_8b", "qwen3_32b"), ("gpt_oss_20b", "qwen3_235b_lora")
+RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"  # its names of machines
 OUR_MODELS = {name: model for model, name in PUBLISHED_MODELS.items()}
 
 
@@ -108,7 +110,7 @@ def rows(name: str, **keys: str) -> Iterator[Row]:
 
 
 def throughput_run(model: str) -> Row:
-    of = {"system": "roundpipe", "platform": "8x-rtx4090-24gb", "model": PUBLISHED_MODELS[model]}
+    of = {"system": "roundpipe", "platform": RTX4090, "model": PUBLISHED_MODELS[model]}
     return next(rows("run_settings", experiment="throughput", **of))
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from analysis.claims.claim import DECLARED, Claim, Record, claim, section
-from analysis.records.published import PUBLISHED_MODELS, Printed, cell, printed, rows, table
+from analysis.records.published import PUBLISHED_MODELS, RTX4090, Printed, cell, printed, rows, table
 
-PLATFORM = "8x-rtx4090-24gb"
 _FIGURE10 = "RoundPipe, figure 10 (section 5.2)"
 
 # How far simulated and measured throughput may lie apart to be called near: no link contention, no optimizer,
@@ -37,7 +36,7 @@ def claims() -> Iterator[Claim]:
 
 def throughput(model: str) -> dict[str, float]:
     """Published tokens per second of every system that ran a model on the eight RTX 4090; FSDP as in the figure."""
-    found = rows("throughput", model=PUBLISHED_MODELS[model], platform=PLATFORM, status="ok")
+    found = rows("throughput", model=PUBLISHED_MODELS[model], platform=RTX4090, status="ok")
     return {row["system"]: float(row["tokens_per_s"]) for row in found if row["system"] != "fsdp-offload"}
 
 
@@ -117,9 +116,7 @@ def _prediction(model: str) -> Iterator[Claim]:
 
 def _prediction_against_measurement(model: str) -> Iterator[Claim]:
     for kind, system, value in _PREDICTIONS.values():
-        measured = printed(
-            "throughput", "tokens_per_s", model=PUBLISHED_MODELS[model], platform=PLATFORM, system=system
-        )
+        measured = printed("throughput", "tokens_per_s", model=PUBLISHED_MODELS[model], platform=RTX4090, system=system)
         if measured is None:
             continue
         why = DECLARED["far"].get(f"{model}/{kind}", "")

@@ -11,25 +11,14 @@ from analysis.exhibits import style
 from analysis.exhibits.exhibit import NOTHING, Cell, Table, columns_of, exhibit_of, label, ours, table, theirs
 from analysis.exhibits.tables import comparison
 from analysis.records.experiments import Experiments, MissingRuns, index
-from analysis.records.published import PUBLISHED_MODELS, Published, look_up
+from analysis.records.published import PUBLISHED_MODELS, RTX4090, Published, look_up
 from analysis.records.runs import MODELS
+from rpbench.advice.published_runs import SYSTEMS
 from rpbench.config.configuration import swept
 
 EXPERIMENT = "figure10_published"
-PLATFORM = "8x-rtx4090-24gb"
 # How far a simulated bar may be from the published one; how far simulator and predictor may be apart.
 NEAR, AGREE = 0.15, 0.05
-# What the contest has for a system.
-TUNED_AS = {
-    "roundpipe": "roundpipe_async",
-    "roundpipe-sync": "roundpipe",
-    "mobius": "mobius",
-    "megatron-pp": "1f1b",
-    "megatron-tp": "megatron_tp",
-    "zero-2": "zero_2",
-    "zero-infinity": "zero_infinity",
-    "fsdp": "zero_3",
-}
 # Cause of a step's time -> the setting that changes it.
 SETTING_OF = {
     "computation": "kernels and uneven microbatches",
@@ -74,7 +63,7 @@ def numbers(experiments: Experiments) -> list[Bar]:
 
 
 def _bar(row: dict) -> Bar:
-    keys = {"system": row["system"], "model": PUBLISHED_MODELS[row["model"]], "platform": PLATFORM}
+    keys = {"system": row["system"], "model": PUBLISHED_MODELS[row["model"]], "platform": RTX4090}
     return Bar(row, look_up("throughput", "tokens_per_s", **keys), look_up("throughput", "status", **keys).value)
 
 
@@ -111,8 +100,8 @@ def _gap(row: dict) -> float | None:
 
 def _cells(bar: Bar, tuned: Mapping[tuple[str, str], dict]) -> Sequence[Cell]:
     row, run = bar.row, bar.row["run_id"]
-    known = bar.published
-    equal = tuned.get((row["model"], TUNED_AS[row["system"]]))
+    known, system = bar.published, SYSTEMS[row["system"]]
+    equal = tuned.get((row["model"], f"{system.schedule}_async" if system.late else system.schedule))
     return (
         label(style.model_name(row["model"])),
         label(style.method_name(row["system"])),

@@ -49,10 +49,6 @@ def _row(found: dict[int, dict], model: str) -> list[Cell]:
     return row
 
 
-# RoundPipe's vermilion for the rotation; lighter for the pool with smaller rounds.
-_SHADES = {0: style.VERMILION, 8: "#E88A4D", 4: "#F2B48C", 1: "#FBE3D3"}
-
-
 def draw(data: pd.DataFrame) -> Figure:
     with style.figure(8.6, 3.0) as figure:
         axes = figure.subplots()
@@ -60,7 +56,7 @@ def draw(data: pd.DataFrame) -> Figure:
             rows = data[data["round_size"] == size].set_index("model").loc[list(runs.MODELS)]
             places = [place - 0.3 + 0.2 * number for place in range(len(rows))]
             name = f"dynamic, rounds of {size}" if size else "rotation, rounds of 8"
-            bars = axes.bar(places, rows["bubble"], 0.19, color=_SHADES[size], edgecolor="black", label=name)
+            bars = axes.bar(places, rows["bubble"], 0.19, color=style.LIGHTER[number], edgecolor="black", label=name)
             axes.bar_label(bars, [f"{bubble:.1f}" for bubble in rows["bubble"]], padding=1, fontsize=6.2)
         axes.set_xticks(range(len(runs.MODELS)), [style.model_name(model) for model in runs.MODELS])
         axes.set_ylabel("bubble (% of devices × time)")

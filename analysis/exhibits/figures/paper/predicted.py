@@ -15,10 +15,8 @@ from analysis.exhibits import style
 from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, exhibited, label, table, theirs
 from analysis.predictions.tables import read
 from analysis.records.experiments import Experiments
-from analysis.records.published import OUR_MODELS, models_in, published
+from analysis.records.published import A800, OUR_MODELS, RTX4090, models_in, published
 
-RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
-_NAMES = {RTX4090: "8 RTX 4090", A800: "8 A800"}
 # Column of the predictions, column of the published table, what it is called.
 _QUANTITIES = {
     "throughput": ("tokens_per_s", "tokens_per_s", "tokens/s"),

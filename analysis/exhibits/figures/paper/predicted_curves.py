@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
-from analysis.exhibits.figures.paper.predicted import A800, RTX4090
 from analysis.predictions.tables import read
-from analysis.records.published import models_in, published
+from analysis.records.published import A800, RTX4090, models_in, published
 
 _RATES = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 _PLATFORMS = {RTX4090: "8 RTX 4090", A800: "8 A800"}

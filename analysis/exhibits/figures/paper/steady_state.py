@@ -106,8 +106,7 @@ def draw(data: pd.DataFrame) -> Figure:
         return figure
 
 
-# RoundPipe's vermilion, lighter with more microbatches.
-_SHADES = {8: style.VERMILION, 9: "#E88A4D", 10: "#F2B48C", 16: "#FBE3D3"}
+_SHADES = dict(zip(COUNTS, style.LIGHTER, strict=True))
 
 
 def _bar(axes: Axes, x: float, value: float, colour: str, hatch: str, causal: float = float("nan")) -> None:
