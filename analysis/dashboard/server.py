@@ -320,46 +320,28 @@ def dashboard(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: for an argument it does not take.
     """
-    words, options = _parsed(arguments)
-    if "wandb" in words:
-        return _wandb(options, dry_run="--dry-run" in words)
-    results = Path(options.pop("results_dir", "results"))
-    port = _port(options.pop("port", "0"))
-    _refuse(options)
+    words = {item for item in arguments if "=" not in item}
+    options = dict(item.partition("=")[::2] for item in arguments if "=" in item)
+    is_wandb = "wandb" in words
+    for word in words - {"wandb", "--dry-run"}:
+        raise ConfigError(f"unknown word {word!r}: {_USAGE}")
+    if "--dry-run" in words and not is_wandb:
+        raise ConfigError(f"--dry-run belongs to dashboard wandb: {_USAGE}")
+    for key in options.keys() - ({"project", "entity"} if is_wandb else {"results_dir", "port"}):
+        raise ConfigError(f"dashboard takes no {key}: {_USAGE}")
+    if is_wandb:
+        from rpbench.tracking import dashboard_wandb
+
+        make = dashboard_wandb.specification if "--dry-run" in words else dashboard_wandb.save
+        print(json.dumps(make(options.get("project", "rpbench"), options.get("entity", ""))))
+        return 0
+    results, port = Path(options.get("results_dir", "results")), options.get("port", "0")
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"port={port}: a whole number up to 65535; 0 takes a free one")
     if results.exists() and not results.is_dir():
         raise ConfigError(f"results_dir={results}: it is no folder; name the one that holds records, or will")
-    with serve(results, port) as server:
+    with serve(results, int(port)) as server:
         print(json.dumps({"dashboard": server.url}), flush=True)
         print("rpbench: the page follows the folder; Ctrl-C ends it", file=sys.stderr)
         server.wait()
     return 0
-
-
-def _wandb(options: dict[str, str], *, dry_run: bool) -> int:
-    from rpbench.tracking import dashboard_wandb
-
-    project, entity = options.pop("project", "rpbench"), options.pop("entity", "")
-    _refuse(options)
-    make = dashboard_wandb.specification if dry_run else dashboard_wandb.save
-    print(json.dumps(make(project, entity)))
-    return 0
-
-
-def _parsed(arguments: Sequence[str]) -> tuple[set[str], dict[str, str]]:
-    words = {item for item in arguments if "=" not in item}
-    for word in words - {"wandb", "--dry-run"}:
-        raise ConfigError(f"unknown word {word!r}: {_USAGE}")
-    if "--dry-run" in words and "wandb" not in words:
-        raise ConfigError(f"--dry-run belongs to dashboard wandb: {_USAGE}")
-    return words, dict(item.partition("=")[::2] for item in arguments if "=" in item)
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise ConfigError(f"port={text}: a whole number up to 65535; 0 takes a free one")
-    return int(text)
-
-
-def _refuse(options: dict[str, str]) -> None:
-    for key in options:
-        raise ConfigError(f"dashboard takes no {key}: {_USAGE}")

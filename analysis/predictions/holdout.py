@@ -32,7 +32,7 @@ from analysis.predictions.compare import (
     published_value,
     with_values,
 )
-from analysis.records.published import DENSE, PUBLISHED_MODELS
+from analysis.records.published import DENSE, EXPERTS, PUBLISHED_MODELS
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.declared import Declared
 from rpbench.cost.hardware.machine import NUMBERS
@@ -284,25 +284,16 @@ def _less_sure(basis: Basis, within: Mapping[str, float]) -> Basis:
     return replace(basis, declared={**basis.declared, **changed})
 
 
-@cache
-def held_out(constant: str, model: str) -> float:
-    """Error of RoundPipe on a model of the known machine, with the constant fitted on other models or at its prior."""
-    (known,) = (each for each in KNOWN_BY if (each.name, each.cluster) == (constant, KNOWN))
-    kept = tuple(cell for cell in known.cells if cell.model != model)
-    value = _fitted(known, kept, tuple(sorted(declared().values.items()))) if kept else None
-    off = error(Cell("throughput", "roundpipe", model), with_values(declared(), {constant: value or known.prior}))
-    assert off is not None
-    return off
-
-
 def expert_rows() -> list[dict[str, str]]:
-    """Errors of the models with experts, an expert's launches fitted on the other one of the two."""
-    constant = "expert_pass_s"
-    return [
-        {"constant": constant, "model": model, "error": f"{held_out(constant, model):.4f}"}
-        for model in PUBLISHED_MODELS
-        if model not in DENSE
-    ]
+    """RoundPipe's errors on the models with experts, an expert's launches fitted on the other one or at their prior."""
+    (known,) = (each for each in KNOWN_BY if (each.name, each.cluster) == ("expert_pass_s", KNOWN))
+    found = []
+    for model in EXPERTS:
+        kept = tuple(cell for cell in known.cells if cell.model != model)
+        value = _fitted(known, kept, tuple(sorted(declared().values.items()))) if kept else None
+        off = error(Cell("throughput", "roundpipe", model), with_values(declared(), {known.name: value or known.prior}))
+        found.append({"constant": known.name, "model": model, "error": f"{off:.4f}"})
+    return found
 
 
 class Held(NamedTuple):

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from analysis.predictions.compare import model_of
-from analysis.predictions.tables import FOLDER, Row, as_csv
+from analysis.predictions.tables import FOLDER, Row, write
 from rpbench.cost.footprint.sizes import LayerActivations
 from rpbench.cost.published import published_rows
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.plan.problem import Problem
-from rpbench.records.record import write_atomically
 from rpbench.registry import entries
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
@@ -226,5 +225,5 @@ def rows() -> list[Row]:
 
 
 if __name__ == "__main__":
-    write_atomically(FOLDER / "schedules_measured.csv", as_csv(rows()))
+    write(FOLDER / "schedules_measured.csv", rows())
     sys.exit(0)

@@ -50,13 +50,12 @@ from itertools import chain, repeat
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from analysis.predictions.tables import FOLDER, as_csv
+from analysis.predictions.tables import FOLDER, write
 from baselines.tensor_parallel.interlaced import letters
 from rpbench.cost.published import published_rows
 from rpbench.cost.table import CostTable, Work
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.schedule import Row, Schedule, Shape
-from rpbench.records.record import write_atomically
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
 
@@ -308,7 +307,7 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["known"]:
         print(known_text())
     else:
-        write_atomically(FOLDER / "vocab_stage_times.csv", as_csv(rows()))
+        write(FOLDER / "vocab_stage_times.csv", rows())
     return 0
 
 
