@@ -79,14 +79,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _blocking(found: Experiments, verdicts: Iterable[Verdict]) -> str:
     """Verdicts that stay red whatever is accepted, a line each; empty if there are none."""
-    red = [each for each in verdicts if each.red and not _is_of_a_table(each)]
+    red = []
+    for each in verdicts:
+        declared = each.kind in (CONTRADICTED, MISSED) and bool(each.claim.contradiction)
+        accepted = declared or (
+            each.claim.whose == "ours" and each.kind in EVALUATED
+        )  # by a table that is written here
+        red += [each] if each.red and not accepted else []
     return "\n".join(filter(None, (*(f"  {line}" for line in found.refusals()), red_text(red))))
-
-
-def _is_of_a_table(verdict: Verdict) -> bool:
-    """True if the expected value of a claim stands in a table that is written here."""
-    declared = verdict.kind in (CONTRADICTED, MISSED) and bool(verdict.claim.contradiction)
-    return declared or (verdict.claim.whose == "ours" and verdict.kind in EVALUATED)
 
 
 def _tables(found: Experiments, verdicts: Sequence[Verdict], only: Sequence[str] | None) -> Iterator[tuple[str, Rows]]:

@@ -107,18 +107,13 @@ def fitted() -> set[str]:
     cells = {
         cell for place in PLATFORMS for each in declared_basis(place).declared.values() for cell in (each.cells or ())
     }
-    own = {f"{table}:{row['system']}/{row['model']}" for table, row in _system_rows() if _cell(row) in cells}
+    own = {
+        f"{table}:{row['system']}/{row['model']}"
+        for table in SYSTEM_TABLES
+        for row in published_rows(f"{table}.csv")
+        if f"throughput/{row['system']}/{row['platform']}/{row['model']}" in cells
+    }
     return own | {name for pair in pairs() for name in pair[:2] if name.partition(":")[0] not in SYSTEM_TABLES}
-
-
-def _system_rows() -> Iterator[tuple[str, Row]]:
-    for table in SYSTEM_TABLES:
-        for row in published_rows(f"{table}.csv"):
-            yield table, row
-
-
-def _cell(row: Row) -> str:
-    return f"throughput/{row['system']}/{row['platform']}/{row['model']}"
 
 
 def write() -> dict[str, int]:

@@ -92,7 +92,10 @@ def _facts(found: Entry) -> str:
     name = found.name
     drawing = f"![The order of {name}, a row a device]({name}.svg)\n\n" if can_draw(name) else ""
     mark = "" if found.extra is None else " no-run: needs a package that is not installed by default"
-    return f"{drawing}```bash{mark}\npython -m rpbench show {' '.join(words_of(name))} draw={name}.svg\n```\n\n{table}"
+    return (
+        f"{drawing}```bash{mark}\npython -m rpbench show {' '.join(words_of(name))} draw={name}.svg\n```\n\n"
+        f"| | |\n| --- | --- |\n{table}\n"
+    )
 
 
 def _options_of(found: Entry) -> str:

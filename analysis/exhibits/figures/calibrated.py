@@ -142,7 +142,8 @@ def calibration(results: Path) -> list[Exhibit]:
         return []
     answer = json.loads((results / ANSWER).read_text(encoding="utf-8"))
     is_dry = answer.get("evidence") == "dry"
-    layers, ratios = tuple(_layers(answer)), list(_over_predicted(answer))
+    layers = tuple(_layers(answer))
+    ratios = [took / each["predicted_s"][part] for each in answer["layers"] for part, took in each["seconds"].items()]
     told = (
         f"Of {len(ratios)} parts the median takes {median(ratios):.3f} times what is predicted, "
         f"all {min(ratios):.2f} to {max(ratios):.2f} times."
@@ -187,11 +188,6 @@ def _layers(answer: Mapping[str, Any]) -> Iterator[list[Cell]]:
                 theirs(predicted and 1e3 * predicted, ".4g", _FROM),
                 theirs(timed / predicted if predicted else None, ".3f", _FROM),
             ]
-
-
-def _over_predicted(answer: Mapping[str, Any]) -> Iterator[float]:
-    for each in answer["layers"]:
-        yield from (took / each["predicted_s"][part] for part, took in each["seconds"].items())
 
 
 def _rates(answer: Mapping[str, Any]) -> Iterator[list[Cell]]:

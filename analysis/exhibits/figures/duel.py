@@ -1,7 +1,7 @@
 """The duel on two cores: time of a step of every contender as predicted, as emulated and as measured."""
 
 from collections.abc import Callable, Mapping
-from math import isfinite, isnan
+from math import isfinite
 from textwrap import fill
 from typing import Any
 
@@ -113,10 +113,14 @@ def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Fin
     both = (own, *(rows[each]["run_id"] for each in REFERENCES if each in rows))
     walls, replays = found["wall"].get(name), found["replay"].get(name)
     over_replay = ratio(times(row, "wall"), times(row, "replay")).median
+    verdict, starts = "no verdict: nobody to compare with", walls.starts if walls else ()
+    if walls is not None:
+        verdict = f"{walls.verdict}: {walls.reason}" if walls.reason else walls.verdict
+    counted = ", ".join(f"{start.num_pairs} (and {start.num_disturbed} disturbed)" for start in starts)
     return [
         *opening,
         label(row["recompute"]),
-        label(_verdict(walls)),
+        label(verdict),
         *(_speed(each, both) for each in (walls, replays)),
         _share(found["replay"], name, both),
         ours(100 * (1 - row["bubble_makespan"]), ".1f", own),
@@ -127,8 +131,8 @@ def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Fin
         ours(over_replay, ".3f", own),
         ours(row["replay_makespan_s"] / row["simulated_makespan_s"], ".3f", own),
         ours(row["cpu_s"], ".3f", own),
-        label(_counted(walls)),
-        _others(row),
+        label(counted),
+        ours(row["foreign_cpu_share"], ".2f", own),
     ]
 
 
@@ -136,12 +140,6 @@ def plan(row: Row) -> str:
     """Its partition, as short as can be, and its rounds."""
     size = row["round_size"]
     return short_cut(row["partition_layers"]) + (f", rounds of {size:.0f}" if size and size == size else "")
-
-
-def _verdict(found: Finding | None) -> str:
-    if found is None:
-        return "no verdict: nobody to compare with"
-    return f"{found.verdict}: {found.reason}" if found.reason else found.verdict
 
 
 def _speed(found: Finding | None, run_ids: tuple[str, ...]) -> Cell:
@@ -154,16 +152,6 @@ def _share(found: Mapping[str, Finding], name: str, run_ids: tuple[str, ...]) ->
     if LIMIT not in found or name not in found or not isfinite(found[name].ratio / found[LIMIT].ratio):
         return NOTHING
     return ours(found[name].ratio / found[LIMIT].ratio, ".3f", run_ids)
-
-
-def _counted(found: Finding | None) -> str:
-    starts = found.starts if found else ()
-    return ", ".join(f"{start.num_pairs} (and {start.num_disturbed} disturbed)" for start in starts)
-
-
-def _others(row: Row) -> Cell:
-    share = row["foreign_cpu_share"]
-    return NOTHING if share is None or isnan(share) else ours(share, ".2f", row["run_id"])
 
 
 # --- the figure ----------------------------------------------------------------------------------------------

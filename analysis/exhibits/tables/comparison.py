@@ -13,7 +13,6 @@ from analysis.exhibits.exhibit import (
     NOTHING,
     Cell,
     Shown,
-    Table,
     columns_of,
     exhibit_of,
     exhibited,
@@ -102,11 +101,6 @@ def contest_answer(ranked: pd.DataFrame) -> str:
     return "; ".join(parts) + "." if parts else ""
 
 
-def _leaders_table(ranked: pd.DataFrame) -> Table:
-    """The leaders of every model with all that the search chose for them."""
-    return table(columns_of("figure10_options"), (_chosen(row) for model in MODELS for row in leaders(ranked, model)))
-
-
 def _chosen(row: dict) -> Sequence[Cell]:
     run = row["run_id"]
     return (
@@ -125,7 +119,7 @@ def _chosen(row: dict) -> Sequence[Cell]:
 exhibit = exhibit_of(
     "figure10_options",
     lambda experiments: distinct(contest_numbers(experiments)),
-    _leaders_table,
+    lambda ranked: table(columns_of("figure10_options"), (_chosen(row) for m in MODELS for row in leaders(ranked, m))),
     leaders=LEADERS,
     answer=contest_answer,
 )
@@ -185,11 +179,18 @@ _LATE = (
 @exhibited("baselines_cpu")
 def measured(experiments: Experiments) -> Shown:
     """All systems that the engine trains, on two cores of this machine."""
-    rows, multiples, behind = _baselines_cpu(experiments), *_multiples(experiments)
-    cells = (
-        (*_system(_whole_run(row), "bubble_makespan", multiples, behind), *_training(row))
-        for row in rows.to_dict("records")
-    )
+    rows = succeeded(experiments.cells("baselines_cpu"))
+    if rows.empty:
+        raise MissingRuns("all runs of experiment=baselines_cpu")
+    # The pace is that of the whole run: a few steps say little of an interval.
+    pace = rows["tokens_per_step"] * rows["num_updates"] / rows["makespan_s"]
+    rows = rows.sort_values("schedule", kind="stable").assign(tokens_per_s=pace)
+    multiples, behind = _multiples(experiments)
+    cells = []
+    for row in rows.to_dict("records"):
+        run, largest = row["run_id"], row["grad_max_abs_diff"]
+        trained = ours(row["loss"], ".4f", run), ours(largest, ".1e" if largest else ".0f", run)
+        cells.append((*_system(row, "bubble_makespan", multiples, behind), *trained))
     exact = int((rows["grad_max_abs_diff"] == 0).sum())
     return Shown(
         table=table(columns_of("baselines_cpu"), cells),
@@ -222,18 +223,6 @@ def _multiples(experiments: Experiments) -> tuple[Multiples, list[str]]:
     except MissingRuns:
         return {}, []
     return token_multiples(data, convergence.BY_BATCH), data["run_id"].tolist()
-
-
-def _baselines_cpu(experiments: Experiments) -> pd.DataFrame:
-    rows = succeeded(experiments.cells("baselines_cpu"))
-    if rows.empty:
-        raise MissingRuns("all runs of experiment=baselines_cpu")
-    return rows.sort_values("schedule", kind="stable")
-
-
-def _whole_run(row: dict) -> dict:
-    """A measured row whose pace is that of its whole run: a few steps say little of an interval."""
-    return row | {"tokens_per_s": row["tokens_per_step"] * row["num_updates"] / row["makespan_s"]}
 
 
 def _system(row: dict, field: str, multiples: Multiples, behind: Sequence[str]) -> Sequence[Cell]:
@@ -270,11 +259,6 @@ def _moved(row: dict, link: str) -> float:
     """Gigabytes a step over one kind of link, of all devices."""
     found = row.get(link)
     return sum(found) / 1e9 / row["num_steps"] if isinstance(found, list) else 0.0
-
-
-def _training(row: dict) -> Sequence[Cell]:
-    run, largest = row["run_id"], row["grad_max_abs_diff"]
-    return (ours(row["loss"], ".4f", run), ours(largest, ".1e" if largest else ".0f", run))
 
 
 def draw(rows: pd.DataFrame) -> Figure:

@@ -59,12 +59,12 @@ class Bar(NamedTuple):
 def numbers(experiments: Experiments) -> list[Bar]:
     wanted = [(model, system) for model in MODELS for system in swept(EXPERIMENT, "mode.system")]
     rows = index(experiments.cells(EXPERIMENT), ("model", "system"), wanted, EXPERIMENT)
-    return [_bar(row) for row in rows.to_dict("records")]
-
-
-def _bar(row: dict) -> Bar:
-    keys = {"system": row["system"], "model": PUBLISHED_MODELS[row["model"]], "platform": RTX4090}
-    return Bar(row, look_up("throughput", "tokens_per_s", **keys), look_up("throughput", "status", **keys).value)
+    found = []
+    for row in rows.to_dict("records"):
+        keys = {"system": row["system"], "model": PUBLISHED_MODELS[row["model"]], "platform": RTX4090}
+        status = look_up("throughput", "status", **keys).value
+        found.append(Bar(row, look_up("throughput", "tokens_per_s", **keys), status))
+    return found
 
 
 def _table(found: tuple[list[Bar], Experiments]) -> Table:

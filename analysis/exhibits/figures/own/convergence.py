@@ -42,7 +42,11 @@ def goal_of(data: pd.DataFrame, method: str = PLAIN) -> float:
 
 def reached(data: pd.DataFrame, over: str, goal: float) -> pd.Series:
     """The first point of every run at or below a goal, in `tokens` or `seconds`; infinite for a run that has none."""
-    return pd.Series([_first(goal, row["losses"], row[over]) for row in data.to_dict("records")], index=data.index)
+    found = []
+    for losses, points in zip(data["losses"], data[over], strict=True):
+        below = np.flatnonzero(smoothed(losses) <= goal)
+        found.append(float(points[SMOOTH - 1 :][below[0]]) if len(below) else inf)
+    return pd.Series(found, index=data.index)
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -62,23 +66,15 @@ def token_multiples(data: pd.DataFrame, by_batch: Sequence[str]) -> dict[str, Sp
         needed = runs.set_index(["method", "seed"])["needed"]
         for method in data["method"].unique():
             if (method not in by_batch) == often:
-                found[method] = spread([_over(own, needed[plain, seed]) for seed, own in needed[method].items()])
+                pairs = [(own, needed[plain, seed]) for seed, own in needed[method].items()]
+                # Where neither came to the goal nothing is known.
+                found[method] = spread([inf if isinf(plainly) else own / plainly for own, plainly in pairs])
     return found
-
-
-def _over(own: float, plain: float) -> float:
-    """A ratio; infinite where neither came to the goal, for nothing is known then."""
-    return inf if isinf(plain) else own / plain
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
     """Means over `SMOOTH` points in a row."""
     return np.convolve(values, np.ones(SMOOTH) / SMOOTH, mode="valid")
-
-
-def _first(goal: float, losses: np.ndarray, over: np.ndarray) -> float:
-    below = np.flatnonzero(smoothed(losses) <= goal)
-    return float(over[SMOOTH - 1 :][below[0]]) if len(below) else inf
 
 
 METHODS = style.looks("convergence")  # by their name under `schedule=`

@@ -69,7 +69,8 @@ def draw(data: pd.DataFrame) -> Figure:
         right.yaxis.set_major_formatter(lambda value, position: f"{value:,g}")
         for axes in (left, right):
             axes.minorticks_off()
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=5, handlelength=4)
+        handles = [Line2D([], [], label=look.name, **_line(name, look)) for name, look in _LOOKS.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=5, handlelength=4)
         return figure
 
 
@@ -81,10 +82,6 @@ def _draw_curves(axes: Axes, data: pd.DataFrame, column: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     axes.set_xlabel("devices")
-
-
-def _legend() -> list[Line2D]:
-    return [Line2D([], [], label=look.name, **_line(name, look)) for name, look in _LOOKS.items()]
 
 
 def _line(schedule: str, look: style.Look) -> dict[str, Any]:

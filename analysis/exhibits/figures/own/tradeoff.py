@@ -38,7 +38,9 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str]], fontsize
     for (x, y), (*at, name) in sorted(zip(spots, points, strict=True), key=lambda pair: -pair[0][1]):
         text = axes.annotate(name, (at[0], at[1]), (0, 0), textcoords="data", fontsize=fontsize, va="bottom", ha="left")
         size = text.get_window_extent()
-        box = _free(_places(x, y, size.width, size.height), inside, taken)
+        places = list(_places(x, y, size.width, size.height))
+        free = (each for each in places if _holds(inside, each) and not any(map(each.overlaps, taken)))
+        box = next(free, places[0])
         taken.append(box)
         text.set_position(tuple(to_data.transform((box.x0, box.y0))))
         text.set_in_layout(False)
@@ -46,6 +48,10 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str]], fontsize
         if hypot(wide, high) > _TIED_PX:
             end = to_data.transform((min(max(x, box.x0), box.x1), min(max(y, box.y0), box.y1)))
             axes.plot([at[0], end[0]], [at[1], end[1]], color="#8C8C8C", linewidth=0.3, zorder=0.5)
+
+
+def _holds(outer: Bbox, box: Bbox) -> bool:
+    return bool(outer.x0 <= box.x0 and box.x1 <= outer.x1 and outer.y0 <= box.y0 and box.y1 <= outer.y1)
 
 
 def _places(x: float, y: float, width: float, height: float) -> Iterator[Bbox]:
@@ -57,16 +63,6 @@ def _places(x: float, y: float, width: float, height: float) -> Iterator[Bbox]:
             yield Bbox.from_bounds(x - _GAP_PX - width, low, width, height)
             if far > 1:
                 yield Bbox.from_bounds(x - width / 2, low, width, height)
-
-
-def _free(places: Iterator[Bbox], inside: Bbox, taken: Sequence[Bbox]) -> Bbox:
-    """The first place that is free; the first of all where none is."""
-    boxes = list(places)
-    for box in boxes:
-        within = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
-        if within and not any(box.overlaps(other) for other in taken):
-            return box
-    return boxes[0]
 
 
 EXPERIMENT = "tradeoff"

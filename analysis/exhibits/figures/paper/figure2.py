@@ -4,7 +4,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
@@ -63,7 +62,9 @@ def draw(data: pd.DataFrame) -> Figure:
         times, ratios = figure.subplots(1, 2, width_ratios=(3, 2))
         for place, row in enumerate(data.to_dict("records")):
             _draw_times(times, place, row)
-            _draw_ratios(ratios, place, row)
+            published = _published(row, "ratio").value
+            _bar(ratios, place - 0.11, row["ratio_artifact"], style.PALE, False, published, ".2f")
+            _bar(ratios, place + 0.11, row["ratio_corrected"], style.PALE, True, None, ".2f")
         names = [style.model_name(model).replace(" ", "\n") for model in data["model"]]
         for axes in (times, ratios):
             axes.set_xticks(range(len(data)), names, fontsize=7)
@@ -71,7 +72,14 @@ def draw(data: pd.DataFrame) -> Figure:
         times.set(title="One layer, 4 × 2,048 tokens", ylabel="time (ms)")
         ratios.set(title="Reload over recompute", ylabel="ratio")
         ratios.axhline(1, color=style.GREY, linewidth=0.8, linestyle=":")
-        figure.legend(handles=_legend((data["cluster"] == CLUSTER).any()), loc="outside lower center", ncols=5)
+        handles = [
+            style.bar_key("recompute", _RECOMPUTE),
+            style.bar_key("reload", _RELOAD),
+            style.bar_key("reload / recompute", style.PALE),
+            style.bar_key("true width of the heads", hatch="...."),
+            *([Line2D([], [], color="black", linewidth=1.8, label="published")] * (data["cluster"] == CLUSTER).any()),
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=5)
         return figure
 
 
@@ -87,28 +95,12 @@ def _draw_times(axes: Axes, place: int, row: dict) -> None:
         _bar(axes, place + offset, row[f"{what}_ms_{count}"], colour, count == "corrected", published, ".1f")
 
 
-def _draw_ratios(axes: Axes, place: int, row: dict) -> None:
-    _bar(axes, place - 0.11, row["ratio_artifact"], style.PALE, False, _published(row, "ratio").value, ".2f")
-    _bar(axes, place + 0.11, row["ratio_corrected"], style.PALE, True, None, ".2f")
-
-
 def _bar(axes: Axes, x: float, value: float, colour: str, corrected: bool, published: float | None, form: str) -> None:
     hatch = "...." if corrected else ""
     axes.bar(x, value, 0.19, color=colour, edgecolor="black", linewidth=0.5, hatch=hatch)
     style.note(axes, format(value, form), (x, value), (0, 2), ha="center", fontsize=6, rotation=90, va="bottom")
     if published is not None:
         axes.plot([x - 0.1, x + 0.1], [published] * 2, color="black", linewidth=1.8)
-
-
-def _legend(has_published: bool) -> list[Patch | Line2D]:
-    published = [Line2D([], [], color="black", linewidth=1.8, label="published")]
-    return [
-        style.bar_key("recompute", _RECOMPUTE),
-        style.bar_key("reload", _RELOAD),
-        style.bar_key("reload / recompute", style.PALE),
-        style.bar_key("true width of the heads", hatch="...."),
-        *(published if has_published else ()),
-    ]
 
 
 exhibit = exhibit_of("figure2", numbers, tabulate, draw, answer=answer)

@@ -87,6 +87,7 @@ def _model_row(found: dict, model: str) -> list[Cell]:
 def draw(data: pd.DataFrame) -> Figure:
     """Intensity of each model against the batch, both logarithmic, with the line of each GPU."""
     drawn = data[data["convention"] == "artifact"]
+    smallest = drawn.set_index(["model", "cluster"])["smallest_compute_bound_batch"]
     with style.figure(7.2, 4.2) as figure:
         axes = figure.subplots()
         for model in runs.models_of(drawn):
@@ -97,7 +98,7 @@ def draw(data: pd.DataFrame) -> Figure:
                 row["intensity_flop_per_byte"],
                 color=look.colour,
                 marker=look.marker,
-                label=f"{look.name}: {_smallest(drawn, model)}",
+                label=f"{look.name}: {', '.join(f'{smallest[model, cluster]:.0f}' for cluster in GPUS)}",
             )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -108,11 +109,6 @@ def draw(data: pd.DataFrame) -> Figure:
         names = ", ".join(name for _, name in GPUS.values())
         axes.legend(loc="lower right", title=f"smallest batch above the lines of\n{names}", alignment="left")
         return figure
-
-
-def _smallest(drawn: pd.DataFrame, model: str) -> str:
-    batches = drawn[drawn["model"] == model].set_index("cluster")["smallest_compute_bound_batch"]
-    return ", ".join(f"{batches[cluster]:.0f}" for cluster in GPUS)
 
 
 def _draw_thresholds(axes: Axes, drawn: pd.DataFrame, end: int) -> None:

@@ -138,7 +138,8 @@ def _with_speedup(data: pd.DataFrame) -> Table:
 def draw(data: pd.DataFrame, quantity: str) -> Figure:
     """One panel a model, one bar a system; what did not run is written where its bar would stand."""
     with style.figure(11.5, 3.6) as figure:
-        systems = sorted(data["system"].unique(), key=_order)
+        # FSDP's two measurements stand together, RoundPipe last.
+        systems = sorted(data["system"].unique(), key=lambda name: (name in OURS, list(style.METHODS).index(name)))
         models = models_in(data)
         panels = style.model_panels(figure, models, sharey=True)
         for axes, name in zip(panels, models.values(), strict=True):
@@ -147,11 +148,6 @@ def draw(data: pd.DataFrame, quantity: str) -> Figure:
         panels[0].set_ylim(len(systems) - 0.5, -0.5)
         figure.supxlabel(quantity, fontsize=8.5)
         return figure
-
-
-def _order(system: str) -> int:
-    """FSDP's two measurements stand together, RoundPipe last."""
-    return list(style.METHODS).index(system) + (100 if system in OURS else 0)
 
 
 def _draw_model(axes: Axes, data: pd.DataFrame, model: str, systems: list[str]) -> None:
