@@ -131,19 +131,7 @@ class Judgement:
 
 def answer(exhibit: Exhibit) -> str:
     """The answer of an exhibit: the last sentence of its caption."""
-    sentences = _sentences(exhibit.caption)
-    return sentences[-1] if sentences else ""
-
-
-def _sentences(text: str) -> list[str]:
-    """Sentences of a caption: a full stop before a blank and a capital ends one, one inside a number does not."""
-    found: list[str] = []
-    start = 0
-    for at in range(1, len(text) - 2):
-        if text[at] == "." and text[at + 1] == " " and text[at + 2].isupper() and text[at - 1].isalnum():
-            found.append(text[start : at + 1])
-            start = at + 2
-    return [*found, text[start:]] if text[start:] else found
+    return re.split(r"(?<=\w\.) (?=[A-Z])", exhibit.caption)[-1]  # a full stop inside a number ends none
 
 
 def judgement(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> Judgement:

@@ -82,7 +82,7 @@ def _facts(found: Entry) -> str:
         ("name", f"`schedule={found.name}`"),
         ("source", found.source),
         ("file", f"`{module.__name__.replace('.', '/')}.py`"),
-        ("options", _options_of(found)),
+        ("options", ", ".join(f"`schedule.{key}={as_typed(value)}`" for key, value in found.options.items()) or "none"),
         ("updates", _updates(found)),
         *([("needs", f"the extra `{found.extra}`")] if found.extra else []),
         ("stages a device", "one" if not found.looped else str(found.chunks or "several, `chunks_per_device=`")),
@@ -96,11 +96,6 @@ def _facts(found: Entry) -> str:
         f"{drawing}```bash{mark}\npython -m rpbench show {' '.join(words_of(name))} draw={name}.svg\n```\n\n"
         f"| | |\n| --- | --- |\n{table}\n"
     )
-
-
-def _options_of(found: Entry) -> str:
-    told = [f"`schedule.{key}={as_typed(value)}`" for key, value in found.options.items()]
-    return ", ".join(told) or "none"
 
 
 def _updates(found: Entry) -> str:

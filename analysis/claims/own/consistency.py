@@ -43,7 +43,8 @@ def broken(run: Record) -> str:
 
 def identities(run: Record) -> Iterator[Identity]:
     """Everything that has to hold within a record; a verdict without numbers has little."""
-    yield from (_length(run, name) for name in _A_DEVICE if isinstance(run.get(name), list))
+    for name in (name for name in _A_DEVICE if isinstance(run.get(name), list)):
+        yield f"the length of {name}", len(run[name]), run["num_devices"]
     if run["status"] != "ok":
         return
     if _has(run, "busy_s", "span_s"):
@@ -61,10 +62,6 @@ def identities(run: Record) -> Iterator[Identity]:
 
 def _has(run: Record, *names: str) -> bool:
     return all(run.get(name) is not None and run[name] == run[name] for name in names)
-
-
-def _length(run: Record, name: str) -> Identity:
-    return f"the length of {name}", len(run[name]), run["num_devices"]
 
 
 def _of_time(run: Record) -> Iterator[Identity]:

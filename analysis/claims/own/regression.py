@@ -75,13 +75,19 @@ def _tolerance_of(name: str, run: Record) -> float:
 
 def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
     cell = {f"{_CELL}{key}": value for key, value in choices.items()}
-    kept = {name: written(run[name]) for name in fields_of(run) if _is_there(run[name])}
+    held = {name: run[name] for name in fields_of(run)}
+    kept = {name: written(value) for name, value in held.items() if value not in (None, []) and value == value}
     return {**cell, CONTENDER: run.get(CONTENDER) or "", **kept}
 
 
 def fields_of(run: Record) -> list[str]:
     """The fields of a record that can be held to what they were."""
-    names = [name for name, value in run.items() if name not in _UNHELD["besides"] and not _is_nested(value)]
+    nested = [
+        name
+        for name, value in run.items()
+        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+    ]
+    names = [name for name in run if name not in _UNHELD["besides"] and name not in nested]
     if run["evidence"] == "measured":
         names = [name for name in names if name not in _UNHELD["pace"]]
     if run["mode"] == "duel" or run["cost"] == "profiled":
@@ -89,10 +95,6 @@ def fields_of(run: Record) -> list[str]:
             name for name in names if name not in _UNHELD["of_a_plan"] and not name.endswith(("_s", "_share", "_cores"))
         ]
     return names
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
 
 
 def written(value: Any) -> str:
@@ -106,13 +108,10 @@ def written(value: Any) -> str:
     return str(value) if isinstance(value, int) else f"{value:.8g}"
 
 
-def _is_there(value: Any) -> bool:
-    return value is not None and value == value and value != []
-
-
 def _same(value: Any, text: str, rel_tolerance: float) -> bool:
     if isinstance(value, list):
-        parts = _unfolded(text)
+        count, times, repeated = text.partition("x")
+        parts = [repeated] * int(count) if times and count.isdigit() else text.split(";")
         same = (_same(item, part, rel_tolerance) for item, part in zip(value, parts, strict=False))
         return len(parts) == len(value) and all(same)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -121,8 +120,3 @@ def _same(value: Any, text: str, rel_tolerance: float) -> bool:
         return isclose(value, float(text), rel_tol=rel_tolerance, abs_tol=1e-12)
     except ValueError:
         return False
-
-
-def _unfolded(text: str) -> list[str]:
-    count, times, value = text.partition("x")
-    return [value] * int(count) if times and count.isdigit() else text.split(";")

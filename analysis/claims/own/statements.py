@@ -1,6 +1,6 @@
 """Statements of README and docs on our own experiments, number by number; each follows from records."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 
 from analysis.claims.claim import Claim, Need, Record, bubble_percent, lead_of_last, runs, section, stated
@@ -19,8 +19,12 @@ def claims() -> Iterator[Claim]:
     yield from _contest()
     yield from _contest_as_a_whole()
     yield from _against_published()
-    yield from _paces()
-    yield from _ends("figure10/orders", _distinct_orders, _needs_of("figure10"))
+    for schedule, models in _PACES.items():
+        for model in models:
+            name = "ours/pace/{schedule}/{model}"
+            yield stated(name, lambda run: run["tokens_per_s"] / 1000, schedule=schedule, model=model)
+    by_model = sorted(read_table("figure10"), key=lambda row: [*PUBLISHED_MODELS].index(row["cell.model"]))
+    yield from _ends("figure10/orders", _distinct_orders, [need_of("figure10", row) for row in by_model])
     for name in ("ahead", "waiting"):
         yield stated(f"ours/fused_stage/{name}", lambda run: 100 * run["bubble_steady"])
     yield from _parity()
@@ -34,12 +38,6 @@ def _ends(
     for end, extreme in (("least", min), ("most", max)):
         pattern = f"ours/{name}/{{end}}"
         yield stated(pattern, lambda *found, best=extreme: best(values(found)), needs=needs, end=end, **words)
-
-
-def _needs_of(experiment: str) -> list[Need]:
-    """The runs of an experiment's table, model by model."""
-    rows = read_table(experiment)
-    return [need_of(experiment, row) for model in PUBLISHED_MODELS for row in rows if row["cell.model"] == model]
 
 
 # --- leads of RoundPipe over the best classic schedule ---------------------------------------------------------
@@ -79,12 +77,14 @@ def _of_schedules() -> Iterator[Claim]:
             )
     each = ("dispatch model={} schedule.round_size=4", "causal model={}")
     needs = [need for model in PUBLISHED_MODELS for words in each for need in runs(words.format(model))]
-    yield from _ends("dispatch", _percent_of_rotation, needs)
-
-
-def _percent_of_rotation(found: tuple[Record, ...]) -> Iterator[float]:
-    for pool, rotation in zip(found[::2], found[1::2], strict=True):
-        yield 100 * pool["bubble_makespan"] / rotation["bubble_makespan"]
+    yield from _ends(
+        "dispatch",
+        lambda found: (
+            100 * pool["bubble_makespan"] / rotation["bubble_makespan"]
+            for pool, rotation in zip(found[::2], found[1::2], strict=True)
+        ),
+        needs,
+    )
 
 
 def _contest() -> Iterator[Claim]:
@@ -149,21 +149,17 @@ def _against_published() -> Iterator[Claim]:
     """Simulated over published pace of each system: the error that a ratio between two systems carries."""
     rows = [row for row in read_table("figure10_published") if row["status"] == "ok"]
     for system in dict.fromkeys(row["cell.mode.system"] for row in rows):
-        known = [(row, pace) for row in rows if row["cell.mode.system"] == system and (pace := _bar(row)) is not None]
-        needs, paces = [need_of("figure10_published", row) for row, _ in known], [pace for _, pace in known]
-        if known:
-            yield from _ends("by_action/{system}", partial(_over_paces, paces), needs, system=system)
-
-
-def _over_paces(paces: Sequence[float], found: tuple[Record, ...]) -> list[float]:
-    return [run["tokens_per_s"] / pace for run, pace in zip(found, paces, strict=True)]
-
-
-def _bar(row: Mapping[str, str]) -> float | None:
-    """The published tokens per second of a system on a model; None where it has no bar."""
-    of = {"system": row["cell.mode.system"], "model": PUBLISHED_MODELS[row["cell.model"]]}
-    found = printed("throughput", "tokens_per_s", **of)
-    return found.value if found is not None and isinstance(found.value, float) else None
+        needs, paces = [], []
+        for row in (row for row in rows if row["cell.mode.system"] == system):
+            bar = printed("throughput", "tokens_per_s", system=system, model=PUBLISHED_MODELS[row["cell.model"]])
+            if bar is not None and isinstance(bar.value, float):
+                needs.append(need_of("figure10_published", row))
+                paces.append(bar.value)
+        if needs:
+            over = partial(
+                lambda paces, found: [run["tokens_per_s"] / p for run, p in zip(found, paces, strict=True)], paces
+            )
+            yield from _ends("by_action/{system}", over, needs, system=system)
 
 
 # Contenders of figure 10 whose page says their pace, with the models it says it on.
@@ -171,13 +167,6 @@ _PACES = {
     **dict.fromkeys(("megatron_tp", "mobius", "zero_2", "zero_3", "zero_infinity"), ("qwen3_1p7b",)),
     "roundpipe_async": ("qwen3_1p7b", "llama31_8b"),
 }
-
-
-def _paces() -> Iterator[Claim]:
-    for schedule, models in _PACES.items():
-        for model in models:
-            name = "ours/pace/{schedule}/{model}"
-            yield stated(name, lambda run: run["tokens_per_s"] / 1000, schedule=schedule, model=model)
 
 
 # --- parity and predictions ------------------------------------------------------------------------------------
