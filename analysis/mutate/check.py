@@ -83,12 +83,12 @@ def mutants(experiments: Experiments, experiment: str) -> Iterator[tuple[str, Dr
     rows, cells = experiments.checked(experiment), experiments.cells_of(experiment)
     for row in rows:
         yield GONE, partial(Mutant, experiment, GONE, "record", "gone", {row["run_id"]: None})
-        for path in _paths(row):
-            for what, value in _others(_at(row, path)):
+        for path, own in _leaves(row):
+            for what, value in _others(own):
                 yield _kind(path), partial(_changed, experiment, row, path, what, value)
     for first, second in pairwise(rows):
-        for path in _paths(first):
-            if _differ(_at(first, path), _at(second, path)):
+        for path, own in _leaves(first):
+            if _differ(own, _at(second, path)):
                 yield _kind(path), partial(_exchanged, experiment, first, second, path)
     for cell in cells:
         yield from _cells(experiment, cell, cells)
@@ -123,19 +123,9 @@ def _kind(path: Path) -> str:
     return ASKED if path[0] in _OF_THE_QUESTION else FOUND
 
 
-def _paths(row: Record) -> Iterator[Path]:
-    """The way to every value of a record that is no object."""
-    for key, value in row.items():
-        if key not in _NAMES:
-            yield from _below(value, (key,))
-
-
-def _below(value: Any, path: Path) -> Iterator[Path]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _below(inner, (*path, key))
-    else:
-        yield path
+def _leaves(row: Record) -> Iterator[tuple[Path, Any]]:
+    """The way to every value of a record that is no object, and the value."""
+    return identity.leaves({key: value for key, value in row.items() if key not in _NAMES})
 
 
 def _changed(experiment: str, row: Record, path: Path, what: str, value: Any) -> Mutant:

@@ -11,6 +11,7 @@ from typing import Any
 from analysis.claims.claim import NOT_TESTABLE, Verdict
 from analysis.claims.paper.discrepancies import SECTION as DISCREPANCIES
 from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.records.identity import leaves
 from analysis.records.published import table
 from analysis.records.runs import MODELS, SCHEDULES
 from analysis.report.images import Image
@@ -250,15 +251,11 @@ def shared(fields: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return {key: value for key, value in first.items() if others and all(each.get(key) == value for each in others)}
 
 
-def _flat(config: Mapping[str, Any], path: str = "") -> dict[str, str]:
+def _flat(config: Mapping[str, Any]) -> dict[str, str]:
     """A configuration as `cost.hop_ms: 0.1`, without what is unset and without the sources of constants."""
-    found: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{path}{key}.") if key != "declared" else {}
-        elif value is not None:
-            found[f"{path}{key}"] = value if isinstance(value, str) and value else json.dumps(value)
-    return found
+    found = {".".join(path): value for path, value in leaves(dict(config)) if "declared" not in path[:-1]}
+    set_ = {name: value for name, value in found.items() if value is not None and value != {}}
+    return {name: value if isinstance(value, str) and value else json.dumps(value) for name, value in set_.items()}
 
 
 def command_of(row: Row) -> str:
