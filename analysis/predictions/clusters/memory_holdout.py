@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import Case, Model
+from analysis.predictions.clusters.case import TABLES, Case, Model
 from analysis.predictions.clusters.fit import ENOUGH, STEP, Floats, given, next_step
 from analysis.predictions.clusters.holdout import Axis, left_out, length, of_job
 from analysis.predictions.clusters.writing import out_of_memory
@@ -84,9 +84,19 @@ PAGE = ROOT / "docs" / "predictions.md"
 BEGIN, END = "<!--clusters:memory-->\n", "<!--/clusters:memory-->\n"
 
 
-_size = of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}")
-_mesh = of_job(lambda job: f"tensor {job.mesh.tensor}, pipeline {job.mesh.pipeline}, expert {job.mesh.expert}")
-_device = of_job(lambda job: job.machine.device.name)
+AXES = {
+    axis.name: axis
+    for axis in (
+        Axis("model", of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}")),
+        Axis("length", length),
+        Axis(
+            "mesh",
+            of_job(lambda job: f"tensor {job.mesh.tensor}, pipeline {job.mesh.pipeline}, expert {job.mesh.expert}"),
+        ),
+        Axis("machine", of_job(lambda job: job.machine.device.name)),
+        Axis("row", lambda case: case.id),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -120,28 +130,9 @@ class Part:
         ]
 
 
-PARTS = (
-    Part("BLOOM search", "bloom_a100_topologies", ("scale", "reserve_bytes"), (Axis("model", _size),), 0.05),
-    Part("SimuMax B200", "simumax_b200", ("scale",), (Axis("length", length), Axis("mesh", _mesh)), 0.025),
-    Part(
-        "Megatron CI, dense",
-        "megatron_ci_golden",
-        ("logit_bytes",),
-        (Axis("model", _size), Axis("machine", _device), Axis("mesh", _mesh)),
-        0.06,
-        experts=False,
-    ),
-    Part(
-        "Megatron CI, experts",
-        "megatron_ci_golden",
-        ("logit_bytes", "imbalance"),
-        (Axis("machine", _device), Axis("mesh", _mesh)),
-        0.12,
-        experts=True,
-    ),
-    Part("zero bubble's kin: vocabulary table", "vocab_stage_times", (), (Axis("length", length),), 0.08),
-    Part("InternEvo", "internevo", ("scale",), (Axis("row", lambda case: case.id),)),
-    Part("torchtitan", "torchtitan", ("scale",), (Axis("model", _size),)),
+PARTS = tuple(
+    Part(**row | {"traits": tuple(row["traits"]), "axes": tuple(map(AXES.__getitem__, row["axes"]))})
+    for row in TABLES["parts"]
 )
 
 
