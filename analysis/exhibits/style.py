@@ -43,17 +43,23 @@ def looks(name: str) -> dict[str, Look]:
     return {key: _look(*row) for key, row in _FILE[name].items()}
 
 
+def names(table: str) -> dict[str, str]:
+    """A table of `style.yaml` that says what people read, in the order in which it is shown."""
+    found: dict[str, str] = _FILE[table]
+    return found
+
+
 def _look(name: str, colour: str, marker: str) -> Look:
     return Look(name, globals().get(colour.upper(), colour), marker)
 
 
 METHODS, MODELS, PARTITIONS, PARTS = map(looks, ("methods", "models", "partitions", "parts"))
-_NAMES: dict[str, str] = _FILE["names"]  # schedules that have no look of their own
+_NAMES = names("names")  # schedules that have no look of their own
 FAMILIES = {family: _look(*row["look"]) for family, row in _FILE["families"].items()}
 _FAMILY_OF = {schedule: family for family, row in _FILE["families"].items() for schedule in row["schedules"]}
 
-HATCHES: dict[str, str] = _FILE["hatches"]  # how a number is known
-BUBBLES: dict[str, str] = _FILE["bubbles"]  # what each bubble of a record is
+HATCHES = names("hatches")  # how a number is known
+BUBBLES = names("bubbles")  # what each bubble of a record is
 
 
 @contextmanager

@@ -30,21 +30,7 @@ from rpbench.run.modes.duel.verdict import Finding, ratio, times
 
 Row = dict[str, Any]
 
-NAMES = {
-    BASE: "1F1B",
-    **{name: f"1F1B, twin {number}" for number, name in enumerate(TWINS, start=1)},
-    "gpipe": "GPipe",
-    "interleaved_1f1b": "Interleaved 1F1B",
-    "looped_bfs": "Looped BFS",
-    "pipedream_2bw": "PipeDream-2BW, asynchronous",
-    "vocab_parallel": "Vocabulary parallel",
-    "roundpipe": "RoundPipe",
-    "roundpipe_async": "RoundPipe, asynchronous",
-    "roundpipe_dynamic": "RoundPipe, dynamic dispatch",
-    "torch_1f1b": "1F1B of torch, two processes",
-    LIMIT: "limit: no dependencies",
-}
-MODELS = {"half_mid_gpt": "mid GPT, half as wide", "half_fat_head_gpt": "fat-head GPT, half as wide"}
+NAMES, MODELS = style.names("duel"), style.names("duel_models")
 
 COLUMNS = columns_of("duel")
 

@@ -13,7 +13,7 @@ from analysis.exhibits.exhibit import NOTHING, Cell, Table, columns_of, exhibit_
 from analysis.exhibits.figures import duel as cpu_duel
 from analysis.exhibits.style import method_name
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
-from rpbench.run.modes.duel.contenders import OWN, TABLE, THREADS, TWIN
+from rpbench.run.modes.duel.contenders import TABLE
 from rpbench.run.modes.duel.runs import MISSING
 
 BACKENDS = ("virtual", "cpu")
@@ -53,12 +53,7 @@ exhibit_of("equivalence", equivalence_numbers, equivalence_table, answer=equival
 
 
 Row = dict[str, Any]
-NAMES = {
-    OWN: "torch's schedule",
-    TWIN: "torch's schedule, once more",
-    TABLE: "torch with our table",
-    THREADS: "our threads",
-}
+NAMES = style.names("torch_duel")
 COLUMNS = columns_of("torch_duel")
 
 

@@ -16,18 +16,7 @@ from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 PARTS = ("fill", "switch", "drain", "intra")
 BACK_TO_BACK = (8, 10)  # microbatches a call: as many as devices, and as in the paper's benchmarks
 
-# Bars from top to bottom; the last three are the same schedule seen in three ways.
-_BARS = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved_1f1b": "Interleaved 1F1B",
-    "looped_bfs": "Looped BFS",
-    "roundpipe-sync": "RoundPipe-sync",
-    "relabelled": "RoundPipe as published:\nsync without fill and drain",
-    "back to back 8": "RoundPipe back to back,\nN = 8, simulated",
-    "back to back 10": "RoundPipe back to back,\nN = 10, simulated",
-}
-
+_BARS = style.names("figure17")
 _BACK_TO_BACK = {f"back to back {count}" for count in BACK_TO_BACK}
 _ONE_CALL = (*runs.BASELINES, "roundpipe-sync")
 
