@@ -74,7 +74,9 @@ def summary_text(verdicts: list[Verdict]) -> str:
     kinds = [kind for kind in KINDS if any(verdict.kind == kind for verdict in verdicts) or kind == REPRODUCED]
     owners = {whose: [verdict for verdict in verdicts if verdict.claim.whose == whose] for whose in WHOSE}
     lines = []
-    for whose, own in {**{whose: own for whose, own in owners.items() if own}, "all": verdicts}.items():
+    for whose, own in [*owners.items(), ("all", verdicts)]:
+        if not own and whose != "all":
+            continue
         statements = {verdict.claim.statement_id or verdict.claim.id for verdict in own}
         lines.append([whose, str(len(statements)), *_kinds(tally(own)[-1], kinds), str(len(own))])
     sections = [[each.section, *_kinds(each, kinds), str(each.planned)] for each in tally(verdicts)]

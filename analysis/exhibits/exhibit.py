@@ -150,14 +150,16 @@ def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker
             shown = find(experiments)
             texts = {each: declared[each].format(**BUBBLES, **shown.words) for each in ("title", "caption")}
             evidence = shown.evidence or tuple(declared["evidence"])
-            made = {
-                "table": shown.table,
-                "draw": shown.draw,
-                "drawings": shown.drawings,
-                "drawn_from": shown.drawn_from,
-            }
             return Exhibit(
-                **texts, **made, evidence=evidence, command=command, id=identity, question=declared["question"]
+                **texts,
+                id=identity,
+                question=declared["question"],
+                evidence=evidence,
+                command=command,
+                table=shown.table,
+                draw=shown.draw,
+                drawings=shown.drawings,
+                drawn_from=shown.drawn_from,
             )
 
         LISTED[identity] = make

@@ -115,12 +115,13 @@ def _length_share() -> Bar:
 
 def _headline() -> Bar:
     """RoundPipe over the best other system of each model with one."""
-    pairs = []
+    pairs: list[tuple[str, float, float]] = []
     for model in PUBLISHED_MODELS:
         both = _both("throughput", ("roundpipe", *BASELINES), [model])
         own = both.pop(Cell("throughput", "roundpipe", model), None)
         if own and both:
-            pairs.append((model, *(own[side] / max(value[side] for value in both.values()) for side in (0, 1))))
+            ours, known = (own[side] / max(value[side] for value in both.values()) for side in (0, 1))
+            pairs.append((model, ours, known))
     offs = [ours / known - 1 for _, ours, known in pairs]
     shown = zip(pairs, offs, strict=True)
     text = ", ".join(f"{model} {ours:.2f} for {known:.2f} ({off:+.0%})" for (model, ours, known), off in shown)

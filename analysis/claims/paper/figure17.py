@@ -4,6 +4,7 @@ Below them calls back to back, and both with a fused stage whose forward waits f
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from analysis.claims.claim import DECLARED, Claim, Record, bubble_percent, claim, section, stated
 from analysis.exhibits.tables.published_cells import cell_numbers
@@ -69,7 +70,7 @@ _SENSE = "waiting can only take time"
 def causal_claims() -> Iterator[Claim]:
     """The bubble of each model's call and of its calls back to back, and that waiting is never faster."""
 
-    def not_faster(name: str, **words: str) -> Claim:
+    def not_faster(name: str, **words: Any) -> Claim:
         return claim(
             f"{name}_not_faster",
             lambda first, second: 1e3 * (float(first["step_time_s"]) - float(second["step_time_s"])),

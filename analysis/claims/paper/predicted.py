@@ -42,7 +42,7 @@ def _key(row: Row, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(row[key]) for key in keys)
 
 
-def _claim(figure: dict[str, str], keys: Sequence[str], row: Row, prediction: dict[str, Any] | None) -> Claim:
+def _claim(figure: dict[str, Any], keys: Sequence[str], row: Row, prediction: dict[str, Any] | None) -> Claim:
     published = _published(figure["table"], figure["column"], row, ", ".join(_key(row, keys)))
     system, model = row["system"], OUR_MODELS[row["model"]]
     more = "".join(f"/{row[key]}" for key in keys if key not in _KEYS)

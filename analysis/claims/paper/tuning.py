@@ -1,6 +1,7 @@
 """Tuned partitions, and what the released planner makes."""
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from analysis.claims.claim import Claim, Need, Record, bubble_percent, claim, lead_of_last, runs, section
@@ -124,7 +125,7 @@ def planner_claims() -> Iterator[Claim]:
             differs = model in _OTHER_COUNTS and direction == "forward"
             yield claim(
                 "planner/{model}/artifact_{direction}_stages",
-                lambda run, count=count: run[count],
+                itemgetter(count),
                 contradiction="the released planner makes {value} of the same timings" if differs else "",
                 model=model,
                 direction=direction,
@@ -135,7 +136,7 @@ def _uncapped(row: Row) -> Iterator[Claim]:
     given = {"model": OUR_MODELS[row["model"]]}
     for direction, count in _COUNTS.items():
         counted = {"metric": f"{direction} stages", "unit": "stages", "tolerance": 0.0, "evidence": "derived"}
-        yield from _planned(row, f"{direction}_stages", lambda run, count=count: run[count], **given, **counted)
+        yield from _planned(row, f"{direction}_stages", itemgetter(count), **given, **counted)
     for column, (metric, value) in _BUBBLES.items():
         yield from _planned(row, column, value, **given, metric=metric, unit="%")
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -119,7 +120,7 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
         return figure
 
 
-def _legend(figure: Figure, drawn: list[Bars], place: str, ncols: int) -> None:
+def _legend(figure: Figure, drawn: list[Bars], place: Any, ncols: int) -> None:
     kinds, heads = {kind for each in drawn for kind in each.kinds}, {kind for each in drawn for kind in each.heads}
     figure.legend(handles=handles(kinds, heads), loc=place, ncols=ncols)
 

@@ -19,6 +19,8 @@ from rpbench.run.modes.duel.runs import MISSING
 BACKENDS = ("virtual", "cpu")
 DTYPES = ("float64", "float32", "bfloat16")
 
+Row = dict[str, Any]
+
 
 def equivalence_numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a run of the experiment: `name`, `backend`, `dtype`, `grad_max_abs_diff`, `run_id`."""
@@ -38,7 +40,7 @@ def equivalence_table(data: pd.DataFrame) -> Table:
     """A row a schedule, a column for each backend and number format that was run."""
     known = set(zip(data["backend"], data["dtype"], strict=True))
     places = [place for place in product(BACKENDS, DTYPES) if place in known]
-    found = {(row["name"], row["backend"], row["dtype"]): row for row in data.to_dict("records")}
+    found = {tuple(row[key] for key in ("name", "backend", "dtype")): row for row in data.to_dict("records")}
 
     def cell(*place: str) -> Cell:
         value = found[place]["grad_max_abs_diff"] if place in found else None
@@ -51,8 +53,6 @@ def equivalence_table(data: pd.DataFrame) -> Table:
 
 exhibit_of("equivalence", equivalence_numbers, equivalence_table, answer=equivalence_answer)
 
-
-Row = dict[str, Any]
 NAMES = style.names("torch_duel")
 COLUMNS = columns_of("torch_duel")
 
