@@ -61,8 +61,7 @@ def number_of(claim_id: str) -> str:
     if claim_id not in claims:
         near = difflib.get_close_matches(claim_id, claims, n=1, cutoff=0.4)
         raise LookupError(f"no claim {claim_id!r}{f'; did you mean {near[0]!r}?' if near else ''}")
-    published = claims[claim_id].published
-    text = published.text if published else ""
+    text = claims[claim_id].printed
     if text == statement("").text:
         raise LookupError(f"claim {claim_id!r} has no declared value; run python -m analysis.driver.accept")
     return text
@@ -125,7 +124,6 @@ def draw_figure(results: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m analysis.documents", description="Numbers of documents.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a number is stale")
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="of the README's figure")

@@ -38,7 +38,6 @@ def _side_of_number(name: str, number: "Number", settings: Mapping[str, str]) ->
 
 
 def report(arguments: Sequence[str]) -> int:
-    """The report as one HTML page."""
     options = dict(item.partition("=")[::2] for item in arguments)
     unknown = set(options) - {"results_dir", "out"}
     if unknown:
@@ -55,7 +54,6 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def dashboard(arguments: Sequence[str]) -> int:
-    """A page on loopback over the records, or W&B's workspace and report."""
     from analysis.dashboard.server import dashboard as show_dashboard
 
     return show_dashboard(arguments)

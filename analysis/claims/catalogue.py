@@ -1,26 +1,15 @@
 """Every claim, in the order of the report: those of all modules beside this one; and how many came out how."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
 from pkgutil import walk_packages
+from typing import NamedTuple
 
-from analysis.claims.claim import (
-    EVALUATED,
-    KINDS,
-    NOT_IN_QUICK,
-    REPRODUCED,
-    SECTIONS,
-    WHOSE,
-    Claim,
-    Need,
-    Verdict,
-    judge,
-)
+from analysis.claims.claim import EVALUATED, KINDS, REPRODUCED, SECTIONS, WHOSE, Claim, Need, Verdict, judge
 from analysis.records.experiments import Experiments
 
 
@@ -53,13 +42,11 @@ def evaluate(
     return [judge(claim, experiments, planned) for claim in claims]
 
 
-@dataclass(frozen=True)
-class Tally:
+class Tally(NamedTuple):
     """Verdicts of one section by kind."""
 
     section: str
     kinds: Counter[str]
-    num_red: int
 
     @property
     def planned(self) -> int:
@@ -71,17 +58,12 @@ class Tally:
         return sum(self.kinds[kind] for kind in EVALUATED)
 
 
-def tally(verdicts: Iterable[Verdict]) -> list[Tally]:
+def tally(verdicts: Sequence[Verdict]) -> list[Tally]:
     """One tally a section, in their order, and one over all, called `all`."""
-    by_section: dict[str, list[Verdict]] = {}
-    everything = list(verdicts)
-    for verdict in everything:
-        by_section.setdefault(verdict.claim.section, []).append(verdict)
-    return [_tally(name, chosen) for name, chosen in (*by_section.items(), ("all", everything))]
-
-
-def _tally(section: str, verdicts: list[Verdict]) -> Tally:
-    return Tally(section, Counter(verdict.kind for verdict in verdicts), sum(verdict.red for verdict in verdicts))
+    found: dict[str, Counter[str]] = {}
+    for verdict in verdicts:
+        found.setdefault(verdict.claim.section, Counter())[verdict.kind] += 1
+    return [*(Tally(*each) for each in found.items()), Tally("all", Counter(verdict.kind for verdict in verdicts))]
 
 
 def summary_text(verdicts: list[Verdict]) -> str:
@@ -90,23 +72,16 @@ def summary_text(verdicts: list[Verdict]) -> str:
     A statement may have many cells: the fifteen printed numbers of one bar, or all runs of one experiment.
     """
     kinds = [kind for kind in KINDS if any(verdict.kind == kind for verdict in verdicts) or kind == REPRODUCED]
-    by_owner = [
-        [whose, str(len({_statement(verdict) for verdict in own})), *_counts(own, kinds)]
-        for whose in WHOSE
-        if (own := [verdict for verdict in verdicts if verdict.claim.whose == whose])
-    ]
-    whole = ["all", str(len({_statement(verdict) for verdict in verdicts})), *_counts(verdicts, kinds)]
-    owners = _aligned([["whose", "statements", *kinds, "cells"], *by_owner, whole])
+    owners = {whose: [verdict for verdict in verdicts if verdict.claim.whose == whose] for whose in WHOSE}
+    lines = []
+    for whose, own in [*owners.items(), ("all", verdicts)]:
+        if not own and whose != "all":
+            continue
+        statements = {verdict.claim.statement_id or verdict.claim.id for verdict in own}
+        lines.append([whose, str(len(statements)), *_kinds(tally(own)[-1], kinds), str(len(own))])
     sections = [[each.section, *_kinds(each, kinds), str(each.planned)] for each in tally(verdicts)]
-    return f"{owners}\n\n{_aligned([['cells by section', *kinds, 'planned'], *sections])}"
-
-
-def _statement(verdict: Verdict) -> str:
-    return verdict.claim.statement_id or verdict.claim.id
-
-
-def _counts(verdicts: list[Verdict], kinds: list[str]) -> list[str]:
-    return [*_kinds(_tally("", verdicts), kinds), str(len(verdicts))]
+    by_owner = _aligned([["whose", "statements", *kinds, "cells"], *lines])
+    return f"{by_owner}\n\n{_aligned([['cells by section', *kinds, 'planned'], *sections])}"
 
 
 def _kinds(each: Tally, kinds: list[str]) -> list[str]:
@@ -131,6 +106,3 @@ def red_text(verdicts: Iterable[Verdict], limit: int = 20) -> str:
     if len(red) > limit:
         lines.append(f"  ... and {len(red) - limit} more")
     return "\n".join(lines)
-
-
-__all__ = ["NOT_IN_QUICK", "Tally", "red_text", "summary_text", "tally"]

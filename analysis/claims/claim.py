@@ -1,12 +1,17 @@
 """Claim: one number or statement, its origin and its check; Verdict: the outcome of the check."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, product
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from analysis.claims.expected import FOLDER, STATEMENTS, expected, statement
+from analysis.exhibits.style import method_name, model_name
 from analysis.records.experiments import Experiments, MissingRuns
-from analysis.records.published import Printed
+from analysis.records.published import PUBLISHED_MODELS, Printed, printed
+from analysis.records.runs import BASELINES, SCHEDULES
+from rpbench.yaml_file import read_keys
 
 Record = dict[str, Any]
 
@@ -25,7 +30,6 @@ class Need:
 
     @property
     def command(self) -> str:
-        """The command that makes the run, and the rest of its experiment."""
         return f"python -m rpbench -m experiment={self.experiment}"
 
     def __str__(self) -> str:
@@ -33,47 +37,18 @@ class Need:
         return f"experiment={self.experiment} ({chosen})"
 
 
-def figure17(schedule: str, model: str) -> Need:
-    """A cell of figure 17: published timings and partition, one call of 16 microbatches on 8 devices."""
-    return Need("figure17", {"schedule": schedule, "model": model})
-
-
-def causal(model: str) -> Need:
-    """RoundPipe's cell with a fused stage that waits for its input."""
-    return Need("causal", {"model": model})
-
-
-def steady_state(model: str, num_microbatches: int) -> Need:
-    """RoundPipe, 60 calls of this many microbatches back to back."""
-    return Need("steady_state", {"model": model, "num_microbatches": str(num_microbatches)})
-
-
-def steady_causal(model: str, num_microbatches: int) -> Need:
-    """As `steady_state`, with a fused stage that waits for its input."""
-    return Need("steady_causal", {"model": model, "num_microbatches": str(num_microbatches)})
-
-
-def partitions(partition: str, schedule: str, model: str) -> Need:
-    """A cell of figure 17 with a partition that is `even`, `greedy` or `search`."""
-    return Need("partitions", {"partition": partition, "schedule": schedule, "model": model})
-
-
-def recompute_ahead(schedule: str, model: str) -> Need:
-    """A baseline on its searched partition that recomputes before the gradient arrives."""
-    return Need("recompute_ahead", {"schedule": schedule, "model": model})
-
-
-def hand_cuts() -> Need:
-    """1F1B on Llama-3.1-8B with one layer less beside the head."""
-    return Need("hand_cuts")
-
-
-def roofline(convention: str, cluster: str, model: str) -> Need:
-    """Closed forms of a model on a cluster, FLOPs counted as `artifact` or `corrected`."""
-    return Need("roofline", {"mode.convention": convention, "cluster": cluster, "model": model})
+def runs(words: str) -> tuple[Need, ...]:
+    """Runs in the words of a sweep, such as `figure17 schedule=gpipe,1f1b model=llama31_8b`."""
+    experiment, *choices = words.split()
+    keys, values = zip(*(choice.split("=") for choice in choices), strict=True) if choices else ((), ())
+    return tuple(
+        Need(experiment, dict(zip(keys, chosen, strict=True)))
+        for chosen in product(*(each.split(",") for each in values))
+    )
 
 
 Value = float | str
+_HERE = Path(__file__).parent
 _STATEMENTS = f"analysis/claims/{FOLDER.name}/{STATEMENTS}.csv"
 
 # Kinds of verdicts. The last four say that nothing was compared.
@@ -171,10 +146,14 @@ class Claim:
 
     @property
     def largest_difference(self) -> float:
-        """The largest difference that counts as reproduced."""
         if self.tolerance is not None or self.published is None:
             return self.tolerance or 0.0
         return self.published.half_unit
+
+    @property
+    def printed(self) -> str:
+        """The published value as it is printed; empty for one that is not public."""
+        return self.published.text if self.published else ""
 
     def shown(self, value: Value | None) -> str:
         """A value with the digits of the published one, or as many more as show that it differs."""
@@ -197,29 +176,52 @@ def bubble_percent(run: Record) -> float:
     return 100 * float(run["bubble_makespan"])
 
 
-def stated(
-    name: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Value], **more: Any
-) -> Claim:
-    """A statement of ours: a number that README, captions and findings say, computed from records.
+DECLARED = {name: fields_ for file in ("paper", "own") for name, fields_ in read_keys(_HERE / f"{file}.yaml").items()}
+_FIELDS = {each.name for each in fields(Claim)}
 
-    Its table of expected values has what documents print, and how far a new run may be from it (`analysis.documents`).
+
+def claim(name: str, value: Callable[..., Value] | None = None, *, needs: Sequence[Need] = (), **given: Any) -> Claim:
+    """A claim whose words, published number and runs stand in `paper.yaml` or `own.yaml`.
 
     Args:
-        name: its id, which documents and the expected table know it by.
-        words: what it says, without the number.
-        needs, value: the runs it follows from, and how.
+        name: the pattern of its id there.
+        needs: its runs, where they do not stand there.
+        given: what stands between braces there; fields of `Claim` by their names.
     """
-    declared = statement(name)
-    return Claim(
-        id=name,
-        statement=words,
-        unit=unit,
-        published=Printed(declared.text, f"{_STATEMENTS}, {name}"),
-        tolerance=declared.tolerance,
-        needs=needs,
-        value=value,
-        **({"source": "this project", "whose": "ours"} | more),
-    )
+    declared, words = DECLARED[name], _words(given)
+
+    def filled(part: Any) -> Any:
+        return part.format(**words) if isinstance(part, str) else part
+
+    for key in ("metric", "unit"):  # a statement may say them
+        words = {key: filled(declared.get(key, "")), **words}
+    found = {key: filled(part) for key, part in declared.items() if key in _FIELDS}
+    if isinstance(declared.get("published"), dict):
+        cell = {key: filled(part) for key, part in declared["published"].items()}
+        found["published"] = printed(cell.pop("in"), cell.pop("column"), **cell)
+    found["needs"] = (*needs, *chain.from_iterable(runs(filled(part)) for part in declared.get("needs", ())))
+    return Claim(**{"id": filled(name), "value": value, **found, **{key: given[key] for key in given.keys() & _FIELDS}})
+
+
+def _words(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, and the names that people and published tables have for it."""
+    words = {"value": "{value}", "baselines": ",".join(BASELINES), "schedules": ",".join(SCHEDULES), **given}
+    for key in {"schedule", "system"} & given.keys():
+        words |= {key.capitalize(): method_name(given[key]), "scheduler": given[key].replace("_", "-")}
+    if "model" in given:
+        words |= {"Model": model_name(given["model"]), "published": PUBLISHED_MODELS.get(given["model"])}
+    return words
+
+
+def stated(name: str, value: Callable[..., Value], *, needs: Sequence[Need] = (), **given: Any) -> Claim:
+    """A statement of ours, as `claim`: a number that README, captions and findings say, computed from records.
+
+    Its table of expected values has what documents print, and how far a new run may be from it (`analysis.documents`).
+    """
+    found = name.format(**given)
+    declared = statement(found)
+    ours = {"source": "this project", "whose": "ours", "tolerance": declared.tolerance}
+    return claim(name, value, needs=needs, published=Printed(declared.text, f"{_STATEMENTS}, {found}"), **ours | given)
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,8 @@ def judge(claim: Claim, experiments: Experiments, planned: Callable[[Need], bool
     records = [row for _, row in found if not isinstance(row, str)]
     run_ids = tuple(dict.fromkeys(row["run_id"] for row in records))
     try:
-        value = _plain(claim.value(*records))
+        found_value = claim.value(*records)
+        value = found_value if isinstance(found_value, str) else float(found_value)
     except Exception as error:  # whatever a claim's own code does, the other claims are still to be judged
         return Verdict(claim, FAILED, reason=f"{type(error).__name__}: {error}", run_ids=run_ids)
     return _compare(claim, value, run_ids)
@@ -322,7 +325,7 @@ def _reason(claim: Claim, kind: str, value: Value, difference: float | None) -> 
         return f"differs by {_rough(difference)} {claim.unit}; {_rough(claim.largest_difference)} was allowed for"
     if kind not in (CONTRADICTED, MISSED):
         return ""
-    return f"expected {claim.published.text if claim.published else ''}, found {value}"
+    return f"expected {claim.printed}, found {value}"
 
 
 def _rough(number: float | None) -> str:
@@ -342,10 +345,3 @@ def _find(need: Need, experiments: Experiments) -> Record | str:
 def _lacking(found: Sequence[str]) -> str:
     reasons = list(dict.fromkeys(found))
     return f"{'; '.join(reasons[:3])}{' ...' if len(reasons) > 3 else ''}"
-
-
-def _plain(value: Any) -> Value:
-    return value if isinstance(value, str) else float(value)
-
-
-__all__ = ["Claim", "Need", "Record", "Verdict", "judge", "stated"]

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -89,10 +90,7 @@ class Rows:
         """A record as it stands in its file; None where there is no sound one."""
         if not _RUN_ID.fullmatch(run_id):
             return None
-        try:
-            return record.read(self._results / run_id)
-        except RecursionError:
-            return None
+        return record.read(self._results / run_id)
 
     def curve(self, run_id: str) -> list[list[Any]]:
         """Loss of each batch and the second when its last gradient was back; empty where the run kept none."""
@@ -105,10 +103,7 @@ class Rows:
 
     def timeline(self, run_id: str) -> list[list[Any]] | None:
         """Device, lane, action, start and end in seconds of each action; None where none was kept, or another."""
-        if not _RUN_ID.fullmatch(run_id):
-            return None
-        folder = self._results / run_id
-        found = record.read(folder)
+        folder, found = self._results / run_id, self.record(run_id)
         text = None if found is None else record.kept_file(folder, found, TIMELINE)
         if text is None:
             return None
@@ -130,10 +125,7 @@ def _span(row: dict[str, str]) -> list[Any]:
 
 
 def _row(folder: Path) -> dict[str, Any] | None:
-    try:
-        found = record.read(folder)
-    except RecursionError:
-        return None
+    found = record.read(folder)
     if found is None:
         return None
     row = {under_unit(found, key): found.get(key) for key in SHOWN}
@@ -162,13 +154,9 @@ def read_sweeps(results: Path, stamps: Mapping[str, float], now: float) -> list[
     """
     found = []
     for name in manifest_names(results):
-        try:
-            manifest = read_manifest(results, name)
-        except ManifestError:
-            continue
-        if manifest is not None:
-            found.append(_line(manifest, stamps, now))
-    return found
+        with suppress(ManifestError):
+            found.append(read_manifest(results, name))
+    return [_line(manifest, stamps, now) for manifest in found if manifest is not None]
 
 
 def _line(manifest: Manifest, stamps: Mapping[str, float], now: float) -> dict[str, Any]:
@@ -231,7 +219,6 @@ class Dashboard:
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def wait(self) -> None:
-        """Until interrupted."""
         self._thread.join()
 
     def __enter__(self) -> "Dashboard":
@@ -299,23 +286,18 @@ class _Answer(BaseHTTPRequestHandler):
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, b"no path\n", "text/plain")
             return
-        if path in _FILES:
-            name, kind = _FILES[path]
-            self._send(HTTPStatus.OK, (_HERE / name).read_bytes(), kind)
-            return
-        if path == "/vega.js":
-            self._send(HTTPStatus.OK, charts_library(), "text/javascript")
-            return
         kind, _, name = path.removeprefix("/").partition("/")
-        if kind in self._asked and bool(name) != kind.endswith(".json"):
-            self._send_json(self._asked[kind](name))
+        if path in _FILES:
+            file, kind = _FILES[path]
+            self._send(HTTPStatus.OK, (_HERE / file).read_bytes(), kind)
+        elif path == "/vega.js":
+            self._send(HTTPStatus.OK, charts_library(), "text/javascript")
+        elif kind in self._asked and bool(name) != kind.endswith(".json"):
+            found = self._asked[kind](name)
+            text = json.dumps(found, indent=1 if isinstance(found, dict) else None)
+            self._send(HTTPStatus.OK, text.encode(), "application/json")
         else:
             self._send(HTTPStatus.NOT_FOUND, b"not here\n", "text/plain")
-
-    def _send_json(self, found: Any) -> None:
-        self._send(
-            HTTPStatus.OK, json.dumps(found, indent=1 if isinstance(found, dict) else None).encode(), "application/json"
-        )
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)
@@ -338,46 +320,28 @@ def dashboard(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: for an argument it does not take.
     """
-    words, options = _parsed(arguments)
-    if "wandb" in words:
-        return _wandb(options, dry_run="--dry-run" in words)
-    results = Path(options.pop("results_dir", "results"))
-    port = _port(options.pop("port", "0"))
-    _refuse(options)
+    words = {item for item in arguments if "=" not in item}
+    options = dict(item.partition("=")[::2] for item in arguments if "=" in item)
+    is_wandb = "wandb" in words
+    for word in words - {"wandb", "--dry-run"}:
+        raise ConfigError(f"unknown word {word!r}: {_USAGE}")
+    if "--dry-run" in words and not is_wandb:
+        raise ConfigError(f"--dry-run belongs to dashboard wandb: {_USAGE}")
+    for key in options.keys() - ({"project", "entity"} if is_wandb else {"results_dir", "port"}):
+        raise ConfigError(f"dashboard takes no {key}: {_USAGE}")
+    if is_wandb:
+        from rpbench.tracking import dashboard_wandb
+
+        make = dashboard_wandb.specification if "--dry-run" in words else dashboard_wandb.save
+        print(json.dumps(make(options.get("project", "rpbench"), options.get("entity", ""))))
+        return 0
+    results, port = Path(options.get("results_dir", "results")), options.get("port", "0")
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"port={port}: a whole number up to 65535; 0 takes a free one")
     if results.exists() and not results.is_dir():
         raise ConfigError(f"results_dir={results}: it is no folder; name the one that holds records, or will")
-    with serve(results, port) as server:
+    with serve(results, int(port)) as server:
         print(json.dumps({"dashboard": server.url}), flush=True)
         print("rpbench: the page follows the folder; Ctrl-C ends it", file=sys.stderr)
         server.wait()
     return 0
-
-
-def _wandb(options: dict[str, str], *, dry_run: bool) -> int:
-    from rpbench.tracking import dashboard_wandb
-
-    project, entity = options.pop("project", "rpbench"), options.pop("entity", "")
-    _refuse(options)
-    make = dashboard_wandb.specification if dry_run else dashboard_wandb.save
-    print(json.dumps(make(project, entity)))
-    return 0
-
-
-def _parsed(arguments: Sequence[str]) -> tuple[set[str], dict[str, str]]:
-    words = {item for item in arguments if "=" not in item}
-    for word in words - {"wandb", "--dry-run"}:
-        raise ConfigError(f"unknown word {word!r}: {_USAGE}")
-    if "--dry-run" in words and "wandb" not in words:
-        raise ConfigError(f"--dry-run belongs to dashboard wandb: {_USAGE}")
-    return words, dict(item.partition("=")[::2] for item in arguments if "=" in item)
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise ConfigError(f"port={text}: a whole number up to 65535; 0 takes a free one")
-    return int(text)
-
-
-def _refuse(options: dict[str, str]) -> None:
-    for key in options:
-        raise ConfigError(f"dashboard takes no {key}: {_USAGE}")

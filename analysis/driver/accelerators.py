@@ -57,7 +57,6 @@ PARTS = (
 
 
 def has_accelerators() -> bool:
-    """True if torch finds an accelerator."""
     import torch
 
     return bool(torch.accelerator.is_available())

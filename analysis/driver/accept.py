@@ -17,13 +17,13 @@ from io import StringIO
 from pathlib import Path
 
 from analysis.claims.catalogue import all_claims, evaluate, red_text
-from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Need, Verdict
+from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, Verdict
 from analysis.claims.expected import BECAUSE, CONTRADICTIONS, FOLDER, STATEMENTS, read_table
 from analysis.claims.own.regression import CONTENDER, row_of
 from analysis.driver.sweeps import ROOT, experiments
-from analysis.records.experiments import ENDED, Experiments, MissingRuns
+from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.records import provenance
-from rpbench.records.manifest import manifest_names, no_sweep_in
+from rpbench.records.manifest import ENDED, manifest_names, no_sweep_in
 from rpbench.records.record import append_line, write_atomically
 
 Rows = Sequence[Mapping[str, str]]
@@ -38,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(no_sweep_in(options.results), file=sys.stderr)
         return 2
     found = Experiments(options.results)
-    verdicts = evaluate(all_claims(), found, lambda need: _was_run(found, need))
+    verdicts = evaluate(
+        all_claims(),
+        found,
+        lambda need: bool(found.manifest(need.experiment)) and found.plans(need.experiment, need.choices),
+    )
     tables = dict(_tables(found, verdicts, options.only))
     changes = {name: lines for name, rows in tables.items() if (lines := list(changed(name, rows)))}
     for name, lines in changes.items():
@@ -55,7 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write(name, tables[name])
     if changes:
         counts = {name: len(lines) for name, lines in changes.items()}
-        append_line(FOLDER / BECAUSE, json.dumps(_reason(options.because.strip(), counts)))
+        reason = {
+            "accepted_at": provenance.now(),
+            "commit": provenance.git_commit(),
+            "because": options.because.strip(),
+        }
+        append_line(FOLDER / BECAUSE, json.dumps(reason | {"changed": counts}))
     print(f"{sum(map(len, changes.values()))} values of {len(changes)} tables changed", file=sys.stderr)
     return 0
 
@@ -68,29 +77,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _reason(because: str, counts: Mapping[str, int]) -> dict[str, object]:
-    return {
-        "accepted_at": provenance.now(),
-        "commit": provenance.git_commit(),
-        "because": because,
-        "changed": dict(counts),
-    }
-
-
-def _was_run(found: Experiments, need: Need) -> bool:
-    return found.manifest(need.experiment) is not None and found.plans(need.experiment, need.choices)
-
-
 def _blocking(found: Experiments, verdicts: Iterable[Verdict]) -> str:
     """Verdicts that stay red whatever is accepted, a line each; empty if there are none."""
-    red = [each for each in verdicts if each.red and not _is_of_a_table(each)]
+    red = []
+    for each in verdicts:
+        declared = each.kind in (CONTRADICTED, MISSED) and bool(each.claim.contradiction)
+        accepted = declared or (
+            each.claim.whose == "ours" and each.kind in EVALUATED
+        )  # by a table that is written here
+        red += [each] if each.red and not accepted else []
     return "\n".join(filter(None, (*(f"  {line}" for line in found.refusals()), red_text(red))))
-
-
-def _is_of_a_table(verdict: Verdict) -> bool:
-    """True if the expected value of a claim stands in a table that is written here."""
-    declared = verdict.kind in (CONTRADICTED, MISSED) and bool(verdict.claim.contradiction)
-    return declared or (verdict.claim.whose == "ours" and verdict.kind in EVALUATED)
 
 
 def _tables(found: Experiments, verdicts: Sequence[Verdict], only: Sequence[str] | None) -> Iterator[tuple[str, Rows]]:

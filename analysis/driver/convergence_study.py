@@ -20,6 +20,9 @@ from random import Random
 from statistics import mean, stdev
 from typing import Any
 
+import pandas as pd
+
+from analysis.predictions import tables
 from rpbench.run.modes.duel.verdict import student_quantile
 
 ROOT = Path(__file__).parents[2]
@@ -184,8 +187,6 @@ def tabulate(runs: Mapping[str, Sequence[Row]], settings: Mapping[str, Sequence[
     for method, found in runs.items():
         ok = [row for row in found if row["status"] == "ok"]
         needed = [tokens for row in ok if (tokens := tokens_to(row, goal)) is not None]
-        reached = len(needed) == len(found)
-        names = ("", "_low", "_high")
         rows.append(
             {
                 "method": method,
@@ -194,24 +195,23 @@ def tabulate(runs: Mapping[str, Sequence[Row]], settings: Mapping[str, Sequence[
                 "settings": " ".join(settings[method]),
                 "seeds": len(found),
                 "broken": len(found) - len(ok),
-                **_columns("final_loss", names, [last_loss(row) for row in ok]),
+                **_columns("final_loss", [last_loss(row) for row in ok]),
                 "goal_loss": f"{goal:.4f}",
                 "seeds_at_goal": len(needed),
-                **_columns("tokens_to_goal", names, needed if reached else []),
+                **_columns("tokens_to_goal", needed if len(needed) == len(found) else []),
                 "command": command,
             }
         )
     return rows
 
 
-def _columns(name: str, ends: Sequence[str], values: Sequence[float]) -> Row:
-    if not values:
-        return {f"{name}{end}": "" for end in ends}
-    return {f"{name}{end}": f"{value:.5g}" for end, value in zip(ends, interval(values), strict=True)}
+def _columns(name: str, values: Sequence[float]) -> Row:
+    """The mean of some values and its interval; empty where there is none."""
+    ends = [f"{value:.5g}" for value in interval(values)] if values else [""] * 3
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
 def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE), command: str = "") -> list[Row]:
-    """Search, run the seeds, check, and write the table."""
     settings: dict[str, tuple[str, ...]] = {}
     runs: dict[str, list[Row]] = {}
     for method in methods:
@@ -221,31 +221,22 @@ def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE
         _tell(f"{method}: {' '.join(settings[method])}, seeds {[round(last_loss(row), 4) for row in runs[method]]}")
     _tell(f"synchronous methods differ by at most {check_same(runs):.2g} nats")
     rows = tabulate(runs, settings, command)
-    with out.open("w", newline="", encoding="utf-8") as target:
-        writer = csv.DictWriter(target, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.DataFrame(rows).to_csv(out, index=False, lineterminator="\r\n")
     return rows
 
 
 def markdown(path: Path = OUT) -> str:
-    """The kept table as a page shows it."""
     with path.open(newline="", encoding="utf-8") as source:
         rows = list(csv.DictReader(source))
-    goal = rows[0]["goal_loss"]
-    lines = [
-        f"| method | updates late | loss on unseen text at the end | tokens to a loss of {goal} | settings found |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    found = []
     for row in sorted(rows, key=lambda row: float(row["final_loss"] or "inf")):
-        needed = _with_interval(row, "tokens_to_goal", 0)
-        if not needed:
-            needed = f"{row['seeds_at_goal']} of {row['seeds']} seeds reach it"
+        needed = _with_interval(row, "tokens_to_goal", 0) or f"{row['seeds_at_goal']} of {row['seeds']} seeds reach it"
         settings = " ".join(word.partition(".")[2] for word in row["settings"].split())
-        final = _with_interval(row, "final_loss", 3) or "none"
         broken = f"; {row['broken']} of {row['seeds']} seeds broke" if row["broken"] != "0" else ""
-        lines.append(f"| `{row['method']}` | {row['lag_updates']} | {final}{broken} | {needed} | {settings} |")
-    return "\n".join(lines) + "\n"
+        final = f"{_with_interval(row, 'final_loss', 3) or 'none'}{broken}"
+        found.append([f"`{row['method']}`", row["lag_updates"], final, needed, settings])
+    goal = f"tokens to a loss of {rows[0]['goal_loss']}"
+    return tables.markdown(f"method | updates late | loss on unseen text at the end | {goal} | settings found", found)
 
 
 def _with_interval(row: Mapping[str, str], name: str, digits: int) -> str:

@@ -29,7 +29,6 @@ _ROOT = Path(__file__).parents[2]
 
 
 def notebooks() -> list[Path]:
-    """The notebooks, in the order of their names."""
     return sorted(SOURCES.glob("[0-9]*.py"))
 
 
@@ -129,7 +128,10 @@ def execute(
     for experiment in needs(content):
         experiments.cells(experiment)
     if parameters:
-        content.cells.insert(_behind_parameters(content), _setting(parameters))
+        tags = [cell.metadata.get("tags", ()) for cell in content.cells]
+        behind = next(place for place, each in enumerate(tags, start=1) if "parameters" in each)
+        lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+        content.cells.insert(behind, v4.new_code_cell(lines, metadata={"tags": ["injected-parameters"]}))
     with ExitStack() as own:
         running = own.enter_context(Kernel(results)) if kernel is None else kernel
         try:
@@ -142,16 +144,6 @@ def execute(
     path = out / f"{notebook.stem}.ipynb"
     write_notebook(content, path)
     return path
-
-
-def _behind_parameters(content: NotebookNode) -> int:
-    tags = [cell.metadata.get("tags", ()) for cell in content.cells]
-    return next(place for place, each in enumerate(tags, start=1) if "parameters" in each)
-
-
-def _setting(parameters: Mapping[str, Any]) -> NotebookNode:
-    lines = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-    return v4.new_code_cell(lines, metadata={"tags": ["injected-parameters"]})
 
 
 class _ThisPython(KernelSpecManager):

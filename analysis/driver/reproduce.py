@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from analysis.claims.catalogue import all_claims, red_text, summary_text
 from analysis.claims.expected import held_experiments
@@ -45,7 +45,6 @@ GPU = "gpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Reproduce, and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
         if options.scope == GPU:
@@ -106,9 +105,8 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
     progress.say(f"{scope.name}: {len(scope.sweeps)} experiments, records in {results}")
     failures = run_sweeps(scope.sweeps, results, progress.say, progress.tick)
     problems = [
-        f"experiment={failure.sweep.experiment} ended with status {failure.status}: {failure.words} "
-        f"(log: {failure.log})"
-        for failure in failures
+        f"experiment={each.sweep.experiment} ended with status {each.status}: {each.words} (log: {each.log})"
+        for each in failures
     ]
     problems += [line for sweep in scope.sweeps for line in open_cells(results, sweep)]
     try:
@@ -127,9 +125,9 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
     with _beside(_run_notebooks, scope, results, folder / "notebooks") as ran:
         content.figures = folder
         content.images = _draw(scope, content, folder, progress)
-        outcome = ran()
-    progress.say(f"notebooks: {outcome.num_executed} of {len(notebooks())} executed")
-    problems += outcome.problems
+        num_executed, broken = ran()
+    progress.say(f"notebooks: {num_executed} of {len(notebooks())} executed")
+    problems += broken
     for exhibit in content.shown:
         if exhibit.table is not None:
             save_table(exhibit.table, exhibit.id, folder)
@@ -144,31 +142,25 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
 
 def _mutation_sample(experiments: Experiments, progress: "_Progress") -> tuple[str, list[str]]:
     """Falsify some of the records, manifests and tables: what share is noticed, and what is not as it should be."""
-    names = list(experiments.names())
+    names = experiments.names()
     try:
         drawn = [*chain.from_iterable(mutants(experiments, name) for name in names), *of_statements()]
     except MissingRuns as error:
         return "", [f"falsified evidence: {error}"]
     outcome = check(experiments, all_claims(), sampled(drawn, MUTANTS, seed=0))
-    free = sorted(set(names) - set(held_experiments()))
-    said = f"Falsified and noticed: {outcome}"
-    if free:
-        said += f"; nothing was accepted of {', '.join(free)}"
+    free = ", ".join(sorted({*names} - {*held_experiments()}))
+    said = f"Falsified and noticed: {outcome}" + (f"; nothing was accepted of {free}" if free else "")
     progress.say(said)
-    if outcome.is_enough:
-        return said, []
-    return said, [f"falsified evidence: {len(outcome.survivors)} survive, such as {outcome.survivors[0]}"]
+    lost = outcome.survivors
+    return said, [] if outcome.is_enough else [f"falsified evidence: {len(lost)} survive, such as {lost[0]}"]
 
 
 def _say_what_is_red(problems: Sequence[str], verdicts: str) -> int:
     """Print everything that is not as planned to stdout; return the exit status."""
-    if problems or verdicts:
-        print("\nRED, not as planned:")
-        for line in (*(f"  {problem}" for problem in problems), verdicts):
-            if line:
-                print(line)
-        return 1
-    return 0
+    red = [*(f"  {problem}" for problem in problems), *filter(None, [verdicts])]
+    if red:
+        print("\nRED, not as planned:", *red, sep="\n")
+    return 1 if red else 0
 
 
 def _draw(scope: Scope, content: Content, folder: Path, progress: "_Progress") -> dict[str, Image]:
@@ -187,7 +179,7 @@ def _draw(scope: Scope, content: Content, folder: Path, progress: "_Progress") -
 
 
 @contextmanager
-def _beside(work: Callable[..., "_Ran"], *arguments: Any) -> Iterator[Callable[[], "_Ran"]]:
+def _beside(work: Callable[..., Any], *arguments: Any) -> Iterator[Callable[[], Any]]:
     """Work in a copy of this process, where it can be copied; what is given waits for its result."""
     if not can_fork():
         yield partial(work, *arguments)
@@ -196,45 +188,31 @@ def _beside(work: Callable[..., "_Ran"], *arguments: Any) -> Iterator[Callable[[
         yield pool.submit(_work_inherited).result
 
 
-_inherited: list[Callable[[], "_Ran"]] = []  # of a copy: what it works on
+_inherited: list[Callable[[], Any]] = []  # of a copy: what it works on
 
 
-def _work_inherited() -> "_Ran":
+def _work_inherited() -> Any:
     return _inherited[-1]()
 
 
-class _Ran(NamedTuple):
-    """Notebooks that were executed, and what went wrong."""
-
-    num_executed: int
-    problems: list[str]
-
-
-def _run_notebooks(scope: Scope, results: Path, folder: Path) -> _Ran:
-    """Execute the notebooks in one kernel; quick takes the first it has records for."""
-    found, outcomes = notebooks(), []
+def _run_notebooks(scope: Scope, results: Path, folder: Path) -> tuple[int, list[str]]:
+    """How many notebooks one kernel executed, and what went wrong; quick takes the first it has records for."""
+    executed, problems = 0, []
     with Kernel(results) as kernel:
-        for notebook in found:
-            outcomes.append(_run_notebook(notebook, results, folder, kernel))
-            if scope is QUICK and not outcomes[-1][2]:
+        for notebook in notebooks():
+            try:
+                execute(notebook, results, folder, kernel)
+            except MissingRuns as lack:
+                problems += [f"notebook {notebook.stem}: {lack}"] if scope is ALL else []
+                continue
+            except Exception as error:  # whatever a cell raises, the report is still to be written
+                words = str(error).strip().splitlines()[-1]
+                problems.append(f"notebook {notebook.stem}: {type(error).__name__}: {words}")
+            else:
+                executed += 1
+            if scope is QUICK:
                 break
-    lacking = [f"{name}: {why}" for name, why, is_lack in outcomes if why and is_lack]
-    broken = [f"notebook {name}: {why}" for name, why, is_lack in outcomes if why and not is_lack]
-    num_executed = len(outcomes) - len(lacking) - len(broken)
-    if scope is ALL:
-        broken += [f"notebook {line}" for line in lacking]
-    return _Ran(num_executed, broken)
-
-
-def _run_notebook(notebook: Path, results: Path, folder: Path, kernel: Kernel) -> tuple[str, str, bool]:
-    """Name, what went wrong if anything did, and whether it was only a lack of runs."""
-    try:
-        execute(notebook, results, folder, kernel)
-    except MissingRuns as lack:
-        return notebook.stem, str(lack), True
-    except Exception as error:  # whatever a cell raises, the report is still to be written
-        return notebook.stem, f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}", False
-    return notebook.stem, "", False
+    return executed, problems
 
 
 class _Progress:

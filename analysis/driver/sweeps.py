@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,23 +27,26 @@ from rpbench.run.allocator import measures
 from rpbench.side_processes import end_with
 from rpbench.yaml_file import read_keys
 
-_POLL_FORKED_S = 0.02
 
+class Forked(ForkProcess):
+    """A command in a copy of this process that ends with it; a sweep asks what it would of `subprocess.Popen`."""
 
-class Forked:
-    """A command under way, with what of `subprocess.Popen` a sweep is asked."""
+    def __init__(self, *command: Any) -> None:
+        super().__init__()
+        self._command, self._driver = command, os.getpid()
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
+    def run(self) -> None:
+        end_with(self._driver)
+        sys.exit(_run(*self._command))
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        return self.exitcode
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
-        if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            if ended:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+        """The same."""
+        return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end.
@@ -50,25 +54,10 @@ class Forked:
         Raises:
             TimeoutExpired: if it takes longer.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        while self.poll() is None:
-            if end is not None and time.monotonic() > end:
-                raise subprocess.TimeoutExpired("rpbench", timeout or 0.0)
-            time.sleep(_POLL_FORKED_S)
-        assert self.returncode is not None
-        return self.returncode
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired("rpbench", timeout or 0.0)
+        return self.exitcode
 
 
 def can_fork() -> bool:
@@ -85,17 +74,9 @@ def fork_command(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO
     """
     import rpbench.sweep.multirun  # noqa: F401  # here, so that no copy has to
 
-    sys.stdout.flush()
-    sys.stderr.flush()
-    driver, pid = os.getpid(), os.fork()
-    if pid:
-        return Forked(pid)
-    status = 1
-    try:
-        end_with(driver)
-        status = _run(arguments, folder, out, err)
-    finally:  # whatever was raised, this copy never goes back into the driver's code
-        os._exit(status)
+    copy = Forked(arguments, folder, out, err)
+    copy.start()
+    return copy
 
 
 def _run(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> int:
@@ -173,7 +154,6 @@ class _Running:
 
     @property
     def num_done(self) -> int:
-        """Runs that have ended."""
         return self.rows.read_bytes().count(b"\n")
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ import ast
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 # Each of pip's options, the variable with which uv means the same, and what stands between several values there.
 _VARIABLES = {
@@ -49,10 +49,6 @@ def uv_settings(config: Iterable[str], environment: Mapping[str, str]) -> dict[s
     return {name: value for name, value in settings.items() if name not in environment}
 
 
-def _shell_lines(settings: Mapping[str, str]) -> Iterator[str]:
-    for name, value in settings.items():
-        yield f"export {name}={shlex.quote(value)}"
-
-
 if __name__ == "__main__":
-    sys.stdout.writelines(f"{line}\n" for line in _shell_lines(uv_settings(sys.stdin, os.environ)))
+    for name, value in uv_settings(sys.stdin, os.environ).items():
+        print(f"export {name}={shlex.quote(value)}")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.exhibits.style import BUBBLES, method_name
+from analysis.exhibits.style import BUBBLES, method_name, model_name
 from analysis.records.experiments import Experiments
 from rpbench.yaml_file import read_keys
 
@@ -76,6 +76,35 @@ def columns_of(identity: str) -> tuple[str, ...]:
     return tuple(DECLARED[identity]["columns"])
 
 
+def declared_table(identity: str, rows: pd.DataFrame | Iterable[Mapping[str, Any]]) -> Table:
+    """A table whose headings in `exhibits.yaml` say which fields of the rows stand below them.
+
+    Behind a heading, `field` is a word or a name; `field .2f` a number of ours with its format, from the record
+    `run_id`, and `field .2f RUN ...` from the records that these fields name; `field .2f < SOURCE` a published number,
+    whose source is that field of the row, or else the place itself. A format may be a field of the row as well, and a
+    field that is a cell already stands as it is.
+    """
+    declared: Mapping[str, str] = DECLARED[identity]["columns"]
+    found = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
+    return table(
+        list(declared), ([_declared_cell(row, *words.split()) for words in declared.values()] for row in found)
+    )
+
+
+def _declared_cell(row: Mapping[str, Any], field: str, form: str = "", *behind: str) -> Cell:
+    value, form = row[field], row.get(form, form)
+    if isinstance(value, Cell):
+        return value
+    if not form:
+        return label(_NAMED.get(field, str)(value))
+    if behind[:1] == ("<",):
+        return theirs(value, form, row.get(behind[1], behind[1]))
+    return ours(value, form, [row[run] for run in behind] if behind else row["run_id"])
+
+
+_NAMED = {"model": model_name, "schedule": method_name, "system": method_name}
+
+
 Maker = Callable[[Experiments], Exhibit]
 TEXTS = Path(__file__).with_name("exhibits.yaml")
 DECLARED: dict[str, dict[str, Any]] = read_keys(TEXTS)  # by identity, in the order of the report
@@ -119,18 +148,18 @@ def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker
         @wraps(find)
         def make(experiments: Experiments) -> Exhibit:
             shown = find(experiments)
-            title, caption = (declared[each].format(**BUBBLES, **shown.words) for each in ("title", "caption"))
+            texts = {each: declared[each].format(**BUBBLES, **shown.words) for each in ("title", "caption")}
+            evidence = shown.evidence or tuple(declared["evidence"])
             return Exhibit(
-                title=title,
-                caption=caption,
-                evidence=shown.evidence or tuple(declared["evidence"]),
+                **texts,
+                id=identity,
+                question=declared["question"],
+                evidence=evidence,
                 command=command,
+                table=shown.table,
                 draw=shown.draw,
                 drawings=shown.drawings,
                 drawn_from=shown.drawn_from,
-                table=shown.table,
-                id=identity,
-                question=declared["question"],
             )
 
         LISTED[identity] = make
@@ -142,16 +171,23 @@ def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker
 def exhibit_of(
     identity: str,
     numbers: Callable[[Experiments], Any],
-    tabulate: Callable[[Any], Table],
+    tabulate: Callable[[Any], Table] | None = None,
     draw: Callable[[Any], Figure] | None = None,
     **words: Any,
 ) -> Maker:
-    """The exhibit of one set of numbers: its table and its figure, and the words of its caption or what says them."""
+    """The exhibit of one set of numbers: its table and its figure, and the words of its caption or what says them.
+
+    Args:
+        numbers: what the records say, as a frame or rows; its own docstring names the columns.
+        tabulate: `declared_table` if left out.
+        words: `answer`, by custom, is the sentence that answers the exhibit's question.
+    """
 
     def find(experiments: Experiments) -> Shown:
         data = numbers(experiments)
         found = {name: word(data) if callable(word) else word for name, word in words.items()}
-        return Shown(tabulate(data), partial(draw, data) if draw else None, words=found)
+        made = tabulate(data) if tabulate else declared_table(identity, data)
+        return Shown(made, partial(draw, data) if draw else None, words=found)
 
     return exhibited(identity)(find)
 
@@ -200,25 +236,30 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
 
 
 def by_schedule(
-    data: pd.DataFrame, over: str, numbers: Mapping[str, tuple[str, str]], schedules: Iterable[str] = ()
-) -> Table:
-    """One row a schedule, and for every value of what was swept over a column of each number; a dash where none is.
+    over: str, numbers: Mapping[str, tuple[str, str]], schedules: Iterable[str] = ()
+) -> Callable[[pd.DataFrame], Table]:
+    """Tables with one row a schedule, and for every value of what was swept over a column of each number.
+
+    A dash stands where there is none. Their data have one row a schedule and value, with its `run_id`.
 
     Args:
-        data: one row a schedule and value, with its `run_id`.
         numbers: column -> its heading, in which the value is filled in, and the format of its cells.
         schedules: in the order of the rows; that of the data if left out.
     """
-    values = sorted(data[over].unique())
-    headings = [heading.format(value) for value in values for heading, _ in numbers.values()]
-    found = data.set_index(["schedule", over]).to_dict("index")
-    rows = []
-    for schedule in schedules or data["schedule"].unique():
-        row = [label(method_name(schedule))]
-        for run in (found.get((schedule, value), {}) for value in values):
-            row += [ours(run.get(name), form, run.get("run_id", ())) for name, (_, form) in numbers.items()]
-        rows.append(row)
-    return table(["schedule", *headings], rows)
+
+    def tabulate(data: pd.DataFrame) -> Table:
+        values = sorted(data[over].unique())
+        headings = [heading.format(value) for value in values for heading, _ in numbers.values()]
+        found = data.set_index(["schedule", over]).to_dict("index")
+        rows = []
+        for schedule in schedules or data["schedule"].unique():
+            row = [label(method_name(schedule))]
+            for run in (found.get((schedule, value), {}) for value in values):
+                row += [ours(run.get(name), form, run.get("run_id", ())) for name, (_, form) in numbers.items()]
+            rows.append(row)
+        return table(["schedule", *headings], rows)
+
+    return tabulate
 
 
 def short_cut(partition: str) -> str:

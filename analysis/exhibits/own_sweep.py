@@ -81,30 +81,23 @@ def what_differs(cells: Sequence[manifests.Cell]) -> tuple[list[str], dict[str, 
 def contenders_of(manifest: Manifest, by_id: Mapping[str, Row], keys: Sequence[str]) -> list[Contender]:
     """Every contender of a sweep in its order, repeats together; cells that failed stand for themselves."""
     contended = any(len(cell.run_ids) > 1 for cell in manifest.cells)
-    repeats: dict[tuple[tuple[str, ...], Work], list[Row]] = {}
-    found: list[Contender | tuple[tuple[str, ...], Work]] = []
+    found: dict[object, Contender] = {}
     for cell in manifest.cells:
         chosen = tuple(cell.overrides.get(key, "–") for key in keys)
         rows = [by_id[run] for run in cell.run_ids if run in by_id]
         if not rows:
             names = (*chosen, "–") if contended else chosen
-            found.append(Contender(names, (), (), _ended(cell.state, cell.reason)))
+            found[cell.number] = Contender(names, (), (), _ended(cell.state, cell.reason))
         for row in rows:
             names = (*chosen, str(row.get("contender") or "–")) if contended else chosen
-            state = _ended(str(row["status"]), str(row.get("reason") or ""))
             if row["status"] != "ok":
-                found.append(Contender(names, (), (row,), state))
-                continue
-            known = (names, work_of(row))
-            if known not in repeats:
-                found.append(known)
-            repeats.setdefault(known, []).append(row)
-    return [
-        each
-        if isinstance(each, Contender)
-        else Contender(each[0], each[1], tuple(repeats[each]), _repeated(repeats[each]))
-        for each in found
-    ]
+                state = _ended(str(row["status"]), str(row.get("reason") or ""))
+                found[cell.number, row["run_id"]] = Contender(names, (), (row,), state)
+            else:
+                known = names, work_of(row)
+                repeats = (*(found[known].rows if known in found else ()), row)
+                found[known] = Contender(*known, repeats, _repeated(repeats))
+    return list(found.values())
 
 
 def _ended(state: str, reason: str) -> str:
@@ -193,11 +186,8 @@ def number_of(key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
 
 def makespan_in(unit: Clock) -> Callable[[Row], float | None]:
     """The makespan of runs whose times are slots, or of those whose times are seconds."""
-
-    def read(row: Row) -> float | None:
-        return number_of("makespan_s")(row) if clock(row) == unit else None
-
-    return read
+    read = number_of("makespan_s")
+    return lambda row: read(row) if clock(row) == unit else None
 
 
 _MOST_BARS = 60
@@ -378,6 +368,3 @@ def _draw(lines: Sequence[Contender], measure: Measure, heads: Sequence[str]) ->
             f"by {', '.join(heads)}; bars beside each other did the same work", fontweight="normal", fontsize=8.5
         )
     return figure
-
-
-__all__ = ["exhibit"]

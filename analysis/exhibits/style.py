@@ -21,6 +21,7 @@ from rpbench import yaml_file
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY, PALE = "#8C8C8C", "#D0D0D0"
+LIGHTER = (VERMILION, "#E88A4D", "#F2B48C", "#FBE3D3")  # RoundPipe's vermilion, ever lighter
 
 _STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("rpbench.mplstyle"), use_default_template=False)
 
@@ -42,32 +43,23 @@ def looks(name: str) -> dict[str, Look]:
     return {key: _look(*row) for key, row in _FILE[name].items()}
 
 
+def names(table: str) -> dict[str, str]:
+    """A table of `style.yaml` that says what people read, in the order in which it is shown."""
+    found: dict[str, str] = _FILE[table]
+    return found
+
+
 def _look(name: str, colour: str, marker: str) -> Look:
     return Look(name, globals().get(colour.upper(), colour), marker)
 
 
-METHODS, MODELS, PARTITIONS = map(looks, ("methods", "models", "partitions"))
-_NAMES: dict[str, str] = _FILE["names"]  # schedules that have no look of their own
+METHODS, MODELS, PARTITIONS, PARTS = map(looks, ("methods", "models", "partitions", "parts"))
+_NAMES = names("names")  # schedules that have no look of their own
 FAMILIES = {family: _look(*row["look"]) for family, row in _FILE["families"].items()}
 _FAMILY_OF = {schedule: family for family, row in _FILE["families"].items() for schedule in row["schedules"]}
 
-# Parts of the idle time, dark next to light so that they stay apart in print.
-PARTS = {
-    "fill": Look("fill", SKY, ""),
-    "switch": Look("switch", YELLOW, ""),
-    "drain": Look("drain", BLUE, ""),
-    "intra": Look("intra", "#FAFAFA", ""),
-}
-
-# How a number is known, as the hatch of a bar.
-HATCHES = {
-    "measured": "",
-    "simulated": "",
-    "derived": "",
-    "predicted": "xxxx",
-    "emulated": "\\\\\\\\",
-    "published": "////",
-}
+HATCHES = names("hatches")  # how a number is known
+BUBBLES = names("bubbles")  # what each bubble of a record is
 
 
 @contextmanager
@@ -127,19 +119,6 @@ def bar_key(label: str, colour: str = "white", hatch: str = "") -> Patch:
 def point_key(look: Look) -> Line2D:
     """The entry of a legend for points of a look."""
     return Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=look.name)
-
-
-# What each bubble of a record is; captions, the page of the method and docs/bubbles.md say it in these words.
-BUBBLES = {
-    "bubble_makespan": "1 − work / (devices × makespan)",
-    "bubble_span": "1 − work / (devices × longest device-local span)",
-    "bubble_over_ideal": "idle / work",
-    "bubble_steady": (
-        "idle share of every device, in the middle of a long run, from the end of its own work for one step to that "
-        "for a later one"
-    ),
-    "bubble_between_ends": "1 − work / (devices × interval) between the ends of two steps, on any devices",
-}
 
 
 def model_name(model: str) -> str:

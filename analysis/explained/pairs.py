@@ -36,7 +36,6 @@ class Pair(NamedTuple):
 
 
 def pairs() -> list[Pair]:
-    """The pairs of `pairs.csv`."""
     return [Pair(**row) for row in tables.read("pairs", FOLDER)]
 
 
@@ -46,7 +45,6 @@ def explained(pair: Pair) -> Explanation:
 
 
 def rows() -> Iterator[Row]:
-    """The rows of `explained.csv`."""
     known = _held_out()
     for pair in pairs():
         found = explained(pair)
@@ -64,7 +62,6 @@ def rows() -> Iterator[Row]:
 
 
 def summary() -> Iterator[Row]:
-    """The rows of `all_pairs.csv`."""
     for table in (*SYSTEM_TABLES, "bloom_a100_topologies", "vtrain_multi", "llm_foundry_fsdp", "internevo", *MORE):
         sides = list(_sides(table))
         shares = sorted(
@@ -110,22 +107,16 @@ def fitted() -> set[str]:
     cells = {
         cell for place in PLATFORMS for each in declared_basis(place).declared.values() for cell in (each.cells or ())
     }
-    own = {f"{table}:{row['system']}/{row['model']}" for table, row in _system_rows() if _cell(row) in cells}
+    own = {
+        f"{table}:{row['system']}/{row['model']}"
+        for table in SYSTEM_TABLES
+        for row in published_rows(f"{table}.csv")
+        if f"throughput/{row['system']}/{row['platform']}/{row['model']}" in cells
+    }
     return own | {name for pair in pairs() for name in pair[:2] if name.partition(":")[0] not in SYSTEM_TABLES}
 
 
-def _system_rows() -> Iterator[tuple[str, Row]]:
-    for table in SYSTEM_TABLES:
-        for row in published_rows(f"{table}.csv"):
-            yield table, row
-
-
-def _cell(row: Row) -> str:
-    return f"throughput/{row['system']}/{row['platform']}/{row['model']}"
-
-
 def write() -> dict[str, int]:
-    """Write both files; returns their numbers of rows."""
     made = {"explained": rows(), "all_pairs": summary()}
     return {name: tables.write(FOLDER / f"{name}.csv", list(lines)) for name, lines in made.items()}
 

@@ -13,7 +13,7 @@ from analysis.predictions.clusters.case import Case, Row, rows_of
 from analysis.predictions.clusters.fit import SETS
 from analysis.predictions.clusters.jobs import cases_of_row
 from analysis.predictions.compare import PLATFORMS, case_of
-from analysis.records.published import PUBLISHED_MODELS
+from analysis.records.published import OUR_MODELS
 from rpbench.config.choices import ConfigError
 from rpbench.cost.published import published_rows
 from rpbench.explain.predicted import side_of_case, side_of_job, with_settings
@@ -38,7 +38,6 @@ RATES = {
 
 
 def names() -> list[str]:
-    """The tables that have sides."""
     return [*SYSTEM_TABLES, *SETS]
 
 
@@ -107,11 +106,8 @@ def _of_job(case: Case, job: Job) -> Side:
     if case.set_name in RATES:
         flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name].flops)
         side = replace(side, rate=Rate(flops, job.machine.device.flops_16))
-    return replace(side, notes=(*side.notes, _source(case.set_name)))
-
-
-def _source(name: str) -> str:
-    return f"analysis/published/measured/{name}.csv, whose README names source and licence"
+    source = f"analysis/published/measured/{case.set_name}.csv, whose README names source and licence"
+    return replace(side, notes=(*side.notes, source))
 
 
 def _of_system(table: str, row: str) -> Side:
@@ -122,10 +118,9 @@ def _of_system(table: str, row: str) -> Side:
     found = rows[wanted]
     if found["status"] != "ok":
         raise ConfigError(f"table={table}:{row} has no pace to explain: it is {found['status']}; take another row")
-    models = {published: name for name, published in PUBLISHED_MODELS.items()}
     clusters = {published: name for name, published in PLATFORMS.items()}
     try:
-        case = case_of(found["system"], clusters[found["platform"]], models[found["model"]], int(found["num_gpus"]))
+        case = case_of(found["system"], clusters[found["platform"]], OUR_MODELS[found["model"]], int(found["num_gpus"]))
         return side_of_case(case, float(found["tokens_per_s"]), f"{table}:{row}")
     except (KeyError, ValueError) as error:
         raise ConfigError(f"table={table}:{row} is not modelled: {error}; take another row") from None

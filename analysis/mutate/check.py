@@ -9,21 +9,22 @@ taken to write names and digests anew, so that files are whole and agree with ea
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import isclose
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.claims.claim import Claim, judge
 from analysis.claims.expected import STATEMENTS, read_table
 from analysis.claims.own.regression import claim_of
 from analysis.records import identity
-from analysis.records.experiments import ENDED, Experiments, MissingRuns, Record
+from analysis.records.experiments import Experiments, MissingRuns, Record
 from analysis.records.published import Printed
 from rpbench.records import record
-from rpbench.records.manifest import PLANNED, Cell
+from rpbench.records.manifest import ENDED, PLANNED, Cell
 
 FACTORS = (0.5, 0.9, 1.1, 2.0)
 # What is falsified: what a record says of its question, of its making, of what came out; that it is there; a cell of
@@ -82,12 +83,12 @@ def mutants(experiments: Experiments, experiment: str) -> Iterator[tuple[str, Dr
     rows, cells = experiments.checked(experiment), experiments.cells_of(experiment)
     for row in rows:
         yield GONE, partial(Mutant, experiment, GONE, "record", "gone", {row["run_id"]: None})
-        for path in _paths(row):
-            for what, value in _others(_at(row, path)):
+        for path, own in _leaves(row):
+            for what, value in _others(own):
                 yield _kind(path), partial(_changed, experiment, row, path, what, value)
     for first, second in pairwise(rows):
-        for path in _paths(first):
-            if _differ(_at(first, path), _at(second, path)):
+        for path, own in _leaves(first):
+            if _differ(own, _at(second, path)):
                 yield _kind(path), partial(_exchanged, experiment, first, second, path)
     for cell in cells:
         yield from _cells(experiment, cell, cells)
@@ -122,19 +123,9 @@ def _kind(path: Path) -> str:
     return ASKED if path[0] in _OF_THE_QUESTION else FOUND
 
 
-def _paths(row: Record) -> Iterator[Path]:
-    """The way to every value of a record that is no object."""
-    for key, value in row.items():
-        if key not in _NAMES:
-            yield from _below(value, (key,))
-
-
-def _below(value: Any, path: Path) -> Iterator[Path]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _below(inner, (*path, key))
-    else:
-        yield path
+def _leaves(row: Record) -> Iterator[tuple[Path, Any]]:
+    """The way to every value of a record that is no object, and the value."""
+    return identity.leaves({key: value for key, value in row.items() if key not in _NAMES})
 
 
 def _changed(experiment: str, row: Record, path: Path, what: str, value: Any) -> Mutant:
@@ -232,12 +223,8 @@ def _other_texts(text: str) -> Iterator[tuple[str, str]]:
         number = float(text)
     except ValueError:
         yield "another word", f"{text}x"
-        return
-    for factor in FACTORS:
-        if _differ(number * factor, number):
-            yield f"times {factor:g}", f"{number * factor:.8g}"
-    if not number:
-        yield "plus 1", "1"
+    else:
+        yield from ((what, f"{other:.8g}") for what, other in _others(number))
 
 
 # Of each kind so many must be noticed. What a record says of its origin is held by the digest in its manifest alone,
@@ -245,8 +232,7 @@ def _other_texts(text: str) -> Iterator[tuple[str, str]]:
 LEAST_SEEN = {ASKED: 0.99, FOUND: 0.8, GONE: 1.0, MANIFEST: 1.0, TABLE: 0.95}
 
 
-@dataclass(frozen=True)
-class Fate:
+class Fate(NamedTuple):
     """The fate of a mutant.
 
     Args:
@@ -293,19 +279,18 @@ class Outcome:
         return all(self.of(kind).seen >= least for kind, least in LEAST_SEEN.items())
 
     def __str__(self) -> str:
-        """The fractions of every kind, as `result 97 % (61 % without accepted values)`."""
-        parts = [(kind, self.of(kind)) for kind in KINDS]
-        return "; ".join(f"{kind} {_shares(kind, each)} of {each.num_mutants}" for kind, each in parts if each.fates)
+        """The fractions of every kind, as `result 97 % of 30 (61 % without accepted values)`."""
+        parts = []
+        for kind in KINDS:
+            if (each := self.of(kind)).fates:
+                without = "" if kind == TABLE else f" ({each.seen_otherwise:.1%} without accepted values)"
+                parts.append(f"{kind} {each.seen:.1%}{without} of {each.num_mutants}")
+        return "; ".join(parts)
 
 
 def _fraction(found: Iterable[bool]) -> float:
     counts = Counter(found)
     return counts[True] / counts.total() if counts else 1.0
-
-
-def _shares(kind: str, each: Outcome) -> str:
-    without = "" if kind == TABLE else f" ({each.seen_otherwise:.1%} without accepted values)"
-    return f"{each.seen:.1%}{without}"
 
 
 def is_acceptance(claim: Claim) -> bool:
@@ -327,35 +312,26 @@ class _Falsified(Experiments):
         return row if row is None or changed is None else row | changed
 
 
-def check(experiments: Experiments, claims: Sequence[Claim], mutants: Iterable[Mutant]) -> Outcome:
-    """Look each mutant's records up, and judge the claims that rest on them again."""
-    judged = _Judged(experiments, claims)
-    return Outcome(tuple(map(judged.fate, mutants)))
-
-
 class _Judged:
     def __init__(self, experiments: Experiments, claims: Sequence[Claim]) -> None:
         self._experiments = experiments
         self._green = {claim.id: claim for claim in claims if not judge(claim, experiments).red}
-        self._resting = dict(_by_record(experiments, list(self._green.values())))
+        self._resting = _by_record(experiments, list(self._green.values()))
 
     def fate(self, mutant: Mutant) -> Fate:
         """The fate of a mutant: noticed or not."""
         if mutant.line is not None:
-            return Fate(mutant, self._is_red(self._accepted(mutant), self._experiments), seen_otherwise=False)
+            claim = self._accepted(mutant)
+            return Fate(mutant, claim is None or judge(claim, self._experiments).red, seen_otherwise=False)
         if mutant.cell is not None and not self._answers(mutant.cell, mutant.experiment):
             return Fate(mutant, seen=True, seen_otherwise=True)
         if any(self._is_refused(mutant, run_id, row) for run_id, row in mutant.rows.items()):
             return Fate(mutant, seen=True, seen_otherwise=True)
         falsified = _Falsified(self._experiments, mutant.rows)
         touched = {each.id: each for run_id in mutant.rows for each in self._resting.get(run_id, ())}
-        others = [claim for claim in touched.values() if not is_acceptance(claim)]
-        otherwise = any(self._is_red(claim, falsified) for claim in others)
-        ours = (claim for claim in touched.values() if is_acceptance(claim))
-        return Fate(mutant, otherwise or any(self._is_red(claim, falsified) for claim in ours), otherwise)
-
-    def _is_red(self, claim: Claim | None, experiments: Experiments) -> bool:
-        return claim is None or judge(claim, experiments).red
+        otherwise = any(judge(claim, falsified).red for claim in touched.values() if not is_acceptance(claim))
+        seen = otherwise or any(judge(claim, falsified).red for claim in touched.values() if is_acceptance(claim))
+        return Fate(mutant, seen, otherwise)
 
     def _accepted(self, mutant: Mutant) -> Claim | None:
         """The claim that a changed line of a table makes; None for one that belongs to no claim any more."""
@@ -390,15 +366,17 @@ class _Judged:
         return identity.problem(forged, mutant.experiment, cell, (forged["digest"],)) is not None
 
 
-def _by_record(experiments: Experiments, claims: Sequence[Claim]) -> Iterator[tuple[str, list[Claim]]]:
+def _by_record(experiments: Experiments, claims: Sequence[Claim]) -> dict[str, list[Claim]]:
     """Record -> the claims that rest on it, those with the fewest records first: they are judged fastest."""
     found: dict[str, list[Claim]] = {}
     for claim in sorted(claims, key=lambda claim: len(claim.needs)):
         for need in claim.needs:
-            try:
-                row = experiments.find(need.experiment, need.choices, need.contender)
-            except MissingRuns:
-                continue
-            if row is not None:
-                found.setdefault(row["run_id"], []).append(claim)
-    yield from found.items()
+            with suppress(MissingRuns):
+                if row := experiments.find(need.experiment, need.choices, need.contender):
+                    found.setdefault(row["run_id"], []).append(claim)
+    return found
+
+
+def check(experiments: Experiments, claims: Sequence[Claim], mutants: Iterable[Mutant]) -> Outcome:
+    """Look each mutant's records up, and judge the claims that rest on them again."""
+    return Outcome(tuple(map(_Judged(experiments, claims).fate, mutants)))

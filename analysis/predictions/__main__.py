@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.predictions import compare, holdout, outcomes, score, tables
-from rpbench.records.record import write_atomically
 
 _VERBS = ("write", "score", "outcomes", "refit", "holdout", "misses")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the tables, or print what is asked for; the exit status is 0."""
     parser = argparse.ArgumentParser(prog="python -m analysis.predictions", description="Predict the paper's tables.")
     parser.add_argument("verb", nargs="?", choices=_VERBS, default="write")
     parser.add_argument("--out", type=Path, default=tables.FOLDER, metavar="DIR", help="folder of the tables (write)")
@@ -22,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _write(options.out)
     texts = {
         "score": score.text,
-        "outcomes": lambda: outcomes.sealed_text() if options.sealed else outcomes.text(),
+        "outcomes": lambda: outcomes.text(only_sealed=options.sealed),
         "refit": holdout.refit_text,
         "holdout": lambda: holdout.text(compare.throughput_cells(*tables.PLATFORMS)),
         "misses": lambda: compare.misses_text(compare.throughput_cells()),
@@ -33,18 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _write(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in tables.all_tables().items():
-        _save(folder, name, rows)
     cells = compare.throughput_cells(*tables.PLATFORMS)
-    _save(folder, "holdout", holdout.rows(cells))
-    _save(folder, "experts_holdout", holdout.expert_rows())
-    _save(folder, "misses", compare.miss_rows(cells))
+    found = {
+        "holdout": holdout.rows(cells),
+        "experts_holdout": holdout.expert_rows(),
+        "misses": compare.miss_rows(cells),
+    }
+    for name, rows in (tables.all_tables() | found).items():
+        print(f"{folder / name}.csv: {tables.write(folder / f'{name}.csv', rows)} rows", file=sys.stderr)
     return 0
-
-
-def _save(folder: Path, name: str, rows: list[tables.Row]) -> None:
-    write_atomically(folder / f"{name}.csv", tables.as_csv(rows))
-    print(f"{folder / name}.csv: {len(rows)} rows", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ from functools import cache
 from math import exp, log
 from typing import NamedTuple
 
-from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS
+from analysis.records.published import A800, OUR_MODELS, PUBLISHED_MODELS, RTX4090, rows
 from rpbench.config.request import load
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import NUMBERS, machine
-from rpbench.cost.published import published_rows
 from rpbench.predict import SYSTEMS, Prediction, predict
 from rpbench.predict.case import Case
 from rpbench.predict.prediction import STEP_TOKENS, longest_sequence
@@ -21,14 +20,14 @@ from rpbench.workload.architecture import architecture
 
 
 # Machines of the paper, by the name of their configuration.
-PLATFORMS = {"8x_rtx4090": "8x-rtx4090-24gb", "8x_a800": "8x-a800-80gb-sxm"}
+PLATFORMS = {"8x_rtx4090": RTX4090, "8x_a800": A800}
 
 # Machines whose settings are published and whose pace is not: RoundPipe alone, without the model with few experts.
 CROSS_PLATFORMS = {"8x_w7800": "8x-amd-w7800", "8x_ascend_910b": "8x-ascend-910b"}
 CROSS_MODELS = ("qwen3_1p7b", "llama31_8b", "qwen3_32b", "qwen3_235b_lora")
 
-# Where the layers of published models were timed.
-MEASURED_ON = "8x_rtx4090"
+# The machine whose layers were timed, and whose measurements were known first.
+KNOWN = "8x_rtx4090"
 
 
 @cache
@@ -43,7 +42,7 @@ def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: 
     shape = architecture(model)
     memory = basis["device_memory_bytes"]
     settings = published_settings(system, machine(cluster).published_name, shape.published_name, memory)
-    return Case(system, shape, basis, settings, num_devices, measured_on=declared_basis(MEASURED_ON))
+    return Case(system, shape, basis, settings, num_devices, measured_on=declared_basis(KNOWN))
 
 
 def cross_cells() -> list[tuple[str, str, str]]:
@@ -54,13 +53,6 @@ def cross_cells() -> list[tuple[str, str, str]]:
 def cells() -> list[tuple[str, str, str]]:
     """(system, machine, model) of the throughput tables, in the order of the published one."""
     return [(system, cluster, model) for cluster in PLATFORMS for system in SYSTEMS for model in PUBLISHED_MODELS]
-
-
-# The machine whose layers were timed, and whose measurements were known first.
-KNOWN = "8x_rtx4090"
-# The published table of a machine and quantity.
-_FILES = {("8x_rtx4090", name): name for name in ("throughput", "max_seq_len")}
-_FILES |= {("8x_a800", name): f"{name}_a800" for name in ("throughput", "max_seq_len")}
 
 
 @dataclass(frozen=True)
@@ -88,14 +80,10 @@ def cell_of(key: str) -> Cell:
 def published_value(cell: Cell) -> tuple[str, float | None]:
     """Status and value of a published cell: tokens per second, or 1,024 tokens."""
     column = "tokens_per_s" if cell.table == "throughput" else "max_seq_len_published_k"
-    for row in published_rows(f"{_FILES[cell.cluster, cell.table]}.csv"):
-        if (row["system"], row["platform"], row["model"]) == (
-            cell.system,
-            PLATFORMS[cell.cluster],
-            PUBLISHED_MODELS[cell.model],
-        ):
-            return row["status"], float(row[column]) if row[column] else None
-    return "not stated", None
+    name = cell.table if cell.cluster == KNOWN else f"{cell.table}_a800"
+    keys = {"platform": PLATFORMS[cell.cluster], "model": PUBLISHED_MODELS[cell.model]}
+    row = next(rows(name, system=cell.system, **keys), None)
+    return (row["status"], float(row[column]) if row[column] else None) if row else ("not stated", None)
 
 
 def predicted(cell: Cell, basis: Basis | None = None, *, with_interval: bool = False) -> Prediction:

@@ -31,7 +31,7 @@ from analysis.predictions.compare import (
     published_value,
     with_values,
 )
-from analysis.records.published import PUBLISHED_MODELS
+from analysis.records.published import DENSE, EXPERTS, PUBLISHED_MODELS
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.declared import Declared
 from rpbench.cost.hardware.machine import NUMBERS
@@ -151,7 +151,6 @@ ALONE = 0.15
 # A fit begins with two values this far either side, and takes so many steps of the secant, each at most so long (in
 # logarithms); a constant that moves no cell by this part of its own change is not told by them.
 STEP, SECANTS, MOST, LEAST = 1.15, 2, 1.0, 0.05
-_DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
 
 
 class Known(NamedTuple):
@@ -177,7 +176,7 @@ def _cells(system: str, models: Sequence[str], cluster: str) -> tuple[Cell, ...]
 # timing of a 235B layer on one device leaves for an expert; NCCL through the host, measured by others at 2 to 3 GB/s;
 # 0.80 and 76 GB/s, as the sealed predictions had them; 20 bytes, which is what can be counted of a gradient's copies.
 KNOWN_BY: tuple[Known, ...] = (
-    Known("host_bytes_per_s", KNOWN, _cells("roundpipe-sync", _DENSE, KNOWN), 102e9, 0.4),
+    Known("host_bytes_per_s", KNOWN, _cells("roundpipe-sync", DENSE, KNOWN), 102e9, 0.4),
     Known(
         "expert_pass_s",
         KNOWN,
@@ -196,8 +195,8 @@ KNOWN_BY: tuple[Known, ...] = (
         2.5e9,
         0.2,
     ),
-    Known("matmul_efficiency", A800, _cells("roundpipe", _DENSE, A800), 0.80, 0.06),
-    Known("host_bytes_per_s", A800, _cells("roundpipe-sync", _DENSE, A800), 76.26e9, 0.4),
+    Known("matmul_efficiency", A800, _cells("roundpipe", DENSE, A800), 0.80, 0.06),
+    Known("host_bytes_per_s", A800, _cells("roundpipe-sync", DENSE, A800), 76.26e9, 0.4),
     Known("deepspeed_gradient_bytes", A800, _cells("zero-2", ("qwen3_1p7b", "llama31_8b"), A800), 20.0, 1.0),
 )
 
@@ -284,25 +283,16 @@ def _less_sure(basis: Basis, within: Mapping[str, float]) -> Basis:
     return replace(basis, declared={**basis.declared, **changed})
 
 
-@cache
-def held_out(constant: str, model: str) -> float:
-    """Error of RoundPipe on a model of the known machine, with the constant fitted on other models or at its prior."""
-    (known,) = (each for each in KNOWN_BY if (each.name, each.cluster) == (constant, KNOWN))
-    kept = tuple(cell for cell in known.cells if cell.model != model)
-    value = _fitted(known, kept, tuple(sorted(declared().values.items()))) if kept else None
-    off = error(Cell("throughput", "roundpipe", model), with_values(declared(), {constant: value or known.prior}))
-    assert off is not None
-    return off
-
-
 def expert_rows() -> list[dict[str, str]]:
-    """Errors of the models with experts, an expert's launches fitted on the other one of the two."""
-    constant = "expert_pass_s"
-    return [
-        {"constant": constant, "model": model, "error": f"{held_out(constant, model):.4f}"}
-        for model in PUBLISHED_MODELS
-        if model not in _DENSE
-    ]
+    """RoundPipe's errors on the models with experts, an expert's launches fitted on the other one or at their prior."""
+    (known,) = (each for each in KNOWN_BY if (each.name, each.cluster) == ("expert_pass_s", KNOWN))
+    found = []
+    for model in EXPERTS:
+        kept = tuple(cell for cell in known.cells if cell.model != model)
+        value = _fitted(known, kept, tuple(sorted(declared().values.items()))) if kept else None
+        off = error(Cell("throughput", "roundpipe", model), with_values(declared(), {known.name: value or known.prior}))
+        found.append({"constant": known.name, "model": model, "error": f"{off:.4f}"})
+    return found
 
 
 class Held(NamedTuple):

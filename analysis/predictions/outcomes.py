@@ -8,20 +8,20 @@ there. The present tables come from a model that has been changed in sight of th
 each change was decided; their agreement is not that of a prediction.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from analysis.predictions.tables import FOLDER, Row, read
+from analysis.records.published import DENSE, EXPERTS, PUBLISHED_MODELS
 from rpbench.cost.published import published_rows
 
 SEALED, SEALED_COMMIT = FOLDER / "sealed", "90b90aa"
 FOLDERS = (SEALED, FOLDER)
 
-DENSE = ("qwen3-1.7b", "llama-3.1-8b", "qwen3-32b")
-EXPERTS = ("gpt-oss-20b", "qwen3-235b-lora")
-OURS = ("roundpipe", "roundpipe-sync")
+_DENSE, _EXPERTS = (tuple(map(PUBLISHED_MODELS.__getitem__, models)) for models in (DENSE, EXPERTS))
 # Table of the prediction, table of the measurement, column predicted, column measured, what identifies a row.
 _TABLES = {
     "throughput": ("throughput_a800", "tokens_per_s", "tokens_per_s", ("system", "platform", "model")),
@@ -100,54 +100,49 @@ def _number(text: str) -> float | None:
 # --- the score -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Group:
-    """Cells that are judged together.
-
-    Args:
-        holds: which cells belong to it.
-    """
+class Group(NamedTuple):
+    """Cells that are judged together: those of a table, of some systems and of some models; of all if empty."""
 
     name: str
-    holds: Callable[[Outcome], bool]
+    table: str
+    systems: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
-    def errors(self, found: Sequence[Outcome]) -> list[float]:
+    def holds(self, cell: Outcome) -> bool:
+        """True if a cell belongs to it."""
+        asked = ((cell.system, self.systems), (cell.model, self.models))
+        return cell.table == self.table and all(not names or name in names for name, names in asked)
+
+    def errors(self, found: Iterable[Outcome]) -> list[float]:
         """Sizes of the errors of its cells, the smallest first."""
         return sorted(abs(cell.error) for cell in found if cell.error is not None and self.holds(cell))
 
 
-def _throughput(systems: Sequence[str], models: Sequence[str]) -> Callable[[Outcome], bool]:
-    return lambda cell: cell.table == "throughput" and cell.system in systems and cell.model in models
-
-
-BASELINES = ("zero-2", "zero-infinity", "fsdp", "megatron-pp", "megatron-tp")
 GROUPS = (
-    Group("RoundPipe on A800, dense", _throughput(("roundpipe",), DENSE)),
-    Group("RoundPipe on A800, experts", _throughput(("roundpipe",), EXPERTS)),
-    Group("RoundPipe-sync on A800", _throughput(("roundpipe-sync",), (*DENSE, *EXPERTS))),
-    Group("baselines on A800", _throughput(BASELINES, (*DENSE, *EXPERTS))),
-    Group("scaling, dense", lambda cell: cell.table == "scaling" and cell.model in DENSE),
-    Group("scaling, experts", lambda cell: cell.table == "scaling" and cell.model in EXPERTS),
-    Group("sequence lengths", lambda cell: cell.table == "seqlen_sensitivity"),
-    Group("longest sequences on A800", lambda cell: cell.table == "max_seq_len"),
+    Group("RoundPipe on A800, dense", "throughput", ("roundpipe",), _DENSE),
+    Group("RoundPipe on A800, experts", "throughput", ("roundpipe",), _EXPERTS),
+    Group("RoundPipe-sync on A800", "throughput", ("roundpipe-sync",)),
+    Group("baselines on A800", "throughput", ("zero-2", "zero-infinity", "fsdp", "megatron-pp", "megatron-tp")),
+    Group("scaling, dense", "scaling", models=_DENSE),
+    Group("scaling, experts", "scaling", models=_EXPERTS),
+    Group("sequence lengths", "seqlen_sensitivity"),
+    Group("longest sequences on A800", "max_seq_len"),
 )
 
 
 def score(found: Sequence[Outcome]) -> list[Row]:
     """A row a group: cells, median and largest error, share within a quarter."""
-    rows = []
-    for group in GROUPS:
-        errors = group.errors(found)
-        rows.append(
-            {
-                "cells": group.name,
-                "count": len(errors),
-                "median_error": f"{median(errors):.3f}",
-                "largest_error": f"{errors[-1]:.3f}",
-                "within_a_quarter": sum(error <= 0.25 for error in errors),
-            }
-        )
-    return rows
+    return [
+        {
+            "cells": group.name,
+            "count": len(errors),
+            "median_error": f"{median(errors):.3f}",
+            "largest_error": f"{errors[-1]:.3f}",
+            "within_a_quarter": sum(error <= 0.25 for error in errors),
+        }
+        for group in GROUPS
+        for errors in [group.errors(found)]
+    ]
 
 
 def verdicts(found: Sequence[Outcome], table: str) -> tuple[int, int]:
@@ -162,32 +157,21 @@ def coverage(found: Sequence[Outcome], tables: Sequence[str] = tuple(_TABLES)) -
     return sum(inside), len(inside)
 
 
-def text(
-    folders: Sequence[tuple[str, Path]] = (("sealed", SEALED), ("present", FOLDER)), *, cells: bool = False
-) -> str:
-    """The score of each folder, its verdicts and coverage; every cell if asked for."""
+def text(*, only_sealed: bool = False) -> str:
+    """The score of the sealed and of the present tables, verdicts and coverage; of the sealed alone, every cell."""
     lines = []
-    for name, folder in folders:
+    for name, folder in (("sealed", SEALED),) if only_sealed else (("sealed", SEALED), ("present", FOLDER)):
         found = outcomes(folder)
-        lines += [f"{name}:", *(_line(row) for row in score(found))]
-        for table in ("throughput", "max_seq_len"):
-            lines.append("  verdicts of {}: {} of {}".format(table, *verdicts(found, table)))
-        for table in _TABLES:
-            lines.append("  inside the interval, {}: {} of {}".format(table, *coverage(found, (table,))))
-        lines += [_cell(cell) for cell in found] if cells else []
+        lines.append(f"{name}:")
+        for row in score(found):
+            words = f"  {row['cells']:28s} {row['count']:3d} cells  median {float(row['median_error']):6.1%}  "
+            lines.append(f"{words}largest {float(row['largest_error']):6.1%}  within 25 %: {row['within_a_quarter']}")
+        right = {table: verdicts(found, table) for table in ("throughput", "max_seq_len")}
+        lines += [f"  verdicts of {table}: {met} of {asked}" for table, (met, asked) in right.items()]
+        inside = {table: coverage(found, (table,)) for table in _TABLES}
+        lines += [f"  inside the interval, {table}: {met} of {asked}" for table, (met, asked) in inside.items()]
+        lines += map(_cell, found if only_sealed else ())
     return "\n".join(lines)
-
-
-def sealed_text() -> str:
-    """The score of the sealed tables, and every cell."""
-    return text((("sealed", SEALED),), cells=True)
-
-
-def _line(row: Row) -> str:
-    return (
-        f"  {row['cells']:28s} {row['count']:3d} cells  median {float(row['median_error']):6.1%}  "
-        f"largest {float(row['largest_error']):6.1%}  within 25 %: {row['within_a_quarter']}"
-    )
 
 
 def _cell(cell: Outcome) -> str:

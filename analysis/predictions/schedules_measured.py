@@ -16,13 +16,12 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from analysis.predictions.tables import FOLDER, Row, as_csv
+from analysis.predictions.tables import FOLDER, Row, write
 from rpbench.cost.footprint.sizes import LayerActivations
 from rpbench.cost.published import published_rows
 from rpbench.cost.table import LayerTimes
 from rpbench.ir.partition import Partition, split_evenly, symmetric
 from rpbench.plan.problem import Problem
-from rpbench.records.record import write_atomically
 from rpbench.registry import entries
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
@@ -158,7 +157,6 @@ def cut(num_layers: int, num_stages: int) -> Partition:
 
 
 def find(group: Group, row: dict[str, str]) -> Found:
-    """The prediction of a row of a group."""
     name, num_ranks, num_microbatches = group.orders.get(
         row["schedule"], (ORDERS.get(row["schedule"], row["schedule"]), group.num_ranks, group.num_microbatches)
     )
@@ -209,7 +207,6 @@ def _memory_bytes(
 
 
 def rows() -> list[Row]:
-    """A row for every run that is asked for."""
     asked = {int(row["id"].split("/")[1]): row for row in published_rows("challenge/schedules_measured.csv")}
     made = []
     for group in GROUPS:
@@ -227,5 +224,5 @@ def rows() -> list[Row]:
 
 
 if __name__ == "__main__":
-    write_atomically(FOLDER / "schedules_measured.csv", as_csv(rows()))
+    write(FOLDER / "schedules_measured.csv", rows())
     sys.exit(0)

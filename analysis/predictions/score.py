@@ -1,19 +1,18 @@
 """The bars: errors of the predictions of the 4090 figures, and the bars that they hold."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import combinations
+from functools import partial
+from itertools import combinations, product, starmap
 from math import log
 from statistics import median
 
 from analysis.predictions import compare
 from analysis.predictions.compare import Cell
-from analysis.predictions.tables import read
-from analysis.records.published import OUR_MODELS, PUBLISHED_MODELS
+from analysis.predictions.tables import Row, read
+from analysis.records.published import DENSE, EXPERTS, OUR_MODELS, PUBLISHED_MODELS
 from rpbench.predict import SYSTEMS
 
-DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
-EXPERTS = ("gpt_oss_20b", "qwen3_235b_lora")
 # Mobius' settings are not public: it is reported, and counts for no bar but the headline.
 GATED = ("megatron-pp", "megatron-tp", "zero-2", "zero-infinity", "fsdp")
 BASELINES = (*GATED, "mobius")
@@ -30,42 +29,34 @@ class Bar:
 
 
 def bars() -> list[Bar]:
-    """Every bar, on the committed tables."""
     return [make() for make in _BARS]
 
 
-def errors(table: str, systems: Sequence[str], models: Sequence[str] = tuple(PUBLISHED_MODELS)) -> dict[Cell, float]:
-    """Predicted over published less 1 of every cell that has a value on both sides, from the committed tables."""
+def committed(table: str) -> dict[Cell, Row]:
+    """The rows of the known machine, as they were predicted and committed, by their cells."""
+    rows = (row for row in read(table) if row["platform"] == compare.PLATFORMS[compare.KNOWN])
+    return {Cell(table, row["system"], OUR_MODELS[row["model"]]): row for row in rows}
+
+
+def _both(table: str, systems: Iterable[str], models: Iterable[str]) -> dict[Cell, tuple[float, float]]:
+    """Predicted and published value of every cell that has both."""
+    column, rows = "tokens_per_s" if table == "throughput" else "max_seq_len_k", committed(table)
     found = {}
-    for system in systems:
-        for model in models:
-            cell = Cell(table, system, model)
-            ours, (_, known) = committed(cell)[1], compare.published_value(cell)
-            if ours and known:
-                found[cell] = ours / known - 1
+    for cell in starmap(partial(Cell, table), product(systems, models)):
+        known = compare.published_value(cell)[1]
+        if known and cell in rows and rows[cell][column]:
+            found[cell] = float(rows[cell][column]), known
     return found
 
 
-def committed(cell: Cell) -> tuple[str, float | None]:
-    """Status and value of a cell as it was predicted and committed."""
-    column = "tokens_per_s" if cell.table == "throughput" else "max_seq_len_k"
-    for row in read(cell.table):
-        key = cell.key.split("/")
-        if [cell.table, row["system"], row["platform"], row["model"]] == key:
-            return row["status"], float(row[column]) if row[column] else None
-    return "", None
+def errors(table: str, systems: Iterable[str], models: Iterable[str] = tuple(PUBLISHED_MODELS)) -> dict[Cell, float]:
+    """Predicted over published less 1 of every cell that has a value on both sides, from the committed tables."""
+    return {cell: ours / known - 1 for cell, (ours, known) in _both(table, systems, models).items()}
 
 
 def _within(name: str, found: dict[Cell, float], limit: float) -> Bar:
     text = ", ".join(f"{cell.model} {off:+.1%}" for cell, off in found.items())
     return Bar(f"{name} within {limit:.0%}", text, all(abs(off) <= limit for off in found.values()))
-
-
-def _held_out_experts() -> Bar:
-    offs = {row["model"]: float(row["error"]) for row in read("experts_holdout")}
-    text = ", ".join(f"{model} {off:+.1%}" for model, off in offs.items())
-    held = all(abs(off) <= 0.2 for off in offs.values())
-    return Bar("RoundPipe, MoE, fitted on one and tested on the other, within 20%", text, held)
 
 
 def _median_within(name: str, found: dict[Cell, float], limit: float) -> Bar:
@@ -74,95 +65,77 @@ def _median_within(name: str, found: dict[Cell, float], limit: float) -> Bar:
 
 
 def _each_baseline() -> Bar:
-    worst = max(errors("throughput", GATED).items(), key=lambda item: abs(item[1]))
-    text = f"largest {worst[0].system} {worst[0].model} {worst[1]:+.1%}"
-    return Bar("running baselines, each within 15%", text, abs(worst[1]) <= 0.15)
+    worst, off = max(errors("throughput", GATED).items(), key=lambda item: abs(item[1]))
+    return Bar(
+        "running baselines, each within 15%", f"largest {worst.system} {worst.model} {off:+.1%}", abs(off) <= 0.15
+    )
 
 
 def _order() -> Bar:
-    good = total = near_good = near = 0
+    agree: dict[bool, list[bool]] = {True: [], False: []}  # of pairs that are clearly apart, and of closer ones
     wrong = []
     for model in PUBLISHED_MODELS:
-        offs = errors("throughput", list(SYSTEMS), [model])
-        for a, b in combinations(offs, 2):
-            known_a, known_b = (compare.published_value(cell)[1] or 0 for cell in (a, b))
-            ours_a, ours_b = (committed(cell)[1] or 0 for cell in (a, b))
-            agrees = (ours_a > ours_b) == (known_a > known_b)
-            if max(known_a, known_b) > CLEAR * min(known_a, known_b):
-                good, total = good + agrees, total + 1
-                if not agrees:
-                    wrong.append(f"{a.system}/{b.system} on {model}")
-            else:
-                near_good, near = near_good + agrees, near + 1
-    text = f"{good} of {total}, and {near_good} of {near} closer pairs" + "".join(f"; wrong: {pair}" for pair in wrong)
-    return Bar(f"order of every pair in a column that differs by more than {CLEAR}x", text, good == total)
+        for (a, (ours_a, known_a)), (b, (ours_b, known_b)) in combinations(
+            _both("throughput", SYSTEMS, [model]).items(), 2
+        ):
+            same, clear = (
+                (ours_a > ours_b) == (known_a > known_b),
+                max(known_a, known_b) > CLEAR * min(known_a, known_b),
+            )
+            agree[clear].append(same)
+            if clear and not same:
+                wrong.append(f"{a.system}/{b.system} on {model}")
+    counts = [f"{sum(each)} of {len(each)}" for each in agree.values()]
+    text = f"{counts[0]}, and {counts[1]} closer pairs" + "".join(f"; wrong: {pair}" for pair in wrong)
+    return Bar(f"order of every pair in a column that differs by more than {CLEAR}x", text, all(agree[True]))
 
 
 def _verdicts() -> Bar:
-    right, wrong, least = 0, [], (1.0, "")
-    for row in read("throughput"):
-        if row["platform"] != compare.PLATFORMS[compare.KNOWN]:
-            continue
-        model = OUR_MODELS[row["model"]]
-        status, _ = compare.published_value(Cell("throughput", row["system"], model))
-        if status == row["status"]:
-            right += 1
-        else:
-            wrong.append(f"{row['system']} {model}")
-        if row["memory_margin"]:
-            least = min(least, (abs(float(row["memory_margin"])), f"{row['system']} {model}"))
-    text = f"{right} of {right + len(wrong)}; least margin {least[0]:.1%} ({least[1]})"
-    return Bar("every verdict (runs, OOM, N/A)", text + "".join(f"; wrong: {each}" for each in wrong), not wrong)
+    rows = committed("throughput")
+    wrong = [cell for cell, row in rows.items() if compare.published_value(cell)[0] != row["status"]]
+    margins = [(abs(float(row["memory_margin"])), cell) for cell, row in rows.items() if row["memory_margin"]]
+    least, where = min(margins, key=lambda item: (item[0], item[1].system, item[1].model))
+    text = f"{len(rows) - len(wrong)} of {len(rows)}; least margin {least:.1%} ({where.system} {where.model})"
+    text += "".join(f"; wrong: {cell.system} {cell.model}" for cell in wrong)
+    return Bar("every verdict (runs, OOM, N/A)", text, not wrong)
 
 
-def _lengths() -> dict[Cell, float]:
-    return errors("max_seq_len", [system for system in SYSTEMS if system not in ("mobius", "roundpipe-sync")])
+_MEASURED_LENGTHS = tuple(system for system in SYSTEMS if system not in ("mobius", "roundpipe-sync"))
 
 
 def _length_share() -> Bar:
-    near, far = 0, []
-    for cell, off in _lengths().items():
-        _, known = compare.published_value(cell)
-        _, ours = committed(cell)
-        if abs(off) <= 0.2 or abs((ours or 0) - (known or 0)) <= 1:
-            near += 1
-        else:
-            far.append(f"{cell.system} {cell.model} {off:+.0%}")
-    share = near / (near + len(far))
-    text = f"{near} of {near + len(far)}" + (f"; not {', '.join(far)}" if far else "")
-    return Bar("longest sequence, 85% within 20% or one step", text, share >= 0.85)
-
-
-def speedups(value: Callable[[Cell], float | None]) -> dict[str, float]:
-    """RoundPipe over the best other system of each model with one."""
-    found = {}
-    for model in PUBLISHED_MODELS:
-        others = [value(Cell("throughput", system, model)) for system in BASELINES]
-        own = value(Cell("throughput", "roundpipe", model))
-        if own and any(others):
-            found[model] = own / max(other for other in others if other)
-    return found
+    both = _both("max_seq_len", _MEASURED_LENGTHS, PUBLISHED_MODELS)
+    far = {cell: ours / known - 1 for cell, (ours, known) in both.items() if abs(ours - known) > 1}
+    far = {cell: off for cell, off in far.items() if abs(off) > 0.2}
+    near = len(both) - len(far)
+    words = ", ".join(f"{cell.system} {cell.model} {off:+.0%}" for cell, off in far.items())
+    text = f"{near} of {len(both)}" + (f"; not {words}" if far else "")
+    return Bar("longest sequence, 85% within 20% or one step", text, near / len(both) >= 0.85)
 
 
 def _headline() -> Bar:
-    known = speedups(lambda cell: compare.published_value(cell)[1])
-    ours = speedups(lambda cell: committed(cell)[1])
-    offs = {model: ours[model] / known[model] - 1 for model in known}
-    text = ", ".join(f"{model} {ours[model]:.2f} for {known[model]:.2f} ({off:+.0%})" for model, off in offs.items())
-    return Bar("headline speed-ups within 10%", text, all(abs(off) <= 0.1 for off in offs.values()))
+    """RoundPipe over the best other system of each model with one."""
+    pairs: list[tuple[str, float, float]] = []
+    for model in PUBLISHED_MODELS:
+        both = _both("throughput", ("roundpipe", *BASELINES), [model])
+        own = both.pop(Cell("throughput", "roundpipe", model), None)
+        if own and both:
+            ours, known = (own[side] / max(value[side] for value in both.values()) for side in (0, 1))
+            pairs.append((model, ours, known))
+    offs = [ours / known - 1 for _, ours, known in pairs]
+    shown = zip(pairs, offs, strict=True)
+    text = ", ".join(f"{model} {ours:.2f} for {known:.2f} ({off:+.0%})" for (model, ours, known), off in shown)
+    return Bar("headline speed-ups within 10%", text, all(abs(off) <= 0.1 for off in offs))
 
 
 def bias_and_coverage() -> dict[str, tuple[int, float, int]]:
     """Per system: cells, signed mean error (of logarithms), published values inside the interval; all in-sample."""
-    rows = {(row["system"], row["platform"], row["model"]): row for row in read("throughput")}
-    found = {}
+    rows, found = committed("throughput"), {}
     for system in SYSTEMS:
-        offs = errors("throughput", [system])
-        inside = 0
+        offs, inside = errors("throughput", [system]), 0
         for cell in offs:
-            _, key_system, platform, model = cell.key.split("/")
-            row, known = rows[key_system, platform, model], compare.published_value(cell)[1] or 0
-            inside += float(row["tokens_per_s_low"]) <= known <= float(row["tokens_per_s_high"])
+            low, high = (float(rows[cell][f"tokens_per_s_{end}"]) for end in ("low", "high"))
+            inside += low <= (compare.published_value(cell)[1] or 0) <= high
         if offs:
             found[system] = len(offs), sum(log(1 + off) for off in offs.values()) / len(offs), inside
     return found
@@ -186,14 +159,18 @@ _BARS: tuple[Callable[[], Bar], ...] = (
         "RoundPipe, dense, no throughput constant fitted", errors("throughput", ["roundpipe"], DENSE), 0.05
     ),
     lambda: _within("RoundPipe, MoE, one constant for both", errors("throughput", ["roundpipe"], EXPERTS), 0.1),
-    _held_out_experts,
+    lambda: _within(
+        "RoundPipe, MoE, fitted on one and tested on the other,",
+        {Cell("throughput", "roundpipe", row["model"]): float(row["error"]) for row in read("experts_holdout")},
+        0.2,
+    ),
     lambda: _within("RoundPipe-sync, dense", errors("throughput", ["roundpipe-sync"], DENSE), 0.08),
     lambda: _within("RoundPipe-sync, MoE", errors("throughput", ["roundpipe-sync"], EXPERTS), 0.15),
     lambda: _median_within("running baselines", errors("throughput", GATED), 0.06),
     _each_baseline,
     _order,
     _verdicts,
-    lambda: _median_within("longest sequence", _lengths(), 0.1),
+    lambda: _median_within("longest sequence", errors("max_seq_len", _MEASURED_LENGTHS), 0.1),
     _length_share,
     _headline,
 )
@@ -201,7 +178,6 @@ NUM_BARS = len(_BARS)
 
 
 def text() -> str:
-    """The table of bars, then bias and coverage."""
     lines = [f"{'held' if bar.held else 'MISSED':7s} {bar.name}\n        {bar.measured}" for bar in bars()]
     lines += ["", "system           cells  signed mean error  published value inside the interval"]
     summary = bias_and_coverage()

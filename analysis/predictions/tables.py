@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import exp, log, sqrt
 from pathlib import Path
@@ -165,7 +165,6 @@ def _number(value: float | None) -> str:
 
 
 def all_tables() -> dict[str, list[Row]]:
-    """Every table by the name of its file."""
     rates = throughput()
     makers: dict[str, Callable[[], list[Row]]] = {
         "scaling": scaling,
@@ -177,7 +176,6 @@ def all_tables() -> dict[str, list[Row]]:
 
 
 def as_csv(rows: list[Row]) -> str:
-    """Rows as the text of their file."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -186,9 +184,14 @@ def as_csv(rows: list[Row]) -> str:
 
 
 def write(path: Path, rows: list[Row]) -> int:
-    """Write rows as a file; returns their number."""
     write_atomically(path, as_csv(rows))
     return len(rows)
+
+
+def markdown(heads: str, rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown; its heads are written with a bar between them."""
+    rule = " | ".join("---" for _ in heads.split(" | "))
+    return "\n".join(f"| {line} |" for line in (heads, rule, *map(" | ".join, rows))) + "\n"
 
 
 def put(page: Path, begin: str, text: str, end: str) -> None:

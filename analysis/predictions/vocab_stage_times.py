@@ -50,13 +50,12 @@ from itertools import chain, repeat
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from analysis.predictions.tables import FOLDER, as_csv
+from analysis.predictions.tables import FOLDER, write
 from baselines.tensor_parallel.interlaced import letters
 from rpbench.cost.published import published_rows
 from rpbench.cost.table import CostTable, Work
 from rpbench.ir.action import Action, Kind
 from rpbench.ir.schedule import Row, Schedule, Shape
-from rpbench.records.record import write_atomically
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
 
@@ -200,7 +199,6 @@ class Run(NamedTuple):
 
 
 def read_run(row: dict[str, str]) -> Run:
-    """A run of a row of either file."""
     forward, backward, head = (
         tuple(float(time) for time in row[f"{name}_us_per_stage"].split())
         for name in ("forward", "backward", "vocab_pass")
@@ -278,7 +276,6 @@ def peak_bytes(run: Run) -> float:
 
 
 def rows() -> list[dict[str, str]]:
-    """A row for every run that is asked for."""
     overhead = overhead_ms()
     found = []
     for row in published_rows("challenge/vocab_stage_times.csv"):
@@ -307,11 +304,10 @@ def known_text() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the table, or print the known runs."""
     if list(arguments) == ["known"]:
         print(known_text())
     else:
-        write_atomically(FOLDER / "vocab_stage_times.csv", as_csv(rows()))
+        write(FOLDER / "vocab_stage_times.csv", rows())
     return 0
 
 

@@ -4,6 +4,7 @@ A record that no cell of an experiment's manifest names cannot reach a table, ho
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,17 +14,7 @@ import pandas as pd
 
 from analysis.records import identity
 from rpbench.records import provenance, record
-from rpbench.records.manifest import (
-    ENDED,
-    FAILED,
-    NOT_APPLICABLE,
-    Cell,
-    Manifest,
-    ManifestError,
-    manifest_name,
-    manifest_names,
-    read_manifest,
-)
+from rpbench.records.manifest import ENDED, Cell, Manifest, ManifestError, manifest_name, manifest_names, read_manifest
 
 _SHOWN = 3  # missing cells that a message names
 
@@ -77,13 +68,22 @@ class Experiments:
 
     results: Path
     narrowed: Sequence[Sweep] = ()
-    _frames: dict[str, pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)
-    _checked: dict[str, list[Record]] = field(default_factory=dict, compare=False, repr=False)
-    _rows: dict[str, dict[tuple[int | None, str | None], Record]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    _manifests: dict[str, Manifest] = field(default_factory=dict, compare=False, repr=False)
-    _lacking: dict[str, MissingRuns] = field(default_factory=dict, compare=False, repr=False)
+    _known: dict[tuple[str, str], Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def _once(self, find: Callable[[str], _Found], experiment: str) -> _Found:
+        """What is found out of an experiment, or why nothing is, kept from the first time on."""
+        key = find.__name__, experiment
+        if key not in self._known:
+            try:
+                self._known[key] = find(experiment)
+            except MissingRuns as lack:
+                self._known[key] = lack
+            except ManifestError as error:
+                self._known[key] = MissingRuns(str(error))
+        found = self._known[key]
+        if isinstance(found, MissingRuns):
+            raise found
+        return found  # type: ignore[no-any-return]
 
     def cells(self, experiment: str) -> pd.DataFrame:
         """The records of an experiment's cells that came to a verdict, a row each, with the cell's number as `cell`.
@@ -92,9 +92,10 @@ class Experiments:
             MissingRuns: if its sweep was not run by this code and configuration, or has no record or lost one.
             WrongRecord: if a record does not answer its cell.
         """
-        if experiment not in self._frames:
-            self._frames[experiment] = pd.DataFrame(self.checked(experiment))
-        return self._frames[experiment]
+        return self._once(self._frame, experiment)
+
+    def _frame(self, experiment: str) -> pd.DataFrame:
+        return pd.DataFrame(self.checked(experiment))
 
     def checked(self, experiment: str) -> list[Record]:
         """The same as they stand in their files: what a record does not hold is not there.
@@ -102,19 +103,7 @@ class Experiments:
         Raises:
             MissingRuns, WrongRecord: as of `cells`.
         """
-        if experiment not in self._checked:
-            self._checked[experiment] = self._once(experiment, self._all_records)
-        return self._checked[experiment]
-
-    def _once(self, experiment: str, find: Callable[[str], _Found]) -> _Found:
-        """An experiment's manifest or records; why there are none is found out once."""
-        if experiment in self._lacking:
-            raise self._lacking[experiment]
-        try:
-            return find(experiment)
-        except (ManifestError, MissingRuns) as error:
-            self._lacking[experiment] = error if isinstance(error, MissingRuns) else MissingRuns(str(error))
-            raise self._lacking[experiment] from None
+        return self._once(self._all_records, experiment)
 
     def refusals(self) -> Iterator[str]:
         """Why an experiment that was run is not read, of each that lost a record or holds one of another cell."""
@@ -126,7 +115,8 @@ class Experiments:
 
     def replaced(self, experiment: str, rows: pd.DataFrame) -> "Experiments":
         """The same experiments with other rows for one of them, as if its records said so."""
-        return replace(self, _frames={**self._frames, experiment: rows}, _rows={})
+        known = {key: found for key, found in self._known.items() if key[0] != self._by_cell.__name__}
+        return replace(self, _known=known | {(self._frame.__name__, experiment): rows})
 
     def manifest(self, experiment: str) -> Manifest | None:
         """The manifest that stands for an experiment, if there is one: the first of this code and configuration.
@@ -146,15 +136,18 @@ class Experiments:
 
     def _is_sound(self, experiment: str) -> bool:
         try:
-            self._sound(experiment)
+            return bool(self._sound(experiment))
         except MissingRuns:
             return False
-        return True
 
     @cached_property
     def manifests(self) -> list[Manifest]:
         """Every manifest of the folder that can be read."""
-        return list(_readable(self.results, manifest_names(self.results)))
+        found = []
+        for name in manifest_names(self.results):
+            with suppress(ManifestError):
+                found.append(read_manifest(self.results, name))
+        return [manifest for manifest in found if manifest is not None]
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -174,15 +167,15 @@ class Experiments:
         """
         wanted = choices.items()
         number = next((cell.number for cell in self._sound(experiment).cells if wanted <= cell.overrides.items()), None)
-        return self._by_cell(experiment).get((number, contender))
+        return self._once(self._by_cell, experiment).get((number, contender))
 
     def _by_cell(self, experiment: str) -> dict[tuple[int | None, str | None], Record]:
         """Records by the number of their cell and, of a duel, their contender."""
-        frame = self.cells(experiment)
-        if experiment not in self._rows:
-            rows = frame.to_dict("records")
-            self._rows[experiment] = {(row["cell"], _contender(row)): row for row in rows}
-        return self._rows[experiment]
+        rows = self.cells(experiment).to_dict("records")
+        named = (row.get("contender") for row in rows)  # NaN in a row of a table that has none
+        return {
+            (row["cell"], name if isinstance(name, str) else None): row for row, name in zip(rows, named, strict=True)
+        }
 
     def records(self, experiment: str) -> list[Record]:
         """The records of an experiment's cells that came to a verdict, in the order of its cells.
@@ -190,7 +183,7 @@ class Experiments:
         Raises:
             MissingRuns: as of `cells`.
         """
-        return list(self._by_cell(experiment).values())
+        return list(self._once(self._by_cell, experiment).values())
 
     def cells_of(self, experiment: str) -> list[Cell]:
         """The cells of an experiment's manifest that came to a verdict.
@@ -210,9 +203,7 @@ class Experiments:
 
     def _sound(self, experiment: str) -> Manifest:
         """The manifest of an experiment that was run by this code."""
-        if experiment not in self._manifests:
-            self._manifests[experiment] = self._once(experiment, self._current)
-        return self._manifests[experiment]
+        return self._once(self._current, experiment)
 
     def _current(self, experiment: str) -> Manifest:
         manifest = self.manifest(experiment)
@@ -268,29 +259,14 @@ def is_current(manifest: Manifest) -> bool:
     return versions == (provenance.code_version(), provenance.conf_version())
 
 
-def _readable(results: Path, names: Sequence[str]) -> Iterator[Manifest]:
-    for name in names:
-        try:
-            found = read_manifest(results, name)
-        except ManifestError:
-            continue
-        if found is not None:
-            yield found
-
-
-def _contender(row: Record) -> str | None:
-    """The contender of a row; a row of a table has NaN where there is none."""
-    name = row.get("contender")
-    return name if isinstance(name, str) else None
-
-
 def index(rows: pd.DataFrame, keys: Sequence[str], wanted: Sequence[tuple[Any, ...]], experiment: str) -> pd.DataFrame:
     """The rows by `keys`, in the order of `wanted`.
 
     Raises:
         MissingRuns: if one is not there; it names the experiment that makes it.
     """
-    found = {} if rows.empty else dict(zip(_keys(rows, keys), rows.index, strict=True))
+    named = [] if rows.empty else rows[list(keys)].to_dict("records")
+    found = {tuple(row[key] for key in keys): at for row, at in zip(named, rows.index, strict=True)}
     missing = [key for key in wanted if key not in found]
     if missing:
         some = ", ".join(" ".join(map(str, key)) for key in missing[:_SHOWN])
@@ -299,10 +275,6 @@ def index(rows: pd.DataFrame, keys: Sequence[str], wanted: Sequence[tuple[Any, .
             f"{some}{' ...' if len(missing) > _SHOWN else ''}"
         )
     return rows.loc[[found[key] for key in wanted]]
-
-
-def _keys(rows: pd.DataFrame, keys: Sequence[str]) -> list[tuple[Any, ...]]:
-    return [tuple(row[key] for key in keys) for row in rows[list(keys)].to_dict("records")]
 
 
 def succeeded(rows: pd.DataFrame) -> pd.DataFrame:
@@ -338,17 +310,3 @@ def is_complete(results: Path, sweep: Sweep, holds: Callable[[str], bool]) -> bo
     if manifest is None or not is_current(manifest):
         return False
     return all(cell.state in ENDED and all(map(holds, cell.run_ids)) for cell in manifest.cells)
-
-
-__all__ = [
-    "FAILED",
-    "NOT_APPLICABLE",
-    "Experiments",
-    "MissingRuns",
-    "Sweep",
-    "WrongRecord",
-    "index",
-    "is_complete",
-    "is_current",
-    "succeeded",
-]

@@ -6,7 +6,7 @@ values that its sweep wrote down.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,10 @@ def _unlike(row: Record, experiment: str | None, cell: Cell) -> str | None:
     except ValueError as error:
         return f"the cell cannot be asked again: {error}"
     due = {key: value for key, value in _stated_by(request, row).items() if key not in _found_out(request)}
-    found, wanted = (dict(_flat({key: said.get(key) for key in (*due, *_OPTIONAL)})) for said in (row, due))
+    found, wanted = (
+        {".".join(path): value for path, value in leaves({key: said.get(key) for key in (*due, *_OPTIONAL)})}
+        for said in (row, due)
+    )
     for name in dict.fromkeys((*wanted, *found)):
         if found.get(name) != wanted.get(name) and name not in _FREE:
             return f"its {name} is {found.get(name)!r:.80}, the cell asks for {wanted.get(name)!r:.80}"
@@ -111,13 +114,13 @@ def _found_out(request: Request) -> frozenset[str]:
     return frozenset() if request.mesh is None else frozenset({"notes"})
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by their dotted names."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value within nested ones that is no object with keys, and the keys that lead to it."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    else:
+        yield path, value
 
 
 def _asked_otherwise(row: Record, request: Request) -> str | None:

@@ -3,16 +3,14 @@
 The last printed digit says how exact a number is.
 """
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-PUBLISHED = Path(__file__).parents[1] / "published"
+from rpbench.cost.published import DATA, published_rows
 
 
 @cache
@@ -20,7 +18,7 @@ def published(name: str) -> pd.DataFrame:
     """A table of `analysis/published/`, by its file name without the ending; do not write to it."""
     # Only an empty cell means "not stated": N/A is a word of the tables.
     options = {"dtype": {"layers_per_stage": str}, "keep_default_na": False, "na_values": [""]}
-    return pd.read_csv(PUBLISHED / f"{name}.csv", **options)
+    return pd.read_csv(DATA / f"{name}.csv", **options)
 
 
 # The paper's names of models, from its own tables, in their order.
@@ -31,6 +29,8 @@ PUBLISHED_MODELS = {
     "qwen3_32b": "qwen3-32b",
     "qwen3_235b_lora": "qwen3-235b-lora",
 }
+DENSE, EXPERTS = ("qwen3_1p7b", "llama31_8b", "qwen3_32b"), ("gpt_oss_20b", "qwen3_235b_lora")
+RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"  # its names of machines
 OUR_MODELS = {name: model for model, name in PUBLISHED_MODELS.items()}
 
 
@@ -100,21 +100,17 @@ class Printed(AsText):
         return 0.5 * 10.0**-self.decimals
 
 
-@cache
 def table(name: str) -> tuple[Row, ...]:
     """The rows of a table of `analysis/published/`, every cell as text."""
-    with (PUBLISHED / f"{name}.csv").open(newline="", encoding="utf-8") as lines:
-        return tuple(csv.DictReader(lines))
+    return published_rows(f"{name}.csv")
 
 
 def rows(name: str, **keys: str) -> Iterator[Row]:
-    """The rows of a table that hold these values."""
     return (row for row in table(name) if all(row[key] == value for key, value in keys.items()))
 
 
 def throughput_run(model: str) -> Row:
-    """The settings of RoundPipe's throughput run of a model on eight RTX 4090."""
-    of = {"system": "roundpipe", "platform": "8x-rtx4090-24gb", "model": PUBLISHED_MODELS[model]}
+    of = {"system": "roundpipe", "platform": RTX4090, "model": PUBLISHED_MODELS[model]}
     return next(rows("run_settings", experiment="throughput", **of))
 
 

@@ -50,20 +50,16 @@ class Site:
         return self.front if self.on_front else f"../{self.front}"
 
     def figure(self, name: str) -> str:
-        """A file of a figure."""
         path = f"{self.figures}/{name}"
         return quote(path if self.on_front else posixpath.relpath(path, self.folder))
 
     def exhibit(self, name: str) -> str:
-        """The page of an exhibit."""
         return self.page(f"exhibit-{slug(name)}")
 
     def claims(self, section: str) -> str:
-        """The page with the claims of a section."""
         return self.page(f"claims-{slug(section)}")
 
     def claim(self, name: str) -> str:
-        """The line of a claim."""
         return f"{self.claims(self.section_of[name])}#claim-{name}" if name in self.section_of else self.page("claims")
 
     def statements(self, **chosen: str) -> str:
@@ -71,15 +67,12 @@ class Site:
         return f"{self.page('claims')}#{urlencode(chosen, quote_via=quote)}"
 
     def records(self, sweep: str) -> str:
-        """The page with the records of a sweep."""
         return self.page(f"records-{slug(sweep)}")
 
     def run(self, run_id: str) -> str:
-        """The entry of a record."""
         return f"{self.records(self.sweep_of.get(run_id, ALONE))}#run-{run_id}"
 
     def source(self, anchor: str) -> str:
-        """The entry of a published table."""
         return f"{self.page('sources')}#{anchor}"
 
 
@@ -122,10 +115,8 @@ class Content:
 
     @property
     def reproduces(self) -> bool:
-        """True if the report judges the paper's claims."""
         return bool(self.verdicts)
 
     @property
     def shown(self) -> list[Exhibit]:
-        """Every exhibit that gets a page."""
         return [*self.exhibits, *self.own]

@@ -1,10 +1,9 @@
 """Figures as files beside the pages: for a wide page, for a phone, for the dark, and to take away."""
 
-import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -150,7 +149,9 @@ def draw_all(exhibits: Sequence[Exhibit], folder: Path, done: Callable[[str], ob
         (stem, draw, stem in exhibit.drawings) for exhibit in exhibits for stem, draw in drawings_of(exhibit).items()
     ]
     images: dict[str, Image] = {}
-    drawn = _in_parallel(drawings, folder) if _can_fork(len(drawings)) else _one_by_one(drawings, folder)
+    drawn: Iterable[tuple[str, Image]] = ((drawing[0], _draw(*drawing, folder)) for drawing in drawings)
+    if len(drawings) > 1 and sys.platform == "linux" and (os.cpu_count() or 1) > 1:
+        drawn = _in_parallel(drawings, folder)
     for stem, image in drawn:
         images[stem] = image
         done(stem)
@@ -161,15 +162,6 @@ def drawings_of(exhibit: Exhibit) -> dict[str, Callable[[], Figure]]:
     """The functions that make the figures of an exhibit, by file stem; its own figure first."""
     own = {exhibit.id: exhibit.draw} if exhibit.draw is not None else {}
     return own | dict(exhibit.drawings)
-
-
-def _can_fork(num_figures: int) -> bool:
-    forks = "fork" in multiprocessing.get_all_start_methods() and sys.platform == "linux"
-    return num_figures > 1 and forks and (os.cpu_count() or 1) > 1
-
-
-def _one_by_one(drawings: list[Drawing], folder: Path) -> Iterator[tuple[str, Image]]:
-    return ((drawing[0], _draw(*drawing, folder)) for drawing in drawings)
 
 
 def _in_parallel(drawings: list[Drawing], folder: Path) -> Iterator[tuple[str, Image]]:

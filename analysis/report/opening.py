@@ -22,6 +22,8 @@ from analysis.report.statements import Statement, judged, statements
 from rpbench.yaml_file import read_keys
 
 _DECLARED: dict[str, dict[str, Any]] = read_keys(Path(__file__).with_name("findings.yaml"))  # in the order of the page
+_SCREEN: dict[str, Any] = read_keys(Path(__file__).with_suffix(".yaml"))
+FIRST: list[str] = _SCREEN["first"]  # the exhibits of the first page
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,11 @@ def _finding(known: Verdicts, declared: Mapping[str, Any]) -> Finding:
 
 
 def _number_of(known: Verdicts, name: str) -> Number:
-    """Our value of a claim; the published one of a claim behind `=`."""
+    """Our value of a claim; the published one of a claim behind `=`, or that was not evaluated."""
     verdict = known[name.removeprefix("=")]
     claim = verdict.claim
-    published = claim.published.text if claim.published else ""
-    return Number(published if name[0] == "=" else claim.shown(verdict.value), claim.id)
+    is_published = name[0] == "=" or verdict.kind not in EVALUATED
+    return Number(claim.printed if is_published else claim.shown(verdict.value), claim.id)
 
 
 def _simulator(known: Verdicts, declared: Mapping[str, str]) -> Finding:
@@ -114,24 +116,6 @@ def _met(known: Verdicts, schedule: str, model: str) -> tuple[int, int]:
     return kinds.count(REPRODUCED), len(kinds)
 
 
-# The answers of the first page, in their order; the figures of the rest stand on their own pages.
-FIRST = (
-    "figure10",
-    "figure17",
-    "steady_state",
-    "tuning",
-    "figure3",
-    "tradeoff",
-    "convergence",
-    "figure2",
-    "figure5",
-    "prediction",
-    "what_if",
-    "thousand_devices",
-    "duel",
-)
-
-
 @dataclass(frozen=True)
 class Judgement:
     """The verdict on the claims about an exhibit.
@@ -147,19 +131,7 @@ class Judgement:
 
 def answer(exhibit: Exhibit) -> str:
     """The answer of an exhibit: the last sentence of its caption."""
-    sentences = _sentences(exhibit.caption)
-    return sentences[-1] if sentences else ""
-
-
-def _sentences(text: str) -> list[str]:
-    """Sentences of a caption: a full stop before a blank and a capital ends one, one inside a number does not."""
-    found: list[str] = []
-    start = 0
-    for at in range(1, len(text) - 2):
-        if text[at] == "." and text[at + 1] == " " and text[at + 2].isupper() and text[at - 1].isalnum():
-            found.append(text[start : at + 1])
-            start = at + 2
-    return [*found, text[start:]] if text[start:] else found
+    return re.split(r"(?<=\w\.) (?=[A-Z])", exhibit.caption)[-1]  # a full stop inside a number ends none
 
 
 def judgement(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> Judgement:
@@ -187,7 +159,6 @@ def _about(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 PAPER = "https://arxiv.org/abs/2604.27085"
-_LATE = "ours/figure10/{}/late"
 
 
 @dataclass(frozen=True)
@@ -208,64 +179,21 @@ class Line:
 def opening(verdicts: Iterable[Verdict], found: Sequence[Statement]) -> list[Line]:
     """The claim, the verdict, and how it is known."""
     known = {verdict.claim.id: verdict for verdict in verdicts}
-    return [
-        _line(
-            known,
-            "Claimed",
-            "{headline/abstract/lowest_speedup} to {headline/abstract/highest_speedup} times the best baseline on "
-            "eight RTX 4090, and fine-tuning (LoRA) of Qwen3-235B on these 24-GB cards, where no baseline runs.",
-        ),
-        _line(known, "Verdict", f"Confirmed in part. {_simulation(known)} {_against(found)} {_MODEL}"),
-        Line(
-            "How we know",
-            (
-                "Simulated from the paper's layer times, and predicted; the figures of the A800 blind, before they "
-                "were seen. Its machines were not at hand; the engine has run on one H200.",
-            ),
-        ),
-    ]
+    counted = {"<simulation>": _simulation(known), "<against>": _against(found)}
+    texts = {head: re.sub("<.*?>", lambda name: counted[name[0]], text) for head, text in _SCREEN["opening"].items()}
+    return [_line(known, head, text) for head, text in texts.items()]
 
 
 def own_findings(verdicts: Iterable[Verdict]) -> list[Line]:
-    """Three things that we found."""
     known = {verdict.claim.id: verdict for verdict in verdicts}
-    return [_line(known, head, text) for head, text in _FINDINGS.items()]
+    return [_line(known, head, text) for head, text in _SCREEN["own"].items()]
 
 
-_MODEL = (
-    "That 235B runs is predicted; of the twelve bars our model of the hardware was given, {ours/predictions/held} hold."
-)
-_FINDINGS = {
-    "The lead is smaller when rivals are tuned": (
-        "RoundPipe over the best classic schedule, one synchronous call: {ours/lead/published/least} to "
-        "{ours/lead/published/most} times on the published cuts, {ours/lead/searched/least} to "
-        "{ours/lead/searched/most} when every cut is searched."
-    ),
-    "At equal tuning the winner depends on the model": (
-        "The fastest that fits eight RTX 4090, everything charged and one search for all, over RoundPipe one step "
-        "late: "
-        f"{{{_LATE.format('qwen3_1p7b')}}} times on Qwen3-1.7B, {{{_LATE.format('llama31_8b')}}} on Llama-3.1-8B, "
-        f"{{{_LATE.format('gpt_oss_20b')}}} on GPT-OSS-20B, {{{_LATE.format('qwen3_32b')}}} on Qwen3-32B and "
-        f"{{{_LATE.format('qwen3_235b_lora')}}} on Qwen3-235B; 1 is RoundPipe itself."
-    ),
-    "What is charged decides who wins": (
-        "Of 60 pairs of schedules hops turn {turning/pairs/hops}, shared links and the optimizer "
-        "{turning/pairs/transfers}, memory {turning/pairs/memory}."
-    ),
-}
-
-
-def _line(known: Mapping[str, Verdict], head: str, text: str) -> Line:
+def _line(known: Verdicts, head: str, text: str) -> Line:
     names = re.split(r"\{([^}]+)\}", text)
-    parts = [_number(known[part]) if place % 2 else part for place, part in enumerate(names)]
+    parts = [_number_of(known, part) if place % 2 else part for place, part in enumerate(names)]
     declared = any(known[name].kind not in EVALUATED for name in names[1::2])
     return Line(head, tuple(part for part in parts if part), declared)
-
-
-def _number(verdict: Verdict) -> Number:
-    claim = verdict.claim
-    declared = claim.published.text if claim.published else ""
-    return Number(claim.shown(verdict.value) if verdict.kind in EVALUATED else declared, claim.id)
 
 
 def _simulation(known: Mapping[str, Verdict]) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -68,14 +68,15 @@ class _Pages:
             "pages": self._contents(),
             "contents": [(each.id, each.title) for each in content.shown],
             "here": "",
+            "sources": self._sources,
         }
 
     def each(self) -> Iterator[tuple[str, str]]:
-        """File name and text of every page."""
         yield self._front, self._first()
         yield "page.css", str(self._common["style"])
         listed = [(self._site.exhibit(each.id), each.title) for each in self._content.shown]
-        yield "page.js", f"const CONTENTS = {_script(listed)};\n{self._common['script']}"
+        contents = json.dumps(listed).replace("<", "\\u003c")  # no tag begins in it
+        yield "page.js", f"const CONTENTS = {contents};\n{self._common['script']}"
         yield from map(self._exhibit, self._content.shown)
         yield from self._records()
         if self._content.reproduces:
@@ -84,7 +85,7 @@ class _Pages:
             found = views.discrepancies(self._content.verdicts, self._sources)
             yield self._page("discrepancies", "discrepancies.html", discrepancies=found)
         yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **self._machines())
-        yield self._page("sources", "sources.html", sources=self._sources)
+        yield self._page("sources", "sources.html")
 
     def _contents(self) -> list[tuple[str, str]]:
         paper = [("findings", "Findings"), ("claims", "Statements"), ("discrepancies", "Discrepancies")]
@@ -150,16 +151,17 @@ class _Pages:
     # --- a page for each part ---
 
     def _exhibit(self, each: Exhibit) -> tuple[str, str]:
-        shown = views.exhibit(each, self._content.images, self._rows, self._sources) | self._card(each)
+        shown = views.exhibit(each, self._content.images, self._rows) | self._card(each)
         return self._page(f"exhibit-{slug(each.id)}", "exhibit.html", e=shown, here=each.id)
 
     def _claims(self) -> Iterator[tuple[str, str]]:
         for section, found in grouped_by("section", self._statements).items():
             cells = [cell for each in found for cell in each.cells]
+            several = dict.fromkeys(cell.run_ids for cell in cells if len(cell.run_ids) > 1)
             values = {
                 "groups": [self._group(each) for each in found],
                 "num_cells": len(cells),
-                "runs": _numbered(cell.run_ids for cell in cells),
+                "runs": {runs: number for number, runs in enumerate(several, 1)},
                 "verdicts": Counter(cell.kind for cell in cells),
             }
             yield self._page(f"claims-{slug(section)}", "claims.html", section=section, **values)
@@ -189,16 +191,6 @@ class _Pages:
     def _machines(self) -> View:
         rows = self._content.rows
         return {"machines": views.distinct(rows, "hardware"), "versions": views.distinct(rows, "versions")}
-
-
-def _script(value: Any) -> str:
-    """A value as a script holds it; no tag begins in it."""
-    return json.dumps(value).replace("<", "\\u003c")
-
-
-def _numbered(behind: Iterable[Sequence[str]]) -> dict[Sequence[str], int]:
-    """Groups of several runs, each once, counted from 1."""
-    return {runs: number for number, runs in enumerate(dict.fromkeys(each for each in behind if len(each) > 1), 1)}
 
 
 _EVERY_S = 3.0
@@ -263,7 +255,9 @@ def gather(
     if not experiments.manifests or not (experiments.rows or any(each.cells for each in experiments.manifests)):
         raise ValueError(no_sweep_in(experiments.results))
     rows = sorted(experiments.rows, key=views.order_of)
-    content = Content(rows, [], [], [], scope, sweep_of=_sweeps(experiments))
+    last_first = reversed(experiments.manifests)  # a record is of the first sweep that names it
+    sweep_of = {name: each.name for each in last_first for cell in each.cells for name in cell.run_ids}
+    content = Content(rows, [], [], [], scope, sweep_of=sweep_of)
     ours = [each for each in experiments.manifests if is_ours(experiments, each)]
     content.own = [compare(each, rows) for each in experiments.manifests if each not in ours]
     content.own += calibration(experiments.results)
@@ -287,16 +281,6 @@ def _read() -> frozenset[str]:
     """The experiments that an exhibit or a claim is about."""
     shown = (name for each in DECLARED.values() for name in each.get("experiments", ()))
     return frozenset((*shown, *(need.experiment for claim in all_claims() for need in claim.needs)))
-
-
-def _sweeps(experiments: Experiments) -> dict[str, str]:
-    """The first sweep that names a record, by the record's id."""
-    found: dict[str, str] = {}
-    for manifest in experiments.manifests:
-        for cell in manifest.cells:
-            for name in cell.run_ids:
-                found.setdefault(name, manifest.name)
-    return found
 
 
 def write(content: Content, out: Path) -> Path:

@@ -119,7 +119,6 @@ def counted(name: str, found: Iterable[Statement]) -> dict[str, Count]:
 
 
 def choices(found: Sequence[Statement]) -> dict[str, dict[str, Count]]:
-    """The choices of each filter, with counts."""
     return {name: counted(name, found) for name in FILTERS}
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from analysis.claims.claim import NOT_IN_QUICK, NOT_TESTABLE, Verdict
+from analysis.claims.claim import NOT_TESTABLE, Verdict
 from analysis.claims.paper.discrepancies import SECTION as DISCREPANCIES
-from analysis.exhibits.exhibit import Cell, Exhibit, Table
+from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.records.identity import leaves
 from analysis.records.published import table
 from analysis.records.runs import MODELS, SCHEDULES
 from analysis.report.images import Image
@@ -91,7 +92,6 @@ def _place(name: Any, order: Sequence[str]) -> int:
 
 
 def facts(rows: Sequence[Row]) -> View:
-    """Number, dates and code versions of the runs."""
     times = sorted(row.get("started_at") or "" for row in rows)
     return {
         "num_records": len(rows),
@@ -111,8 +111,8 @@ def commands(each: Exhibit) -> list[str]:
     return [command.strip() for command in each.command.split(";") if command.strip()]
 
 
-def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row], sources: Sources) -> View:
-    """An exhibit with the links of its cells, and how each of its further figures is drawn again.
+def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row]) -> View:
+    """What the page of an exhibit has beside its card; of each of its further figures, how it is drawn again.
 
     Args:
         rows: records by their ids.
@@ -123,13 +123,10 @@ def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row],
         if run in rows
     }
     return {
-        "id": each.id,
-        "title": each.title,
         "caption": each.caption,
-        "evidence": each.evidence,
         "gallery": [(stem, images[stem], drawn.get(stem, "")) for stem in each.drawings if stem in images],
         "columns": _columns(each.table),
-        "rows": [[_cell(cell, sources) for cell in row] for row in each.table.rows] if each.table else [],
+        "rows": each.table.rows if each.table else (),
         "run_ids": each.records,
     }
 
@@ -143,16 +140,6 @@ def _columns(shown: Table | None) -> list[tuple[str, bool]]:
         (name, any((isinstance(cell.value, (int, float)) and not isinstance(cell.value, bool)) for cell in cells))
         for name, cells in zip(shown.columns, below, strict=True)
     ]
-
-
-def _cell(cell: Cell, sources: Sources) -> View:
-    """The first record stands behind the text, the others behind small numbers after it."""
-    return {
-        "text": cell.text,
-        "run_ids": cell.run_ids,
-        "source": cell.source,
-        "source_anchor": sources.anchor(cell.source) if cell.source else "",
-    }
 
 
 # --- claims --------------------------------------------------------------------------------------------------
@@ -169,11 +156,10 @@ def claim(verdict: Verdict, sources: Sources) -> View:
         ours = shorten(ours, _LONGEST, placeholder=" … (the rest is in the record)")
     return {
         "id": claim.id,
-        "section": claim.section,
         "statement": claim.statement,
         "metric": claim.metric,
         "unit": claim.unit,
-        "published": printed.text if printed else "not public",
+        "published": claim.printed or "not public",
         "relation": "≤ " if claim.relation == "<=" else "",
         "published_anchor": sources.anchor(printed.source) if printed else "",
         "published_source": printed.source if printed else "",
@@ -181,11 +167,8 @@ def claim(verdict: Verdict, sources: Sources) -> View:
         "difference": _difference(verdict),
         "is_number": isinstance(printed.value, float) if printed else False,
         "kind": verdict.kind,
-        "slug": verdict.kind.replace(" ", "-"),
         "red": verdict.red,
-        "outside": verdict.kind == NOT_IN_QUICK,
         "explanation": explanation,
-        "source": claim.source,
         "origin": _origin(verdict),
         "run_ids": verdict.run_ids,
     }
@@ -211,14 +194,9 @@ def _difference(verdict: Verdict) -> str:
 
 
 def discrepancies(verdicts: Iterable[Verdict], sources: Sources) -> list[View]:
-    """Rows of discrepancies.csv with what was found here."""
     ours = {v.claim.id: v for v in verdicts if v.claim.section == DISCREPANCIES}
-    found = []
-    for row in table("discrepancies"):
-        verdict = ours[f"discrepancies/{row['id']}/published"]
-        shown = {"found": verdict.claim.shown(verdict.value), "verdict": claim(verdict, sources)}
-        found.append({**row, **shown})
-    return found
+    found = ((row, ours[f"discrepancies/{row['id']}/published"]) for row in table("discrepancies"))
+    return [{**row, "found": v.claim.shown(v.value), "verdict": claim(v, sources)} for row, v in found]
 
 
 # --- records -------------------------------------------------------------------------------------------------
@@ -273,15 +251,11 @@ def shared(fields: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return {key: value for key, value in first.items() if others and all(each.get(key) == value for each in others)}
 
 
-def _flat(config: Mapping[str, Any], path: str = "") -> dict[str, str]:
+def _flat(config: Mapping[str, Any]) -> dict[str, str]:
     """A configuration as `cost.hop_ms: 0.1`, without what is unset and without the sources of constants."""
-    found: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{path}{key}.") if key != "declared" else {}
-        elif value is not None:
-            found[f"{path}{key}"] = value if isinstance(value, str) and value else json.dumps(value)
-    return found
+    found = {".".join(path): value for path, value in leaves(dict(config)) if "declared" not in path[:-1]}
+    set_ = {name: value for name, value in found.items() if value is not None and value != {}}
+    return {name: value if isinstance(value, str) and value else json.dumps(value) for name, value in set_.items()}
 
 
 def command_of(row: Row) -> str:
@@ -291,19 +265,15 @@ def command_of(row: Row) -> str:
 
 def _metrics(row: Row) -> dict[str, str]:
     found = {key: readable(value) for key, value in row.items() if key not in _NOT_METRICS and value is not None}
-    return {
-        key: text if len(text) <= _LONGEST_METRIC else f"{text[:_LONGEST_METRIC]} … (all of it is in record.json)"
-        for key, text in found.items()
-    }
+    rest, most = " … (all of it is in record.json)", _LONGEST_METRIC
+    return {key: text if len(text) <= most else text[:most] + rest for key, text in found.items()}
 
 
 def readable(value: Any) -> str:
     """A value of a record with the digits a reader can use; the file has them all."""
-    if isinstance(value, bool) or not isinstance(value, (float, list)):
-        return str(value)
     if isinstance(value, list):
-        return ", ".join(readable(item) for item in value)
-    return f"{value:.9g}"
+        return ", ".join(map(readable, value))
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 def distinct(rows: Iterable[Row], key: str) -> list[tuple[View, int]]:

@@ -5,6 +5,7 @@ A method's facts are what the registry knows of it; they stand on the page that 
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr
 from importlib.util import find_spec
@@ -13,6 +14,8 @@ from io import StringIO
 from pathlib import Path
 
 from analysis.exhibits.figures.files import in_the_dark
+from analysis.predictions.tables import markdown
+from analysis.site.schedule_answer import as_typed
 from analysis.verbs import VERBS
 from rpbench.cli import all_verbs
 from rpbench.commands.show import draw_schedule
@@ -79,7 +82,7 @@ def _facts(found: Entry) -> str:
         ("name", f"`schedule={found.name}`"),
         ("source", found.source),
         ("file", f"`{module.__name__.replace('.', '/')}.py`"),
-        ("options", _options_of(found)),
+        ("options", ", ".join(f"`schedule.{key}={as_typed(value)}`" for key, value in found.options.items()) or "none"),
         ("updates", _updates(found)),
         *([("needs", f"the extra `{found.extra}`")] if found.extra else []),
         ("stages a device", "one" if not found.looped else str(found.chunks or "several, `chunks_per_device=`")),
@@ -95,15 +98,6 @@ def _facts(found: Entry) -> str:
     )
 
 
-def _options_of(found: Entry) -> str:
-    told = [f"`schedule.{key}={_as_typed(value)}`" for key, value in found.options.items()]
-    return ", ".join(told) or "none"
-
-
-def _as_typed(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _updates(found: Entry) -> str:
     if found.steps_each_microbatch:
         return "after every microbatch"
@@ -111,13 +105,12 @@ def _updates(found: Entry) -> str:
         return f"after all microbatches of an update, in {found.rounds} rounds"
     if found.late:
         return "after all microbatches; one step late with " + ", ".join(
-            f"`schedule.{key}={_as_typed(value)}`" for key, value in found.late.items()
+            f"`schedule.{key}={as_typed(value)}`" for key, value in found.late.items()
         )
     return "after all microbatches of a step"
 
 
 def pages() -> dict[str, str]:
-    """The pages of all methods by name, as the site finds them."""
     return {name: f"methods/{name}.md" for name in offered()}
 
 
@@ -159,26 +152,17 @@ def filled(text: str) -> str:
 
 
 def _verbs_table() -> str:
-    rows = []
-    for name, verb in {**all_verbs(), **VERBS}.items():
-        words = verb.takes.replace("|", "\\|")
-        rows.append(f"| `{name}` | {verb.says} | `{words}` |")
-    return "\n".join(["| verb | what it does | its words |", "| --- | --- | --- |", *rows])
+    verbs = {**all_verbs(), **VERBS}.items()
+    rows = [(f"`{name}`", verb.says, f"`{verb.takes}`".replace("|", "\\|")) for name, verb in verbs]
+    return markdown("verb | what it does | its words", rows).rstrip()
 
 
 def _settings() -> str:
     config = (CONF / "config.yaml").read_text(encoding="utf-8")
-    groups = [f"| `{group}` | {_options(group)} |" for group in _groups()]
-    table = "\n".join(["| group | options |", "| --- | --- |", *groups])
+    groups = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "schedule")
+    table = markdown("group | options", ((f"`{group}`", _options(group)) for group in (*groups, "schedule"))).rstrip()
     says = "`GROUP=OPTION` takes a file of `conf/`, `GROUP.KEY=` changes a key of it."
     return f"```yaml\n{config}```\n\n## Groups\n\n{says}\n\n{table}"
-
-
-def _groups() -> Iterator[str]:
-    for folder in sorted(CONF.iterdir()):
-        if folder.is_dir() and folder.name != "schedule":
-            yield folder.name
-    yield "schedule"
 
 
 def _options(group: str) -> str:
@@ -189,8 +173,11 @@ def _options(group: str) -> str:
 def _modules() -> str:
     parts = []
     for package in PACKAGES:
-        rows = "\n".join(f"| `{path.relative_to(ROOT)}` | {_escaped(says)} |" for path, says in _said(ROOT / package))
-        parts.append(f"## {package}\n\n| file | what it holds |\n| --- | --- |\n{rows}")
+        rows = (
+            (f"`{path.relative_to(ROOT)}`", re.sub(r"[|\[\]<]", r"\\\g<0>", says))
+            for path, says in _said(ROOT / package)
+        )
+        parts.append(f"## {package}\n\n{markdown('file | what it holds', rows)}".rstrip())
     return "\n\n".join(parts)
 
 
@@ -202,10 +189,6 @@ def _said(folder: Path) -> Iterator[tuple[Path, str]]:
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
         if text:
             yield path, " ".join(text.split("\n\n")[0].split())
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\{mark}" if mark in "|[]<" else mark for mark in text)
 
 
 def _further_methods() -> str:

@@ -44,19 +44,14 @@ _FIRST = (1980, 1, 1, 0, 0, 0)  # of every file: the same sources make the same 
 
 def script() -> str:
     """The script: file by name, compressed and in letters; with no file where Pyodide is not there."""
-    held = {} if not is_there() else {name: _letters(content) for name, content in _contents()}
+    files = {name: (PYODIDE / name).read_bytes() for name in _FILES} | {"project.zip": project()} if is_there() else {}
+    packed = {name: gzip.compress(content, 9, mtime=0) for name, content in files.items()}
+    held = {name: base64.b64encode(content).decode("ascii") for name, content in packed.items()}
     return f"self.SCHEDULES_RUNTIME = {json.dumps(held)}\n"
 
 
 def is_there() -> bool:
-    """True if Pyodide has been fetched."""
     return all((PYODIDE / name).is_file() for name in _FILES)
-
-
-def _contents() -> Iterator[tuple[str, bytes]]:
-    for name in _FILES:
-        yield name, (PYODIDE / name).read_bytes()
-    yield "project.zip", project()
 
 
 def project() -> bytes:
@@ -74,10 +69,6 @@ def _sources() -> Iterator[Path]:
     yield from (path for path in (ROOT / "baselines").glob("*/*.py") if path.parent.name != "systems")
     for package in _MODULES:
         yield from (ROOT / package).glob("*.py")
-
-
-def _letters(content: bytes) -> str:
-    return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode("ascii")
 
 
 _LOG = logging.getLogger("mkdocs.plugins.rpbench")
@@ -115,7 +106,6 @@ def _drawings() -> Iterator[tuple[str, bytes]]:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """A page as the site has it."""
     return as_shown(markdown, page.file.src_uri, _LOG.warning)
 
 

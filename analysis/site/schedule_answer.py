@@ -60,7 +60,7 @@ class Asked:
         if self.order is not None:
             return [f"schedule_file={_FILE}", *times]
         sizes = [f"{name}={value}" for name, value in self.sizes.items()]
-        options = [f"schedule.{name}={_as_typed(value)}" for name, value in self.options.items()]
+        options = [f"schedule.{name}={as_typed(value)}" for name, value in self.options.items()]
         return [f"schedule={self.schedule}", *sizes, *times, *options]
 
 
@@ -70,7 +70,7 @@ def catalogue() -> list[dict[str, Any]]:
         {
             "name": each.name,
             "source": each.source,
-            "options": {name: _as_typed(value) for name, value in each.options.items()},
+            "options": {name: as_typed(value) for name, value in each.options.items()},
             "looped": each.looped and (each.chunks is None or each.more_chunks),
         }
         for each in entries().values()
@@ -147,9 +147,9 @@ def _value(text: str) -> Any:
     return found if isinstance(found, int | float | list) else text
 
 
-def _as_typed(value: object) -> str:
+def as_typed(value: object) -> str:
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(_as_typed, value))}]"
+        return f"[{','.join(map(as_typed, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

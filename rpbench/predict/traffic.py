@@ -59,9 +59,9 @@ def timed(jobs: Jobs, case: Case, basis: Basis) -> Run:
 
 def timed_with(lanes: Lanes, needs: Sequence[Need], basis: Basis) -> Run:
     """The lanes, timed with given needs of every slot."""
-    rates = (basis.get(f"{name}_bytes_per_s", INF) for name in ("copy", "host", "root_complex"))
+    copy, host, group = (basis.get(f"{name}_bytes_per_s", INF) for name in ("copy", "host", "root_complex"))
     own, amount, servers = (list(column) for column in zip(*needs, strict=True))
-    begin, end = run(lanes.tasks, own, amount, servers, Capacity(*rates, basis["loop_share"]))
+    begin, end = run(lanes.tasks, own, amount, servers, Capacity(copy, host, group, basis["loop_share"]))
     return Run(lanes, begin, end, own)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import isclose
 from typing import Any
 
-from analysis.claims.claim import Claim, Record, section
+from analysis.claims.claim import Claim, Record, claim, section
 from analysis.claims.expected import held_experiments, read_table
 from analysis.claims.own.regression import need_of
 from analysis.records.published import Printed
@@ -29,19 +29,10 @@ def claims() -> Iterator[Claim]:
     """A claim for each record of each experiment that is held to accepted values."""
     for experiment in held_experiments():
         for row in read_table(experiment):
-            need = need_of(experiment, row)
-            yield Claim(
-                id=f"consistency/{need}",
-                statement_id=f"consistency/{experiment}",
-                whose="ours against ours",
-                source="analysis/claims/own/consistency.py",
-                statement=f"{need}: every number that follows from others of its record does",
-                metric="identities that do not hold",
-                published=Printed(HOLDS, "arithmetic"),
-                evidence=row.get("evidence") or "simulated",
-                needs=(need,),
-                value=broken,
-            )
+            need, due = need_of(experiment, row), Printed(HOLDS, "arithmetic")
+            evidence = row.get("evidence") or "simulated"
+            given = {"published": due, "need": need, "experiment": experiment, "evidence": evidence}
+            yield claim("consistency/{need}", broken, needs=(need,), **given)
 
 
 def broken(run: Record) -> str:
@@ -52,7 +43,8 @@ def broken(run: Record) -> str:
 
 def identities(run: Record) -> Iterator[Identity]:
     """Everything that has to hold within a record; a verdict without numbers has little."""
-    yield from (_length(run, name) for name in _A_DEVICE if isinstance(run.get(name), list))
+    for name in (name for name in _A_DEVICE if isinstance(run.get(name), list)):
+        yield f"the length of {name}", len(run[name]), run["num_devices"]
     if run["status"] != "ok":
         return
     if _has(run, "busy_s", "span_s"):
@@ -70,10 +62,6 @@ def identities(run: Record) -> Iterator[Identity]:
 
 def _has(run: Record, *names: str) -> bool:
     return all(run.get(name) is not None and run[name] == run[name] for name in names)
-
-
-def _length(run: Record, name: str) -> Identity:
-    return f"the length of {name}", len(run[name]), run["num_devices"]
 
 
 def _of_time(run: Record) -> Iterator[Identity]:

@@ -6,94 +6,65 @@ faster than the devices' matrix peak.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
-from analysis.claims.claim import Claim, Need, Record, figure17, lead_of_last, partitions, roofline, section
+from analysis.claims.claim import Claim, Record, claim, lead_of_last, runs, section
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
+from analysis.claims.paper.tuning import competing
 from analysis.records.published import PUBLISHED_MODELS, Printed, look_up
 from analysis.records.runs import BASELINES, SCHEDULES
-
-_CUTS = ("even", "greedy")
-_CLUSTER = "8x_rtx4090"
 
 
 @section(160, "Headline ratios on another road")
 def claims() -> Iterator[Claim]:
-    """Every derivation, by the statement that it is about."""
-    yield from _leads_as_printed()
-    yield from _cuts_that_lose()
-    yield from _thousand_microbatches()
-    yield from _within_the_peak()
-
-
-def _claim(name: str, words: str, unit: str, due: str, source: str, **more: object) -> Claim:
-    return Claim(
-        id=f"derived/{name}",
-        statement=words,
-        unit=unit,
-        source=source,
-        published=Printed(due, source),
-        whose="ours against ours",
-        **({"evidence": "derived"} | more),  # type: ignore[arg-type]
-    )
-
-
-def _leads_as_printed() -> Iterator[Claim]:
-    """RoundPipe's lead on each model, by the makespans of the paper's artifact."""
     for model in PUBLISHED_MODELS:
-        yield _claim(
-            f"lead/published/{model}",
-            f"RoundPipe's lead over the best classic schedule on the published cuts, {model}",
-            "x",
+        yield _derived(
+            "lead/published/{model}",
+            lead_of_last,
             f"{_printed_lead(model):.6f}",
-            "analysis/published/bubble.csv, makespan_ms",
-            tolerance=1e-6,
-            needs=tuple(figure17(name, model) for name in SCHEDULES),
-            value=lead_of_last,
+            needs=competing("published", model),
+            model=model,
         )
+    for schedule in SCHEDULES:
+        for model in PUBLISHED_MODELS:
+            yield _derived(
+                "lead/searched/{schedule}/{model}",
+                lambda own, *others: own["makespan_s"] / min(run["makespan_s"] for run in others),
+                schedule=schedule,
+                model=model,
+            )
+    devices, microbatches = 8, 1024
+    yield _derived(
+        "thousand_devices/1f1b/{devices}",
+        lambda run: run["makespan_s"] / one_f_one_b_s(devices, microbatches, 1e-3, 2e-3, 1e-4),
+        devices=devices,
+        microbatches=microbatches,
+    )
+    rows = [row for row in read_table("figure10") if row["status"] == "ok"]
+    for model in PUBLISHED_MODELS:
+        needs = [need_of("figure10", row) for row in rows if row["cell.model"] == model]
+        if needs:
+            form = runs(f"roofline mode.convention=corrected cluster=8x_rtx4090 model={model}")
+            yield _derived("figure10/{model}/peak", _share_of_peak, needs=(*form, *needs), model=model)
+
+
+def _derived(name: str, value: Callable[..., float], due: str = "1.0", **given: Any) -> Claim:
+    found = claim(f"derived/{name}", value, published=Printed(due, ""), **given)
+    return replace(found, published=Printed(due, found.source))
 
 
 def _printed_lead(model: str) -> float:
+    """RoundPipe's lead by the makespans of the paper's artifact."""
+
     def makespan_ms(scheduler: str) -> float:
         found = look_up("bubble", "makespan_ms", scheduler=scheduler, model=PUBLISHED_MODELS[model])
         return float(found.value)
 
     return min(makespan_ms(name.replace("_", "-")) for name in BASELINES) / makespan_ms("roundpipe")
-
-
-def _cuts_that_lose() -> Iterator[Claim]:
-    """The searched cut must be no slower than the published, even and greedy ones."""
-    for schedule in SCHEDULES:
-        for model in PUBLISHED_MODELS:
-            others = (figure17(schedule, model), *(partitions(cut, schedule, model) for cut in _CUTS))
-            yield _claim(
-                f"lead/searched/{schedule}/{model}",
-                f"Makespan on the searched cut over the shortest on the published, even and greedy ones, {schedule}, "
-                f"{model}",
-                "x",
-                "1.0",
-                "the searched cut is chosen among them",
-                relation="<=",
-                tolerance=1e-9,
-                needs=(partitions("search", schedule, model), *others),
-                value=lambda own, *runs: own["makespan_s"] / min(run["makespan_s"] for run in runs),
-            )
-
-
-def _thousand_microbatches() -> Iterator[Claim]:
-    devices, microbatches = 8, 1024
-    yield _claim(
-        f"thousand_devices/1f1b/{devices}",
-        f"Makespan of 1F1B, {microbatches:,} microbatches on {devices} devices, over that of a recurrence of its own",
-        "x",
-        "1.0",
-        "the order of Narayanan et al., SC'21, section 2.2.1; the times of conf/experiment/thousand_devices.yaml",
-        tolerance=1e-9,
-        needs=(Need("thousand_devices", {"schedule": "1f1b", "num_devices": str(devices)}),),
-        value=lambda run: run["makespan_s"] / one_f_one_b_s(devices, microbatches, 1e-3, 2e-3, 1e-4),
-    )
 
 
 @cache
@@ -126,26 +97,8 @@ def _order(warmup: int, microbatches: int) -> Iterator[tuple[str, int]]:
     yield from (("B", number) for number in range(microbatches - first, microbatches))
 
 
-def _within_the_peak() -> Iterator[Claim]:
-    """Figure 10: tokens a second times the FLOPs of a token are at most what the devices' matrix units can do."""
-    rows = [row for row in read_table("figure10") if row["status"] == "ok"]
-    for model in PUBLISHED_MODELS:
-        needs = tuple(need_of("figure10", row) for row in rows if row["cell.model"] == model)
-        if needs:
-            yield _claim(
-                f"figure10/{model}/peak",
-                f"Figure 10, {model}: FLOP/s of forward and backward of the fastest contender over the devices' peak",
-                "x",
-                "1.0",
-                "closed form: corrected FLOPs of a token, matrix peak with sums in fp32",
-                relation="<=",
-                tolerance=0.0,
-                needs=(roofline("corrected", _CLUSTER, model), *needs),
-                value=_share_of_peak,
-            )
-
-
 def _share_of_peak(form: Record, *runs: Record) -> float:
+    """Tokens a second times the FLOPs of a token are at most what the devices' matrix units can do."""
     cluster = runs[0]["config"]["cluster"]
     # Frozen weights have no gradient: their backward is as much work as the forward, and else twice as much.
     passes = 2 if form["trainable_parameters"] < form["total_parameters"] else 3

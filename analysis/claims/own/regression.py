@@ -10,7 +10,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from analysis.claims.claim import Claim, Need, Record, section
+from analysis.claims.claim import Claim, Need, Record, claim, section
 from analysis.claims.expected import held_experiments, read_table
 from analysis.records.published import Printed
 from rpbench.yaml_file import read_keys
@@ -31,7 +31,6 @@ _UNHELD: dict[str, list[str]] = read_keys(Path(__file__).with_suffix(".yaml"))  
 
 @section(180, "Every cell as it was accepted")
 def claims() -> Iterator[Claim]:
-    """A claim for each row of each expected table."""
     for experiment in held_experiments():
         for row in read_table(experiment):
             yield claim_of(experiment, row)
@@ -44,21 +43,17 @@ def need_of(experiment: str, row: Mapping[str, str]) -> Need:
 
 
 def claim_of(experiment: str, row: Mapping[str, str]) -> Claim:
-    """The claim of a row of an experiment's table."""
     need = need_of(experiment, row)
     declared = {key: value for key, value in row.items() if not key.startswith(_CELL) and key != CONTENDER and value}
     words = " ".join(filter(None, (*need.choices.values(), need.contender))) or experiment
-    return Claim(
-        id=f"regression/{experiment}/{words}",
-        statement_id=f"regression/{experiment}",
-        whose="ours",
-        source=f"analysis/claims/expected/{experiment}.csv",
-        statement=f"experiment={experiment}, {words}: every field as it was accepted",
-        metric="fields that differ",
+    return claim(
+        "regression/{experiment}/{words}",
+        lambda run: compared(run, declared),
+        needs=(need,),
         published=Printed(AS_ACCEPTED, f"analysis/claims/expected/{experiment}.csv"),
         evidence=declared.get("evidence") or "simulated",
-        needs=(need,),
-        value=lambda run: compared(run, declared),
+        experiment=experiment,
+        words=words,
     )
 
 
@@ -79,15 +74,20 @@ def _tolerance_of(name: str, run: Record) -> float:
 
 
 def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
-    """The row of an expected table for a record."""
     cell = {f"{_CELL}{key}": value for key, value in choices.items()}
-    kept = {name: written(run[name]) for name in fields_of(run) if _is_there(run[name])}
+    held = {name: run[name] for name in fields_of(run)}
+    kept = {name: written(value) for name, value in held.items() if value not in (None, []) and value == value}
     return {**cell, CONTENDER: run.get(CONTENDER) or "", **kept}
 
 
 def fields_of(run: Record) -> list[str]:
     """The fields of a record that can be held to what they were."""
-    names = [name for name, value in run.items() if name not in _UNHELD["besides"] and not _is_nested(value)]
+    nested = [
+        name
+        for name, value in run.items()
+        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+    ]
+    names = [name for name in run if name not in _UNHELD["besides"] and name not in nested]
     if run["evidence"] == "measured":
         names = [name for name in names if name not in _UNHELD["pace"]]
     if run["mode"] == "duel" or run["cost"] == "profiled":
@@ -95,10 +95,6 @@ def fields_of(run: Record) -> list[str]:
             name for name in names if name not in _UNHELD["of_a_plan"] and not name.endswith(("_s", "_share", "_cores"))
         ]
     return names
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
 
 
 def written(value: Any) -> str:
@@ -112,13 +108,10 @@ def written(value: Any) -> str:
     return str(value) if isinstance(value, int) else f"{value:.8g}"
 
 
-def _is_there(value: Any) -> bool:
-    return value is not None and value == value and value != []
-
-
 def _same(value: Any, text: str, rel_tolerance: float) -> bool:
     if isinstance(value, list):
-        parts = _unfolded(text)
+        count, times, repeated = text.partition("x")
+        parts = [repeated] * int(count) if times and count.isdigit() else text.split(";")
         same = (_same(item, part, rel_tolerance) for item, part in zip(value, parts, strict=False))
         return len(parts) == len(value) and all(same)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -127,8 +120,3 @@ def _same(value: Any, text: str, rel_tolerance: float) -> bool:
         return isclose(value, float(text), rel_tol=rel_tolerance, abs_tol=1e-12)
     except ValueError:
         return False
-
-
-def _unfolded(text: str) -> list[str]:
-    count, times, value = text.partition("x")
-    return [value] * int(count) if times and count.isdigit() else text.split(";")

@@ -4,9 +4,10 @@ A measured claim is refuted when its whole interval lies beyond the bound: a sha
 beside other programs refutes nothing that it cannot tell.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
-from analysis.claims.claim import Claim, Need, Record, Value, section
+from analysis.claims.claim import Claim, Need, Record, claim, section
 from analysis.records.published import Printed
 from rpbench.run.modes.duel.contenders import ENGINES, TABLE, torch_contenders
 from rpbench.run.modes.duel.findings import derived_fields
@@ -22,71 +23,17 @@ AGREE = "as its runs say"
 @section(130, "Our tables on torch's runtime", _SOURCE)
 def claims() -> Iterator[Claim]:
     """The cost of a table, the share its replay explains, parity, and that the figures follow from the runs."""
+    all_runs = tuple(Need(EXPERIMENT, contender=each.name) for each in torch_contenders(SCHEDULES))
     for schedule in SCHEDULES:
         needs = tuple(Need(EXPERIMENT, contender=f"{schedule}/{role}") for role in ENGINES)
-        yield _claim(
-            schedule,
-            "cost",
-            "a step of our table takes at most 1.02 of torch's own schedule of the same name",
-            "least ratio that the interval holds",
-            Printed(f"{MOST_OVER_OWN}", _SOURCE),
-            needs,
-            _least_over_own,
-            relation="<=",
-        )
-        yield _claim(
-            schedule,
-            "replay",
-            "our action graph with a step's own durations explains at least 0.9 of that step",
-            "least share unexplained that the interval holds",
-            Printed(f"{1 - LEAST_EXPLAINED:.1f}", _SOURCE),
-            needs,
-            _least_unexplained,
-            relation="<=",
-        )
-        yield _claim(
-            schedule,
-            "parity",
-            "our table and our threads train as plain training does, bit for bit",
-            "largest difference of gradients and weights",
-            Printed("0", _SOURCE),
-            needs,
-            _largest_difference,
-        )
-        yield _claim(
-            schedule,
-            "figures",
-            "every ratio in a record is what its runs give",
-            "fields that differ",
-            Printed(AGREE, _SOURCE),
-            tuple(Need(EXPERIMENT, contender=each.name) for each in torch_contenders(SCHEDULES)),
-            lambda *rows, schedule=schedule: _recomputed(schedule, rows),
-        )
-
-
-def _claim(
-    schedule: str,
-    what: str,
-    statement: str,
-    metric: str,
-    bound: Printed,
-    needs: tuple[Need, ...],
-    value: Callable[..., Value],
-    **more: str,
-) -> Claim:
-    return Claim(
-        id=f"torch_duel/{schedule}/{what}",
-        statement_id=f"torch_duel/{what}",
-        statement=f"{schedule} on torch's runtime: {statement}",
-        metric=metric,
-        published=bound,
-        tolerance=0.0,
-        evidence="measured",
-        needs=needs,
-        value=value,
-        whose="ours",
-        **more,  # type: ignore[arg-type]  # relation
-    )
+        for what, bound, value, behind in (
+            ("cost", f"{MOST_OVER_OWN}", _least_over_own, needs),
+            ("replay", f"{1 - LEAST_EXPLAINED:.1f}", _least_unexplained, needs),
+            ("parity", "0", _largest_difference, needs),
+            ("figures", AGREE, partial(_recomputed, schedule), all_runs),
+        ):
+            name, published = f"torch_duel/{{schedule}}/{what}", Printed(bound, _SOURCE)
+            yield claim(name, value, needs=behind, published=published, schedule=schedule)
 
 
 def _of(role: str, rows: tuple[Record, ...]) -> Record:
@@ -117,7 +64,7 @@ def _largest_difference(*rows: Record) -> float:
     return max(float(row[key]) for row in ours for key in ("grad_max_abs_diff", "weight_max_abs_diff"))
 
 
-def _recomputed(schedule: str, rows: tuple[Record, ...]) -> str:
+def _recomputed(schedule: str, *rows: Record) -> str:
     """The fields of a schedule's records that do not follow from the runs in the records."""
     due = derived_fields({row["contender"]: row for row in rows})
     wrong = [

@@ -8,18 +8,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import product
 from statistics import mean
-from typing import Any
 
-from analysis.claims.claim import Claim, Need, Record, section, stated
+from analysis.claims.claim import Claim, Need, Record, claim, section, stated
 from analysis.exhibits.figures.own.turning import LEVELS, Turn, counted, lead, step_time_s, turns
 from analysis.records.published import Printed
 from rpbench.config.configuration import swept
 
-_EXPERIMENT = "convergence"
 _TRAINED_SEEDS = (0, 1, 2)
 _ALIKE = (("roundpipe", "gpipe"), ("roundpipe_async", "pipedream_2bw"))
 _IN_ORDER = ("gpipe", "xpipe", "pipedream_2bw")
 _LARGEST = 1e-3  # of a loss, between two orders of the same sums
+_SAME_WEIGHTS = "the same weights at the same microbatch"
 
 
 @section(150, "Losses on any processor")
@@ -27,38 +26,24 @@ def trained_claims() -> Iterator[Claim]:
     """For each seed: who trains alike, and who is ahead of whom."""
     for seed in _TRAINED_SEEDS:
         for one, other in _ALIKE:
-            yield _claim(
-                f"alike/{one}/{other}/{seed}",
-                f"Largest difference of the losses of {one} and {other}, seed {seed}",
-                "0.0",
-                (one, other),
-                seed,
-                relation="<=",
-                tolerance=_LARGEST,
-                value=lambda first, second: max(
+            yield claim(
+                "trained/alike/{one}/{other}/{seed}",
+                lambda first, second: max(
                     abs(mine - theirs) for mine, theirs in zip(first["loss_curve"], second["loss_curve"], strict=True)
                 ),
+                published=Printed("0.0", _SAME_WEIGHTS),
+                tolerance=_LARGEST,
+                one=one,
+                other=other,
+                seed=seed,
             )
-        yield _claim(
-            f"order/{seed}",
-            f"Schedules of 24 updates by their last loss, the least first, seed {seed}",
-            ", ".join(_IN_ORDER),
-            _IN_ORDER,
-            seed,
-            value=lambda *runs: ", ".join(run["schedule"] for run in sorted(runs, key=lambda run: run["loss"])),
+        yield claim(
+            "trained/order/{seed}",
+            lambda *runs: ", ".join(run["schedule"] for run in sorted(runs, key=lambda run: run["loss"])),
+            published=Printed(", ".join(_IN_ORDER), _SAME_WEIGHTS),
+            order=",".join(_IN_ORDER),
+            seed=seed,
         )
-
-
-def _claim(name: str, words: str, due: str, schedules: tuple[str, ...], seed: int, **more: object) -> Claim:
-    return Claim(
-        id=f"trained/{name}",
-        whose="ours against ours",
-        source=f"conf/experiment/{_EXPERIMENT}.yaml",
-        statement=words,
-        published=Printed(due, "the same weights at the same microbatch"),
-        needs=tuple(Need(_EXPERIMENT, {"schedule": name, "seed": str(seed)}) for name in schedules),
-        **more,  # type: ignore[arg-type]
-    )
 
 
 EXPERIMENT = "goodput"
@@ -70,31 +55,22 @@ _SEEDS = swept(EXPERIMENT, "seed")
 def goodput_claims() -> Iterator[Claim]:
     """Each policy at the ends of the sweep, copies that outlive two failures, and detours over shadows."""
     for policy in swept(EXPERIMENT, "mode.policy"):
-        for words, seconds in (("often", _TIMES[0]), ("seldom", _TIMES[-1])):
+        for often, seconds in (("often", _TIMES[0]), ("seldom", _TIMES[-1])):
             yield stated(
-                f"goodput/{policy}/{words}",
-                f"Goodput of mode.policy={policy}, a rank of sixteen lives {float(seconds) / 3600:g} hours on average",
-                "%",
-                tuple(_goodput_need(policy, seconds, seed) for seed in _SEEDS),
+                "goodput/{policy}/{often}",
                 lambda *runs: 100 * _goodput(runs),
-                evidence="predicted",
+                needs=tuple(_goodput_need(policy, seconds, seed) for seed in _SEEDS),
+                policy=policy,
+                often=often,
+                hours=float(seconds) / 3600,
             )
     yield stated(
         "goodput/gemini/two_at_once",
-        "How likely two failures at once leave a copy of every state, 16 ranks and two copies; 1 - 1 / (N - 1)",
-        "",
-        (_goodput_need("gemini", _TIMES[0], _SEEDS[0]),),
         lambda run: run["recoverable_probability"]["2"],
-        evidence="derived",
+        needs=(_goodput_need("gemini", _TIMES[0], _SEEDS[0]),),
     )
-    yield stated(
-        "goodput/recycle/over_bamboo",
-        "Largest ratio of goodputs of mode.policy=recycle over bamboo; ReCycle's abstract says up to 1.64",
-        "",
-        tuple(_goodput_need(*each) for each in product(("recycle", "bamboo"), _TIMES, _SEEDS)),
-        _largest_ratio,
-        evidence="predicted",
-    )
+    every = tuple(_goodput_need(*each) for each in product(("recycle", "bamboo"), _TIMES, _SEEDS))
+    yield stated("goodput/recycle/over_bamboo", _largest_ratio, needs=every)
 
 
 def _goodput_need(policy: str, seconds: float, seed: int) -> Need:
@@ -131,21 +107,18 @@ def claims() -> Iterator[Claim]:
     """Pairs that each level turns, and leads before and after a turn."""
     needs = tuple(_every_run())
     for level in list(LEVELS)[1:]:
-        yield _say(
-            f"pairs/{level}", f"Pairs of schedules that charging {level} turns", "pairs", needs, _count_of(level)
-        )
+        yield stated("turning/pairs/{level}", _count_of(level), needs=needs, level=level)
     for level, one, other, model, cluster in _LEADS:
-        yield _say(
-            f"lead/{level}/{one}/{other}",
-            f"Lead of {one} over {other} on {model}, {cluster}, with everything up to {level} charged",
-            "%",
-            tuple(_need(level, name, model, cluster) for name in (one, other)),
+        yield stated(
+            "turning/lead/{level}/{one}/{other}",
             lambda first, second: 100 * lead(step_time_s(first), step_time_s(second)),
+            needs=tuple(_need(level, name, model, cluster) for name in (one, other)),
+            level=level,
+            one=one,
+            other=other,
+            model=model,
+            cluster=cluster,
         )
-
-
-def _say(name: str, words: str, unit: str, needs: tuple[Need, ...], value: Callable[..., Any]) -> Claim:
-    return stated(f"turning/{name}", words, unit, needs, value, evidence="predicted")
 
 
 def _every_run() -> Iterator[Need]:

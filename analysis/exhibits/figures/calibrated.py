@@ -2,13 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from statistics import mean, median
-from textwrap import fill
 from typing import Any
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -17,44 +14,34 @@ from analysis.exhibits.exhibit import (
     NOTHING,
     Cell,
     Exhibit,
-    Shown,
+    Table,
     columns_of,
-    exhibited,
+    exhibit_of,
     label,
     ours,
+    ranged,
     short_cut,
     table,
     theirs,
 )
-from analysis.exhibits.figures.duel import MODELS, NAMES, Row, drawn, found_duels
+from analysis.exhibits.figures.duel import MODELS, NAMES, Row, draw_panels, found_duels
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from rpbench.cost.hardware.measured import PARTS
-from rpbench.run.modes.duel.verdict import Ratio, drift, over_predicted, predictions
+from rpbench.run.modes.duel.verdict import drift, over_predicted, predictions
 
 BAR = 0.15  # how far a prediction may be off
 
 Duels = Mapping[str, Mapping[str, Row]]
 
 
-@exhibited("calibrated")
-def exhibit(experiments: Experiments) -> Shown:
-    """The figure with its numbers."""
-    duels = found_duels(_calibrated(experiments))
-    return Shown(
-        draw=partial(draw, duels),
-        table=table(columns_of("calibrated"), (_row(row) for rows in duels.values() for row in rows.values())),
-        words={"bar": 100 * BAR, "answer": answer(duels)},
-    )
-
-
-def _calibrated(experiments: Experiments) -> pd.DataFrame:
+def numbers(experiments: Experiments) -> Duels:
     """The records that have predictions."""
     column = "calibrated_makespans_s"
     rows = succeeded(experiments.cells("cpu_duel"))
     found = rows[rows[column].map(lambda value: isinstance(value, list))] if column in rows else rows[:0]
     if found.empty:
         raise MissingRuns("runs of experiment=cpu_duel with mode.calibrate=true")
-    return found
+    return found_duels(found)
 
 
 def answer(duels: Duels) -> str:
@@ -75,9 +62,14 @@ def _answer(model: str, rows: Mapping[str, Row]) -> str:
     )
 
 
+def tabulate(duels: Duels) -> Table:
+    return table(columns_of("calibrated"), (_row(row) for rows in duels.values() for row in rows.values()))
+
+
 def _row(row: Row) -> list[Cell]:
     own = row["run_id"]
     foreign = [share for share in row["calibration_foreign_cores"] if share is not None]
+    over = [over_predicted(row, clock) for clock in ("replay", "wall")]
     return [
         label(MODELS[row["model"]]),
         label(NAMES[row["contender"]]),
@@ -85,15 +77,11 @@ def _row(row: Row) -> list[Cell]:
         ours(median(predictions(row)), ".3f", own),
         ours(row["replay_makespan_s"], ".3f", own),
         ours(row["makespan_s"], ".3f", own),
-        *(_ratio(over_predicted(row, clock), own) for clock in ("replay", "wall")),
+        *(ranged((each.median, each.low, each.high), ".3f", (own,)) for each in over),
         ours(row["foreign_cpu_share"], ".2f", own),
         ours(mean(foreign), ".2f", own) if foreign else NOTHING,
         ours(100 * drift(row), ".1f", own),
     ]
-
-
-def _ratio(found: Ratio, own: str) -> Cell:
-    return Cell(found.median, f"{found.median:.3f} ({found.low:.3f}–{found.high:.3f})", (own,))
 
 
 # --- the figure ----------------------------------------------------------------------------------------------
@@ -104,16 +92,10 @@ TOP = 1.6
 
 
 def draw(duels: Duels) -> Figure:
-    """A panel a model: measured over predicted time of every contender, with the band."""
-    with style.figure(8.6, 0.5 + 2.4 * len(duels)) as figure:
-        panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
-        for axes, (model, rows) in zip(panels, duels.items(), strict=True):
-            _panel(axes, model, drawn(rows))
-        style.legend_below(figure, panels[0], ncols=3)
-        return figure
+    return draw_panels(duels, 2.4, 3, _panel)
 
 
-def _panel(axes: Axes, model: str, rows: Mapping[str, Row]) -> None:
+def _panel(axes: Axes, rows: Mapping[str, Row]) -> str:
     axes.axhspan(1 - BAR, 1 + BAR, color=style.SKY, alpha=0.25, lw=0, label=f"within {100 * BAR:.0f} %")
     axes.axhline(1, color="black", lw=0.6)
     outside = 0
@@ -127,13 +109,12 @@ def _panel(axes: Axes, model: str, rows: Mapping[str, Row]) -> None:
         places = [place for place, _ in shown]
         errors = [[r.median - r.low for _, r in shown], [r.high - r.median for _, r in shown]]
         axes.errorbar(places, [r.median for _, r in shown], errors, fmt=marker, color=colour, capsize=2, label=name)
-    axes.set_xticks(range(len(rows)), [fill(NAMES[name], 12) for name in rows], fontsize=6.2)
     axes.set_ylim(0.6, TOP)
     axes.set_ylabel("measured / predicted")
-    axes.set_title(MODELS[model])
-    if outside:
-        words = f"▲ {outside} above {TOP:g}: other programs had the processor"
-        axes.annotate(words, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=7)
+    return f"▲ {outside} above {TOP:g}: other programs had the processor" if outside else ""
+
+
+exhibit = exhibit_of("calibrated", numbers, tabulate, draw, bar=100 * BAR, answer=answer)
 
 
 # --- one calibration: its layers and its rates ---------------------------------------------------------------
@@ -161,7 +142,8 @@ def calibration(results: Path) -> list[Exhibit]:
         return []
     answer = json.loads((results / ANSWER).read_text(encoding="utf-8"))
     is_dry = answer.get("evidence") == "dry"
-    layers, ratios = tuple(_layers(answer)), list(_over_predicted(answer))
+    layers = tuple(_layers(answer))
+    ratios = [took / each["predicted_s"][part] for each in answer["layers"] for part, took in each["seconds"].items()]
     told = (
         f"Of {len(ratios)} parts the median takes {median(ratios):.3f} times what is predicted, "
         f"all {min(ratios):.2f} to {max(ratios):.2f} times."
@@ -206,11 +188,6 @@ def _layers(answer: Mapping[str, Any]) -> Iterator[list[Cell]]:
                 theirs(predicted and 1e3 * predicted, ".4g", _FROM),
                 theirs(timed / predicted if predicted else None, ".3f", _FROM),
             ]
-
-
-def _over_predicted(answer: Mapping[str, Any]) -> Iterator[float]:
-    for each in answer["layers"]:
-        yield from (took / each["predicted_s"][part] for part, took in each["seconds"].items())
 
 
 def _rates(answer: Mapping[str, Any]) -> Iterator[list[Cell]]:

@@ -1,8 +1,7 @@
 """The duel on two cores: time of a step of every contender as predicted, as emulated and as measured."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from math import isfinite, isnan
+from collections.abc import Callable, Mapping
+from math import isfinite
 from textwrap import fill
 from typing import Any
 
@@ -11,8 +10,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, columns_of, exhibited, label, ours, short_cut, table
-from analysis.records.experiments import Experiments, MissingRuns
+from analysis.exhibits.exhibit import (
+    NOTHING,
+    Cell,
+    Table,
+    columns_of,
+    exhibit_of,
+    label,
+    ours,
+    ranged,
+    short_cut,
+    table,
+)
+from analysis.records.experiments import MissingRuns
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
 from rpbench.run.modes.duel.runs import CLOCKS, MOST_OTHERS
@@ -20,32 +30,9 @@ from rpbench.run.modes.duel.verdict import Finding, ratio, times
 
 Row = dict[str, Any]
 
-NAMES = {
-    BASE: "1F1B",
-    **{name: f"1F1B, twin {number}" for number, name in enumerate(TWINS, start=1)},
-    "gpipe": "GPipe",
-    "interleaved_1f1b": "Interleaved 1F1B",
-    "looped_bfs": "Looped BFS",
-    "pipedream_2bw": "PipeDream-2BW, asynchronous",
-    "vocab_parallel": "Vocabulary parallel",
-    "roundpipe": "RoundPipe",
-    "roundpipe_async": "RoundPipe, asynchronous",
-    "roundpipe_dynamic": "RoundPipe, dynamic dispatch",
-    "torch_1f1b": "1F1B of torch, two processes",
-    LIMIT: "limit: no dependencies",
-}
-MODELS = {"half_mid_gpt": "mid GPT, half as wide", "half_fat_head_gpt": "fat-head GPT, half as wide"}
+NAMES, MODELS = style.names("duel"), style.names("duel_models")
 
 COLUMNS = columns_of("duel")
-
-
-@exhibited("duel")
-def exhibit(experiments: Experiments) -> Shown:
-    """The figure with its numbers."""
-    duels = found_duels(experiments.cells("cpu_duel"))
-    return Shown(
-        draw=partial(draw, duels), table=tabulate(duels), words={"others": 100 * MOST_OTHERS, "answer": answer(duels)}
-    )
 
 
 def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
@@ -112,10 +99,14 @@ def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Fin
     both = (own, *(rows[each]["run_id"] for each in REFERENCES if each in rows))
     walls, replays = found["wall"].get(name), found["replay"].get(name)
     over_replay = ratio(times(row, "wall"), times(row, "replay")).median
+    verdict, starts = "no verdict: nobody to compare with", walls.starts if walls else ()
+    if walls is not None:
+        verdict = f"{walls.verdict}: {walls.reason}" if walls.reason else walls.verdict
+    counted = ", ".join(f"{start.num_pairs} (and {start.num_disturbed} disturbed)" for start in starts)
     return [
         *opening,
         label(row["recompute"]),
-        label(_verdict(walls)),
+        label(verdict),
         *(_speed(each, both) for each in (walls, replays)),
         _share(found["replay"], name, both),
         ours(100 * (1 - row["bubble_makespan"]), ".1f", own),
@@ -126,8 +117,8 @@ def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Fin
         ours(over_replay, ".3f", own),
         ours(row["replay_makespan_s"] / row["simulated_makespan_s"], ".3f", own),
         ours(row["cpu_s"], ".3f", own),
-        label(_counted(walls)),
-        _others(row),
+        label(counted),
+        ours(row["foreign_cpu_share"], ".2f", own),
     ]
 
 
@@ -137,32 +128,16 @@ def plan(row: Row) -> str:
     return short_cut(row["partition_layers"]) + (f", rounds of {size:.0f}" if size and size == size else "")
 
 
-def _verdict(found: Finding | None) -> str:
-    if found is None:
-        return "no verdict: nobody to compare with"
-    return f"{found.verdict}: {found.reason}" if found.reason else found.verdict
-
-
 def _speed(found: Finding | None, run_ids: tuple[str, ...]) -> Cell:
     if found is None or not isfinite(found.high):
         return NOTHING
-    return Cell(found.ratio, f"{found.ratio:.3f} ({found.low:.3f}–{found.high:.3f})", run_ids)
+    return ranged((found.ratio, found.low, found.high), ".3f", run_ids)
 
 
 def _share(found: Mapping[str, Finding], name: str, run_ids: tuple[str, ...]) -> Cell:
     if LIMIT not in found or name not in found or not isfinite(found[name].ratio / found[LIMIT].ratio):
         return NOTHING
     return ours(found[name].ratio / found[LIMIT].ratio, ".3f", run_ids)
-
-
-def _counted(found: Finding | None) -> str:
-    starts = found.starts if found else ()
-    return ", ".join(f"{start.num_pairs} (and {start.num_disturbed} disturbed)" for start in starts)
-
-
-def _others(row: Row) -> Cell:
-    share = row["foreign_cpu_share"]
-    return NOTHING if share is None or isnan(share) else ours(share, ".2f", row["run_id"])
 
 
 # --- the figure ----------------------------------------------------------------------------------------------
@@ -185,25 +160,47 @@ def drawn(rows: Mapping[str, Row]) -> dict[str, Row]:
 
 def draw(duels: Mapping[str, Mapping[str, Row]]) -> Figure:
     """A panel a model: for every contender what was predicted, emulated, measured; a dot is the median of a start."""
-    with style.figure(8.6, 0.5 + 2.9 * len(duels)) as figure:
+    return draw_panels(duels, 2.9, 4, _panel)
+
+
+def draw_panels(
+    duels: Mapping[str, Mapping[str, Row]], height: float, ncols: int, panel: Callable[[Axes, Mapping[str, Row]], str]
+) -> Figure:
+    """A panel a model, drawn by a function that says what does not fit into it."""
+    with style.figure(8.6, 0.5 + height * len(duels)) as figure:
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
-            _panel(axes, model, list(drawn(rows).values()))
-        style.legend_below(figure, panels[0], ncols=4)
+            shown = drawn(rows)
+            words = panel(axes, shown)
+            axes.set_xticks(range(len(shown)), [fill(NAMES[name], 12) for name in shown], fontsize=6.2)
+            axes.set_title(MODELS[model])
+            if words:
+                axes.annotate(words, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=7)
+        style.legend_below(figure, panels[0], ncols=ncols)
         return figure
 
 
-def _panel(axes: Axes, model: str, rows: Sequence[Row]) -> None:
+def _panel(axes: Axes, shown: Mapping[str, Row]) -> str:
+    rows = list(shown.values())
     for number, (key, name, colour, hatch) in enumerate(_BARS):
         places = [place + 0.27 * (number - 1) for place in range(len(rows))]
         axes.bar(places, [row[key] for row in rows], 0.26, color=colour, hatch=hatch, edgecolor="black", label=name)
     clocks = [(place + 0.27, wall) for place, row in enumerate(rows) for wall in times(row, "wall")]
     axes.plot(*zip(*clocks, strict=True), "k.", markersize=3.5, linestyle="none", label="measured, clock, each start")
-    axes.set_xticks(range(len(rows)), [fill(NAMES[row["contender"]], 12) for row in rows], fontsize=6.2)
     axes.set_ylabel("makespan (s)")
-    axes.set_title(MODELS[model])
     top = TALLEST * max(row[key] for row in rows for key, *_ in _BARS)
-    if outside := sum(wall > top for _, wall in clocks):
-        axes.set_ylim(top=top)
-        words = f"{outside} of {len(clocks)} starts took longer: other programs had the processor"
-        axes.annotate(words, (1, 1), xycoords="axes fraction", ha="right", va="bottom", fontsize=7)
+    outside = sum(wall > top for _, wall in clocks)
+    if not outside:
+        return ""
+    axes.set_ylim(top=top)
+    return f"{outside} of {len(clocks)} starts took longer: other programs had the processor"
+
+
+exhibit = exhibit_of(
+    "duel",
+    lambda experiments: found_duels(experiments.cells("cpu_duel")),
+    tabulate,
+    draw,
+    others=100 * MOST_OTHERS,
+    answer=answer,
+)

@@ -165,7 +165,6 @@ def _with_classes(drawing: str) -> str:
 
 
 def png_bytes(figure: Figure, dots_per_inch: int = 100) -> bytes:
-    """The figure as a PNG image."""
     out = io.BytesIO()
     with style.applied():
         _settle(figure, FigureCanvasAgg, dots_per_inch)

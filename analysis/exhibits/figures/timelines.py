@@ -3,15 +3,17 @@
 import csv
 import io
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Shown, Table, exhibited, label, ours, table
+from analysis.exhibits.exhibit import Shown, Table, declared_table, exhibited
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.drawing.timeline_figure import Bars, bars_of, draw_timeline, handles, put_bars
@@ -25,17 +27,18 @@ from rpbench.run.recording import TIMELINE
 
 @exhibited("timelines")
 def exhibit(experiments: Experiments) -> Shown:
-    """All timelines on one page, and each as a drawing of its own."""
     rows, results = numbers(experiments), experiments.results
-    return Shown(
-        draw=partial(draw, rows, results),
-        drawings={
-            f"timeline_{row['schedule']}_{row['model']}": partial(draw_one, row, results)
-            for row in rows.to_dict("records")
-        },
-        drawn_from={f"timeline_{row['schedule']}_{row['model']}": row["run_id"] for row in rows.to_dict("records")},
-        table=tabulate(rows),
-    )
+    found = declared_table("timelines", rows.assign(bubble=100 * rows["bubble_makespan"]))
+    stems = "timeline_" + rows["schedule"] + "_" + rows["model"]
+    return _shown(found, partial(draw, rows, results), stems, rows, partial(draw_one, results=results))
+
+
+def _shown(
+    found: Table, draw_all: Callable[[], Figure], stems: pd.Series, rows: pd.DataFrame, draw: Callable[[dict], Figure]
+) -> Shown:
+    each = dict(zip(stems, rows.to_dict("records"), strict=True))
+    drawings = {stem: partial(draw, row) for stem, row in each.items()}
+    return Shown(found, draw_all, drawings, drawn_from={stem: row["run_id"] for stem, row in each.items()})
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -44,20 +47,14 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if one, or its timeline.csv, is not there.
     """
-    rows = runs.calls(experiments)
-    lacking_timelines(rows, experiments.results, "figure17")
-    return rows
+    return _with_timelines(runs.calls(experiments), experiments.results, "figure17")
 
 
-def lacking_timelines(rows: pd.DataFrame, results: Path, experiment: str) -> None:
-    """Refuse runs that left no timeline.
-
-    Raises:
-        MissingRuns: with their number.
-    """
+def _with_timelines(rows: pd.DataFrame, results: Path, experiment: str) -> pd.DataFrame:
     lacking = [run for run in rows["run_id"] if not _path(results, run).exists()]
     if lacking:
         raise MissingRuns(f"timeline.csv of {len(lacking)} of {len(rows)} runs of experiment={experiment}")
+    return rows
 
 
 def _path(results: Path, run_id: str) -> Path:
@@ -89,25 +86,7 @@ def read_timeline(row: dict, results: Path) -> Timeline:
     return Timeline.from_csv(source, schedule, comm_total=row["comm_total_s"])
 
 
-def tabulate(rows: pd.DataFrame) -> Table:
-    """Makespan and bubble of every timeline."""
-    return table(
-        ("schedule", "model", "makespan (s)", "bubble (%)", "actions"),
-        (
-            (
-                label(style.method_name(row.schedule)),
-                label(style.model_name(row.model)),
-                ours(row.makespan_s, ".4f", row.run_id),
-                ours(100 * row.bubble_makespan, ".2f", row.run_id),
-                ours(row.num_actions, ".0f", row.run_id),
-            )
-            for row in rows.itertuples()
-        ),
-    )
-
-
 def draw_one(row: dict, results: Path) -> Figure:
-    """One timeline at full size."""
     title = f"{style.method_name(row['schedule'])}, {style.model_name(row['model'])}: "
     title += f"makespan {row['makespan_s']:.3f} s, bubble {100 * row['bubble_makespan']:.2f} %"
     return draw_timeline(read_timeline(row, results), title)
@@ -128,23 +107,22 @@ def draw(rows: pd.DataFrame, results: Path) -> Figure:
                 drawn.append(draw_small(panels[down, across], read_timeline(row.to_dict(), results), text))
             panels[down, 0].set_ylabel(f"{style.method_name(schedule)}\ndevice")
         for across, model in enumerate(models):
+            bold = {"fontsize": 9.5, "fontweight": "bold"}
             panels[0, across].annotate(
-                style.model_name(model),
-                (0, 1),
-                (0, 17),
-                "axes fraction",
-                "offset points",
-                fontsize=9.5,
-                fontweight="bold",
+                style.model_name(model), (0, 1), (0, 17), "axes fraction", "offset points", **bold
             )
             panels[-1, across].set_xlabel("time (s)")
             longest = rows.loc[rows["model"] == model, "makespan_s"].max()
             for axes in panels[:, across]:
                 axes.set(xlim=(0, longest), ylim=(7.5, -0.5), yticks=[0, 7])
                 axes.label_outer()
-        kinds, heads = {kind for each in drawn for kind in each.kinds}, {kind for each in drawn for kind in each.heads}
-        figure.legend(handles=handles(kinds, heads), loc="outside lower center", ncols=5)
+        _legend(figure, drawn, "outside lower center", 5)
         return figure
+
+
+def _legend(figure: Figure, drawn: list[Bars], place: Any, ncols: int) -> None:
+    kinds, heads = {kind for each in drawn for kind in each.kinds}, {kind for each in drawn for kind in each.heads}
+    figure.legend(handles=handles(kinds, heads), loc=place, ncols=ncols)
 
 
 def draw_small(axes: Axes, timeline: Timeline, title: str, per_second: float = 1.0) -> Bars:
@@ -164,44 +142,20 @@ _FORWARDS_PER_S = 1000.0  # a forward of a device takes 1 ms in this experiment
 
 @exhibited("atlas")
 def atlas(experiments: Experiments) -> Shown:
-    """All schedules on one page, and each as a drawing of its own."""
-    rows, results = _atlas_runs(experiments), experiments.results
-    return Shown(
-        draw=partial(draw_atlas, rows, results),
-        drawings={f"atlas_{row['schedule']}": partial(draw_schedule, row, results) for row in rows.to_dict("records")},
-        drawn_from={f"atlas_{row['schedule']}": row["run_id"] for row in rows.to_dict("records")},
-        table=tabulate_atlas(rows),
+    results = experiments.results
+    rows = _with_timelines(runs.whole(experiments, "atlas", schedule="schedule"), results, "atlas")
+    shown = rows.assign(
+        makespan=_FORWARDS_PER_S * rows["makespan_s"],
+        peak=rows["peak_in_flight"].map(max),
+        bubble=100 * rows["bubble_makespan"],
+        span=100 * rows["bubble_span"],
+        over_ideal=100 * rows["bubble_over_ideal"],
     )
-
-
-def _atlas_runs(experiments: Experiments) -> pd.DataFrame:
-    found = runs.whole(experiments, "atlas", schedule="schedule")
-    lacking_timelines(found, experiments.results, "atlas")
-    return found
-
-
-def tabulate_atlas(rows: pd.DataFrame) -> Table:
-    """Makespan, the three bubbles and the peak of every schedule."""
-    columns = ("schedule", "makespan (forwards)", "bubble of makespan (%)", "bubble of span (%)", "idle / work (%)")
-    return table(
-        (*columns, "peak stage activations", "weight versions"),
-        (
-            (
-                label(style.method_name(row.schedule)),
-                ours(_FORWARDS_PER_S * row.makespan_s, ".4g", row.run_id),
-                ours(100 * row.bubble_makespan, ".2f", row.run_id),
-                ours(100 * row.bubble_span, ".2f", row.run_id),
-                ours(100 * row.bubble_over_ideal, ".2f", row.run_id),
-                ours(max(row.peak_in_flight), "d", row.run_id),
-                ours(row.weight_versions, ".0f", row.run_id),
-            )
-            for row in rows.itertuples()
-        ),
-    )
+    found, whole = declared_table("atlas", shown), partial(draw_atlas, rows, results)
+    return _shown(found, whole, "atlas_" + rows["schedule"], rows, partial(draw_schedule, results=results))
 
 
 def draw_schedule(row: dict, results: Path) -> Figure:
-    """One schedule at full size, with names on its bars."""
     title = f"{style.method_name(row['schedule'])}: bubble {100 * row['bubble_makespan']:.2f} %"
     return draw_timeline(read_timeline(row, results), title, unit="forwards", per_second=_FORWARDS_PER_S)
 
@@ -223,6 +177,5 @@ def draw_atlas(rows: pd.DataFrame, results: Path) -> Figure:
         figure.supylabel("device", fontsize=8.5)
         panels[0].set_yticks([0, 3])
         panels[0].set_ylim(3.5, -0.5)
-        kinds, heads = {kind for each in drawn for kind in each.kinds}, {kind for each in drawn for kind in each.heads}
-        figure.legend(handles=handles(kinds, heads), loc="outside upper center", ncols=6)
+        _legend(figure, drawn, "outside upper center", 6)
         return figure

@@ -9,16 +9,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Shown, exhibited, label, ours, ranged, short_cut, table
+from analysis.exhibits.exhibit import (
+    NOTHING,
+    Cell,
+    Shown,
+    columns_of,
+    exhibit_of,
+    exhibited,
+    label,
+    ours,
+    ranged,
+    short_cut,
+    table,
+)
 from analysis.exhibits.figures.own import convergence
 from analysis.exhibits.figures.own.convergence import SHARE, Spread, token_multiples
-from analysis.records.experiments import NOT_APPLICABLE, Experiments, MissingRuns, index, succeeded
+from analysis.records.experiments import Experiments, MissingRuns, index, succeeded
 from analysis.records.runs import MODELS
 from rpbench.config.configuration import swept
 from rpbench.plan.contest.contender import contenders, why_not_charged
+from rpbench.records.manifest import NOT_APPLICABLE
 
 EXPERIMENT = "figure10"
-OPTIONS = ("sequences a microbatch", "stages a device", "recomputed", "stages that recompute nothing", "own options")
 # The first of a model and those behind it that the table of options has.
 LEADERS = 3
 
@@ -57,7 +69,7 @@ def distinct(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def options(row: dict) -> Sequence[Cell]:
-    """The chosen settings, in the columns of `OPTIONS`."""
+    """The chosen settings."""
     run, chunks, keeping = row["run_id"], row["chunks_per_device"], row["keeping_stages"]
     own = ", ".join(f"{name}={value}" for name, value in row["schedule_options"].items() if value is not None)
     kept = "all" if len(keeping) == row["num_stages"] else str(len(keeping))
@@ -67,17 +79,6 @@ def options(row: dict) -> Sequence[Cell]:
         label(row["recompute"]),
         Cell(len(keeping), kept, (run,)),
         label(own) if own else NOTHING,
-    )
-
-
-@exhibited("figure10_options")
-def exhibit(experiments: Experiments) -> Shown:
-    """The leaders of every model with all that the search chose for them."""
-    ranked = distinct(contest_numbers(experiments))
-    columns = ("model", "system", "tokens/s", "steps late", *OPTIONS, "prefetch", "cut", "settings tried", "timelines")
-    return Shown(
-        table=table(columns, (_chosen(row) for model in MODELS for row in leaders(ranked, model))),
-        words={"leaders": LEADERS, "answer": contest_answer(ranked)},
     )
 
 
@@ -115,18 +116,15 @@ def _chosen(row: dict) -> Sequence[Cell]:
     )
 
 
-BUBBLE = "bubble back to back (%)"
-_COLUMNS = (
-    "tokens/s",
-    "tokens for the same loss",
-    "tokens/s of equal progress",
-    BUBBLE,
-    "device memory (GB)",
-    "host memory (GB)",
-    "host links (GB a step)",
-    "between devices (GB a step)",
-    "steps late",
+exhibit = exhibit_of(
+    "figure10_options",
+    lambda experiments: distinct(contest_numbers(experiments)),
+    lambda ranked: table(columns_of("figure10_options"), (_chosen(row) for m in MODELS for row in leaders(ranked, m))),
+    leaders=LEADERS,
+    answer=contest_answer,
 )
+
+
 # The run of `experiment=convergence` that reads weights as late, where it has another name; PipeMare with T1 to T3.
 _TRAINED_AS = {
     "cyclic_dp": "roundpipe_async",
@@ -142,7 +140,6 @@ Multiples = Mapping[str, Spread]
 def simulated(experiments: Experiments) -> Shown:
     """All systems on eight devices and the published models, at equal tuning."""
     rows, multiples, behind = contest_numbers(experiments), *_multiples(experiments)
-    columns = ("model", "system", *_COLUMNS, *OPTIONS, "why it cannot run")
     cells = (
         (
             label(style.model_name(row["model"])),
@@ -154,7 +151,7 @@ def simulated(experiments: Experiments) -> Shown:
     )
     return Shown(
         draw=partial(draw, rows),
-        table=table(columns, cells),
+        table=table(columns_of("figure10"), cells),
         words={
             "steps": _steps(rows),
             "budget": " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique())),
@@ -182,23 +179,27 @@ _LATE = (
 @exhibited("baselines_cpu")
 def measured(experiments: Experiments) -> Shown:
     """All systems that the engine trains, on two cores of this machine."""
-    rows, multiples, behind = _baselines_cpu(experiments), *_multiples(experiments)
-    of_the_run = ("bubble of the run (%)" if column == BUBBLE else column for column in _COLUMNS)
-    columns = ("system", *of_the_run, "loss", "largest difference")
-    cells = (
-        (*_system(_whole_run(row), "bubble_makespan", multiples, behind), *_training(row))
-        for row in rows.to_dict("records")
-    )
+    rows = succeeded(experiments.cells("baselines_cpu"))
+    if rows.empty:
+        raise MissingRuns("all runs of experiment=baselines_cpu")
+    # The pace is that of the whole run: a few steps say little of an interval.
+    pace = rows["tokens_per_step"] * rows["num_updates"] / rows["makespan_s"]
+    rows = rows.sort_values("schedule", kind="stable").assign(tokens_per_s=pace)
+    multiples, behind = _multiples(experiments)
+    cells = []
+    for row in rows.to_dict("records"):
+        run, largest = row["run_id"], row["grad_max_abs_diff"]
+        trained = ours(row["loss"], ".4f", run), ours(largest, ".1e" if largest else ".0f", run)
+        cells.append((*_system(row, "bubble_makespan", multiples, behind), *trained))
     exact = int((rows["grad_max_abs_diff"] == 0).sum())
     return Shown(
-        table=table(columns, cells),
+        table=table(columns_of("baselines_cpu"), cells),
         words={"late": _LATE, "exact": exact, "systems": len(rows)},
         evidence=("measured", "simulated") if multiples else (),
     )
 
 
 def answer(rows: pd.DataFrame) -> str:
-    """The fastest system that fits, for each model, among those that flush and among all, in sentences."""
     running = rows[rows["status"] == "ok"]
     flushed = running[running["staleness_steps"] == 0]
     return f"{len(running)} of {len(rows)} fit. Fastest: {_fastest(running)}; of those never late: {_fastest(flushed)}."
@@ -222,18 +223,6 @@ def _multiples(experiments: Experiments) -> tuple[Multiples, list[str]]:
     except MissingRuns:
         return {}, []
     return token_multiples(data, convergence.BY_BATCH), data["run_id"].tolist()
-
-
-def _baselines_cpu(experiments: Experiments) -> pd.DataFrame:
-    rows = succeeded(experiments.cells("baselines_cpu"))
-    if rows.empty:
-        raise MissingRuns("all runs of experiment=baselines_cpu")
-    return rows.sort_values("schedule", kind="stable")
-
-
-def _whole_run(row: dict) -> dict:
-    """A measured row whose pace is that of its whole run: a few steps say little of an interval."""
-    return row | {"tokens_per_s": row["tokens_per_step"] * row["num_updates"] / row["makespan_s"]}
 
 
 def _system(row: dict, field: str, multiples: Multiples, behind: Sequence[str]) -> Sequence[Cell]:
@@ -270,11 +259,6 @@ def _moved(row: dict, link: str) -> float:
     """Gigabytes a step over one kind of link, of all devices."""
     found = row.get(link)
     return sum(found) / 1e9 / row["num_steps"] if isinstance(found, list) else 0.0
-
-
-def _training(row: dict) -> Sequence[Cell]:
-    run, largest = row["run_id"], row["grad_max_abs_diff"]
-    return (ours(row["loss"], ".4f", run), ours(largest, ".1e" if largest else ".0f", run))
 
 
 def draw(rows: pd.DataFrame) -> Figure:

@@ -3,8 +3,7 @@
 import pandas as pd
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Cell, Shown, columns_of, exhibited, label, ours, table, theirs
-from analysis.exhibits.style import method_name, model_name
+from analysis.exhibits.exhibit import Cell, Shown, Table, declared_table, exhibit_of, exhibited
 from analysis.predictions import score
 from analysis.predictions.outcomes import GROUPS, SEALED, SEALED_COMMIT, coverage, outcomes, verdicts
 from analysis.predictions.tables import FOLDER, read
@@ -12,143 +11,64 @@ from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 
-# The blind round: figures 12, 13, 15 and 16 as predicted before they were seen, and as they came out.
-
-
-_SEALED = "analysis/predictions/sealed/"
-_PRESENT = "analysis/predictions/"
-_COLUMNS = columns_of("blind_round")
-
 
 @exhibited("blind_round")
-def bars_exhibit(_: Experiments) -> Shown:
-    """Every group of withheld cells: the sealed errors, and those of the present model."""
+def blind_round(_: Experiments) -> Shown:
+    """Figures 12, 13, 15 and 16 by group: the errors as predicted before they were seen, and those of now."""
     sealed, present, rows = outcomes(SEALED), outcomes(FOLDER), []
     for group in GROUPS:
         before, after = pd.Series(group.errors(sealed)), pd.Series(group.errors(present))
-        inside = coverage([cell for cell in sealed if group.holds(cell)])[0]
-        rows.append(
-            (
-                label(group.name),
-                theirs(len(before), "d", _SEALED),
-                theirs(before.median(), ".1%", _SEALED),
-                theirs(before.max(), ".1%", _SEALED),
-                theirs(inside, "d", _SEALED),
-                theirs(after.median(), ".1%", _PRESENT),
-                theirs(after.max(), ".1%", _PRESENT),
-            )
-        )
+        own = {"cells": group.name, "number": len(before), "median": before.median(), "largest": before.max()}
+        own["inside"] = coverage([cell for cell in sealed if group.holds(cell)])[0]
+        rows.append(own | {"median_now": after.median(), "largest_now": after.max()})
     right = (
         "{} of {} verdicts of {}".format(*verdicts(sealed, name), words)
         for name, words in (("throughput", "throughput"), ("max_seq_len", "longest sequences"))
     )
     inside, known = coverage(sealed)
     words = {"commit": SEALED_COMMIT, "right": " and ".join(right), "inside": inside, "known": known}
-    return Shown(table(_COLUMNS, rows), words=words)
+    return Shown(declared_table("blind_round", rows), words=words)
 
 
-_HELD = "analysis/predictions/holdout.csv"
-_MISSED = "analysis/predictions/misses.csv"
-
-
-@exhibited("prediction_bars")
-def bars(_: Experiments) -> Shown:
-    """Every bar with what was measured against it."""
-    found = score.bars()
-    rows = [(label(bar.name), label(bar.measured), label("held" if bar.held else "missed")) for bar in found]
-    held = sum(bar.held for bar in found)
-    return Shown(table=table(("bar", "measured", "verdict"), rows), words={"held": held, "bars": len(found)})
+exhibit_of(
+    "prediction_bars",
+    lambda _: [bar.__dict__ | {"verdict": "held" if bar.held else "missed"} for bar in score.bars()],
+    held=lambda bars: sum(bar["held"] for bar in bars),
+    bars=len,
+)
 
 
 @exhibited("prediction_errors")
 def errors(_: Experiments) -> Shown:
     """Bias and coverage of every system, and its errors with a model or with itself left out of the fits."""
-    summary = score.bias_and_coverage()
-    held = pd.DataFrame(read("holdout"))
-    held["error"] = held["error"].astype(float)
+    summary, rows = score.bias_and_coverage(), []
+    held = pd.DataFrame(read("holdout")).astype({"error": float})
+    for system, (cells, bias, inside) in summary.items():
+        own = held[held["system"] == system]
+        by_system = own[own["held_out"] == "system"]
+        row = {"system": system, "cells": cells, "bias": bias, "inside": inside}
+        row["by_model"] = own.loc[own["held_out"] == "model", "error"].abs().max()
+        rows.append(row | {"by_system": by_system["error"].abs().max(), "kept": by_system["kept_constants"].iloc[0]})
     total, inside = sum(row[0] for row in summary.values()), sum(row[2] for row in summary.values())
     outside_fits, all_held = score.held_out_coverage()
-    rows = []
-    for system, (num, bias, covered) in summary.items():
-        own = held[held["system"] == system]
-        by_model, by_system = (own.loc[own["held_out"] == axis, "error"].abs().max() for axis in ("model", "system"))
-        kept = own.loc[own["held_out"] == "system", "kept_constants"].iloc[0]
-        rows.append(
-            (
-                label(method_name(system)),
-                theirs(num, "d", "analysis/published/throughput.csv"),
-                theirs(bias, "+.1%", "analysis/predictions/throughput.csv"),
-                theirs(covered, "d", "analysis/predictions/throughput.csv"),
-                theirs(by_model, ".1%", _HELD),
-                theirs(by_system, ".1%", _HELD),
-                label(kept),
-            )
-        )
-    return Shown(
-        table=table(
-            (
-                "system",
-                "cells",
-                "signed mean error",
-                "inside the interval",
-                "largest error, model left out",
-                "largest error, system left out",
-                "constants that the rest cannot tell",
-            ),
-            rows,
-        ),
-        words={"inside": inside, "total": total, "outside_fits": outside_fits, "all_held": all_held},
-    )
+    words = {"inside": inside, "total": total, "outside_fits": outside_fits, "all_held": all_held}
+    return Shown(declared_table("prediction_errors", rows), words=words)
 
 
-@exhibited("prediction_misses")
-def misses(_: Experiments) -> Shown:
+def _misses(_: Experiments) -> pd.DataFrame:
     """Every cell that is off by more than 15 %, and what would have to change by how much."""
-    rows = [
-        (
-            label(f"{method_name(row['system'])}, {model_name(row['model'])}"),
-            theirs(float(row["error"]), "+.1%", _MISSED),
-            theirs(float(row["missing_s"]), "+.2f", _MISSED),
-            label(row["terms_s"]),
-            label(row["constant"]),
-            theirs(float(row["factor"]), ".2f", _MISSED),
-            theirs(float(row["deviations"]), ".1f", _MISSED),
-        )
-        for row in read("misses")
-    ]
-    return Shown(
-        table=table(("cell", "error", "seconds missing", "step (s)", "constant", "factor", "deviations"), rows)
-    )
+    found = pd.DataFrame(read("misses"))
+    found["cell"] = found["system"].map(style.method_name) + ", " + found["model"].map(style.model_name)
+    return found.astype(dict.fromkeys(("error", "missing_s", "factor", "deviations"), float))
 
 
-# Column of bubble.csv -> heading, and how a record says it. Ratios are of devices × makespan.
-_SHOWN = {
-    "makespan_ms": "makespan (ms)",
-    "bubble_time_gpu_ms": "bubble (GPU-ms)",
-    "bubble_ratio_percent": "bubble (%)",
-    "fill_time_gpu_ms": "fill (GPU-ms)",
-    "switch_time_gpu_ms": "switch (GPU-ms)",
-    "drain_time_gpu_ms": "drain (GPU-ms)",
-    "intra_time_gpu_ms": "intra (GPU-ms)",
-    "comm_total_ms": "communication (ms)",
-    "comm_exposed_ms": "exposed communication (ms)",
-    "layer_events": "layer events",
-}
+exhibit_of("prediction_misses", _misses)
+
+
 DECIMALS = 4
 
 
-@exhibited("published_cells")
-def exhibit(experiments: Experiments) -> Shown:
-    """The table."""
-    rows = numbers(experiments)
-    columns = ["schedule", "model", "equal numbers"]
-    for heading in _SHOWN.values():
-        columns += [heading, f"{heading}, published"]
-    return Shown(table=table(columns, map(_row, rows)), words={"decimals": DECIMALS, "answer": answer(rows)})
-
-
 def numbers(experiments: Experiments) -> list[dict]:
-    """The 25 records."""
     return runs.calls(experiments).to_dict("records")
 
 
@@ -193,7 +113,6 @@ def num_equal(row: dict) -> tuple[int, int]:
 
 
 def answer(rows: list[dict]) -> str:
-    """The number of cells that match, in a sentence."""
     whole = sum(equal == total for equal, total in map(num_equal, rows))
     return f"{whole} of {len(rows)} cells agree in every number."
 
@@ -203,16 +122,16 @@ def _published(row: dict, column: str) -> Published:
     return look_up("bubble", column, scheduler=scheduler, model=PUBLISHED_MODELS[row["model"]])
 
 
-def _row(row: dict) -> list[Cell]:
-    values = cell_numbers(row)
-    equal, total = num_equal(row)
-    cells = [
-        label(style.method_name(row["schedule"])),
-        label(style.model_name(row["model"])),
-        Cell(equal, f"{equal} of {total}", (row["run_id"],)),
-    ]
-    for column in _SHOWN:
-        form = ".0f" if column == "layer_events" else f".{DECIMALS}f"
-        known = _published(row, column)
-        cells += [ours(values[column], form, row["run_id"]), theirs(known.value, form, known.source)]
-    return cells
+def _tabulate(rows: list[dict]) -> Table:
+    found = []
+    for row in rows:
+        equal, total = num_equal(row)
+        shown = row | {"equal": Cell(equal, f"{equal} of {total}", (row["run_id"],))}
+        for column, value in cell_numbers(row).items():
+            known = _published(row, column)
+            shown |= {column: value, f"{column}_known": known.value, f"{column}_in": known.source}
+        found.append(shown)
+    return declared_table("published_cells", found)
+
+
+exhibit = exhibit_of("published_cells", numbers, _tabulate, decimals=DECIMALS, answer=answer)

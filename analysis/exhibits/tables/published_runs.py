@@ -7,31 +7,18 @@ says which setting makes it.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import pandas as pd
-
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Shown, columns_of, exhibited, label, ours, table, theirs
+from analysis.exhibits.exhibit import NOTHING, Cell, Table, columns_of, exhibit_of, label, ours, table, theirs
 from analysis.exhibits.tables import comparison
 from analysis.records.experiments import Experiments, MissingRuns, index
-from analysis.records.published import PUBLISHED_MODELS, Published, look_up
+from analysis.records.published import PUBLISHED_MODELS, RTX4090, Published, look_up
 from analysis.records.runs import MODELS
+from rpbench.advice.published_runs import SYSTEMS
 from rpbench.config.configuration import swept
 
 EXPERIMENT = "figure10_published"
-PLATFORM = "8x-rtx4090-24gb"
 # How far a simulated bar may be from the published one; how far simulator and predictor may be apart.
 NEAR, AGREE = 0.15, 0.05
-# What the contest has for a system.
-TUNED_AS = {
-    "roundpipe": "roundpipe_async",
-    "roundpipe-sync": "roundpipe",
-    "mobius": "mobius",
-    "megatron-pp": "1f1b",
-    "megatron-tp": "megatron_tp",
-    "zero-2": "zero_2",
-    "zero-infinity": "zero_infinity",
-    "fsdp": "zero_3",
-}
 # Cause of a step's time -> the setting that changes it.
 SETTING_OF = {
     "computation": "kernels and uneven microbatches",
@@ -69,38 +56,29 @@ class Bar(NamedTuple):
         return f"misses: {'; '.join(self.row['lacks']) or 'no term is known to be missing'}"
 
 
-@exhibited("figure10_bars")
-def exhibit(experiments: Experiments) -> Shown:
-    """The table."""
-    bars, tuned = numbers(experiments), _tuned(experiments)
-    return Shown(
-        table=table(_COLUMNS, (_cells(bar, tuned) for bar in bars)), words={"near": 100 * NEAR, "answer": answer(bars)}
-    )
-
-
 def numbers(experiments: Experiments) -> list[Bar]:
-    """Every bar that a schedule stands for."""
     wanted = [(model, system) for model in MODELS for system in swept(EXPERIMENT, "mode.system")]
     rows = index(experiments.cells(EXPERIMENT), ("model", "system"), wanted, EXPERIMENT)
-    return [_bar(row) for row in rows.to_dict("records")]
+    found = []
+    for row in rows.to_dict("records"):
+        keys = {"system": row["system"], "model": PUBLISHED_MODELS[row["model"]], "platform": RTX4090}
+        status = look_up("throughput", "status", **keys).value
+        found.append(Bar(row, look_up("throughput", "tokens_per_s", **keys), status))
+    return found
 
 
-def _bar(row: dict) -> Bar:
-    keys = {"system": row["system"], "model": PUBLISHED_MODELS[row["model"]], "platform": PLATFORM}
-    return Bar(row, look_up("throughput", "tokens_per_s", **keys), look_up("throughput", "status", **keys).value)
-
-
-def _tuned(experiments: Experiments) -> Mapping[tuple[str, str], dict]:
-    """Rows at equal tuning by model and schedule; none before they are there."""
+def _table(found: tuple[list[Bar], Experiments]) -> Table:
+    """Every bar, beside rows at equal tuning by model and schedule; none before they are there."""
+    bars, experiments = found
     try:
-        rows: pd.DataFrame = comparison.contest_numbers(experiments)
+        rows = comparison.contest_numbers(experiments).to_dict("records")
     except MissingRuns:
-        return {}
-    return {(row["model"], row["schedule"]): row for row in rows.to_dict("records")}
+        rows = []
+    tuned = {(row["model"], row["schedule"]): row for row in rows}
+    return table(_COLUMNS, (_cells(bar, tuned) for bar in bars))
 
 
 def answer(bars: Sequence[Bar]) -> str:
-    """The number of bars that are near, and the agreement of simulator and predictor, in sentences."""
     compared = [bar for bar in bars if bar.error is not None]
     near = [bar for bar in compared if abs(bar.error or 0) <= NEAR]
     others = [bar for bar in bars if bar.error is None]
@@ -122,8 +100,8 @@ def _gap(row: dict) -> float | None:
 
 def _cells(bar: Bar, tuned: Mapping[tuple[str, str], dict]) -> Sequence[Cell]:
     row, run = bar.row, bar.row["run_id"]
-    known = bar.published
-    equal = tuned.get((row["model"], TUNED_AS[row["system"]]))
+    known, system = bar.published, SYSTEMS[row["system"]]
+    equal = tuned.get((row["model"], f"{system.schedule}_async" if system.late else system.schedule))
     return (
         label(style.model_name(row["model"])),
         label(style.method_name(row["system"])),
@@ -165,3 +143,12 @@ def _setting(row: dict, equal: dict) -> str:
     changes = {name: times[1].get(name, 0.0) - seconds for name, seconds in times[0].items()}
     name = max(changes, key=lambda cause: abs(changes[cause]))
     return f"{SETTING_OF[name]} ({name} {changes[name]:+.2f} µs a token)"
+
+
+exhibit_of(
+    "figure10_bars",
+    lambda experiments: (numbers(experiments), experiments),
+    _table,
+    near=100 * NEAR,
+    answer=lambda found: answer(found[0]),
+)

@@ -1,6 +1,7 @@
 """Gradients of the engines beside plain training's, the duel on the runtime of torch, and duels of earlier days."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,32 +9,17 @@ import pandas as pd
 
 from analysis.driver import duels
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, columns_of, exhibited, label, ours, short_cut, table
+from analysis.exhibits.exhibit import NOTHING, Cell, Table, columns_of, exhibit_of, label, ours, short_cut, table
 from analysis.exhibits.figures import duel as cpu_duel
 from analysis.exhibits.style import method_name
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
-from rpbench.run.modes.duel.contenders import OWN, TABLE, THREADS, TWIN
+from rpbench.run.modes.duel.contenders import TABLE
 from rpbench.run.modes.duel.runs import MISSING
 
 BACKENDS = ("virtual", "cpu")
 DTYPES = ("float64", "float32", "bfloat16")
 
-
-@exhibited("equivalence")
-def equivalence(experiments: Experiments) -> Shown:
-    """The table."""
-    data = equivalence_numbers(experiments)
-    known = set(zip(data["backend"], data["dtype"], strict=True))
-    places = [(backend, dtype) for backend in BACKENDS for dtype in DTYPES if (backend, dtype) in known]
-    columns = ("schedule", *(f"{backend}, {dtype}" for backend, dtype in places))
-    names = sorted(set(data["name"]))
-    cells = data.drop_duplicates(["name", "backend", "dtype"], keep="last").set_index(["name", "backend", "dtype"])
-    return Shown(
-        table=table(
-            columns, ((label(name), *(_equivalence_cell(cells, name, *place) for place in places)) for name in names)
-        ),
-        words={"answer": equivalence_answer(data)},
-    )
+Row = dict[str, Any]
 
 
 def equivalence_numbers(experiments: Experiments) -> pd.DataFrame:
@@ -46,38 +32,32 @@ def equivalence_numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def equivalence_answer(data: pd.DataFrame) -> str:
-    """The number of runs that agree, in a sentence."""
     exact = int((data["grad_max_abs_diff"] == 0).sum())
     return f"{exact} of {len(data)} runs agree in every bit."
 
 
-def _equivalence_cell(cells: pd.DataFrame, *place: str) -> Cell:
-    if place not in cells.index:
-        return NOTHING
-    row = cells.loc[place]
-    value = float(row["grad_max_abs_diff"])
-    return Cell(value, f"{value:.1e}" if value else "0", (row["run_id"],))
+def equivalence_table(data: pd.DataFrame) -> Table:
+    """A row a schedule, a column for each backend and number format that was run."""
+    known = set(zip(data["backend"], data["dtype"], strict=True))
+    places = [place for place in product(BACKENDS, DTYPES) if place in known]
+    found = {tuple(row[key] for key in ("name", "backend", "dtype")): row for row in data.to_dict("records")}
+
+    def cell(*place: str) -> Cell:
+        value = found[place]["grad_max_abs_diff"] if place in found else None
+        return NOTHING if value is None else ours(float(value), ".1e" if value else ".0f", found[place]["run_id"])
+
+    names = sorted(set(data["name"]))
+    rows = ((label(name), *(cell(name, *place) for place in places)) for name in names)
+    return table(("schedule", *map(", ".join, places)), rows)
 
 
-Row = dict[str, Any]
-NAMES = {
-    OWN: "torch's schedule",
-    TWIN: "torch's schedule, once more",
-    TABLE: "torch with our table",
-    THREADS: "our threads",
-}
+exhibit_of("equivalence", equivalence_numbers, equivalence_table, answer=equivalence_answer)
+
+NAMES = style.names("torch_duel")
 COLUMNS = columns_of("torch_duel")
 
 
-@exhibited("torch_duel")
-def exhibit(experiments: Experiments) -> Shown:
-    """The table."""
-    rows = found_rows(experiments.cells("torch_duel"))
-    return Shown(table=tabulate(rows), words={"answer": answer(rows)})
-
-
 def found_rows(cells: pd.DataFrame) -> list[Row]:
-    """The records, as they were written."""
     rows = [{str(key): value for key, value in row.items()} for row in cells.to_dict("records")]
     if not rows:
         raise MissingRuns("all runs of experiment=torch_duel")
@@ -85,7 +65,6 @@ def found_rows(cells: pd.DataFrame) -> list[Row]:
 
 
 def answer(rows: list[Row]) -> str:
-    """The cost of a table on torch's runtime and the share that a replay explains, in a sentence."""
     return "; ".join(_answer(row) for row in rows if row["role"] == TABLE) + "."
 
 
@@ -103,7 +82,6 @@ def _answer(row: Row) -> str:
 
 
 def tabulate(rows: list[Row]) -> Table:
-    """A row for each of them, those that failed included."""
     return table(COLUMNS, (_row(row) for row in rows))
 
 
@@ -143,19 +121,10 @@ def _is_there(value: Any) -> bool:
     return value is not None and value == value
 
 
-# --- duels of earlier days, kept as tables in `analysis/kept` -------------------------------------------------
+exhibit_of("torch_duel", lambda experiments: found_rows(experiments.cells("torch_duel")), tabulate, answer=answer)
 
 
-@exhibited("five_duels")
-def five_duels(experiments: Experiments) -> Shown:
-    """All complete duels so far."""
-    return Shown(table=side_by_side((*duels.EARLIER, *duels.DUELS)))
-
-
-@exhibited("aa_duel")
-def same_work_duel(experiments: Experiments) -> Shown:
-    """The A/A duel."""
-    return Shown(table=side_by_side((duels.SAME,)))
+# --- duels of earlier days, kept as tables in `analysis/kept` ------------------------------------------------
 
 
 def side_by_side(paths: Sequence[Path]) -> Table:
@@ -182,3 +151,7 @@ def _kept_cell(kept: duels.Kept | None, file: str) -> Cell:
     source = f"analysis/kept/{file}, {kept.model} {kept.contender}"
     words = f"{kept.ratio:.3f} ({kept.low:.3f}–{kept.high:.3f}), {kept.verdict}; {kept.plan}"
     return Cell(kept.ratio, words, source=source)
+
+
+exhibit_of("five_duels", lambda _: (*duels.EARLIER, *duels.DUELS), side_by_side)
+exhibit_of("aa_duel", lambda _: (duels.SAME,), side_by_side)

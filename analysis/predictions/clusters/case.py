@@ -1,12 +1,13 @@
 """Case: one published run as a job, with its measurement where that is given; and how far its prediction may be off."""
 
-import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rpbench.cost.published import DATA as PUBLISHED
+from rpbench.cost.published import published_rows
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import bytes_of_ranks, measured_bytes
@@ -14,7 +15,6 @@ from rpbench.mesh.software import Software
 from rpbench.mesh.step import step_terms
 from rpbench.yaml_file import read_keys
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "published"
 Row = dict[str, str]
 
 
@@ -96,7 +96,6 @@ class Model:
         return case.job if found is case.job.software else replace(case.job, software=found)
 
     def step_time_s(self, case: Case) -> float:
-        """Predicted seconds of a step."""
         if case.said and case.said.step_time_s:
             return case.said.step_time_s
         job = self.job(case)
@@ -113,12 +112,9 @@ class Model:
         return max(measured_bytes(job, classes) for classes in counted)
 
 
-def rows_of(folder: str, name: str) -> Iterator[Row]:
-    """The rows of `analysis/published/<folder>/<name>.csv`."""
-    path = PUBLISHED / folder / f"{name}.csv"
-    if path.exists():
-        with path.open(newline="") as file:
-            yield from csv.DictReader(file)
+def rows_of(folder: str, name: str) -> Sequence[Row]:
+    """The rows of `analysis/published/<folder>/<name>.csv`, if there is one."""
+    return published_rows(f"{folder}/{name}.csv") if (PUBLISHED / folder / f"{name}.csv").exists() else ()
 
 
 def number(text: str | None) -> float | None:
@@ -181,9 +177,9 @@ ONLY: dict[str, Callable[[Job], bool]] = {
     "large groups of owners": lambda job: _shards_optimizer(job) and job.mesh.shard_group * job.mesh.tensor > 256,
 }
 
-_TABLES: dict[str, Any] = read_keys(Path(__file__).with_name("spread.yaml"))
-STEP, MEMORY = ({name: Spread(*row) for name, row in _TABLES[table].items()} for table in ("step", "memory"))
-UNSEEN = tuple(Unseen(**row) for row in _TABLES["unseen"])
+TABLES: dict[str, Any] = read_keys(Path(__file__).with_name("spread.yaml"))
+STEP, MEMORY = ({name: Spread(*row) for name, row in TABLES[table].items()} for table in ("step", "memory"))
+UNSEEN = tuple(Unseen(**row) for row in TABLES["unseen"])
 
 
 def unseen(case: Case) -> list[Unseen]:

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.predictions import tables
-from analysis.predictions.clusters.case import Case, Model, rows_of
+from analysis.predictions.clusters.case import TABLES, Case, Model, rows_of
 from analysis.predictions.clusters.jobs import cases_of_row
 from rpbench.cost.hardware.device import CONF
 from rpbench.mesh.job import Job
@@ -30,7 +29,6 @@ ENOUGH = 2e-3  # steps below which the search ends
 DAMPING = 1e-3
 
 Floats = npt.NDArray[np.float64]
-Key = tuple[Job | None, bool, int]
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,6 @@ class Fitted:
 
     @property
     def model(self) -> Model:
-        """A model with these constants."""
         return Model(self.values)
 
 
@@ -122,14 +119,28 @@ def fit(
     precision = np.array([1.0 / each.log_sd for each in parameters]) ** 2
     counts = Counter(case.configuration for case in chosen)
     weights = np.array([1.0 / counts[case.configuration] for case in chosen]) ** 0.5
+    touched = [
+        [row for row, case in enumerate(chosen) if case.job and case.job.software.name in each.softwares]
+        for each in parameters
+    ]
+
+    def residuals(theta: Floats, of: Sequence[Case] = chosen) -> Floats:
+        return _residuals(of, Model(_values(parameters, theta, base)))
+
+    def jacobian(theta: Floats, current: Floats) -> Floats:
+        """Derivatives of the logarithms of the rows' errors by those of the constants, (rows, constants)."""
+        found = np.zeros((len(chosen), len(parameters)))
+        for number, (rows, unit) in enumerate(zip(touched, np.eye(len(parameters)), strict=True)):
+            moved = residuals(theta + STEP * unit, [chosen[row] for row in rows])
+            found[rows, number] = (moved - current[rows]) / STEP
+        return found
+
     theta = np.zeros(len(parameters))  # logarithms of the constants over their priors
-    current = _residuals(chosen, parameters, theta, base)
-    normal = np.diag(precision)
+    current, normal = residuals(theta), np.diag(precision)
     for _ in range(iterations):
-        jacobian = _jacobian(chosen, parameters, theta, base, current)
-        step, normal = next_step(jacobian, current, weights, precision, theta)
+        step, normal = next_step(jacobian(theta, current), current, weights, precision, theta)
         theta = theta + step
-        current = _residuals(chosen, parameters, theta, base)
+        current = residuals(theta)
         if np.max(np.abs(step)) < ENOUGH:
             break
     deviations = np.sqrt(np.diag(np.linalg.inv(normal)))
@@ -148,24 +159,6 @@ def next_step(
     return np.clip(np.linalg.solve(damped, -gradient), -LONGEST, LONGEST), normal
 
 
-def _jacobian(
-    cases: Sequence[Case],
-    parameters: Sequence[Parameter],
-    theta: Floats,
-    base: Mapping[str, Mapping[str, float]],
-    current: Floats,
-) -> Floats:
-    """Derivatives of the logarithms of the rows' errors by those of the constants, (rows, constants)."""
-    found = np.zeros((len(cases), len(parameters)))
-    for number, parameter in enumerate(parameters):
-        moved = theta.copy()
-        moved[number] += STEP
-        touched = [row for row, case in enumerate(cases) if case.job and case.job.software.name in parameter.softwares]
-        moved_rows = _residuals([cases[row] for row in touched], parameters, moved, base)
-        found[touched, number] = (moved_rows - current[touched]) / STEP
-    return found
-
-
 def _values(
     parameters: Sequence[Parameter], theta: Floats, base: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
@@ -176,10 +169,8 @@ def _values(
     return found
 
 
-def _residuals(
-    cases: Sequence[Case], parameters: Sequence[Parameter], theta: Floats, base: Mapping[str, Mapping[str, float]]
-) -> Floats:
-    model, known = Model(_values(parameters, theta, base)), dict[Key, float]()
+def _residuals(cases: Sequence[Case], model: Model) -> Floats:
+    known: dict[tuple[Job | None, bool, int], float] = {}
     found = []
     for case in cases:
         assert case.step_time_s is not None
@@ -190,29 +181,7 @@ def _residuals(
     return np.array(found)
 
 
-SETS = (
-    "bloom_a100_topologies",
-    "vtrain_multi",
-    "megatron_scaling",
-    "zero_bubble_table4",
-    "vocab_stage_times",
-    "llm_foundry_fsdp",
-    "internevo",
-    "torchtitan",
-    "simumax_b200",
-    "megatron_bridge",
-    "megatron_ci_golden",
-    "nemo_automodel",
-    "primus_projection",
-    "dgxc_benchmarking",
-    "mlperf_training",
-    "atorch_llama2",
-    "xtuner_h800",
-    "threads_and_readmes",
-    "peft_method_comparison",
-    "torchtune_memory",
-    "lohan_rtx4090",
-)
+SETS: tuple[str, ...] = tuple(TABLES["sets"])
 
 
 def _as_problem(row: dict[str, Any]) -> dict[str, Any]:
@@ -260,10 +229,9 @@ def fits(leave_out: frozenset[str] = frozenset()) -> dict[str, Fitted]:
     return found
 
 
-def write() -> int:
-    """Write the file; returns the number of constants."""
-    rows = [row for problem, fitted in zip(PROBLEMS, fits().values(), strict=True) for row in _found(problem, fitted)]
-    return tables.write(FILE, rows)
+def rows() -> list[dict[str, str]]:
+    """The rows of the file."""
+    return [row for problem, fitted in zip(PROBLEMS, fits().values(), strict=True) for row in _found(problem, fitted)]
 
 
 def _found(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:

@@ -4,11 +4,10 @@
 constants that have not seen its group.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, step_log_sd
 from analysis.predictions.clusters.fit import PROBLEMS, cases_of, fit
 from rpbench.mesh.job import Job
@@ -48,38 +47,38 @@ AXES = {
 }
 
 
+def left_out(cases: Sequence[Case], axes: Iterable[Axis]) -> Iterator[tuple[str, list[Case], list[Case]]]:
+    """Every group of every axis: its name, the cases in it, and the others."""
+    for axis in axes:
+        groups = [axis.group(case) for case in cases]
+        for group in sorted(set(groups)):
+            inside = [case for case, own in zip(cases, groups, strict=True) if own == group]
+            others = [case for case, own in zip(cases, groups, strict=True) if own != group]
+            yield f"{axis.name}: {group}", inside, others
+
+
 def rows() -> Iterator[dict[str, str]]:
     """Every given row of every axis, predicted without its group."""
     known: dict[str, dict[str, float]] = {}
     for problem in PROBLEMS:
-        cases = cases_of(problem)
-        whole = fit(problem, cases, known)
-        for axis in map(AXES.__getitem__, problem.axes):
-            for group in sorted({axis.group(case) for case in cases if case.step_time_s and case.fits}):
-                seen = [case for case in cases if axis.group(case) != group]
-                if not any(case.step_time_s and case.fits for case in seen):
-                    continue
-                model = fit(problem, seen, known).model
-                for case in cases:
-                    if axis.group(case) == group and case.step_time_s and case.fits:
-                        yield _row(problem.name, axis, group, case, model.step_time_s(case))
-        known |= whole.values
+        cases = [case for case in cases_of(problem) if case.step_time_s and case.fits]
+        for held_out, inside, others in left_out(cases, map(AXES.__getitem__, problem.axes)):
+            if others:
+                model = fit(problem, others, known).model
+                for case in inside:
+                    yield _row(problem.name, held_out, case, model.step_time_s(case))
+        known |= fit(problem, cases, known).values
 
 
-def _row(problem: str, axis: Axis, group: str, case: Case, predicted: float) -> dict[str, str]:
+def _row(problem: str, held_out: str, case: Case, predicted: float) -> dict[str, str]:
     assert case.step_time_s is not None
     return {
         "set": case.set_name,
         "problem": problem,
-        "held_out": f"{axis.name}: {group}",
+        "held_out": held_out,
         "id": case.id,
         "step_time_s": f"{case.step_time_s:.5g}",
         "predicted_s": f"{predicted:.5g}",
         "error": f"{predicted / case.step_time_s - 1:.4f}",
         "log_sd": f"{step_log_sd(case):.4f}",
     }
-
-
-def write() -> int:
-    """Write the file; returns the number of rows."""
-    return tables.write(FILE, list(rows()))

@@ -15,43 +15,26 @@ from pathlib import Path
 from statistics import median
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import STEP, Case, Model, number, rows_of, step_log_sd
+from analysis.predictions.clusters.case import STEP, TABLES, Case, Model, number, rows_of, step_log_sd
 from analysis.predictions.clusters.fit import given
 from analysis.predictions.clusters.holdout import FILE as HELD_OUT
-from analysis.predictions.clusters.writing import NINE_IN_TEN, PAGE, Predicted, part_of, score
+from analysis.predictions.clusters.writing import NINE_IN_TEN, Predicted, part_of, score
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_league.csv"
 BEGIN, END = "<!--clusters:league-->\n", "<!--/clusters:league-->\n"
-# Median and 90th percentile in percent that the rows whose answers are withheld are to keep.
-BARS = {
-    "bloom_a100_topologies": "3, 11",
-    "vtrain_multi": "6, 18",
-    "zero_bubble_table4": "6, 12",
-    "internevo": "4, 14",
-    "torchtitan": "10, 22",
-    "megatron_bridge, dense": "6, 13",
-    "megatron_bridge, experts": "15, 35",
-    "dgxc_benchmarking, dense": "8, 20",
-    "dgxc_benchmarking, experts": "18, 40",
-    "mlperf_training": "405B 6, 12; LoRA 15, 30",
-    "atorch_llama2": "10, 25",
-    "xtuner_h800": "12, 25",
-}
 
 
 def table() -> list[dict[str, str]]:
     """One row for each set and contender; dense models and those with experts apart."""
     cases = [case for case in given(tuple(STEP)) if case.job and case.step_time_s and case.fits]
-    found = []
-    for name in dict.fromkeys(map(part_of, cases)):
-        chosen = [case for case in cases if part_of(case) == name]
-        if len(chosen) < 4:
-            continue
-        for contender, predict in CONTENDERS.items():
-            predicted = predict(chosen)
-            if predicted:
-                found.append(_row(name, contender, chosen, predicted))
-    return found
+    sets = {name: [case for case in cases if part_of(case) == name] for name in dict.fromkeys(map(part_of, cases))}
+    return [
+        _row(name, contender, chosen, predicted)
+        for name, chosen in sets.items()
+        if len(chosen) >= 4
+        for contender, predict in CONTENDERS.items()
+        if (predicted := predict(chosen))
+    ]
 
 
 def _by_efficiency(cases: Sequence[Case], bubble: Callable[[Case], float]) -> Predicted:
@@ -90,12 +73,6 @@ def simumax_printed(cases: Sequence[Case]) -> Predicted:
     return {name: value / 1e3 for name, value in printed.items() if name in ids and value}
 
 
-def ours(cases: Sequence[Case]) -> Predicted:
-    """With the constants as committed."""
-    model = Model()
-    return {case.id: model.step_time_s(case) for case in cases}
-
-
 def ours_held_out(cases: Sequence[Case]) -> Predicted:
     """With constants that have not seen a row's group; the geometric mean over the axes that hold it out."""
     ids, found = {case.id for case in cases}, defaultdict(list)
@@ -109,7 +86,7 @@ CONTENDERS: dict[str, Callable[[Sequence[Case]], Predicted]] = {
     "constant MFU": lambda cases: _by_efficiency(cases, lambda case: 0.0),
     "bubble x efficiency": lambda cases: _by_efficiency(cases, _bubble),
     "SimuMax, printed": simumax_printed,
-    "ours, fitted": ours,
+    "ours, fitted": lambda cases: {case.id: Model().step_time_s(case) for case in cases},
     "ours, held out": ours_held_out,
 }
 
@@ -131,31 +108,19 @@ def _row(name: str, contender: str, cases: Sequence[Case], predicted: Predicted)
 
 
 def table_text(found: Sequence[dict[str, str]]) -> str:
-    """The league as a table of Markdown: constant utilisation, ours on rows it has seen and on others."""
     by = {(row["set"], row["contender"]): row for row in found}
-    lines = [
-        "| set | rows | constant utilisation | ours, in sample | held out | bar | order | inside |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for name in dict.fromkeys(row["set"] for row in found):
         plain, fitted, out = (by.get((name, each)) for each in ("constant MFU", "ours, fitted", "ours, held out"))
-        held = out or fitted
         assert plain
         assert fitted
-        assert held
+        held = out or fitted
         order = f"{100 * int(held['pairs_right']) / int(held['pairs']):.0f} %" if int(held["pairs"]) >= 5 else "-"
         cells = [name, fitted["rows"], _errors(plain), _errors(fitted), _errors(out) if out else "-"]
-        cells += [BARS.get(name, "-"), order, f"{100 * float(held['inside_interval']):.0f} %"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([*cells, TABLES["bars"].get(name, "-"), order, f"{100 * float(held['inside_interval']):.0f} %"])
+    heads = "set | rows | constant utilisation | ours, in sample | held out | bar | order | inside"
+    return tables.markdown(heads, rows)
 
 
 def _errors(row: dict[str, str]) -> str:
     return f"{100 * float(row['median_error']):.1f}, {100 * float(row['p90_error']):.0f} %"
-
-
-def write() -> int:
-    """Write the file and the page's table; returns the number of rows."""
-    found = table()
-    tables.put(PAGE, BEGIN, table_text(found), END)
-    return tables.write(FILE, found)

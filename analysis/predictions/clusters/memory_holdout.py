@@ -18,9 +18,9 @@ from statistics import median
 import numpy as np
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import Case, Model
+from analysis.predictions.clusters.case import TABLES, Case, Model
 from analysis.predictions.clusters.fit import ENOUGH, STEP, Floats, given, next_step
-from analysis.predictions.clusters.holdout import Axis, length, of_job
+from analysis.predictions.clusters.holdout import Axis, left_out, length, of_job
 from analysis.predictions.clusters.writing import out_of_memory
 from rpbench.mesh.software import PRIORS, Prior, Software
 
@@ -84,9 +84,19 @@ PAGE = ROOT / "docs" / "predictions.md"
 BEGIN, END = "<!--clusters:memory-->\n", "<!--/clusters:memory-->\n"
 
 
-_size = of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}")
-_mesh = of_job(lambda job: f"tensor {job.mesh.tensor}, pipeline {job.mesh.pipeline}, expert {job.mesh.expert}")
-_device = of_job(lambda job: job.machine.device.name)
+AXES = {
+    axis.name: axis
+    for axis in (
+        Axis("model", of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}")),
+        Axis("length", length),
+        Axis(
+            "mesh",
+            of_job(lambda job: f"tensor {job.mesh.tensor}, pipeline {job.mesh.pipeline}, expert {job.mesh.expert}"),
+        ),
+        Axis("machine", of_job(lambda job: job.machine.device.name)),
+        Axis("row", lambda case: case.id),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -120,44 +130,20 @@ class Part:
         ]
 
 
-PARTS = (
-    Part("BLOOM search", "bloom_a100_topologies", ("scale", "reserve_bytes"), (Axis("model", _size),), 0.05),
-    Part("SimuMax B200", "simumax_b200", ("scale",), (Axis("length", length), Axis("mesh", _mesh)), 0.025),
-    Part(
-        "Megatron CI, dense",
-        "megatron_ci_golden",
-        ("logit_bytes",),
-        (Axis("model", _size), Axis("machine", _device), Axis("mesh", _mesh)),
-        0.06,
-        experts=False,
-    ),
-    Part(
-        "Megatron CI, experts",
-        "megatron_ci_golden",
-        ("logit_bytes", "imbalance"),
-        (Axis("machine", _device), Axis("mesh", _mesh)),
-        0.12,
-        experts=True,
-    ),
-    Part("zero bubble's kin: vocabulary table", "vocab_stage_times", (), (Axis("length", length),), 0.08),
-    Part("InternEvo", "internevo", ("scale",), (Axis("row", lambda case: case.id),)),
-    Part("torchtitan", "torchtitan", ("scale",), (Axis("model", _size),)),
+PARTS = tuple(
+    Part(**row | {"traits": tuple(row["traits"]), "axes": tuple(map(AXES.__getitem__, row["axes"]))})
+    for row in TABLES["parts"]
 )
 
 
 def rows() -> Iterator[dict[str, str]]:
     """Every given row of every part and axis, predicted without its group."""
     for part in PARTS:
-        cases = part.cases()
-        for axis in part.axes:
-            for group in sorted({axis.group(case) for case in cases}):
-                seen = [case for case in cases if axis.group(case) != group and case.memory_bytes and case.fits]
-                if not seen:
-                    continue
+        for held_out, inside, others in left_out(part.cases(), part.axes):
+            if seen := [case for case in others if case.memory_bytes and case.fits]:
                 model = TraitModel(traits=fit_traits(part.traits, seen)) if part.traits else TraitModel()
-                for case in cases:
-                    if axis.group(case) == group:
-                        yield _row(part, f"{axis.name}: {group}", case, model)
+                for case in inside:
+                    yield _row(part, held_out, case, model)
 
 
 def _row(part: Part, held_out: str, case: Case, model: Model) -> dict[str, str]:
@@ -222,27 +208,15 @@ def _summary(part: Part, table: Sequence[Mapping[str, str]]) -> Summary:
 
 
 def table_text(found: Sequence[Summary]) -> str:
-    """The summaries as a table of Markdown."""
-    lines = [
-        "| given rows | rows (configurations) | fitted | held out | by configuration | 90 % | bar | false OOM |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for each in found:
-        bar = f"{100 * each.part.bar:.3g} %" if each.part.bar else "-"
         values = [f"{100 * value:.1f} %" for value in (each.fitted, each.held_out, each.by_configuration, each.p90)]
-        count = f"{each.num_rows} ({each.num_configurations})"
+        bar = f"{100 * each.part.bar:.3g} %" if each.part.bar else "-"
         dead = f"{each.false_oom}" + (f"; {each.met_oom} of {each.oom} found" if each.oom else "")
-        lines.append(f"| {' | '.join([each.part.name, count, *values, bar, dead])} |")
-    return "\n".join(lines) + "\n"
+        rows.append([each.part.name, f"{each.num_rows} ({each.num_configurations})", *values, bar, dead])
+    heads = "given rows | rows (configurations) | fitted | held out | by configuration | 90 % | bar | false OOM"
+    return tables.markdown(heads, rows)
 
 
 def read() -> list[dict[str, str]]:
-    """The table as committed."""
     return tables.read(FILE.stem)
-
-
-def write() -> int:
-    """Write the table and its summary; returns the number of rows."""
-    found = list(rows())
-    tables.put(PAGE, BEGIN, table_text(summaries(found)), END)
-    return tables.write(FILE, found)

@@ -48,26 +48,22 @@ class Score(NamedTuple):
         return f"{100 * self.right / self.pairs:.0f}" if self.pairs >= 5 else "-"
 
 
-def score(cases: Sequence[Case], predicted: Predicted, widths: Mapping[str, float] | None = None) -> Score:
-    """The score of predicted steps.
+def score(
+    cases: Sequence[Case],
+    predicted: Predicted,
+    widths: Mapping[str, float] | None = None,
+    quantity: str = "step_time_s",
+) -> Score:
+    """The score of predicted steps, or of peak bytes, which have no order.
 
     Args:
         cases: given rows; those without a prediction do not count.
         widths: half the width of each row's interval, as a logarithm.
+        quantity: the field of a case that was measured.
     """
-    measured = {case.id: case.step_time_s for case in cases if case.id in predicted and case.step_time_s}
-    errors = {name: predicted[name] / value - 1 for name, value in measured.items()}
-    right, pairs = _pairs([case for case in cases if case.id in measured], predicted)
-    return _scored(errors, right, pairs, widths)
-
-
-def score_bytes(cases: Sequence[Case], predicted: Predicted, widths: Mapping[str, float]) -> Score:
-    """The same of peak bytes, which have no order."""
-    measured = {case.id: case.memory_bytes for case in cases if case.id in predicted and case.memory_bytes}
-    return _scored({name: predicted[name] / value - 1 for name, value in measured.items()}, 0, 0, widths)
-
-
-def _scored(errors: Mapping[str, float], right: int, pairs: int, widths: Mapping[str, float] | None) -> Score:
+    known = [case for case in cases if case.id in predicted and getattr(case, quantity)]
+    errors = {case.id: predicted[case.id] / getattr(case, quantity) - 1 for case in known}
+    right, pairs = _pairs(known, predicted) if quantity == "step_time_s" else (0, 0)
     sizes = sorted(map(abs, errors.values()))
     inside = None
     if widths is not None:
@@ -184,11 +180,6 @@ def out_of_memory(case: Case, model: Model) -> bool:
     return bool(model.memory_bytes(case) > BEYOND * job.machine.device.memory_bytes)
 
 
-def write() -> int:
-    """Write the file; returns the number of rows."""
-    return tables.write(FILE, list(predictions()))
-
-
 ROOT = Path(__file__).resolve().parents[3]
 SEALED = Path(__file__).resolve().parents[1] / "sealed_760beda"
 OUTCOMES_FILE = SEALED / "outcomes.csv"
@@ -243,42 +234,27 @@ def _row(case: Case, row: Row, quantity: str, measured: float, scale: float) -> 
 
 def summary() -> list[tuple[str, str, Score]]:
     """(set, quantity, score) of the blind round, of the rows that are known now."""
-    pairs = answered()
-    timed = [(case, row) for case, row in pairs if case.step_time_s and row["step_time_s"]]
-    steps = {case.id: predicted_s(case, row) for case, row in timed}
     found = []
-    for name in sorted({part_of(case) for case, _ in timed}):
-        cases = [case for case, _ in timed if part_of(case) == name]
-        widths = {case.id: _width(row, "step_time_s") for case, row in timed if part_of(case) == name}
-        found.append((name, "step", score(cases, steps, widths)))
-    held = [(case, row) for case, row in pairs if case.memory_bytes and row["peak_memory_bytes"]]
-    sizes = {case.id: float(row["peak_memory_bytes"]) for case, row in held}
-    for name in sorted({case.set_name for case, _ in held}):
-        cases = [case for case, _ in held if case.set_name == name]
-        widths = {case.id: _width(row, "peak_memory_bytes") for case, row in held if case.set_name == name}
-        found.append((name, "memory", score_bytes(cases, sizes, widths)))
+    for words, quantity, set_of in (
+        ("step", "step_time_s", part_of),
+        ("memory", "peak_memory_bytes", lambda case: case.set_name),
+    ):
+        field = "step_time_s" if words == "step" else "memory_bytes"
+        known = {case.id: (case, row) for case, row in answered() if getattr(case, field) and row[quantity]}
+        said = {
+            name: predicted_s(*pair) if words == "step" else float(pair[1][quantity]) for name, pair in known.items()
+        }
+        widths = {name: log(float(row[f"{quantity}_high"]) / float(row[quantity])) for name, (_, row) in known.items()}
+        for name in sorted({set_of(case) for case, _ in known.values()}):
+            cases = [case for case, _ in known.values() if set_of(case) == name]
+            found.append((name, words, score(cases, said, widths, field)))
     return found
 
 
-def _width(row: Row, quantity: str) -> float:
-    return log(float(row[f"{quantity}_high"]) / float(row[quantity]))
-
-
 def table_text(found: list[tuple[str, str, Score]]) -> str:
-    """The summary as a table of Markdown."""
-    lines = [
-        "| set | quantity | rows | median, 90 % | bias | order | inside |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for name, quantity, each in found:
         error = f"{100 * each.median:.1f}, {100 * each.p90:.0f} %"
         values = [name, quantity, str(each.rows), error, f"{100 * each.bias:+.1f} %", each.order]
-        lines.append(f"| {' | '.join([*values, f'{100 * (each.inside or 0):.0f} %'])} |")
-    return "\n".join(lines) + "\n"
-
-
-def write_outcomes() -> int:
-    """Write the rows and the page's table; returns the number of rows."""
-    found = rows()
-    tables.put(PAGE, BEGIN, table_text(summary()), END)
-    return tables.write(OUTCOMES_FILE, found)
+        rows.append([*values, f"{100 * (each.inside or 0):.0f} %"])
+    return tables.markdown("set | quantity | rows | median, 90 % | bias | order | inside", rows)

@@ -28,7 +28,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import lcm
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -163,7 +163,7 @@ class ReplicaFootprint:
                 gathered = [LAYERS_GATHERED * layer.weights + _peak(of_layers, lanes[1]) for lanes in self._gathered]
             if not self._tries:
                 passing = [np.full(len(stages.weights), layer.gradients * each.any()) for each in self._passing]
-        found = {"gathered weights": gathered, "gradients on their way": passing}
+        found: dict[str, list[Any]] = {"gathered weights": gathered, "gradients on their way": passing}
         if self._tries:
             found["kept by trials"] = [
                 (stages.optimizer * own).max(axis=1) + stages.gradients @ own for own in self.optimizer.T

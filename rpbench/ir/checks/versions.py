@@ -55,7 +55,7 @@ class Versions:
     @property
     def max_staleness(self) -> int:
         """The largest staleness of all, in steps."""
-        return max(self.staleness_of_stage)
+        return max(self.staleness_steps.values(), default=0)
 
     @property
     def max_live(self) -> int:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of, label, ours, ranged, table
+from analysis.exhibits.exhibit import Table, declared_table, exhibit_of, ranged
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 
 # Time to a loss: tokens and seconds a method needs for what plain training reaches with three quarters of them.
@@ -42,7 +42,11 @@ def goal_of(data: pd.DataFrame, method: str = PLAIN) -> float:
 
 def reached(data: pd.DataFrame, over: str, goal: float) -> pd.Series:
     """The first point of every run at or below a goal, in `tokens` or `seconds`; infinite for a run that has none."""
-    return pd.Series([_first(goal, row["losses"], row[over]) for row in data.to_dict("records")], index=data.index)
+    found = []
+    for losses, points in zip(data["losses"], data[over], strict=True):
+        below = np.flatnonzero(smoothed(losses) <= goal)
+        found.append(float(points[SMOOTH - 1 :][below[0]]) if len(below) else inf)
+    return pd.Series(found, index=data.index)
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -62,23 +66,15 @@ def token_multiples(data: pd.DataFrame, by_batch: Sequence[str]) -> dict[str, Sp
         needed = runs.set_index(["method", "seed"])["needed"]
         for method in data["method"].unique():
             if (method not in by_batch) == often:
-                found[method] = spread([_over(own, needed[plain, seed]) for seed, own in needed[method].items()])
+                pairs = [(own, needed[plain, seed]) for seed, own in needed[method].items()]
+                # Where neither came to the goal nothing is known.
+                found[method] = spread([inf if isinf(plainly) else own / plainly for own, plainly in pairs])
     return found
-
-
-def _over(own: float, plain: float) -> float:
-    """A ratio; infinite where neither came to the goal, for nothing is known then."""
-    return inf if isinf(plain) else own / plain
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
     """Means over `SMOOTH` points in a row."""
     return np.convolve(values, np.ones(SMOOTH) / SMOOTH, mode="valid")
-
-
-def _first(goal: float, losses: np.ndarray, over: np.ndarray) -> float:
-    below = np.flatnonzero(smoothed(losses) <= goal)
-    return float(over[SMOOTH - 1 :][below[0]]) if len(below) else inf
 
 
 METHODS = style.looks("convergence")  # by their name under `schedule=`
@@ -124,7 +120,6 @@ def _points(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Final loss of each method less that of the flushed method of its kind, in a sentence."""
     last = data.groupby("method")["last"].median()
     parts = []
     for own, base in ((True, "gpipe"), (False, "one_by_one")):
@@ -139,25 +134,27 @@ def tabulate(data: pd.DataFrame) -> Table:
     goal = goal_of(data)
     data = data.assign(**{f"{over}_needed": reached(data, over, goal) for over in ("tokens", "seconds")})
     multiples = token_multiples(data, BY_BATCH)
-    rows = (_row(method, data[data["method"] == method], multiples[method]) for method in METHODS)
-    return table(columns_of("convergence"), rows)
+    rows = [_row(method, data[data["method"] == method], multiples[method]) for method in METHODS]
+    return declared_table("convergence", rows)
 
 
-def _row(method: str, rows: pd.DataFrame, multiple: Spread) -> list[Cell]:
-    first, run_ids = rows.iloc[0], rows["run_id"].tolist()
-    return [
-        label(METHODS[method].name),
-        *(ours(int(first[name]), "d", run_ids) for name in ("num_updates", "staleness", "versions")),
-        *(ours(rows["last"].agg(how), ".3f", run_ids) for how in ("median", "min", "max")),
-        ours(rows["pace"].median(), ",.0f", run_ids),
-        ranged(spread(rows["tokens_needed"] / 1000), ".1f", run_ids),
-        ranged(spread(rows["seconds_needed"]), ".3f", run_ids),
-        ranged(multiple, ".2f", run_ids),
-    ]
+def _row(method: str, rows: pd.DataFrame, multiple: Spread) -> dict[str, Any]:
+    runs, last = rows["run_id"].tolist(), rows["last"]
+    row = {name: int(rows.iloc[0][name]) for name in ("num_updates", "staleness", "versions")}
+    return row | {
+        "name": METHODS[method].name,
+        "median": last.median(),
+        "least": last.min(),
+        "most": last.max(),
+        "pace": rows["pace"].median(),
+        "tokens": ranged(spread(rows["tokens_needed"] / 1000), ".1f", runs),
+        "seconds": ranged(spread(rows["seconds_needed"]), ".3f", runs),
+        "multiple": ranged(multiple, ".2f", runs),
+        "run_id": runs,
+    }
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Loss over tokens on the left, over simulated time on the right."""
     with style.figure(8.6, 4.2) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for method, look in METHODS.items():

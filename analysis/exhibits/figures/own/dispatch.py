@@ -1,33 +1,14 @@
 """Beyond the paper: what a work-conserving pool gains over strict rotation, by microbatches a round."""
 
-from functools import partial
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Cell, Shown, exhibited, label, ours, table
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of, label, ours, table
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 
 ROUNDS = (8, 4, 1)  # microbatches a round
-
-
-@exhibited("dispatch")
-def exhibit(experiments: Experiments) -> Shown:
-    """The figure with its numbers."""
-    data = numbers(experiments)
-    columns = (
-        "model",
-        "rotation, rounds of 8: bubble (%)",
-        *(f"dynamic, rounds of {size}: bubble (%)" for size in ROUNDS),
-        *(f"dynamic, rounds of {size}: speed-up over rotation" for size in ROUNDS),
-    )
-    return Shown(
-        draw=partial(draw, data),
-        table=table(columns, (_row(data, model) for model in runs.MODELS)),
-        words={"answer": answer(data)},
-    )
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -38,47 +19,49 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     wanted = [(model, size) for model in runs.MODELS for size in ROUNDS]
     pool = index(pool, ("model", "round_size"), wanted, "dispatch")
     rows = pd.concat([rotation, pool])[["model", "round_size", "bubble_makespan", "makespan_s", "run_id"]]
-    # A bubble of nothing may come out a hair below zero.
-    return (
-        rows.assign(bubble=(100 * rows["bubble_makespan"]).clip(lower=0))
-        .drop(columns="bubble_makespan")
-        .reset_index(drop=True)
-    )
+    rows["bubble"] = (100 * rows.pop("bubble_makespan")).clip(lower=0)  # of nothing it may come out a hair below zero
+    return rows.reset_index(drop=True)
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The gain of the pool, in a sentence."""
     bubbles = data.pivot(index="model", columns="round_size", values="bubble")
     spans = "; ".join(f"rounds of {size}: {bubbles[size].min():.2f} to {bubbles[size].max():.2f} %" for size in ROUNDS)
     return f"Bubble with rotation {bubbles[0].min():.2f} to {bubbles[0].max():.2f} %; dynamic, {spans}."
 
 
-def _row(data: pd.DataFrame, model: str) -> list[Cell]:
-    found = data[data["model"] == model].set_index("round_size").to_dict("index")
+def tabulate(data: pd.DataFrame) -> Table:
+    columns = (
+        "model",
+        "rotation, rounds of 8: bubble (%)",
+        *(f"dynamic, rounds of {size}: bubble (%)" for size in ROUNDS),
+        *(f"dynamic, rounds of {size}: speed-up over rotation" for size in ROUNDS),
+    )
+    found = data.set_index(["model", "round_size"]).to_dict("index")
+    return table(columns, (_row({size: found[model, size] for size in (0, *ROUNDS)}, model) for model in runs.MODELS))
+
+
+def _row(found: dict[int, dict], model: str) -> list[Cell]:
+    row = [label(style.model_name(model)), *(ours(run["bubble"], ".2f", run["run_id"]) for run in found.values())]
     rotation = found[0]
-    row = [label(style.model_name(model)), ours(rotation["bubble"], ".2f", rotation["run_id"])]
-    row += [ours(found[size]["bubble"], ".2f", found[size]["run_id"]) for size in ROUNDS]
     for size in ROUNDS:
         gain = rotation["makespan_s"] / found[size]["makespan_s"]
         row.append(ours(gain, ".3f", (rotation["run_id"], found[size]["run_id"])))
     return row
 
 
-# RoundPipe's vermilion for the rotation; lighter for the pool with smaller rounds.
-_SHADES = {0: style.VERMILION, 8: "#E88A4D", 4: "#F2B48C", 1: "#FBE3D3"}
-
-
 def draw(data: pd.DataFrame) -> Figure:
-    """One group of bars a model: rotation, then the pool with rounds of 8, 4 and 1."""
     with style.figure(8.6, 3.0) as figure:
         axes = figure.subplots()
         for number, size in enumerate((0, *ROUNDS)):
             rows = data[data["round_size"] == size].set_index("model").loc[list(runs.MODELS)]
             places = [place - 0.3 + 0.2 * number for place in range(len(rows))]
             name = f"dynamic, rounds of {size}" if size else "rotation, rounds of 8"
-            bars = axes.bar(places, rows["bubble"], 0.19, color=_SHADES[size], edgecolor="black", label=name)
+            bars = axes.bar(places, rows["bubble"], 0.19, color=style.LIGHTER[number], edgecolor="black", label=name)
             axes.bar_label(bars, [f"{bubble:.1f}" for bubble in rows["bubble"]], padding=1, fontsize=6.2)
         axes.set_xticks(range(len(runs.MODELS)), [style.model_name(model) for model in runs.MODELS])
         axes.set_ylabel("bubble (% of devices × time)")
         figure.legend(loc="outside lower center", ncols=4)
         return figure
+
+
+exhibit = exhibit_of("dispatch", numbers, tabulate, draw, answer=answer)

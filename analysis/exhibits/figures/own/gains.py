@@ -43,7 +43,6 @@ def _beside(row: dict, paces: Mapping[tuple[str, str], dict]) -> dict | None:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Wins and losses in equal words."""
     wins, losses = data[data["slower"] > 1], data[data["slower"] < 1]
     return (
         f"Of {len(data)} distinct rivals that fit, RoundPipe is faster than {len(wins)}{_most(wins)}, and slower than "
@@ -96,7 +95,6 @@ def _order(data: pd.DataFrame) -> list[tuple[str, bool]]:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """One panel a model, a row a schedule; the numbers beside the points."""
     order = _order(data)
     num_timely = sum(not late for _, late in order)
     heights = {key: place + (place >= num_timely) * 0.8 for place, key in enumerate(order)}
@@ -113,7 +111,15 @@ def draw(data: pd.DataFrame) -> Figure:
             f"At equal tuning, RoundPipe is faster than {(data['slower'] > 1).sum()} and slower than "
             f"{(data['slower'] < 1).sum()} of {len(data)} distinct rivals that fit"
         )
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=3)
+        slower, faster = "slower than RoundPipe", "faster than RoundPipe"
+        handles = [
+            *(
+                style.point_key(style.Look(*each))
+                for each in ((slower, style.BLUE, "o"), (faster, style.VERMILION, "o"))
+            ),
+            Line2D([], [], color=style.GREY, label="RoundPipe (below the dashed line: one step late)"),
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
         return figure
 
 
@@ -138,14 +144,6 @@ def _draw_model(axes: Axes, rows: pd.DataFrame, heights: Mapping[tuple[str, bool
         axes.plot(row.slower, height, "o", color=style.BLUE if won else style.VERMILION, markersize=5)
         side, align = (6, "left") if won else (-6, "right")  # away from RoundPipe's line
         style.note(axes, f"{row.slower:.2f}", (row.slower, height), (side, 0), va="center", ha=align, fontsize=6.5)
-
-
-def _legend() -> list[Line2D]:
-    return [
-        Line2D([], [], color=style.BLUE, marker="o", linestyle="", label="slower than RoundPipe"),
-        Line2D([], [], color=style.VERMILION, marker="o", linestyle="", label="faster than RoundPipe"),
-        Line2D([], [], color=style.GREY, label="RoundPipe (below the dashed line: one step late)"),
-    ]
 
 
 exhibit = exhibit_of("gains", numbers, tabulate, draw, answer=answer)

@@ -1,7 +1,5 @@
 """Goodput over the mean time between failures, for five policies, beside their papers."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,7 +8,7 @@ from analysis.exhibits import style
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of, label, ours, table, theirs
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.published import published
+from analysis.records.published import look_up, published
 
 EXPERIMENT = "goodput"
 HOUR_S = 3600.0
@@ -24,9 +22,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     keys = {"policy": "mode.policy", "mean_between_s": "mode.mean_between_s", "seed": "seed"}
     found = runs.whole(experiments, EXPERIMENT, **keys)
     hours = found["mean_between_s"] / found["num_ranks"] / HOUR_S
-    return found.assign(hours=hours, goodput=100 * found["goodput"])[
-        ["policy", "hours", "seed", "goodput", "num_failures", "run_id"]
-    ].reset_index(drop=True)
+    return found.assign(hours=hours, goodput=100 * found["goodput"]).reset_index(drop=True)
 
 
 def over_bamboo(data: pd.DataFrame) -> pd.Series:
@@ -37,7 +33,6 @@ def over_bamboo(data: pd.DataFrame) -> pd.Series:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The policies with the most and the least goodput where failures are most frequent, in a sentence."""
     often = data[data["hours"] == data["hours"].min()].groupby("policy")["goodput"].mean().sort_values()
     least, most = often.index[0], often.index[-1]
     return (
@@ -47,7 +42,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """A row a policy: goodput by hours between failures, and what its paper says."""
     hours = sorted(data["hours"].unique())
     columns = ("policy", *(f"every {hour:g} h: goodput (%)" for hour in hours), "its paper's figure", "which")
     return table(columns, (_row(data[data["policy"] == policy], policy, hours) for policy in POLICIES))
@@ -78,20 +72,16 @@ def draw(data: pd.DataFrame) -> Figure:
         left.set_ylim(bottom=20)
         left.set_ylabel("goodput (% of the pace without failures)")
         _hours(left, data)
-        ratio, claimed = over_bamboo(data), _claimed()
+        ratio, claimed = over_bamboo(data), look_up("failures", "value", quantity=OVER_BAMBOO).value
         right.plot(ratio.index, ratio, color=style.GREEN, marker="^", label="ours, simulated")
         right.axhline(claimed, color=style.BLACK, linestyle="--", label=f"ReCycle's abstract: up to {claimed:g}")
         right.set_ylabel("goodput of detours over shadows")
         right.set_ylim(0.9, 1.9)
-        right.annotate(
-            "copies, shadows, morphing: no figure\nof goodput in what we have read",
-            (0.03, 0.03),
-            xycoords="axes fraction",
-            fontsize=7,
-        )
+        words = "copies, shadows, morphing: no figure\nof goodput in what we have read"
+        right.annotate(words, (0.03, 0.03), xycoords="axes fraction", fontsize=7)
         _hours(right, data)
-        for axes in (left, right):
-            axes.legend(loc="lower right" if axes is left else "upper right", title=None)
+        left.legend(loc="lower right", title=None)
+        right.legend(loc="upper right", title=None)
         return figure
 
 
@@ -101,11 +91,6 @@ def _hours(axes: Axes, data: pd.DataFrame) -> None:
     axes.set_xticks(hours, [f"{hour:g}" for hour in hours])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("mean time between failures of the run (h)")
-
-
-def _claimed() -> float:
-    rows: Any = published("failures")
-    return float(rows[rows["quantity"] == OVER_BAMBOO]["value"].iloc[0])
 
 
 exhibit = exhibit_of("goodput", numbers, tabulate, draw, answer=answer)

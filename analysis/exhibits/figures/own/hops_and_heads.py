@@ -5,7 +5,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Table, by_schedule, exhibit_of
+from analysis.exhibits.exhibit import by_schedule, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -18,19 +18,10 @@ _DEALT = ("roundpipe", runs.ONE_ROUND)
 def hop_numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a schedule and hop: `hop` (forwards of a device's share), `bubble` (% of the makespan), `run_id`."""
     found = runs.whole(experiments, "hop_latency", schedule="schedule", hop="cost.hop_ms")  # a forward takes 1 ms
-    return pd.DataFrame(
-        {
-            "schedule": found["schedule"],
-            "family": found["schedule"].map(style.family_of),
-            "hop": found["hop"],
-            "bubble": 100 * found["bubble_makespan"],
-            "run_id": found["run_id"],
-        }
-    ).reset_index(drop=True)
+    return found.assign(family=found["schedule"].map(style.family_of), bubble=100 * found["bubble_makespan"])
 
 
 def hop_answer(data: pd.DataFrame) -> str:
-    """The schedules that lose least and most between no hop and the longest, in a sentence."""
     bubbles = data.pivot(index="schedule", columns="hop", values="bubble")
     lost = (bubbles.iloc[:, -1] - bubbles.iloc[:, 0]).sort_values()
     first, last = lost.index[0], lost.index[-1]
@@ -38,11 +29,6 @@ def hop_answer(data: pd.DataFrame) -> str:
         f"From no hop to {bubbles.columns[-1]:g} forward times, {style.method_name(first)} loses "
         f"{lost.iloc[0]:.1f} points and {style.method_name(last)} {lost.iloc[-1]:.1f}."
     )
-
-
-def hop_tabulate(data: pd.DataFrame) -> Table:
-    """One row a schedule, one column a hop."""
-    return by_schedule(data, "hop", {"bubble": ("hop {:g}: bubble (%)", ".2f")})
 
 
 def hop_draw(data: pd.DataFrame) -> Figure:
@@ -67,7 +53,8 @@ def hop_draw(data: pd.DataFrame) -> Figure:
         return figure
 
 
-hop_exhibit = exhibit_of("hop_latency", hop_numbers, hop_tabulate, hop_draw, answer=hop_answer)
+_HOPS = by_schedule("hop", {"bubble": ("hop {:g}: bubble (%)", ".2f")})
+hop_exhibit = exhibit_of("hop_latency", hop_numbers, _HOPS, hop_draw, answer=hop_answer)
 
 
 # --- a heavy head: every cut is searched as hard as RoundPipe's ------------------------------------------------
@@ -80,19 +67,11 @@ def head_numbers(experiments: Experiments) -> pd.DataFrame:
     """
     found = runs.whole(experiments, "uneven_head", schedule="schedule", head="cost.head_share")
     dealt = found[found["schedule"].isin(_DEALT)].groupby("head")["makespan_s"].min()
-    return pd.DataFrame(
-        {
-            "schedule": found["schedule"],
-            "head": found["head"],
-            "bubble": 100 * found["bubble_makespan"],
-            "slower": found["makespan_s"] / found["head"].map(dealt),
-            "run_id": found["run_id"],
-        }
-    ).reset_index(drop=True)
+    slower = found["makespan_s"] / found["head"].map(dealt)
+    return found.assign(bubble=100 * found["bubble_makespan"], slower=slower)
 
 
 def head_answer(data: pd.DataFrame) -> str:
-    """Which schedule is fastest at every head, in a sentence."""
     best = data.loc[data.groupby("head")["slower"].idxmin()]
     names = ", ".join(
         f"{row.head:g}: {style.method_name(row.schedule)}"
@@ -102,17 +81,7 @@ def head_answer(data: pd.DataFrame) -> str:
     return f"Shortest step by head: {names}."
 
 
-def head_tabulate(data: pd.DataFrame) -> Table:
-    """One row a schedule, two columns a head."""
-    columns = {
-        "bubble": ("head {:g}: bubble (%)", ".2f"),
-        "slower": ("head {:g}: step time / RoundPipe's", ".3f"),
-    }
-    return by_schedule(data, "head", columns)
-
-
 def head_draw(data: pd.DataFrame) -> Figure:
-    """Bubble on the left, step time over RoundPipe's on the right; a curve a schedule."""
     shown = data.assign(name=data["schedule"].map(style.method_name))
     looks = [style.look_of(name) for name in data["schedule"].unique()]
     with style.figure(9.6, 3.6) as figure:
@@ -139,4 +108,7 @@ def head_draw(data: pd.DataFrame) -> Figure:
         return figure
 
 
-head_exhibit = exhibit_of("uneven_head", head_numbers, head_tabulate, head_draw, answer=head_answer)
+_HEADS = by_schedule(
+    "head", {"bubble": ("head {:g}: bubble (%)", ".2f"), "slower": ("head {:g}: step time / RoundPipe's", ".3f")}
+)
+head_exhibit = exhibit_of("uneven_head", head_numbers, _HEADS, head_draw, answer=head_answer)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Table, by_schedule, exhibit_of
+from analysis.exhibits.exhibit import by_schedule, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -26,20 +26,14 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
         [runs.whole(experiments, each, schedule="schedule", num_devices="num_devices") for each in EXPERIMENTS]
     )
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
-    return pd.DataFrame(
-        {
-            "schedule": found["schedule"],
-            "num_devices": found["num_devices"],
-            "bubble": 100 * found["bubble_makespan"],
-            "span": (100 * found["bubble_span"]).clip(lower=0),
-            "peak": found["peak_in_flight"].map(max) * share,
-            "run_id": found["run_id"],
-        }
+    return found.assign(
+        bubble=100 * found["bubble_makespan"],
+        span=(100 * found["bubble_span"]).clip(lower=0),
+        peak=found["peak_in_flight"].map(max) * share,
     ).reset_index(drop=True)
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Idle time of the largest pipeline under the best and the worst schedule, in two sentences."""
     most = data["num_devices"].max()
     rows = data[data["num_devices"] == most].sort_values("bubble")
     best, worst = rows.iloc[0], rows.iloc[-1]
@@ -51,18 +45,14 @@ def answer(data: pd.DataFrame) -> str:
     )
 
 
-def tabulate(data: pd.DataFrame) -> Table:
-    """One row a schedule: both bubbles and the peak for every number of devices."""
-    columns = {
-        "bubble": ("p = {:,}: bubble (%)", ".2f"),
-        "span": ("p = {:,}: bubble of span (%)", ".2f"),
-        "peak": ("p = {:,}: peak", ".2f"),
-    }
-    return by_schedule(data, "num_devices", columns, schedules=_LOOKS)
+_COLUMNS = {
+    "bubble": ("p = {:,}: bubble (%)", ".2f"),
+    "span": ("p = {:,}: bubble of span (%)", ".2f"),
+    "peak": ("p = {:,}: peak", ".2f"),
+}
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Bubble on the left, memory on the right; a curve a schedule over the number of devices."""
     with style.figure(9.6, 3.9) as figure:
         left, right = figure.subplots(1, 2)
         most = data["num_devices"].max()
@@ -79,7 +69,8 @@ def draw(data: pd.DataFrame) -> Figure:
         right.yaxis.set_major_formatter(lambda value, position: f"{value:,g}")
         for axes in (left, right):
             axes.minorticks_off()
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=5, handlelength=4)
+        handles = [Line2D([], [], label=look.name, **_line(name, look)) for name, look in _LOOKS.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=5, handlelength=4)
         return figure
 
 
@@ -91,10 +82,6 @@ def _draw_curves(axes: Axes, data: pd.DataFrame, column: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     axes.set_xlabel("devices")
-
-
-def _legend() -> list[Line2D]:
-    return [Line2D([], [], label=look.name, **_line(name, look)) for name, look in _LOOKS.items()]
 
 
 def _line(schedule: str, look: style.Look) -> dict[str, Any]:
@@ -110,4 +97,6 @@ def _line(schedule: str, look: style.Look) -> dict[str, Any]:
     }
 
 
-exhibit = exhibit_of("thousand_devices", numbers, tabulate, draw, answer=answer)
+exhibit = exhibit_of(
+    "thousand_devices", numbers, by_schedule("num_devices", _COLUMNS, schedules=_LOOKS), draw, answer=answer
+)

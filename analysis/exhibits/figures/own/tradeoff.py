@@ -1,6 +1,7 @@
 """Every synchronous schedule on one page: what it leaves idle against what it keeps in memory."""
 
 from collections.abc import Iterator, Sequence
+from math import hypot
 
 import pandas as pd
 import seaborn as sns
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Table, by_schedule, exhibit_of
+from analysis.exhibits.exhibit import by_schedule, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
@@ -37,13 +38,20 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str]], fontsize
     for (x, y), (*at, name) in sorted(zip(spots, points, strict=True), key=lambda pair: -pair[0][1]):
         text = axes.annotate(name, (at[0], at[1]), (0, 0), textcoords="data", fontsize=fontsize, va="bottom", ha="left")
         size = text.get_window_extent()
-        box = _free(_places(x, y, size.width, size.height), inside, taken)
+        places = list(_places(x, y, size.width, size.height))
+        free = (each for each in places if _holds(inside, each) and not any(map(each.overlaps, taken)))
+        box = next(free, places[0])
         taken.append(box)
         text.set_position(tuple(to_data.transform((box.x0, box.y0))))
         text.set_in_layout(False)
-        if abs(_away(box, x, y)) > _TIED_PX:
+        wide, high = max(box.x0 - x, x - box.x1, 0.0), max(box.y0 - y, y - box.y1, 0.0)
+        if hypot(wide, high) > _TIED_PX:
             end = to_data.transform((min(max(x, box.x0), box.x1), min(max(y, box.y0), box.y1)))
             axes.plot([at[0], end[0]], [at[1], end[1]], color="#8C8C8C", linewidth=0.3, zorder=0.5)
+
+
+def _holds(outer: Bbox, box: Bbox) -> bool:
+    return bool(outer.x0 <= box.x0 and box.x1 <= outer.x1 and outer.y0 <= box.y0 and box.y1 <= outer.y1)
 
 
 def _places(x: float, y: float, width: float, height: float) -> Iterator[Bbox]:
@@ -57,25 +65,6 @@ def _places(x: float, y: float, width: float, height: float) -> Iterator[Bbox]:
                 yield Bbox.from_bounds(x - width / 2, low, width, height)
 
 
-def _free(places: Iterator[Bbox], inside: Bbox, taken: Sequence[Bbox]) -> Bbox:
-    """The first place that is free; the first of all where none is."""
-    first = None
-    for box in places:
-        first = first or box
-        within = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
-        if within and not any(box.overlaps(other) for other in taken):
-            return box
-    assert first is not None
-    return first
-
-
-def _away(box: Bbox, x: float, y: float) -> float:
-    """Pixels from a point to a box."""
-    wide = max(box.x0 - x, x - box.x1, 0.0)
-    high = max(box.y0 - y, y - box.y1, 0.0)
-    return float((wide**2 + high**2) ** 0.5)
-
-
 EXPERIMENT = "tradeoff"
 
 
@@ -83,22 +72,16 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a schedule and number of microbatches: `span`, `whole` (bubbles in %), `peak` and its `family`."""
     found = runs.whole(experiments, EXPERIMENT, schedule="schedule", num_microbatches="num_microbatches")
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
-    return pd.DataFrame(
-        {
-            "schedule": found["schedule"],
-            "num_microbatches": found["num_microbatches"],
-            "family": found["schedule"].map(style.family_of),
-            # A bubble of nothing may come out a hair below zero.
-            "span": (100 * found["bubble_span"]).clip(lower=0),
-            "whole": (100 * found["bubble_makespan"]).clip(lower=0),
-            "peak": found["peak_in_flight"].map(max) * share,
-            "run_id": found["run_id"],
-        }
+    return found.assign(
+        family=found["schedule"].map(style.family_of),
+        # A bubble of nothing may come out a hair below zero.
+        span=(100 * found["bubble_span"]).clip(lower=0),
+        whole=(100 * found["bubble_makespan"]).clip(lower=0),
+        peak=found["peak_in_flight"].map(max) * share,
     ).reset_index(drop=True)
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Which schedules no other beats in both, for the largest number of microbatches, in a sentence."""
     most = data["num_microbatches"].max()
     best = frontier(data[data["num_microbatches"] == most])
     names = ", ".join(
@@ -113,14 +96,11 @@ def frontier(rows: pd.DataFrame) -> pd.DataFrame:
     return ordered[ordered["span"] < ordered["span"].cummin().shift(fill_value=float("inf"))]
 
 
-def tabulate(data: pd.DataFrame) -> Table:
-    """One row a schedule: peak and both bubbles for every number of microbatches."""
-    columns = {
-        "peak": ("m = {}: peak", ".2f"),
-        "span": ("m = {}: bubble of span (%)", ".2f"),
-        "whole": ("m = {}: bubble of makespan (%)", ".2f"),
-    }
-    return by_schedule(data, "num_microbatches", columns)
+_COLUMNS = {
+    "peak": ("m = {}: peak", ".2f"),
+    "span": ("m = {}: bubble of span (%)", ".2f"),
+    "whole": ("m = {}: bubble of makespan (%)", ".2f"),
+}
 
 
 def draw(data: pd.DataFrame) -> Figure:
@@ -168,4 +148,4 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, *, legend: bool) -> None:
     axes.autoscale_view()
 
 
-exhibit = exhibit_of("tradeoff", numbers, tabulate, draw, answer=answer)
+exhibit = exhibit_of("tradeoff", numbers, by_schedule("num_microbatches", _COLUMNS), draw, answer=answer)

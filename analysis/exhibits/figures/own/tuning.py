@@ -1,5 +1,7 @@
 """The effect of tuned cuts: every schedule with four kinds of stages, and RoundPipe's lead."""
 
+from itertools import product
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -8,11 +10,9 @@ from analysis.exhibits import style
 from analysis.exhibits.exhibit import (
     NOTHING,
     Cell,
-    Shown,
     Table,
-    columns_of,
+    declared_table,
     exhibit_of,
-    exhibited,
     label,
     ours,
     short_cut,
@@ -23,19 +23,18 @@ from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, look_up
 
-PLAN_CUTS = ("published", "even", "greedy", "search")
+CUTS = ("published", "even", "greedy", "search")
 
 
 def plans_table(found: dict[tuple[str, str], dict]) -> Table:
-    """One row a model and cut."""
     models = [model for model in runs.MODELS if (model, "published") in found]
-    return table(columns_of("plans"), (_plans_row(found[model, cut]) for model in models for cut in PLAN_CUTS))
+    return declared_table("plans", (_plans_row(found[model, cut]) for model in models for cut in CUTS))
 
 
 def plans_numbers(experiments: Experiments) -> dict[tuple[str, str], dict]:
     """RoundPipe's records by model and cut."""
     found: dict[tuple[str, str], dict] = {}
-    for cut in PLAN_CUTS:
+    for cut in CUTS:
         rows = runs.calls(experiments, cut, ("roundpipe",))
         found |= {(row["model"], cut): row for row in rows.to_dict("records")}
     return found
@@ -56,7 +55,7 @@ def plans_answer(found: dict) -> str:
     worse = [
         f"{style.model_name(model)} ({cut})"
         for model in models
-        for cut in PLAN_CUTS
+        for cut in CUTS
         if found[model, "search"]["makespan_s"] > found[model, cut]["makespan_s"]
     ]
     return (
@@ -71,24 +70,20 @@ def plans_answer(found: dict) -> str:
     )
 
 
-def _plans_row(row: dict) -> list[Cell]:
-    model, cut, run = PUBLISHED_MODELS[row["model"]], row["partition"], row["run_id"]
-    share = (row["switch_s"] + row["intra_s"]) / (row["num_devices"] * row["makespan_s"])
-    return [
-        label(style.model_name(row["model"])),
-        label(style.PARTITIONS[cut].name),
-        ours(row["num_stages"], ".0f", run),
-        ours(row["num_backward_stages"], ".0f", run),
-        *(
-            _printed(model, cut, ".0f", ("partitions", "num_stages"), f"{direction}_stages", direction=direction)
-            for direction in ("forward", "backward")
-        ),
-        ours(100 * row["bubble_makespan"], ".2f", run),
-        ours(100 * share, ".2f", run),
-        _printed(model, cut, ".2f", ("bubble", "bubble_ratio_percent"), "sync_bubble_percent"),
-        ours(row["num_plans_evaluated"], ",.0f", run),
-        Cell(row["partition_layers"], short_cut(row["partition_layers"]), (run,)),
-    ]
+def _plans_row(row: dict) -> dict:
+    model, cut, layers = PUBLISHED_MODELS[row["model"]], row["partition"], row["partition_layers"]
+    stages = {
+        direction: _printed(model, cut, ".0f", ("partitions", "num_stages"), f"{direction}_stages", direction=direction)
+        for direction in ("forward", "backward")
+    }
+    return row | {
+        "plan": style.PARTITIONS[cut].name,
+        **stages,
+        "bubble": 100 * row["bubble_makespan"],
+        "share": 100 * ((row["switch_s"] + row["intra_s"]) / (row["num_devices"] * row["makespan_s"])),
+        "known": _printed(model, cut, ".2f", ("bubble", "bubble_ratio_percent"), "sync_bubble_percent"),
+        "cut": Cell(layers, short_cut(layers), (row["run_id"],)),
+    }
 
 
 def _printed(model: str, cut: str, form: str, simulated: tuple[str, str], planned: str, **keys: str) -> Cell:
@@ -110,7 +105,6 @@ def _printed(model: str, cut: str, form: str, simulated: tuple[str, str], planne
 plans_exhibit = exhibit_of("plans", plans_numbers, plans_table, answer=plans_answer)
 
 
-CUTS = ("published", "even", "greedy", "search")
 # Searched with recomputation allowed before the gradient arrives; RoundPipe always has that.
 AHEAD = "search, recompute ahead"
 # RoundPipe with the whole call as one round.
@@ -150,27 +144,20 @@ _COMPARED = {AHEAD: (AHEAD, "search"), ONE_ROUND: (AHEAD, ONE_ROUND), BACK_TO_BA
 def leads(data: pd.DataFrame) -> pd.DataFrame:
     """One row a model and comparison: time of the `best` baseline over RoundPipe's, and both run_ids."""
     rows = []
-    for model in runs.models_of(data):
-        for cut in _LEADS:
-            of_model = data[data["model"] == model]
-            theirs, mine = _COMPARED.get(cut, (cut, cut))
-            baselines = of_model[(of_model["cut"] == theirs) & (of_model["schedule"] != "roundpipe")]
-            own = of_model[(of_model["cut"] == mine) & (of_model["schedule"] == "roundpipe")].iloc[0]
-            best = baselines.loc[baselines["makespan_s"].idxmin()]
-            rows.append(
-                {
-                    "model": model,
-                    "cut": cut,
-                    "best": best["schedule"],
-                    "lead": best["makespan_s"] / own["makespan_s"],
-                    "run_ids": (best["run_id"], own["run_id"]),
-                }
-            )
+    for model, cut in product(runs.models_of(data), _LEADS):
+        of_model, (theirs, mine) = data[data["model"] == model], _COMPARED.get(cut, (cut, cut))
+        dealt = of_model["schedule"] == "roundpipe"
+        baselines, own = (
+            of_model[(of_model["cut"] == theirs) & ~dealt],
+            of_model[(of_model["cut"] == mine) & dealt].iloc[0],
+        )
+        best = baselines.loc[baselines["makespan_s"].idxmin()]
+        lead, run_ids = best["makespan_s"] / own["makespan_s"], (best["run_id"], own["run_id"])
+        rows.append({"model": model, "cut": cut, "best": best["schedule"], "lead": lead, "run_ids": run_ids})
     return pd.DataFrame(rows)
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The lead under each tuning, in a sentence."""
     lead = leads(data).pivot(index="model", columns="cut", values="lead")
     spans = [f"{lead[cut].min():.3f} to {lead[cut].max():.3f} ({look.name})" for cut, look in _LEADS.items()]
     single = lead.drop(columns=BACK_TO_BACK).min(axis=1)
@@ -210,21 +197,20 @@ def _row(found: dict, model: str, schedule: str) -> list[Cell]:
     ]
 
 
-@exhibited("lead")
-def lead_exhibit(experiments: Experiments) -> Shown:
-    """RoundPipe's lead as a table of its own."""
-    data = numbers(experiments)
+def _lead_table(data: pd.DataFrame) -> Table:
     rows = leads(data)
-    columns = ["model"]
-    for look in _LEADS.values():
-        columns += [f"lead (×), {look.name}", "best baseline"]
-    cells = []
-    for model in runs.MODELS:
-        row = [label(style.model_name(model))]
+    columns = [
+        "model",
+        *(heading for look in _LEADS.values() for heading in (f"lead (×), {look.name}", "best baseline")),
+    ]
+    cells = [[label(style.model_name(model))] for model in runs.MODELS]
+    for row, model in zip(cells, runs.MODELS, strict=True):
         for entry in rows[rows["model"] == model].itertuples():
             row += [ours(entry.lead, ".4f", entry.run_ids), label(style.method_name(entry.best))]
-        cells.append(row)
-    return Shown(table=table(columns, cells), words={"answer": answer(data)})
+    return table(columns, cells)
+
+
+exhibit_of("lead", numbers, _lead_table, answer=answer)
 
 
 def draw(data: pd.DataFrame) -> Figure:
@@ -250,10 +236,7 @@ def _draw_model(axes: Axes, data: pd.DataFrame, schedules: list[str]) -> None:
             look = _LOOKS[row.cut]
             shift = 0.7 * (list(_LOOKS).index(row.cut) / (len(_LOOKS) - 1) - 0.5)
             axes.plot(row.bubble, height + shift, look.marker, color=look.colour, markersize=5)
-    axes.set_yticks(range(len(schedules)), [""] * len(schedules))
-    axes.set_ylim(len(schedules) - 0.5, -0.5)
-    for border in range(1, len(schedules)):  # which row a marker belongs to
-        axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
+    _rows(axes, [""] * len(schedules))
     axes.set_xlim(0)
     axes.set_xlabel("bubble (%)")
 
@@ -262,6 +245,14 @@ _LOOKS = style.PARTITIONS | {
     AHEAD: style.Look("search, recompute ahead", style.BLUE, "x"),
     ONE_ROUND: style.Look("search, one round", style.PURPLE, "p"),
 }
+
+
+def _rows(axes: Axes, names: list[str]) -> None:
+    """Named rows from the top down, with borders between them: which row a marker belongs to."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    for border in range(1, len(names)):
+        axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
 
 
 def _draw_leads(axes: Axes, rows: pd.DataFrame) -> None:
@@ -273,11 +264,7 @@ def _draw_leads(axes: Axes, rows: pd.DataFrame) -> None:
         for value, height in zip(values, heights, strict=True):
             style.note(axes, f"{value:.2f}", (value, height), (6, 0), va="center", fontsize=6.5)
     axes.axvline(1, color=style.GREY, linewidth=0.8, linestyle=":")
-    models = runs.models_of(rows)
-    axes.set_yticks(range(len(models)), [style.model_name(model).replace(" ", "\n") for model in models])
-    axes.set_ylim(len(models) - 0.5, -0.5)
-    for border in range(1, len(models)):
-        axes.axhline(border - 0.5, color=style.PALE, linewidth=0.6)
+    _rows(axes, [style.model_name(model).replace(" ", "\n") for model in runs.models_of(rows)])
     axes.margins(x=0.2)
     axes.set(title="RoundPipe's lead", xlabel="time, best baseline / RoundPipe")
 

@@ -146,7 +146,6 @@ def _times(rows: pd.DataFrame) -> dict[str, list[float]]:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Which level turned how many pairs, in a sentence."""
     found = [turn for _, _, turn in found_turns(data)]
     counts = counted(found, list(LEVELS))
     places = len(data[["model", "cluster"]].drop_duplicates())
@@ -160,7 +159,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def never_sentence(data: pd.DataFrame) -> str:
-    """The pairs that never turn, in a sentence."""
     pairs = [f"{style.method_name(one)} before {style.method_name(other)}" for one, other in never(data)]
     if not pairs:
         return "No pair keeps its order everywhere."

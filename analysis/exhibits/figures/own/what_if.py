@@ -1,7 +1,7 @@
 """The system that is predicted to train fastest, over link and head, and over devices and microbatches."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Cell, Shown, exhibited, label, ours, table
+from analysis.exhibits.exhibit import Cell, Table, exhibit_of, label, ours, table
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.workload.architecture import Architecture
 
@@ -49,23 +49,6 @@ SIZES = Map(
 )
 
 
-@exhibited("what_if")
-def exhibit(experiments: Experiments) -> Shown:
-    """The two maps with their numbers."""
-    maps = {LINKS.experiment: numbers(experiments, LINKS), SIZES.experiment: numbers(experiments, SIZES)}
-    rows = [*_rows(maps["what_if"], LINKS), *_rows(maps["what_if_devices"], SIZES)]
-    columns = ("where", *(f"{style.method_name(system)}, tokens/s" for system in SYSTEMS), "fastest")
-    return Shown(
-        draw=partial(draw, maps),
-        table=table(columns, rows),
-        words={
-            "least_head": head_share(VOCABULARIES[0]),
-            "most_head": head_share(VOCABULARIES[-1]),
-            "answer": answer(maps["what_if"]),
-        },
-    )
-
-
 def head_share(vocab: int) -> float:
     """Share of the FLOPs of a forward that a vocabulary's output matrix has in Qwen3-1.7B."""
     shape = Architecture("qwen3_1p7b", 28, 2048, 16, vocab, key_value_heads=8, head_dim=128, inner=6144)
@@ -95,7 +78,6 @@ def winner(data: pd.DataFrame, x: Any, y: Any) -> tuple[str, float | None]:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The points at which RoundPipe does not win, in a sentence."""
     lost = [
         f"{x / 1e9:g} GB/s with {y:,} words ({style.method_name(system)})"
         for y in VOCABULARIES
@@ -105,20 +87,23 @@ def answer(data: pd.DataFrame) -> str:
     return f"On the left RoundPipe wins except at {', '.join(lost)}." if lost else "RoundPipe wins everywhere."
 
 
-def _rows(data: pd.DataFrame, wanted: Map) -> list[list[Cell]]:
-    rows = []
-    for y in wanted.y_values:
-        for x in wanted.x_values:
-            own = data[(data["x"] == x) & (data["y"] == y)].set_index("system")
-            cells = [
-                ours(own.loc[system, "rate"], ",.0f", own.loc[system, "run_id"])
-                if pd.notna(own.loc[system, "rate"])
-                else Cell(None, "does not fit", (own.loc[system, "run_id"],))
-                for system in SYSTEMS
-            ]
-            where = f"{_shown(x, wanted)} {wanted.x_name}, {y:,} {wanted.y_name}"
-            rows.append([label(where), *cells, label(style.method_name(winner(data, x, y)[0]))])
-    return rows
+def tabulate(maps: dict[str, pd.DataFrame]) -> Table:
+    rows = [row for wanted in (LINKS, SIZES) for row in _rows(maps[wanted.experiment], wanted)]
+    return table(("where", *(f"{style.method_name(system)}, tokens/s" for system in SYSTEMS), "fastest"), rows)
+
+
+def _rows(data: pd.DataFrame, wanted: Map) -> Iterator[list[Cell]]:
+    found = data.set_index(["x", "y", "system"]).to_dict("index")
+    for y, x in product(wanted.y_values, wanted.x_values):
+        points = [found[x, y, system] for system in SYSTEMS]
+        where = f"{_shown(x, wanted)} {wanted.x_name}, {y:,} {wanted.y_name}"
+        cells = (
+            Cell(None, "does not fit", (point["run_id"],))
+            if pd.isna(point["rate"])
+            else ours(point["rate"], ",.0f", point["run_id"])
+            for point in points
+        )
+        yield [label(where), *cells, label(style.method_name(winner(data, x, y)[0]))]
 
 
 def _shown(x: Any, wanted: Map) -> str:
@@ -126,7 +111,6 @@ def _shown(x: Any, wanted: Map) -> str:
 
 
 def draw(maps: dict[str, pd.DataFrame]) -> Figure:
-    """Two maps side by side: the colour is the winner's, the number its lead."""
     with style.figure(9.5, 3.4) as figure:
         for axes, wanted in zip(figure.subplots(1, 2), (LINKS, SIZES), strict=True):
             _draw_map(axes, maps[wanted.experiment], wanted)
@@ -147,3 +131,14 @@ def _draw_map(axes: Axes, data: pd.DataFrame, wanted: Map) -> None:
     axes.set_xlim(-0.5, len(wanted.x_values) - 0.5)
     axes.set_ylim(-0.5, len(wanted.y_values) - 0.5)
     axes.grid(visible=False)
+
+
+exhibit = exhibit_of(
+    "what_if",
+    lambda experiments: {each.experiment: numbers(experiments, each) for each in (LINKS, SIZES)},
+    tabulate,
+    draw,
+    least_head=head_share(VOCABULARIES[0]),
+    most_head=head_share(VOCABULARIES[-1]),
+    answer=lambda maps: answer(maps["what_if"]),
+)

@@ -7,7 +7,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Table, exhibit_of, label, ours, table, theirs
+from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
+from analysis.exhibits.tables.published_cells import cell_numbers
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, Published, look_up
@@ -15,18 +16,7 @@ from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 PARTS = ("fill", "switch", "drain", "intra")
 BACK_TO_BACK = (8, 10)  # microbatches a call: as many as devices, and as in the paper's benchmarks
 
-# Bars from top to bottom; the last three are the same schedule seen in three ways.
-_BARS = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved_1f1b": "Interleaved 1F1B",
-    "looped_bfs": "Looped BFS",
-    "roundpipe-sync": "RoundPipe-sync",
-    "relabelled": "RoundPipe as published:\nsync without fill and drain",
-    "back to back 8": "RoundPipe back to back,\nN = 8, simulated",
-    "back to back 10": "RoundPipe back to back,\nN = 10, simulated",
-}
-
+_BARS = style.names("figure17")
 _BACK_TO_BACK = {f"back to back {count}" for count in BACK_TO_BACK}
 _ONE_CALL = (*runs.BASELINES, "roundpipe-sync")
 
@@ -35,15 +25,17 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a bar: `model`, `bar`, its four parts and `total` in percent, `published`, `source`, `run_id`."""
     bars = [bar for row in runs.calls(experiments).to_dict("records") for bar in _of_call(row)]
     steady = runs.of_models(experiments, "steady_state", num_microbatches=BACK_TO_BACK)
-    bars += [_of_steady(row) for row in steady.to_dict("records")]
+    for row in steady.to_dict("records"):
+        name = f"back to back {row['num_microbatches']}"
+        bars.append(_bar(row, name, 100 * row["bubble_steady"], Published(None, ""), {}))
     rows = pd.DataFrame(bars)
     order = [(model, bar) for model in runs.MODELS for bar in _BARS]
     return rows.set_index(["model", "bar"]).loc[order].reset_index()
 
 
 def _of_call(row: dict) -> list[dict]:
-    capacity_s = row["num_devices"] * row["makespan_s"]
-    parts = {part: 100 * row[f"{part}_s"] / capacity_s for part in PARTS}
+    percent = cell_numbers(row)
+    parts = {part: percent[f"{part}_ratio_percent"] for part in PARTS}
     name = PUBLISHED_MODELS[row["model"]]
     scheduler = row["schedule"].replace("_", "-")
     published = look_up("bubble", "bubble_ratio_percent", scheduler=scheduler, model=name)
@@ -58,26 +50,12 @@ def _of_call(row: dict) -> list[dict]:
     ]
 
 
-def _of_steady(row: dict) -> dict:
-    total = 100 * row["bubble_steady"]
-    return _bar(row, f"back to back {row['num_microbatches']}", total, Published(None, ""), {})
-
-
 def _bar(row: dict, bar: str, total: float, published: Published, parts: dict[str, float]) -> dict:
-    known = {part: parts.get(part) for part in PARTS}
-    return {
-        "model": row["model"],
-        "bar": bar,
-        **known,
-        "total": total,
-        "published": published.value,
-        "source": published.source,
-        "run_id": row["run_id"],
-    }
+    own = {"model": row["model"], "bar": bar, **{part: parts.get(part) for part in PARTS}, "total": total}
+    return own | {"published": published.value, "source": published.source, "run_id": row["run_id"]}
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The bars in a sentence or two."""
     totals = data.pivot(index="model", columns="bar", values="total")
     best = totals[list(runs.BASELINES)].min(axis=1)
     sync, relabelled = totals["roundpipe-sync"], totals["relabelled"]
@@ -102,25 +80,11 @@ def _span(values: pd.Series) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """The bars as rows."""
-    columns = ("model", "bar", *(f"{part} (%)" for part in PARTS), "bubble (%)", "published (%)")
-    return table(
-        columns,
-        (
-            (
-                label(style.model_name(row.model)),
-                label(_BARS[row.bar].replace("\n", " ")),
-                *(ours(getattr(row, part), ".4f", row.run_id) for part in PARTS),
-                ours(row.total, ".4f", row.run_id),
-                theirs(row.published, f".{_digits(row.bar)}f", row.source),
-            )
-            for row in data.itertuples()
-        ),
-    )
+    names = data["bar"].map(_BARS).str.replace("\n", " ")
+    return declared_table("figure17", data.assign(name=names, form=[f".{_digits(bar)}f" for bar in data["bar"]]))
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Five panels of stacked bars, one a model."""
     with style.figure(11.5, 4.3) as figure:
         models, names = runs.models_of(data), {bar: name for bar, name in _BARS.items() if bar in set(data["bar"])}
         panels = style.model_panels(figure, models, sharey=True, sharex=True)

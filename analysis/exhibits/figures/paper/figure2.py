@@ -4,10 +4,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Cell, Table, columns_of, exhibit_of, label, ours, table, theirs
+from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, Published, look_up
@@ -32,7 +31,6 @@ def numbers(experiments: Experiments, cluster: str = CLUSTER) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The bars in a sentence."""
     artifact, corrected = data["ratio_artifact"], data["ratio_corrected"]
     always = artifact.min() > 1 and corrected.min() > 1
     return (
@@ -44,31 +42,12 @@ def answer(data: pd.DataFrame) -> str:
 
 def tabulate(data: pd.DataFrame) -> Table:
     """Derived numbers beside the published ones."""
-    return table(columns_of("figure2"), map(_row, data.to_dict("records")))
-
-
-def _row(row: dict) -> tuple[Cell, ...]:
-    artifact, corrected = row["run_artifact"], row["run_corrected"]
-
-    def paper(column: str) -> Cell:
-        value, source = _published(row, column)
-        return theirs(value, ".2f", source)
-
-    return (
-        label(style.model_name(row["model"])),
-        ours(row["recompute_ms_artifact"], ".2f", artifact),
-        paper("recompute_ms"),
-        ours(row["recompute_ms_corrected"], ".2f", corrected),
-        paper("recompute_corrected_ms"),
-        ours(row["reload_ms_artifact"], ".2f", artifact),
-        paper("reload_ms"),
-        ours(row["reload_ms_corrected"], ".2f", corrected),
-        ours(row["ratio_artifact"], ".2f", artifact),
-        paper("ratio"),
-        ours(row["ratio_half_corrected"], ".2f", (artifact, corrected)),
-        paper("ratio_corrected"),
-        ours(row["ratio_corrected"], ".2f", corrected),
-    )
+    rows = data.to_dict("records")
+    for row in rows:
+        for column in ("recompute_ms", "recompute_corrected_ms", "reload_ms", "ratio", "ratio_corrected"):
+            name = "ratio_corrected_printed" if column in row else column
+            row[name], row[f"{column}_in"] = _published(row, column)
+    return declared_table("figure2", rows)
 
 
 def _published(row: dict, column: str) -> Published:
@@ -79,12 +58,13 @@ def _published(row: dict, column: str) -> Published:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Times on the left, their ratio on the right."""
     with style.figure(9.5, 3.4) as figure:
         times, ratios = figure.subplots(1, 2, width_ratios=(3, 2))
         for place, row in enumerate(data.to_dict("records")):
             _draw_times(times, place, row)
-            _draw_ratios(ratios, place, row)
+            published = _published(row, "ratio").value
+            _bar(ratios, place - 0.11, row["ratio_artifact"], style.PALE, False, published, ".2f")
+            _bar(ratios, place + 0.11, row["ratio_corrected"], style.PALE, True, None, ".2f")
         names = [style.model_name(model).replace(" ", "\n") for model in data["model"]]
         for axes in (times, ratios):
             axes.set_xticks(range(len(data)), names, fontsize=7)
@@ -92,7 +72,14 @@ def draw(data: pd.DataFrame) -> Figure:
         times.set(title="One layer, 4 × 2,048 tokens", ylabel="time (ms)")
         ratios.set(title="Reload over recompute", ylabel="ratio")
         ratios.axhline(1, color=style.GREY, linewidth=0.8, linestyle=":")
-        figure.legend(handles=_legend((data["cluster"] == CLUSTER).any()), loc="outside lower center", ncols=5)
+        handles = [
+            style.bar_key("recompute", _RECOMPUTE),
+            style.bar_key("reload", _RELOAD),
+            style.bar_key("reload / recompute", style.PALE),
+            style.bar_key("true width of the heads", hatch="...."),
+            *([Line2D([], [], color="black", linewidth=1.8, label="published")] * (data["cluster"] == CLUSTER).any()),
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=5)
         return figure
 
 
@@ -103,16 +90,9 @@ def _draw_times(axes: Axes, place: int, row: dict) -> None:
         (0.1, "reload", "artifact", "reload_ms"),
         (0.3, "reload", "corrected", ""),
     ):
-        value = row[f"{what}_ms_{count}"]
         colour = _RECOMPUTE if what == "recompute" else _RELOAD
         published = _published(row, column).value if column else None
-        _bar(axes, place + offset, value, colour, count == "corrected", published, ".1f")
-
-
-def _draw_ratios(axes: Axes, place: int, row: dict) -> None:
-    published = _published(row, "ratio").value
-    _bar(axes, place - 0.11, row["ratio_artifact"], style.PALE, False, published, ".2f")
-    _bar(axes, place + 0.11, row["ratio_corrected"], style.PALE, True, None, ".2f")
+        _bar(axes, place + offset, row[f"{what}_ms_{count}"], colour, count == "corrected", published, ".1f")
 
 
 def _bar(axes: Axes, x: float, value: float, colour: str, corrected: bool, published: float | None, form: str) -> None:
@@ -121,17 +101,6 @@ def _bar(axes: Axes, x: float, value: float, colour: str, corrected: bool, publi
     style.note(axes, format(value, form), (x, value), (0, 2), ha="center", fontsize=6, rotation=90, va="bottom")
     if published is not None:
         axes.plot([x - 0.1, x + 0.1], [published] * 2, color="black", linewidth=1.8)
-
-
-def _legend(has_published: bool) -> list[Patch | Line2D]:
-    published = [Line2D([], [], color="black", linewidth=1.8, label="published")]
-    return [
-        style.bar_key("recompute", _RECOMPUTE),
-        style.bar_key("reload", _RELOAD),
-        style.bar_key("reload / recompute", style.PALE),
-        style.bar_key("true width of the heads", hatch="...."),
-        *(published if has_published else ()),
-    ]
 
 
 exhibit = exhibit_of("figure2", numbers, tabulate, draw, answer=answer)

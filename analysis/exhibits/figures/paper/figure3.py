@@ -9,7 +9,7 @@ from analysis.exhibits.exhibit import Table, exhibit_of, label, ours, table, the
 from analysis.exhibits.figures.paper.figure2 import CLUSTER
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.published import PUBLISHED_MODELS, Published, look_up
+from analysis.records.published import PUBLISHED_MODELS, look_up
 
 SCHEDULES = ("interleaved_1f1b", "looped_bfs")
 
@@ -24,25 +24,16 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def _bar(row: dict, bar: str, bubble: float) -> dict:
-    published = _published(bar, PUBLISHED_MODELS[row["model"]])
-    return {
-        "model": row["model"],
-        "bar": bar,
-        "bubble": bubble,
-        "published": published.value,
-        "source": published.source,
-        "run_id": row["run_id"],
-    }
-
-
-def _published(bar: str, model: str) -> Published:
+    model = PUBLISHED_MODELS[row["model"]]
     if bar == "ideal":
-        return look_up("figure3", "ideal_bubble_percent", model=model)
-    return look_up("bubble", "bubble_ratio_percent", scheduler=bar.replace("_", "-"), model=model)
+        published = look_up("figure3", "ideal_bubble_percent", model=model)
+    else:
+        published = look_up("bubble", "bubble_ratio_percent", scheduler=bar.replace("_", "-"), model=model)
+    own = {"model": row["model"], "bar": bar, "bubble": bubble, "published": published.value}
+    return own | {"source": published.source, "run_id": row["run_id"]}
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The bars in a sentence."""
     bubbles = data.pivot(index="model", columns="bar", values="bubble")
     ratio = bubbles[list(SCHEDULES)].min(axis=1) / bubbles["ideal"]
     nearest, farthest = ratio.idxmin(), ratio.idxmax()
@@ -53,7 +44,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """One row a model."""
     bars = ("ideal", *SCHEDULES)
     names = ("ideal", *(style.method_name(schedule) for schedule in SCHEDULES))
     columns = ["model", *(heading for name in names for heading in (f"{name} (%)", f"{name}, published (%)"))]
@@ -72,7 +62,6 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Three bars a model."""
     looks = {"ideal": (style.PALE, "ideal (closed form)")}
     looks |= {name: (style.METHODS[name].colour, f"{style.METHODS[name].name}, simulated") for name in SCHEDULES}
     hatches = {"ideal": "", "interleaved_1f1b": "", "looped_bfs": ".."}

@@ -23,26 +23,15 @@ COUNTS = ("artifact", "corrected")
 def numbers(experiments: Experiments) -> pd.DataFrame:
     """The roofline records of all models, GPUs and both counts."""
     found = [runs.closed_forms(experiments, cluster, count) for count in COUNTS for cluster in GPUS]
-    columns = [
-        "model",
-        "cluster",
-        "convention",
-        "run_id",
-        "batch_sequences",
-        "intensity_flop_per_byte",
-        "ridge_flop_per_byte",
-        "smallest_compute_bound_batch",
-    ]
-    return pd.concat(found)[columns].reset_index(drop=True)
+    return pd.concat(found).reset_index(drop=True)
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The curves in a sentence."""
     here = data[data["cluster"] == "8x_rtx4090"].pivot(
         index="model", columns="convention", values="smallest_compute_bound_batch"
     )
     batches = ", ".join(
-        f"{style.model_name(model)} {_batches(here.loc[model, 'artifact'], here.loc[model, 'corrected'])}"
+        f"{style.model_name(model)} {_batches(*here.loc[model, ['artifact', 'corrected']])}"
         for model in runs.models_of(data)
     )
     return f"Smallest batch above the RTX 4090's line: {batches}."
@@ -98,6 +87,7 @@ def _model_row(found: dict, model: str) -> list[Cell]:
 def draw(data: pd.DataFrame) -> Figure:
     """Intensity of each model against the batch, both logarithmic, with the line of each GPU."""
     drawn = data[data["convention"] == "artifact"]
+    smallest = drawn.set_index(["model", "cluster"])["smallest_compute_bound_batch"]
     with style.figure(7.2, 4.2) as figure:
         axes = figure.subplots()
         for model in runs.models_of(drawn):
@@ -108,7 +98,7 @@ def draw(data: pd.DataFrame) -> Figure:
                 row["intensity_flop_per_byte"],
                 color=look.colour,
                 marker=look.marker,
-                label=f"{look.name}: {_smallest(drawn, model)}",
+                label=f"{look.name}: {', '.join(f'{smallest[model, cluster]:.0f}' for cluster in GPUS)}",
             )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -119,11 +109,6 @@ def draw(data: pd.DataFrame) -> Figure:
         names = ", ".join(name for _, name in GPUS.values())
         axes.legend(loc="lower right", title=f"smallest batch above the lines of\n{names}", alignment="left")
         return figure
-
-
-def _smallest(drawn: pd.DataFrame, model: str) -> str:
-    batches = drawn[drawn["model"] == model].set_index("cluster")["smallest_compute_bound_batch"]
-    return ", ".join(f"{batches[cluster]:.0f}" for cluster in GPUS)
 
 
 def _draw_thresholds(axes: Axes, drawn: pd.DataFrame, end: int) -> None:

@@ -15,10 +15,8 @@ from analysis.exhibits import style
 from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, exhibited, label, table, theirs
 from analysis.predictions.tables import read
 from analysis.records.experiments import Experiments
-from analysis.records.published import OUR_MODELS, models_in, published
+from analysis.records.published import A800, OUR_MODELS, RTX4090, models_in, published
 
-RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"
-_NAMES = {RTX4090: "8 RTX 4090", A800: "8 A800"}
 # Column of the predictions, column of the published table, what it is called.
 _QUANTITIES = {
     "throughput": ("tokens_per_s", "tokens_per_s", "tokens/s"),
@@ -30,33 +28,17 @@ def numbers(name: str, platform: str) -> pd.DataFrame:
     """One row a system and model: `predicted`, `low`, `high`, `status`, `known`, `known_status`, `ratio`."""
     column, known_column, _ = _QUANTITIES[name]
     ours = pd.DataFrame(read(name))
-    ours = ours[ours["platform"] == platform]
-    if "num_gpus" in ours:
-        ours = ours[ours["num_gpus"] == "8"]
+    ours = ours[(ours["platform"] == platform) & (ours.get("num_gpus", "8") == "8")]
     known = published(name if platform == RTX4090 else f"{name}_a800")
     if "source" in known:  # a bar of the figure, not the run that the library's README reports beside it
         known = known[~known["source"].str.contains("README")]
-    known = known[known["platform"] == platform].set_index(["system", "model"])
-    rows = []
-    for row in ours.to_dict("records"):
-        key = row["system"], row["model"]
-        there = known.loc[key] if key in known.index else None
-        value = float(row[column]) if row[column] else None
-        measured = float(there[known_column]) if there is not None and pd.notna(there[known_column]) else None
-        rows.append(
-            {
-                "system": row["system"],
-                "model": row["model"],
-                "status": row["status"],
-                "predicted": value,
-                "low": float(row[f"{column}_low"]) if value else None,
-                "high": float(row[f"{column}_high"]) if value else None,
-                "known": measured,
-                "known_status": there["status"] if there is not None else "",
-                "ratio": value / measured if value and measured else None,
-            }
-        )
-    return pd.DataFrame(rows)
+    known = known[known["platform"] == platform].rename(columns={known_column: "known", "status": "known_status"})
+    keys = ["system", "model"]
+    found = ours.merge(known[[*keys, "known", "known_status"]], "left", keys).fillna({"known_status": ""})
+    for field, end in (("predicted", ""), ("low", "_low"), ("high", "_high")):
+        found[field] = found[f"{column}{end}"].replace("", "nan").astype(float)
+    found = found.assign(known=found["known"].astype(float), ratio=found["predicted"] / found["known"].astype(float))
+    return found[[*keys, "status", "predicted", "low", "high", "known", "known_status", "ratio"]]
 
 
 def agreement(data: pd.DataFrame) -> tuple[int, int]:
@@ -70,7 +52,6 @@ def agreement(data: pd.DataFrame) -> tuple[int, int]:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """Errors of the predictions against the published values, in a sentence."""
     both = data.dropna(subset=["ratio"])
     if both.empty:
         return "Nothing measured is known here yet: a measurement is drawn beside its prediction once it is."
@@ -87,25 +68,22 @@ def answer(data: pd.DataFrame) -> str:
 def _shown(name: str, platform: str, _: Experiments) -> Shown:
     data = numbers(name, platform)
     known = data["known"].notna().any()
-    return Shown(
-        tabulate(data, name, platform),
-        partial(draw, data, _QUANTITIES[name][2]),
-        words={"answer": answer(data), "published": " and published" if known else ""},
-        evidence=("predicted", "published") if known else ("predicted",),
-    )
+    words = {"answer": answer(data), "published": " and published" if known else ""}
+    evidence = ("predicted", "published") if known else ("predicted",)
+    drawn = partial(draw, data, _QUANTITIES[name][2])
+    return Shown(tabulate(data, name, platform), drawn, words=words, evidence=evidence)
 
 
-for _number, _table, _platform in (
-    (10, "throughput", RTX4090),
-    (11, "max_seq_len", RTX4090),
-    (12, "throughput", A800),
-    (13, "max_seq_len", A800),
+for _number, _of in (
+    (10, ("throughput", RTX4090)),
+    (11, ("max_seq_len", RTX4090)),
+    (12, ("throughput", A800)),
+    (13, ("max_seq_len", A800)),
 ):
-    exhibited(f"figure{_number}_predicted")(partial(_shown, _table, _platform))
+    exhibited(f"figure{_number}_predicted")(partial(_shown, *_of))
 
 
 def tabulate(data: pd.DataFrame, name: str, platform: str) -> Table:
-    """One row a system and model."""
     quantity = _QUANTITIES[name][2]
     columns = ("system", "model", f"predicted, {quantity}", "low", "high", f"published, {quantity}", "ratio")
     return table(columns, (_row(row, name, platform) for row in data.to_dict("records")))

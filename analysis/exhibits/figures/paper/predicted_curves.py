@@ -11,73 +11,55 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Shown, Table, exhibited, label, table, theirs
-from analysis.exhibits.figures.paper.predicted import A800, RTX4090
+from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
 from analysis.predictions.tables import read
-from analysis.records.experiments import Experiments
-from analysis.records.published import PUBLISHED, models_in, published
+from analysis.records.published import A800, RTX4090, models_in, published
 
 _RATES = ("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high")
 _PLATFORMS = {RTX4090: "8 RTX 4090", A800: "8 A800"}
 
 
-def _frame(name: str, numeric: tuple[str, ...]) -> pd.DataFrame:
+def _frame(name: str, *numeric: str) -> pd.DataFrame:
     data = pd.DataFrame(read(name))
-    for column in numeric:
-        data[column] = pd.to_numeric(data[column])
-    return data
+    return data.assign(**{column: pd.to_numeric(data[column]) for column in numeric})
 
 
 def costs() -> pd.DataFrame:
     """US dollars for 1e9 tokens, predicted: one row a system, machine and model."""
-    return _frame("cost_efficiency", ("usd_per_1e9_tokens", "usd_per_1e9_tokens_low", "usd_per_1e9_tokens_high"))
+    return _frame("cost_efficiency", "usd_per_1e9_tokens", "usd_per_1e9_tokens_low", "usd_per_1e9_tokens_high")
 
 
 def scales() -> pd.DataFrame:
     """RoundPipe's tokens/s, predicted: one row a machine, model and number of devices."""
-    return _frame("scaling", ("num_gpus", *_RATES))
+    return _frame("scaling", "num_gpus", *_RATES)
 
 
 def lengths() -> pd.DataFrame:
     """RoundPipe's tokens/s on Qwen3-1.7B, predicted: one row a length of sequences."""
-    return _frame("seqlen_sensitivity", ("seq_len_tokens", *_RATES))
+    return _frame("seqlen_sensitivity", "seq_len_tokens", *_RATES)
 
 
-def _measured(name: str, system: str = "roundpipe") -> pd.DataFrame:
-    """Measured rows in the form of the predicted table; empty while there are none."""
-    if not (PUBLISHED / f"{name}.csv").exists():
-        return pd.DataFrame(columns=["platform", "model", "num_gpus", "seq_len_tokens", "tokens_per_s"])
+def _measured(name: str) -> pd.DataFrame:
+    """RoundPipe's measured rows in the form of the predicted table."""
     rows = published(name)
-    return rows[rows["system"] == system].dropna(subset="tokens_per_s")
+    return rows[rows["system"] == "roundpipe"].dropna(subset="tokens_per_s")
 
 
 # --- figure 14 -----------------------------------------------------------------------------------------------
 
 
-@exhibited("figure14_predicted")
-def cost(_: Experiments) -> Shown:
-    """RoundPipe and the best other system on either machine, in US dollars for a billion tokens."""
-    rows, known = cheapest(costs()), _published_costs()
-    cells = [
-        (
-            label(style.model_name(row.model_key)),
-            label(_PLATFORMS[row.platform]),
-            label(style.method_name(row.system)),
-            theirs(row.usd_per_1e9_tokens, ",.2f", _source("cost_efficiency", row)),
-            theirs(row.usd_per_1e9_tokens_low, ",.2f", _source("cost_efficiency", row)),
-            theirs(row.usd_per_1e9_tokens_high, ",.2f", _source("cost_efficiency", row)),
-            theirs(known.get((row.platform, row.model, row.system)), ",.2f", "analysis/published/cost_efficiency.csv"),
-        )
-        for row in rows.itertuples()
-    ]
-    columns = ("model", "machine", "system", "US dollars for 1e9 tokens", "low", "high", "published")
-    return Shown(draw=partial(draw_cost, rows), table=table(columns, cells), words={"answer": cost_answer(rows)})
+def _cost_table(rows: pd.DataFrame) -> Table:
+    known = published("cost_efficiency").dropna(subset="usd_per_billion_tokens")
+    known = known.set_index(["platform", "model", "system_used"])["usd_per_billion_tokens"].to_dict()
+    keys = zip(rows["platform"], rows["model"], rows["system"], strict=True)
+    found = rows.assign(known=[known.get(key) for key in keys], source=_sources("cost_efficiency", rows))
+    return declared_table(
+        "figure14_predicted", found.assign(model=rows["model_key"], machine=rows["platform"].map(_PLATFORMS))
+    )
 
 
-def _published_costs() -> dict[tuple[str, str, str], float]:
-    """US dollars for 1e9 tokens by machine, model and system, where they are published."""
-    rows = published("cost_efficiency").dropna(subset="usd_per_billion_tokens")
-    return {(row.platform, row.model, row.system_used): row.usd_per_billion_tokens for row in rows.itertuples()}
+def _sources(name: str, rows: pd.DataFrame) -> pd.Series:
+    return f"analysis/predictions/{name}.csv, " + rows["system"] + ", " + rows["platform"] + ", " + rows["model"]
 
 
 def cheapest(data: pd.DataFrame) -> pd.DataFrame:
@@ -95,7 +77,6 @@ def cheapest(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_answer(rows: pd.DataFrame) -> str:
-    """The cheapest system and machine for each model, in a sentence."""
     parts = []
     for model, own in rows.groupby("model_key", sort=False):
         best = own.loc[own["usd_per_1e9_tokens"].idxmin()]
@@ -107,7 +88,6 @@ def cost_answer(rows: pd.DataFrame) -> str:
 
 
 def draw_cost(rows: pd.DataFrame) -> Figure:
-    """One panel a model."""
     with style.figure(11.5, 2.4) as figure:
         models = models_in(rows)
         for axes, model in zip(style.model_panels(figure, models), models, strict=True):
@@ -125,22 +105,13 @@ def draw_cost(rows: pd.DataFrame) -> Figure:
         return figure
 
 
+exhibit_of("figure14_predicted", lambda _: cheapest(costs()), _cost_table, draw_cost, answer=cost_answer)
+
+
 # --- figures 15 and 16 ---------------------------------------------------------------------------------------
 
 
-@exhibited("figure15_predicted")
-def scaling(_: Experiments) -> Shown:
-    """RoundPipe on 1 to 8 devices of either machine."""
-    data = scales()
-    return Shown(
-        draw=partial(draw_scaling, data),
-        table=_rates(data, "num_gpus", "devices", "scaling"),
-        words={"answer": scaling_answer(data)},
-    )
-
-
 def scaling_answer(data: pd.DataFrame) -> str:
-    """The gain of eight RTX 4090 over one, in a sentence."""
     parts = []
     for model, name in models_in(data).items():
         rows = data[(data["model"] == name) & (data["platform"] == RTX4090)].set_index("num_gpus")["tokens_per_s"]
@@ -150,7 +121,6 @@ def scaling_answer(data: pd.DataFrame) -> str:
 
 
 def draw_scaling(data: pd.DataFrame) -> Figure:
-    """One panel a model, a curve a machine."""
     measured = _measured("scaling")
     with style.figure(11.5, 2.9) as figure:
         models = models_in(data)
@@ -190,20 +160,7 @@ def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: tuple[str, str], name: 
     )
 
 
-@exhibited("figure16_predicted")
-def seqlen(_: Experiments) -> Shown:
-    """RoundPipe on Qwen3-1.7B over lengths of sequences."""
-    data = lengths()
-    first, last = data["tokens_per_s"].iloc[0], data["tokens_per_s"].iloc[-1]
-    return Shown(
-        draw=partial(draw_seqlen, data),
-        table=_rates(data, "seq_len_tokens", "tokens a sequence", "seqlen_sensitivity"),
-        words={"kept": last / first},
-    )
-
-
 def draw_seqlen(data: pd.DataFrame) -> Figure:
-    """One curve."""
     measured = _measured("seqlen_sensitivity")
     measured = measured[measured["seq_len_tokens"].isin(data["seq_len_tokens"])]
     with style.figure(5.5, 3.0) as figure:
@@ -222,22 +179,26 @@ def draw_seqlen(data: pd.DataFrame) -> Figure:
         return figure
 
 
-def _rates(data: pd.DataFrame, x: str, heading: str, name: str) -> Table:
-    known = {(row.platform, row.model, getattr(row, x)): row.tokens_per_s for row in _measured(name).itertuples()}
-    rows = [
-        (
-            label(f"{_PLATFORMS[row.platform].removeprefix('8 ')}, {row.model}, {getattr(row, x):,}"),
-            theirs(getattr(row, x), ",", _source(name, row)),
-            theirs(row.tokens_per_s, ",.0f", _source(name, row)),
-            theirs(row.tokens_per_s_low, ",.0f", _source(name, row)),
-            theirs(row.tokens_per_s_high, ",.0f", _source(name, row)),
-            theirs(known.get((row.platform, row.model, getattr(row, x))), ",.0f", f"analysis/published/{name}.csv"),
-        )
-        for row in data.itertuples()
-    ]
-    return table(("run", heading, "tokens/s, predicted", "low", "high", "published"), rows)
+def _rates(identity: str, name: str, x: str, data: pd.DataFrame) -> Table:
+    known = _measured(name).set_index(["platform", "model", x])["tokens_per_s"].to_dict()
+    rows = data.assign(source=_sources(name, data)).to_dict("records")
+    for row in rows:
+        row["known"] = known.get((row["platform"], row["model"], row[x]))
+        row["run"] = f"{_PLATFORMS[row['platform']].removeprefix('8 ')}, {row['model']}, {row[x]:,}"
+    return declared_table(identity, rows)
 
 
-def _source(name: str, row: object) -> str:
-    keys = (getattr(row, key) for key in ("system", "platform", "model"))
-    return f"analysis/predictions/{name}.csv, {', '.join(keys)}"
+exhibit_of(
+    "figure15_predicted",
+    lambda _: scales(),
+    partial(_rates, "figure15_predicted", "scaling", "num_gpus"),
+    draw_scaling,
+    answer=scaling_answer,
+)
+exhibit_of(
+    "figure16_predicted",
+    lambda _: lengths(),
+    partial(_rates, "figure16_predicted", "seqlen_sensitivity", "seq_len_tokens"),
+    draw_seqlen,
+    kept=lambda data: data["tokens_per_s"].iloc[-1] / data["tokens_per_s"].iloc[0],
+)

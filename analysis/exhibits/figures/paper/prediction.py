@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Table, columns_of, exhibit_of, label, ours, table, theirs
+from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, look_up
@@ -27,34 +27,22 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     for model in runs.MODELS:
         call = calls.loc[model]
         rows.append(_row(model, "sync", call["tokens_per_s"], call["run_id"]))
-        rows.append(_row(model, "label", _relabelled_tokens_per_s(call), call["run_id"]))
+        # Throughput if a call idled for switch and intra alone, as the published asynchronous bars have it.
+        label_share = (call["switch_s"] + call["intra_s"]) / (call["num_devices"] * call["makespan_s"])
+        seconds = sum(call["busy_s"]) / call["num_devices"] / (1 - label_share)
+        rows.append(_row(model, "label", call["tokens_per_step"] / seconds, call["run_id"]))
         rows.append(_row(model, "back to back", steady.loc[model, "tokens_per_s"], steady.loc[model, "run_id"]))
     return pd.DataFrame(rows)
-
-
-def _relabelled_tokens_per_s(call: pd.Series) -> float:
-    """Throughput if a call idled for switch and intra alone, as the published asynchronous bars have it."""
-    label_share = (call["switch_s"] + call["intra_s"]) / (call["num_devices"] * call["makespan_s"])
-    seconds = sum(call["busy_s"]) / call["num_devices"] / (1 - label_share)
-    return call["tokens_per_step"] / seconds
 
 
 def _row(model: str, estimate: str, simulated: float, run_id: str) -> dict:
     system, _ = ESTIMATES[estimate]
     measured = look_up("throughput", "tokens_per_s", system=system, model=PUBLISHED_MODELS[model])
-    return {
-        "model": model,
-        "estimate": estimate,
-        "simulated": simulated,
-        "measured": measured.value,
-        "ratio": simulated / measured.value,
-        "source": measured.source,
-        "run_id": run_id,
-    }
+    found = {"model": model, "estimate": estimate, "simulated": simulated, "measured": measured.value}
+    return found | {"ratio": simulated / measured.value, "source": measured.source, "run_id": run_id}
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The models on which the simulation is near the measurement, in a sentence."""
     ratio = data.pivot(index="model", columns="estimate", values="ratio")["back to back"]
     near = [style.model_name(model) for model in runs.models_of(data) if ratio[model] < 1.2]
     far = [
@@ -65,30 +53,22 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """One row a model and estimate, with the published estimate where there is one."""
-    rows = []
-    for row in data.itertuples():
-        column = {"sync": "predicted_sync_ktokens_per_s", "label": "predicted_async_ktokens_per_s"}.get(row.estimate)
-        estimate = look_up("headline", column, model=PUBLISHED_MODELS[row.model]) if column else (None, "")
-        rows.append(
-            (
-                label(style.model_name(row.model)),
-                label(ESTIMATES[row.estimate][1].name),
-                ours(row.simulated, ",.0f", row.run_id),
-                theirs(estimate[0], ".4g", estimate[1]),
-                theirs(row.measured, ",.0f", row.source),
-                ours(row.ratio, ".3f", row.run_id),
-            )
-        )
-    return table(columns_of("prediction"), rows)
+    rows = data.assign(name=[ESTIMATES[estimate][1].name for estimate in data["estimate"]]).to_dict("records")
+    for row in rows:
+        column = {"sync": "predicted_sync_ktokens_per_s", "label": "predicted_async_ktokens_per_s"}.get(row["estimate"])
+        found = look_up("headline", column, model=PUBLISHED_MODELS[row["model"]]) if column else (None, "")
+        row["printed"], row["printed_in"] = found
+    return declared_table("prediction", rows)
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Left: both in tokens/s. Right: their ratio."""
     with style.figure(9.5, 3.4) as figure:
         rates, ratios = figure.subplots(1, 2)
         _draw_rates(rates, data)
         _draw_ratios(ratios, data)
+        names = [style.model_name(model).replace(" ", "\n") for model in runs.models_of(data)]
+        for axes in (rates, ratios):
+            axes.set_xticks(range(len(names)), names, fontsize=7)
         style.legend_below(figure, rates, ncols=5)
         return figure
 
@@ -108,7 +88,6 @@ def _draw_rates(axes: Axes, data: pd.DataFrame) -> None:
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.minorticks_off()
     axes.set(title="Throughput on 8 RTX 4090", ylabel="tokens/s")
-    axes.set_xticks(range(len(runs.models_of(data))), _names(data), fontsize=7)
 
 
 def _draw_ratios(axes: Axes, data: pd.DataFrame) -> None:
@@ -121,11 +100,6 @@ def _draw_ratios(axes: Axes, data: pd.DataFrame) -> None:
     axes.axhline(1, color="black", linewidth=1)
     axes.set_ylim(0, 1.12 * data["ratio"].max())
     axes.set(title="Simulated over measured", ylabel="ratio")
-    axes.set_xticks(range(len(runs.models_of(data))), _names(data), fontsize=7)
-
-
-def _names(data: pd.DataFrame) -> list[str]:
-    return [style.model_name(model).replace(" ", "\n") for model in runs.models_of(data)]
 
 
 exhibit = exhibit_of("prediction", numbers, tabulate, draw, answer=answer)

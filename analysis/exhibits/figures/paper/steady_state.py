@@ -6,19 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import (
-    NOTHING,
-    Cell,
-    Shown,
-    Table,
-    columns_of,
-    exhibit_of,
-    exhibited,
-    label,
-    ours,
-    table,
-    theirs,
-)
+from analysis.exhibits.exhibit import NOTHING, Cell, Table, exhibit_of, label, ours, table, theirs
 from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from analysis.records.published import PUBLISHED_MODELS, look_up
@@ -35,35 +23,22 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     Raises:
         MissingRuns: if a run behind it is not there; the causal ones may be missing.
     """
-    keys = ("model", "num_microbatches")
     found = runs.of_models(experiments, "steady_state", num_microbatches=COUNTS)
-    rows = pd.DataFrame(
-        {
-            "model": found["model"],
-            "num_microbatches": found["num_microbatches"],
-            "bubble": 100 * found["bubble_steady"],
-            "bubble_between_ends": 100 * found["bubble_between_ends"],
-            "run_id": found["run_id"],
-        }
-    ).reset_index(drop=True)
-    causal = _causal(experiments)
+    rows = found[["model", "num_microbatches", "run_id"]].reset_index(drop=True)
+    rows.insert(2, "bubble", 100 * found["bubble_steady"].to_numpy())
+    rows.insert(3, "bubble_between_ends", 100 * found["bubble_between_ends"].to_numpy())
+    try:
+        causal = succeeded(experiments.cells("steady_causal"))
+    except MissingRuns:
+        causal = pd.DataFrame()
     if causal.empty:
         return rows.assign(bubble_causal=float("nan"), run_id_causal="")
-    causal = causal[[*keys, "bubble_steady", "run_id"]]
-    causal = causal.assign(bubble_causal=100 * causal["bubble_steady"]).drop(columns="bubble_steady")
-    return rows.merge(causal, "left", list(keys), suffixes=("", "_causal"))
-
-
-def _causal(experiments: Experiments) -> pd.DataFrame:
-    """The runs whose fused stage waits; none where they were not made."""
-    try:
-        return succeeded(experiments.cells("steady_causal"))
-    except MissingRuns:
-        return pd.DataFrame()
+    keys = ["model", "num_microbatches"]
+    causal = causal.assign(bubble_causal=100 * causal["bubble_steady"])[[*keys, "run_id", "bubble_causal"]]
+    return rows.merge(causal, "left", keys, suffixes=("", "_causal"))
 
 
 def answer(data: pd.DataFrame) -> str:
-    """The published labels beside the simulated bubbles, in a few sentences."""
     bubbles = data.pivot(index="model", columns="num_microbatches", values="bubble").loc[runs.models_of(data)]
     labels = pd.Series({model: _label(model) for model in runs.models_of(data)})
     counts = counts_of(data)
@@ -115,7 +90,6 @@ def _row(found: dict, model: str, counts: list[int], causal: bool) -> list[Cell]
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """One group of bars a model: the label, then N = 8, 9, 10, 16."""
     causal = data["bubble_causal"].notna().any()
     with style.figure(12.0, 3.6) as figure:
         axes = figure.subplots()
@@ -132,8 +106,7 @@ def draw(data: pd.DataFrame) -> Figure:
         return figure
 
 
-# RoundPipe's vermilion, lighter with more microbatches.
-_SHADES = {8: style.VERMILION, 9: "#E88A4D", 10: "#F2B48C", 16: "#FBE3D3"}
+_SHADES = dict(zip(COUNTS, style.LIGHTER, strict=True))
 
 
 def _bar(axes: Axes, x: float, value: float, colour: str, hatch: str, causal: float = float("nan")) -> None:
@@ -156,14 +129,6 @@ def _legend(data: pd.DataFrame) -> list[Patch]:
 exhibit = exhibit_of("steady_state", numbers, tabulate, draw, answer=answer)
 
 
-@exhibited("causal")
-def causal(experiments: Experiments) -> Shown:
-    """The table."""
-    data = causal_numbers(experiments)
-    rows = map(_causal_row, data.to_dict("records"))
-    return Shown(table=table(columns_of("causal"), rows), words={"answer": causal_answer(data)})
-
-
 def causal_numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a model: `bubble` (%), `makespan_s` and `run_id` of both (`_ahead`, `_waits`), `longer` (%)."""
     data = pd.DataFrame({"model": list(runs.MODELS)})
@@ -176,7 +141,6 @@ def causal_numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def causal_answer(data: pd.DataFrame) -> str:
-    """The cost of waiting, in a sentence."""
     worst = data.loc[data["longer"].idxmax()]
     return (
         f"Waiting makes it {data['longer'].min():.2f} to {data['longer'].max():.2f} % longer, most for "
@@ -185,13 +149,4 @@ def causal_answer(data: pd.DataFrame) -> str:
     )
 
 
-def _causal_row(row: dict) -> tuple[Cell, ...]:
-    ahead, waits = row["run_id_ahead"], row["run_id_waits"]
-    return (
-        label(style.model_name(row["model"])),
-        ours(row["bubble_ahead"], ".2f", ahead),
-        ours(row["bubble_waits"], ".2f", waits),
-        ours(row["makespan_s_ahead"], ".4f", ahead),
-        ours(row["makespan_s_waits"], ".4f", waits),
-        ours(row["longer"], ".2f", (ahead, waits)),
-    )
+causal = exhibit_of("causal", causal_numbers, answer=causal_answer)

@@ -8,46 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, exhibited, label, table, theirs
-from analysis.records.experiments import Experiments
-from analysis.records.published import PUBLISHED_MODELS, Published, look_up, models_in, published
+from analysis.exhibits.exhibit import NOTHING, Cell, Table, exhibit_of, label, table, theirs
+from analysis.records.published import PUBLISHED_MODELS, RTX4090, Published, look_up, models_in, published
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 
-PLATFORM = "8x-rtx4090-24gb"
 OURS = ("roundpipe", "roundpipe-sync")
-
-
-@exhibited("figure10_published")
-def throughput(_: Experiments) -> Shown:
-    """Figure 10: tokens/s of every system."""
-    data = numbers("throughput", "tokens_per_s")
-    return Shown(
-        draw=partial(draw, data, "tokens/s, published; (×) over the best other system of the paper's figure"),
-        table=_with_speedup(data),
-        words={"answer": answer(data)},
-    )
-
-
-@exhibited("figure11_published")
-def sequence_length(_: Experiments) -> Shown:
-    """Figure 11: the longest sequence every system trains on."""
-    data = numbers("max_seq_len", "max_seq_len_published_k")
-    return Shown(
-        draw=partial(draw, data, "longest sequence (1,024 tokens), published; (×) over the best other system"),
-        table=_tabulate(data, "longest sequence (1,024 tokens)", ",.0f"),
-        words={"answer": length_answer(data)},
-    )
-
-
-@exhibited("cost")
-def cost(_: Experiments) -> Shown:
-    """Figure 14, left half: US dollars for a billion tokens."""
-    price, data = price_of(PLATFORM), costs(PLATFORM)
-    return Shown(
-        draw=partial(draw_cost, data),
-        table=_tabulate(data, "cost (US dollars per 1e9 tokens)", ",.2f"),
-        words={"price": float(price.value), "answer": cost_answer(data)},
-    )
 
 
 def price_of(platform: str) -> Published:
@@ -65,9 +30,9 @@ def costs(platform: str) -> pd.DataFrame:
     return data
 
 
-def numbers(name: str, column: str, platform: str = PLATFORM) -> pd.DataFrame:
+def numbers(name: str, column: str, platform: str = RTX4090) -> pd.DataFrame:
     """One row a system and model: `value`, `status` (ok, OOM, N/A) and `source`, from a published table."""
-    name = name if platform == PLATFORM else f"{name}_a800"
+    name = name if platform == RTX4090 else f"{name}_a800"
     rows = published(name)
     rows = rows[rows["platform"] == platform].drop_duplicates(["system", "model"])  # the figure's bar stands first
     where = (
@@ -103,7 +68,6 @@ def speedups(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    """By how much RoundPipe leads, in a sentence."""
     parts = [
         f"alone on {style.model_name(row.model)}"
         if not row.best
@@ -114,7 +78,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def length_answer(data: pd.DataFrame) -> str:
-    """The system with the longest sequence on each model, in a sentence."""
     longest = {
         style.model_name(model): style.method_name(rows.loc[rows["value"].idxmax(), "system"])
         for model, name in models_in(data).items()
@@ -124,7 +87,6 @@ def length_answer(data: pd.DataFrame) -> str:
 
 
 def cost_answer(data: pd.DataFrame) -> str:
-    """The cost of a billion tokens with RoundPipe and with the cheapest other system, in a sentence."""
     parts = []
     for model, name in models_in(data).items():
         best = best_baseline(data, name, pd.Series.idxmin)
@@ -140,7 +102,7 @@ def _value(data: pd.DataFrame, system: str, model: str) -> float:
     return found.iloc[0]
 
 
-def _tabulate(data: pd.DataFrame, quantity: str, form: str) -> Table:
+def _tabulate(quantity: str, form: str, data: pd.DataFrame) -> Table:
     columns = ("system", *(f"{style.model_name(model)}, {quantity}" for model in PUBLISHED_MODELS))
     rows = []
     for system in data["system"].unique():
@@ -161,7 +123,7 @@ def _cell(of_system: pd.DataFrame, model: str, form: str) -> Cell:
 
 
 def _with_speedup(data: pd.DataFrame) -> Table:
-    rates = _tabulate(data, "throughput (tokens/s)", ",.2f")
+    rates = _tabulate("throughput (tokens/s)", ",.2f", data)
     row = [label("RoundPipe over best baseline (×)")]
     for name in PUBLISHED_MODELS.values():
         best = best_baseline(data, name)
@@ -176,7 +138,8 @@ def _with_speedup(data: pd.DataFrame) -> Table:
 def draw(data: pd.DataFrame, quantity: str) -> Figure:
     """One panel a model, one bar a system; what did not run is written where its bar would stand."""
     with style.figure(11.5, 3.6) as figure:
-        systems = sorted(data["system"].unique(), key=_order)
+        # FSDP's two measurements stand together, RoundPipe last.
+        systems = sorted(data["system"].unique(), key=lambda name: (name in OURS, list(style.METHODS).index(name)))
         models = models_in(data)
         panels = style.model_panels(figure, models, sharey=True)
         for axes, name in zip(panels, models.values(), strict=True):
@@ -185,11 +148,6 @@ def draw(data: pd.DataFrame, quantity: str) -> Figure:
         panels[0].set_ylim(len(systems) - 0.5, -0.5)
         figure.supxlabel(quantity, fontsize=8.5)
         return figure
-
-
-def _order(system: str) -> int:
-    """FSDP's two measurements stand together, RoundPipe last."""
-    return list(style.METHODS).index(system) + (100 if system in OURS else 0)
 
 
 def _draw_model(axes: Axes, data: pd.DataFrame, model: str, systems: list[str]) -> None:
@@ -236,3 +194,27 @@ def draw_cost(data: pd.DataFrame, where: str = "8 RTX 4090") -> Figure:
             style.grid_for_rows(axes, num_ticks=4)
         figure.supxlabel(f"US dollars for 10⁹ tokens on {where}, from published throughput and price", fontsize=8.5)
         return figure
+
+
+exhibit_of(
+    "figure10_published",
+    lambda _: numbers("throughput", "tokens_per_s"),
+    _with_speedup,
+    partial(draw, quantity="tokens/s, published; (×) over the best other system of the paper's figure"),
+    answer=answer,
+)
+exhibit_of(
+    "figure11_published",
+    lambda _: numbers("max_seq_len", "max_seq_len_published_k"),
+    partial(_tabulate, "longest sequence (1,024 tokens)", ",.0f"),
+    partial(draw, quantity="longest sequence (1,024 tokens), published; (×) over the best other system"),
+    answer=length_answer,
+)
+cost = exhibit_of(
+    "cost",
+    lambda _: costs(RTX4090),
+    partial(_tabulate, "cost (US dollars per 1e9 tokens)", ",.2f"),
+    draw_cost,
+    price=float(price_of(RTX4090).value),
+    answer=cost_answer,
+)
