@@ -30,7 +30,7 @@ class Reduced(NamedTuple):
 
 def reduced(job: Job, own: Held) -> Reduced:
     """Seconds of reducing gradients and gathering parameters, without FSDP: devices keep their parameters."""
-    mesh, links, software = job.mesh, job.setting.links, job.software
+    mesh, links, software = job.mesh, job.links, job.software
     gradients = parameters = 0.0
     of_experts = group_of(mesh.expert_replicas, mesh.expert * mesh.expert_tensor, job.machine, links)
     groups = (
@@ -90,7 +90,7 @@ def gathered_layer(job: Job, seconds: Seconds, parameters: float) -> Gathered:
     Args:
         parameters: of the layer on a device of the tensor group.
     """
-    mesh, links, beside = job.mesh, job.setting.links, 1.0 + job.software.constants["beside"]
+    mesh, links, beside = job.mesh, job.links, 1.0 + job.software.constants["beside"]
     near = replica_group(mesh, job.machine, links, mesh.shard_group)
     gather = gather_s(2.0 * parameters, near)
     scatter = 0.0 if job.adapters else scatter_s(job.software.gradient_bytes * parameters, near)

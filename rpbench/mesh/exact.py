@@ -25,7 +25,7 @@ WAITING = ("1f1b", "dapple", "gpipe", "interleaved_1f1b")  # orders whose framew
 def mesh_times(job: Job) -> LayerTimes:
     """Times of one microbatch through each layer of one pipeline rank, collectives inside layers included."""
     layers = [job.kinds[kind] for kind in job.architecture.layers]
-    each = lost_s(job.setting) + _blocked_s(job) / len(layers)
+    each = lost_s(job) + _blocked_s(job) / len(layers)
     return as_times(layers, job.head, job.hop_s, each=each, split=job.software.split_penalty)
 
 
@@ -42,8 +42,9 @@ def exact_terms(job: Job) -> Terms:
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
     found = simulate_step(job, order, costs, counts_layers=True).terms
-    rest = {name: found.pop(name, 0.0) for name in ("data", "tied", "optimizer", "fixed", "jitter")}
-    return {**rest, "pipeline": sum(found.values()), "jitter": rest["jitter"]}
+    jitter = found.pop("jitter", 0.0)
+    rest = {name: found.pop(name) for name in ("data", "tied", "optimizer", "fixed")}
+    return {**rest, "pipeline": sum(found.values()), "jitter": jitter}
 
 
 def problem_of(job: Job) -> Problem:

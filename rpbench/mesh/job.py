@@ -2,60 +2,44 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, get_args
 
-from rpbench.cost.hardware.machine import Machine
 from rpbench.ir.partition import split_evenly
 from rpbench.mesh.layers.layer_seconds import (
     RECOMPUTES,
-    Adapters,
     Precision,
-    Recompute,
     Seconds,
     Setting,
     head_seconds,
     layer_seconds,
 )
 from rpbench.mesh.layers.layer_times import hop_s
-from rpbench.mesh.layout import Mesh
-from rpbench.mesh.software import Software
 from rpbench.registry import entry, unknown_name
-from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import Layer
 
 
 @dataclass(frozen=True)
-class Job:
-    """A training run.
+class Job(Setting):
+    """A training run: the setting of its layers, and what its step is made of.
 
     Args:
-        sequences: of a microbatch, on each device of the data group.
         num_microbatches: of a step, for each pipeline.
         schedule: a registered name.
         chunks: stages on each pipeline rank.
         cut: layers of each stage, in model order; empty for an even cut.
-        adapters: low-rank matrices that learn while the weights stay (LoRA); None where all weights learn.
 
     Raises:
         ValueError: for sizes that do not fit each other, with those that do.
     """
 
-    architecture: Architecture
-    machine: Machine
-    mesh: Mesh
-    software: Software
-    seq_len: int
     sequences: int = 1
     num_microbatches: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
-    recompute: Recompute = "none"
-    precision: Precision = "bf16"
-    cut: tuple[int, ...] = field(default=())
-    adapters: Adapters | None = None
+    cut: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "sequences", "num_microbatches", "chunks"):
@@ -102,29 +86,14 @@ class Job:
         return self.global_batch * self.seq_len
 
     @cached_property
-    def setting(self) -> Setting:
-        """The sizes, software and machine that the seconds of a layer depend on."""
-        return Setting(
-            self.architecture,
-            self.machine,
-            self.mesh,
-            self.software,
-            self.seq_len,
-            self.sequences,
-            self.precision,
-            self.recompute,
-            adapters=self.adapters,
-        )
-
-    @cached_property
     def kinds(self) -> dict[Layer, Seconds]:
         """Seconds of each kind of layer."""
-        return {layer: layer_seconds(self.setting, layer) for layer in dict.fromkeys(self.architecture.layers)}
+        return {layer: layer_seconds(self, layer) for layer in dict.fromkeys(self.architecture.layers)}
 
     @cached_property
     def head(self) -> Seconds:
         """Seconds of the output matrix and the loss."""
-        return head_seconds(self.setting)
+        return head_seconds(self)
 
     @cached_property
     def stage_layers(self) -> tuple[tuple[tuple[Layer, int], ...], ...]:
@@ -138,7 +107,7 @@ class Job:
     @cached_property
     def hop_s(self) -> float:
         """Seconds of a boundary tensor from one stage to the next."""
-        return hop_s(self.setting)
+        return hop_s(self)
 
 
 def stages_of(layers: Sequence[Layer], counts: Sequence[int]) -> list[Sequence[Layer]]:
@@ -172,6 +141,6 @@ def stage_seconds(job: Job) -> StageSeconds:
 
     forward = summed("forward_all", job.head.forward_all)
     # the embedding: tokens looked up, positions and dropout
-    forward[0] += 8.0 * job.setting.tokens * job.architecture.hidden / job.setting.memory_rate / job.setting.spread
+    forward[0] += 8.0 * job.microbatch_tokens * job.architecture.hidden / job.memory_rate / job.spread
     backward = summed("backward_all", job.head.backward_all)
     return StageSeconds(tuple(forward), tuple(backward), tuple(summed("recompute")))

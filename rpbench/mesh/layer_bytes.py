@@ -41,22 +41,22 @@ def layer_bytes(setting: Setting, layer: Layer) -> float:
         cut += 2.0 * copies * own.inner
     if software.attention == "unfused" and setting.recompute != "selective":
         cut += (5.0 if own.dropout else 2.0) * own.heads * setting.seq_len
-    return setting.tokens * (whole / setting.spread + cut / setting.mesh.tensor)
+    return setting.microbatch_tokens * (whole / setting.spread + cut / setting.mesh.tensor)
 
 
 def input_bytes(setting: Setting) -> float:
     """Bytes of the input of a layer, for one microbatch."""
-    return float(BYTES_PER_VALUE) * setting.tokens * setting.architecture.hidden / setting.spread
+    return float(BYTES_PER_VALUE) * setting.microbatch_tokens * setting.architecture.hidden / setting.spread
 
 
 def working_bytes(setting: Setting) -> float:
     """Bytes of the further buffers that a backward needs."""
-    return 8.0 * setting.tokens * setting.architecture.hidden
+    return 8.0 * setting.microbatch_tokens * setting.architecture.hidden
 
 
 def logits_bytes(setting: Setting) -> float:
     """Bytes of the logits of one microbatch, from its forward to the end of its backward."""
-    return setting.software.logit_bytes * setting.tokens * padded_vocab(setting) / setting.mesh.tensor
+    return setting.software.logit_bytes * setting.microbatch_tokens * padded_vocab(setting) / setting.mesh.tensor
 
 
 def with_software(sizes: ModelBytes, setting: Setting) -> ModelBytes:

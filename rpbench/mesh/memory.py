@@ -115,16 +115,16 @@ def fullest(job: Job, ranks: Sequence[Bytes] = ()) -> Fullest:
 def kept_bytes(job: Job, layer: Layer) -> float:
     """Bytes one layer keeps of one microbatch in flight."""
     if job.recompute == "full":
-        return input_bytes(job.setting)
-    found = layer_bytes(job.setting, layer)
+        return input_bytes(job)
+    found = layer_bytes(job, layer)
     return 0.5 * found if job.recompute == "per_op" else found
 
 
 def working_set_bytes(job: Job) -> float:
     """Bytes of a backward's buffers, and of one layer's activations where everything is recomputed."""
-    own = working_bytes(job.setting)
+    own = working_bytes(job)
     if job.recompute == "full":
-        return own + max(layer_bytes(job.setting, kind) for kind in dict.fromkeys(job.architecture.layers))
+        return own + max(layer_bytes(job, kind) for kind in dict.fromkeys(job.architecture.layers))
     return own
 
 
@@ -159,20 +159,20 @@ def mesh_sizes(job: Job, *, streamed: bool) -> ModelBytes:
         layers=tuple(sizes[kind] for kind in own.layers),
         embedding=_shared(job, held_layers(job, (), first=True, last=False), ()),
         head=_shared(job, held_layers(job, (), first=False, last=True), ()),
-        boundary=round(input_bytes(job.setting)),
+        boundary=round(input_bytes(job)),
         logits=0,
-        logits_chunk=round(logits_bytes(job.setting)),
+        logits_chunk=round(logits_bytes(job)),
         keeps_activations=not streamed and job.recompute != "full",
     )
-    return with_software(found, job.setting)
+    return with_software(found, job)
 
 
 def _layer(job: Job, kind: Layer, streamed: bool) -> LayerSize:
     layers = ((kind, 1),)
     found = _shared(job, held_layers(job, layers, first=False, last=False), layers)
     whole = streamed or job.recompute == "full"
-    activations = layer_bytes(job.setting, kind) if whole else kept_bytes(job, kind)
-    return found._replace(activations=activations, inputs=0 if streamed or not whole else input_bytes(job.setting))
+    activations = layer_bytes(job, kind) if whole else kept_bytes(job, kind)
+    return found._replace(activations=activations, inputs=0 if streamed or not whole else input_bytes(job))
 
 
 def _shared(job: Job, own: Held, layers: tuple[tuple[Layer, int], ...]) -> LayerSize:

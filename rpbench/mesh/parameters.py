@@ -29,7 +29,7 @@ def held(job: Job, rank: int) -> Held:
     stages = [held_by_stage(job, stage) for stage in job.stages_of(rank)]
     own = job.architecture
     twice = own.tied and job.mesh.pipeline == 1
-    matrix = padded_vocab(job.setting) / job.mesh.tensor * own.hidden if twice else 0.0
+    matrix = padded_vocab(job) / job.mesh.tensor * own.hidden if twice else 0.0
     return Held(
         sum(each.dense for each in stages) - matrix,
         sum(each.experts for each in stages),
@@ -67,7 +67,7 @@ def learning(job: Job, own: Held, layers: Iterable[tuple[Layer, int]]) -> Held:
     """What learns of the parameters of some layers, (kind, how many): all of them, or the adapters beside them."""
     if job.adapters is None:
         return own
-    sizes = {kind: float(job.adapters.rank * sum(map(sum, adapted_maps(job.setting, kind)))) for kind in job.kinds}
+    sizes = {kind: float(job.adapters.rank * sum(map(sum, adapted_maps(job, kind)))) for kind in job.kinds}
     return Held(sum(count * sizes[kind] for kind, count in layers), 0.0, max(sizes.values()))
 
 
@@ -90,7 +90,7 @@ def held_layers(job: Job, layers: Iterable[tuple[Layer, int]], *, first: bool, l
         of_experts = own.expert_parameters(kind) / (mesh.expert * mesh.expert_tensor)
         dense, experts = dense + count * of_layer, experts + count * of_experts
         largest = max(largest, of_layer + of_experts)
-    rows = padded_vocab(job.setting) / mesh.tensor
+    rows = padded_vocab(job) / mesh.tensor
     if first:
         dense += (rows + own.learned_positions) * own.hidden
     if last:

@@ -66,7 +66,7 @@ def layered(job: Job) -> Layered:
     own = exchanged(job, cut, ends_together=True)
     late = late_s(graph.schedule, own, own, gathers=gathers_late(job, parameters), sums=gradients is None)
     layers = [job.kinds[kind] for kind in job.architecture.layers]
-    times = as_times(layers, job.head, 0.0, each=lost_s(job.setting))
+    times = as_times(layers, job.head, 0.0, each=lost_s(job))
     beside = job.software.constants["beside"]
     run = replace(times, beside=beside).of_whole_microbatches(1, gathers=parameters == "visit")
     costs = replace(run.table(symmetric(cut)), transfer_time=partial(transfer_time, own, own, 1))

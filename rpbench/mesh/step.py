@@ -22,7 +22,7 @@ def step_terms(job: Job) -> Terms:
         terms["data"] = _ends_s(job)
     else:
         terms["data"] = max(_exposed_s(job, rank, stages) for rank in _fullest(job))
-    terms["tied"] = tied_s(job.setting)
+    terms["tied"] = tied_s(job)
     terms["optimizer"] = _optimizer_s(job)
     terms["fixed"] = job.software.constants["step_s"]
     if job.mesh.sharing.what == "optimizer":
@@ -44,7 +44,7 @@ def _exposed_s(job: Job, rank: int, stages: StageSeconds) -> float:
 
 def _broadcasts_s(job: Job) -> float:
     """Seconds of owners who broadcast their new parameters in turn, beyond what a gather takes."""
-    owners = replica_group(job.mesh, job.machine, job.setting.links, job.mesh.shard_group)
+    owners = replica_group(job.mesh, job.machine, job.links, job.mesh.shard_group)
     constants, others = job.software.constants, owners.size // owners.here - 1
     return constants["broadcast_s"] + others * constants["hop_s"] if others > 0 else 0.0
 
@@ -98,7 +98,7 @@ def _gathered_stages(job: Job) -> StageSeconds:
 def _ends_s(job: Job) -> float:
     """The first gather and the last scatter of every microbatch: the root unit's; with a pipeline, once a step."""
     own, mesh = job.architecture, job.mesh
-    root = padded_vocab(job.setting) * own.hidden / mesh.tensor * (1 if own.tied else 2)
+    root = padded_vocab(job) * own.hidden / mesh.tensor * (1 if own.tied else 2)
     found = gathered_layer(job, job.head, root)
     if mesh.pipeline == 1:
         return found.scatter + found.gather * job.num_microbatches
@@ -118,5 +118,5 @@ def _optimizer_s(job: Job) -> float:
     for rank in _fullest(job):
         own = trained(job, rank)
         owned = own.dense / job.mesh.shard_group + own.experts / job.mesh.expert_shard_group
-        found = max(found, owned * job.software.constants["optimizer_bytes"] / job.setting.memory_rate)
+        found = max(found, owned * job.software.constants["optimizer_bytes"] / job.memory_rate)
     return found

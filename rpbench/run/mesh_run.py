@@ -57,8 +57,8 @@ def job_of(request: Request, chosen: MeshChoice) -> Job:
         chosen.software,
         chosen.architecture.seq_len,
         request.workload.microbatch_sequences,
-        request.num_microbatches,
-        request.entry.name,
+        num_microbatches=request.num_microbatches,
+        schedule=request.entry.name,
         recompute=RECOMPUTED[request.recompute],  # type: ignore[arg-type]
         precision=chosen.precision,
     )

@@ -48,7 +48,7 @@ def job(**mesh):
 def test_every_collective_takes_what_was_measured_of_it():
     """4 devices, 8 GB: 3/4 of them at the collective's own pace, twice that for an all-reduce; by hand."""
     found = job(data=4)
-    group = replica_group(found.mesh, found.machine, found.setting.links)
+    group = replica_group(found.mesh, found.machine, found.links)
     assert gather_s(8e9, group) == pytest.approx(3.0)
     assert scatter_s(8e9, group) == pytest.approx(1.5)
     assert reduce_s(8e9, group) == pytest.approx(12.0)

@@ -46,13 +46,13 @@ def test_activations_of_a_layer_are_those_of_korthikanti(name, sequence_parallel
     s, t = 2048, 8
     found = job(gpt(h, layers, a), Mesh(tensor=t, sequence_parallel=sequence_parallel), software=UNFUSED, sequences=b)
     whole = s * b * h * ((34 + 5 * a * s / h) / t if sequence_parallel else 10 + 24 / t + 5 * a * s / (h * t))
-    assert layer_bytes(found.setting, found.architecture.layers[0]) == pytest.approx(whole, rel=0.05)
+    assert layer_bytes(found, found.architecture.layers[0]) == pytest.approx(whole, rel=0.05)
 
 
 def test_selective_recomputation_drops_the_scores():
     h, layers, a, _b = KORTHIKANTI["175B"]
     found = job(gpt(h, layers, a), Mesh(tensor=8, sequence_parallel=True), software=UNFUSED, recompute="selective")
-    assert layer_bytes(found.setting, found.architecture.layers[0]) == pytest.approx(2048 * h * 34 / 8, rel=0.05)
+    assert layer_bytes(found, found.architecture.layers[0]) == pytest.approx(2048 * h * 34 / 8, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_activations_in_flight_come_from_the_order(name, chunks, num, in_flight)
     """Rank 0 of 4: p; all m, in a long step too; 2 p - 1; (v p + p - 1) chunks of 1 / v."""
     own = replace(architecture("llama3_8b"), num_layers=32)
     found = job(own, Mesh(pipeline=4, sharing=Sharing("none")), schedule=name, chunks=chunks, num_microbatches=num)
-    of_rank = 8 * layer_bytes(found.setting, own.layers[0])
+    of_rank = 8 * layer_bytes(found, own.layers[0])
     assert bytes_of_ranks(found)[0]["activations"] == pytest.approx(in_flight * of_rank)
 
 
@@ -134,8 +134,8 @@ def test_what_the_gradient_of_the_weights_still_needs_stays_between_the_halves(n
     own = replace(gpt(1024, 6, 16), dropout=0.0)
     found = job(own, Mesh(pipeline=ranks, sharing=Sharing("none")), schedule=name, num_microbatches=microbatches)
     schedule = entry(name).build(Shape(ranks, ranks, microbatches))
-    of_stage = 2 * layer_bytes(found.setting, own.layers[0])
-    num_logits = found.setting.tokens * padded_vocab(found.setting)
+    of_stage = 2 * layer_bytes(found, own.layers[0])
+    num_logits = found.microbatch_tokens * padded_vocab(found)
     for rank in range(ranks):
         begun, halved, most = 0, 0, 0.0
         for action in schedule.compute(rank):

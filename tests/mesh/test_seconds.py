@@ -151,10 +151,10 @@ def test_the_way_back_to_the_input_takes_longer_than_the_way_forth():
 def test_element_wise_bytes_of_a_plain_layer_are_counted_by_hand():
     """16 bits: `passes` over the hidden state; two inner values in, one out and both kept of a gated product."""
     found = job(Mesh())
-    (kind,), own, tokens = found.kinds, found.architecture, found.setting.tokens
+    (kind,), own, tokens = found.kinds, found.architecture, found.microbatch_tokens
     assert tokens == 4096
     expected = 2.0 * tokens * (own.hidden * found.software.passes + 5 * own.inner)
-    assert _element_bytes(found.setting, kind) == pytest.approx(expected)
+    assert _element_bytes(found, kind) == pytest.approx(expected)
 
 
 def test_no_prior_is_vaguer_than_a_factor_of_three():

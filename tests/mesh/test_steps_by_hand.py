@@ -150,7 +150,7 @@ def test_every_microbatch_costs_a_rank_what_software_loses():
     known = FREE.with_constants({"microbatch_s": 2.0})
     found = pipeline_terms(job(Mesh(pipeline=4, sharing=Sharing("none")), software=known), stages(*(1.0,) * 4))
     assert found["work"] + found["bubble"] == pytest.approx((8 + 3) * (3 + 2))
-    layer_way = lost_s(job(Mesh(pipeline=4, sharing=Sharing("none")), software=known).setting)
+    layer_way = lost_s(job(Mesh(pipeline=4, sharing=Sharing("none")), software=known))
     assert layer_way * 2 * 8 == pytest.approx(4 * 2.0)  # all layers, both ways: once on each rank
 
 
@@ -174,15 +174,15 @@ def test_two_ends_sum_the_gradients_of_their_one_matrix():
     """An all-reduce between two devices passes its bytes once over the link that joins the first and the last stage."""
     tied, none = replace(EIGHT, tied=True), Sharing("none")
     found = job(Mesh(4, 4, sharing=none), own=tied)
-    assert tied_s(found.setting) == pytest.approx(4 * MATRIX / CARD)
-    assert step_terms(found)["tied"] == tied_s(found.setting)
-    assert tied_s(job(Mesh(pipeline=2, sharing=none), own=tied).setting) == pytest.approx(4 * MATRIX / RING)
+    assert tied_s(found) == pytest.approx(4 * MATRIX / CARD)
+    assert step_terms(found)["tied"] == tied_s(found)
+    assert tied_s(job(Mesh(pipeline=2, sharing=none), own=tied)) == pytest.approx(4 * MATRIX / RING)
     for other in (
         job(Mesh(4, 4, sharing=none)),
         job(Mesh(16, sharing=none), own=tied),
         job(Mesh(4, 4, sharing=none), own=tied, adapters=Adapters(8)),
     ):
-        assert tied_s(other.setting) == 0
+        assert tied_s(other) == 0
 
 
 @pytest.mark.parametrize("what, parts", [("none", 1), ("optimizer", 4)])
@@ -274,7 +274,7 @@ def test_parameters_that_a_pipeline_gathers_once_a_step_are_there_twice_over(res
 @pytest.mark.parametrize("tensor, sequence_parallel", [(1, False), (4, False), (4, True)])
 def test_activations_are_counted_tensor_by_tensor(tensor, sequence_parallel):
     """16 bits: inputs of norms and blocks, queries, keys, values and output, three of the gated product's values."""
-    setting = job(Mesh(tensor=tensor, sequence_parallel=sequence_parallel, sharing=Sharing("none"))).setting
+    setting = job(Mesh(tensor=tensor, sequence_parallel=sequence_parallel, sharing=Sharing("none")))
     whole, cut = 4 * 1024, 1024 + 2 * 512 + 1024 + 3 * 4096
     spread = tensor if sequence_parallel else 1
     assert layer_bytes(setting, DENSE) == pytest.approx(2 * TOKENS * (whole / spread + cut / tensor))
@@ -285,7 +285,7 @@ def test_activations_are_counted_tensor_by_tensor(tensor, sequence_parallel):
 
 def test_experts_keep_what_comes_in_and_goes_out_for_every_visit():
     own = replace(OWN, experts=Experts(total=8, active=2, inner=512, shared_inner=256))
-    setting = job(Mesh(), own=own, cut=(2,)).setting
+    setting = job(Mesh(), own=own, cut=(2,))
     attention = 4 * 1024 + 1024 + 2 * 512 + 1024
     visits = 2 * (3 * 512 + 2 * 1024) + 3 * 256
     assert layer_bytes(setting, Layer(True, None)) == pytest.approx(2 * TOKENS * (attention + visits))
@@ -293,7 +293,7 @@ def test_experts_keep_what_comes_in_and_goes_out_for_every_visit():
 
 def test_latent_attention_keeps_its_narrow_queries_and_keys_and_full_heads_of_keys():
     latent = Latent(query_rank=64, key_value_rank=32, plain_dim=128, rotary_dim=16, value_dim=128)
-    setting = job(Mesh(), own=replace(OWN, latent=latent), cut=(2,)).setting
+    setting = job(Mesh(), own=replace(OWN, latent=latent), cut=(2,))
     heads = 2 * 8 * (128 + 16 + 128)
     narrow = 2 * (64 + 32 + 16)
     assert layer_bytes(setting, DENSE) == pytest.approx(2 * TOKENS * (4 * 1024 + narrow + heads + 3 * 4096))
@@ -304,7 +304,7 @@ def test_unfused_attention_keeps_its_scores(dropout, each):
     """Softmax in 16 bits, and with dropout its mask and what it leaves (Korthikanti et al., 5 a s^2 b)."""
     own, known = replace(OWN, dropout=dropout), replace(FREE, attention="unfused")
     found = {how: job(Mesh(), own=own, cut=(2,), software=known, recompute=how) for how in ("none", "selective")}
-    kept, again = (layer_bytes(one.setting, DENSE) for one in found.values())
+    kept, again = (layer_bytes(one, DENSE) for one in found.values())
     assert kept - again == pytest.approx(each * 8 * TOKENS**2)
     assert kept_bytes(found["none"], DENSE) == kept
     assert kept_bytes(replace(found["none"], recompute="per_op"), DENSE) == pytest.approx(kept / 2)

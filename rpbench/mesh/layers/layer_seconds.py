@@ -128,6 +128,7 @@ class Setting:
     Args:
         sequences: of a microbatch on one device of the data group; need not be whole for a mean microbatch.
         numbers: figures of the machine and constants of the software, for kernels that are not tiled.
+        adapters: low-rank matrices that learn while the weights stay (LoRA); None where all weights learn.
     """
 
     architecture: Architecture
@@ -135,14 +136,14 @@ class Setting:
     mesh: Mesh
     software: Software
     seq_len: int
-    sequences: float
+    sequences: float = 1
     precision: Precision = "bf16"
     recompute: Recompute = "none"
     numbers: Basis | None = None
     adapters: Adapters | None = None
 
     @property
-    def tokens(self) -> int:
+    def microbatch_tokens(self) -> int:
         """Tokens of a microbatch on a device, whole with tensor parallelism."""
         return int(self.sequences * self.seq_len) // self.mesh.context
 
@@ -170,7 +171,7 @@ class _Kernels:
         self.c = constants
         gpu = setting.machine.device
         bits = BITS[setting.precision]
-        few = setting.tokens / (setting.tokens + constants["tokens"])
+        few = setting.microbatch_tokens / (setting.microbatch_tokens + constants["tokens"])
         self.rate_16 = few * gpu.matmul_rate(16) * constants["matmul"]
         self.rate = self.rate_16 if bits == 16 else few * gpu.matmul_rate(bits) * constants["matmul_low"]
         self.low = bits < 16
@@ -273,7 +274,7 @@ def head_seconds(setting: Setting) -> Seconds:
         return Seconds(forward, backward / 2, backward / 2)
     kernels, mesh, own = _Kernels(setting), setting.mesh, setting.architecture
     rows = padded_vocab(setting) // mesh.tensor
-    tokens = setting.tokens
+    tokens = setting.microbatch_tokens
     passes = 1 + own.num_prediction_layers
     frozen = setting.adapters is not None
     forward, input_grad, weight_grad = kernels.three(tokens, rows, own.hidden, low=False)
@@ -305,7 +306,7 @@ def adapted_maps(setting: Setting, layer: Layer) -> list[tuple[int, int]]:
 
 def adapted_values(setting: Setting, layer: Layer) -> float:
     """16-bit values that adapters read and write, one way; products that narrow are bound by memory."""
-    return float(setting.tokens * sum(k + 2 * n for k, n in adapted_maps(setting, layer)))
+    return float(setting.microbatch_tokens * sum(k + 2 * n for k, n in adapted_maps(setting, layer)))
 
 
 def _maps(kernels: _Kernels, layer: Layer) -> tuple[float, float, float]:
@@ -317,11 +318,11 @@ def _maps(kernels: _Kernels, layer: Layer) -> tuple[float, float, float]:
     elif own.experts and own.experts.shared_inner:
         maps += own.mlp_maps(own.experts.shared_inner)
     found = []
-    spread_tokens = max(1, kernels.setting.tokens // kernels.setting.spread)
+    spread_tokens = max(1, kernels.setting.microbatch_tokens // kernels.setting.spread)
     for inputs, outputs, cut_in, cut_out in maps:
         n = max(1, outputs // mesh.tensor) if cut_out else outputs
         k = max(1, inputs // mesh.tensor) if cut_in else inputs
-        found.append(kernels.three(kernels.setting.tokens if cut_in or cut_out else spread_tokens, n, k))
+        found.append(kernels.three(kernels.setting.microbatch_tokens if cut_in or cut_out else spread_tokens, n, k))
     if layer.routed and own.experts:
         found.append(kernels.three(spread_tokens, own.experts.total, own.hidden, low=False))
     return _summed(found)
@@ -339,7 +340,7 @@ def _attention(kernels: _Kernels, layer: Layer) -> tuple[float, float]:
     if setting.software.attention == "unfused":
         return _unfused(kernels, heads)
     keys = mean_keys(setting.seq_len, layer.window)
-    flops = 2.0 * setting.tokens * heads * (own.score_dim + own.value_dim) * keys
+    flops = 2.0 * setting.microbatch_tokens * heads * (own.score_dim + own.value_dim) * keys
     if setting.mesh.context > 1 and not setting.software.zigzag:
         flops *= 2.0 * setting.mesh.context / (setting.mesh.context + 1)
     rate = setting.machine.device.attention_rate(setting.software.attention) * kernels.c["attention"]
@@ -364,7 +365,7 @@ def _unfused(kernels: _Kernels, heads: float) -> tuple[float, float]:
 
 def _element_bytes(setting: Setting, layer: Layer) -> float:
     """Bytes of element-wise kernels, forward."""
-    own, tokens = setting.architecture, setting.tokens
+    own, tokens = setting.architecture, setting.microbatch_tokens
     hidden = 2.0 * own.hidden * setting.software.passes / setting.spread
     inner, extra = float(own.inner), 0.0
     if layer.routed and own.experts:
@@ -380,7 +381,7 @@ def _experts(kernels: _Kernels) -> tuple[float, float, float]:
     """Products of routed experts: forward, gradient of the input, gradient of the weights."""
     setting, own, mesh = kernels.setting, kernels.setting.architecture, kernels.setting.mesh
     assert own.experts is not None
-    pairs = setting.tokens * own.experts.active * mesh.expert_tensor / mesh.tensor * kernels.c["imbalance"]
+    pairs = setting.microbatch_tokens * own.experts.active * mesh.expert_tensor / mesh.tensor * kernels.c["imbalance"]
     groups = max(1, own.experts.total // mesh.expert)
     found = []
     for inputs, outputs, cut_in, cut_out in own.mlp_maps(own.experts.inner):
@@ -413,7 +414,7 @@ def _recomputed(setting: Setting, forward: float, attention: float, tensor: floa
 def _one_sum_s(setting: Setting) -> float:
     """One all-reduce of a boundary tensor over the tensor group, or a gather and a scatter of it."""
     group = axis_group(setting.mesh, "tensor", setting.machine, setting.links)
-    size = 2.0 * setting.tokens * setting.architecture.hidden
+    size = 2.0 * setting.microbatch_tokens * setting.architecture.hidden
     return gather_s(size, group) + scatter_s(size, group) if setting.mesh.sequence_parallel else reduce_s(size, group)
 
 
@@ -431,7 +432,7 @@ def _ring_s(setting: Setting, layer: Layer, attention: float, attention_back: fl
         return 0.0, 0.0
     own = setting.architecture
     width = own.key_value_heads * (own.score_dim + own.value_dim) / min(setting.mesh.tensor, own.key_value_heads)
-    block = 2.0 * setting.tokens * width
+    block = 2.0 * setting.microbatch_tokens * width
     if layer.window is not None:
         block *= min(1.0, layer.window * setting.mesh.context / setting.seq_len)
     group = axis_group(setting.mesh, "context", setting.machine, setting.links)
@@ -446,7 +447,7 @@ def _dispatch_s(setting: Setting) -> float:
         return 0.0
     # experts are dealt to neighbours, shards of one expert innermost
     group = group_of(mesh.expert, mesh.expert_tensor, setting.machine, setting.links)
-    values = setting.tokens / mesh.tensor * own.experts.active * own.hidden
+    values = setting.microbatch_tokens / mesh.tensor * own.experts.active * own.hidden
     shards = group_of(mesh.expert_tensor, 1, setting.machine, setting.links)
     joined = 2.0 * values * mesh.expert_tensor  # what the shards of an expert gather, and sum up again
     copies = _distinct_nodes(own.experts, group) / own.experts.active if setting.software.deduplicates else 1.0

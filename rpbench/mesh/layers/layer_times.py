@@ -171,7 +171,7 @@ def hop_s(setting: Setting) -> float:
         return 0.0
     links, inside = setting.links, pipeline_inside(mesh, machine)
     pace = hop_bytes_per_s(machine, links, inside=inside)
-    sent = own.boundary_bytes(setting.tokens) / mesh.tensor
+    sent = own.boundary_bytes(setting.microbatch_tokens) / mesh.tensor
     gathered = 0.0 if mesh.sequence_parallel else sent * (mesh.tensor - 1) / links.intra_bytes_per_s
     return sent / pace + gathered + (5e-6 if inside else 15e-6)
 

@@ -65,7 +65,7 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
 
     dense = sum(part * own.dense_parameters(kind) for kind, part in kinds.items())
     experts = sum(part * own.expert_parameters(kind) for kind, part in kinds.items())
-    rows = padded_vocab(job.setting) / inner.tensor
+    rows = padded_vocab(job) / inner.tensor
     return {
         "forward": mean("forward_all"),
         "backward": mean("backward_all"),
@@ -73,11 +73,11 @@ def _layer_row(question: Question, inner: Inner) -> dict[str, float]:
         "weight_grad": mean("weight_grad"),
         "recompute": mean("recompute"),
         "head": job.head.forward_all + job.head.backward_all,
-        "hop": 2.0 * job.setting.tokens * own.hidden / inner.tensor,
+        "hop": 2.0 * job.microbatch_tokens * own.hidden / inner.tensor,
         "kept": sum(part * kept_bytes(job, kind) for kind, part in kinds.items()),
         "working": working_set_bytes(job),
-        "logits": logits_bytes(job.setting),
-        "logits_waiting": logits_bytes(job.setting) * (inner.recompute != "full"),  # of every microbatch in flight
+        "logits": logits_bytes(job),
+        "logits_waiting": logits_bytes(job) * (inner.recompute != "full"),  # of every microbatch in flight
         "dense": dense / inner.tensor,
         "experts": experts / inner.expert,
         "matrix": rows * own.hidden,

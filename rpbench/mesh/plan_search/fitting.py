@@ -25,7 +25,7 @@ def job_of(question: Question, plans: Plans, number: int) -> Job:
         question.software,
         question.seq_len,
         inner.sequences,
-        int(plans.microbatches[number]),
+        num_microbatches=int(plans.microbatches[number]),
         schedule=plans.schedules[int(plans.schedule[number])],
         chunks=int(plans.chunks[number]),
         recompute=inner.recompute,
