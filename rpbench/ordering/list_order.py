@@ -185,7 +185,7 @@ _FILLS = {None: loops.NO_FILL, Fill.NONE: loops.FILL_NONE, Fill.ANY: loops.FILL_
 
 def sizes_of(lanes: Lanes, costs: StageCosts) -> list[int]:
     """Numbers of stages and microbatches, and the table of times' columns and microbatches."""
-    num_microbatches = int(max(lanes.microbatch, default=-1)) + 1
+    num_microbatches = int(max(lanes.microbatch)) + 1
     return [costs.num_stages, num_microbatches, max(costs.num_stages, len(lanes)), max(1, len(costs.each))]
 
 

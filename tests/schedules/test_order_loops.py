@@ -8,7 +8,8 @@ from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Shape
 from rpbench.ordering import loops
-from rpbench.ordering.list_order import PULLS, Fill, Pass, pull_rows, time_rows
+from rpbench.ordering.list_order import PULLS, Fill, Pass, Pull, Timed, pull_rows, shortest, time_rows
+from rpbench.ordering.periodic import grids, make_period
 from rpbench.registry import entry
 from rpbench.sim.kernels import compile_orders
 
@@ -51,6 +52,46 @@ def test_compiled_loops_make_the_orders_of_plain_ones(costs):
 
 def test_equal_microbatches_told_apart_make_the_same_orders():
     assert made(replace(COSTS, each=(COSTS,) * 3)) == made(COSTS) != made(RAGGED)
+
+
+def test_a_rank_works_on_its_own_weight_gradient_until_a_later_pass_is_there():
+    """Stage 0 ends F0, F2, F1 at 2, 4 and 6. Stage 1 ends F0 and I0 at 3 and its W at 4: F2 and I2 come before F1.
+
+    With the W of stage 0, which takes 10, F1 were there first.
+    """
+    f, i = ([Pass(kind, 1, mb) for mb in range(3)] for kind in (Kind.F, Kind.I))
+    first = [Pass(kind, 0, mb) for kind in (Kind.F, Kind.I) for mb in (0, 2, 1)]
+    costs = StageCosts((2.0, 0.5), (1.0, 0.5), (10.0, 1.0), 0.0, (1.0, 1.0), (1.0, 1.0))
+    rows = [first, [f[0], i[0], f[1], f[2], i[1], i[2]]]
+    found = pull_rows(rows, lambda stage, _: stage, costs, 9, Pull(window=4, lateness=0.0))
+    assert list(found[1]) == [f[0], i[0], f[2], i[2], f[1], i[1]]
+
+
+@pytest.mark.parametrize("limit, taken", [(9, 5.0), (4, 8.0), (1, 9.0)])
+def test_the_shortest_order_holds_no_more_than_the_limit_or_than_the_one_that_was_made(limit, taken):
+    rows, found = [[Pass(Kind.F, 0, 0)]], ((10.0, 3), (5.0, 9), (8.0, 4), (9.0, 3))
+    made, *trials = (Timed(rows, time, time, peak) for time, peak in found)
+    assert shortest(made, trials, limit).makespan == taken
+
+
+def test_passes_of_a_period_are_beside_each_other():
+    """Three pipelines in blocks of F and B, on each of two ranks: none begins while another runs, in any period."""
+    period = make_period([(0, 1)] * 3, 2, 2.0, 3.0)
+    assert period.length == 3 * (2.0 + 3.0)
+    for stage in range(2):
+        spans = sorted(
+            (starts[kind, stage] % period.length, time)
+            for starts in period.starts
+            for kind, time in ((Kind.F, 2.0), (Kind.B, 3.0))
+        )
+        assert [begin for begin, _ in spans] == [0.0, 2.0, 5.0, 7.0, 10.0, 12.0]
+        assert [time for _, time in spans] == [2.0, 3.0] * 3
+
+
+def test_a_grid_has_the_mean_times_with_a_hop_and_without():
+    costs = StageCosts((1.0, 2.0, 6.0), (2.0, 4.0, 6.0), (1.0, 1.0, 1.0), 0.5, (1.0,) * 3, (1.0,) * 3)
+    assert grids(costs) == [(3.5, 5.5), (3.0, 5.0)]
+    assert grids(replace(costs, hop=0.0)) == [(3.0, 5.0)]
 
 
 def test_rows_that_wait_for_each_other_are_no_order():
