@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from statistics import mean
 
-from analysis.claims.claim import Claim, Need, Record, claim, section, stated
+from analysis.claims.claim import DECLARED, Claim, Need, Record, claim, section, stated
 from analysis.exhibits.figures.own.turning import LEVELS, Turn, counted, lead, step_time_s, turns
 from analysis.records.published import Printed
 from rpbench.config.configuration import swept
@@ -91,15 +91,6 @@ def _largest_ratio(*runs: Record) -> float:
 
 _KEYS = ("schedule", "model", "cluster")
 _FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same
-# A lead that a level turns, and the same pair a level before: (level, ahead, behind, model, machine).
-_LEADS = (
-    ("hops", "roundpipe", "pipedream_2bw", "qwen3_1p7b", "8x_rtx4090"),
-    ("transfers", "pipedream_2bw", "roundpipe", "qwen3_1p7b", "8x_rtx4090"),
-    ("memory", "zb_h1", "interleaved_1f1b", "qwen3_1p7b", "8x_rtx4090"),
-    ("halves", "interleaved_1f1b", "zb_h1", "qwen3_1p7b", "8x_rtx4090"),
-    ("halves", "dualpipe", "pipedream_2bw", "qwen3_1p7b", "8x_rtx4090"),
-    ("collectives", "pipedream_2bw", "dualpipe", "qwen3_1p7b", "8x_rtx4090"),
-)
 
 
 @section(140, "Rankings that turn")
@@ -108,7 +99,7 @@ def claims() -> Iterator[Claim]:
     needs = tuple(_every_run())
     for level in list(LEVELS)[1:]:
         yield stated("turning/pairs/{level}", _count_of(level), needs=needs, level=level)
-    for level, one, other, model, cluster in _LEADS:
+    for level, one, other, model, cluster in DECLARED["leads"]:
         yield stated(
             "turning/lead/{level}/{one}/{other}",
             lambda first, second: 100 * lead(step_time_s(first), step_time_s(second)),
