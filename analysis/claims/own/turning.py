@@ -5,7 +5,7 @@ step's delay costs more than what processors make of a loss. Curves of 96 update
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from statistics import mean
 
@@ -96,33 +96,26 @@ _FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same
 @section(140, "Rankings that turn")
 def claims() -> Iterator[Claim]:
     """Pairs that each level turns, and leads before and after a turn."""
-    needs = tuple(_every_run())
+    every = product(LEVELS, *(swept(_FIRST, key) for key in _KEYS))
+    needs = tuple(_need(*each) for each in every)
     for level in list(LEVELS)[1:]:
-        yield stated("turning/pairs/{level}", _count_of(level), needs=needs, level=level)
-    for level, one, other, model, cluster in DECLARED["leads"]:
+        yield stated(
+            "turning/pairs/{level}",
+            lambda *runs, level=level: counted(turns_of(runs), list(LEVELS))[level],
+            needs=needs,
+            level=level,
+        )
+    for row in DECLARED["leads"]:
         yield stated(
             "turning/lead/{level}/{one}/{other}",
             lambda first, second: 100 * lead(step_time_s(first), step_time_s(second)),
-            needs=tuple(_need(level, name, model, cluster) for name in (one, other)),
-            level=level,
-            one=one,
-            other=other,
-            model=model,
-            cluster=cluster,
+            needs=tuple(_need(row["level"], row[name], row["model"], row["cluster"]) for name in ("one", "other")),
+            **row,
         )
-
-
-def _every_run() -> Iterator[Need]:
-    for level, chosen in product(LEVELS, product(*(swept(_FIRST, key) for key in _KEYS))):
-        yield _need(level, *chosen)
 
 
 def _need(level: str, schedule: str, model: str, cluster: str) -> Need:
     return Need(LEVELS[level], {"schedule": schedule, "model": model, "cluster": cluster})
-
-
-def _count_of(level: str) -> Callable[..., int]:
-    return lambda *runs: counted(turns_of(runs), list(LEVELS))[level]
 
 
 def turns_of(runs: tuple[Record, ...]) -> list[Turn]:
