@@ -84,7 +84,7 @@ class _Pages:
         if self._content.reproduces:
             yield from self._claims()
             yield self._page("findings", "findings.html", findings=opening.findings(self._content.verdicts))
-            found = views.discrepancies(self._content.verdicts, self._sources)
+            found = views.discrepancies(self._content.verdicts)
             yield self._page("discrepancies", "discrepancies.html", discrepancies=found)
         yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **self._machines())
         yield self._page("sources", "sources.html")
@@ -139,14 +139,10 @@ class _Pages:
 
     def _card(self, each: Exhibit) -> View:
         return {
-            "id": each.id,
-            "title": each.title,
-            "question": each.question or each.title,
+            "of": each,
             "answer": answer(each),
             "judgement": judgement(each, self._content.verdicts),
-            "evidence": each.evidence,
             "image": self._content.images.get(each.id),
-            "has_table": each.table is not None,
             "commands": views.commands(each),
         }
 
@@ -179,7 +175,7 @@ class _Pages:
 
     def _records(self) -> Iterator[tuple[str, str]]:
         shown = views.records(self._content.rows, self._content.shown, self._content.verdicts)
-        views_of = {view["run_id"]: view for view in shown}
+        views_of = {view["row"]["run_id"]: view for view in shown}
         entries = []
         sweep_of = self._content.sweep_of
         for sweep, rows in grouped(self._content.rows, lambda row: sweep_of.get(row["run_id"], ALONE)).items():
