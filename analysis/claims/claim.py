@@ -63,6 +63,8 @@ MISSING = "missing"
 FAILED = "failed"
 KINDS = (REPRODUCED, WITHIN_TOLERANCE, PREDICTED, CONTRADICTED, MISSED, NOT_TESTABLE, NOT_IN_QUICK, MISSING, FAILED)
 EVALUATED = (REPRODUCED, WITHIN_TOLERANCE, PREDICTED, CONTRADICTED, MISSED)
+# The verdict of a statement is the first of these that one of its cells has: one contradicted cell contradicts it.
+DECIDES = (FAILED, MISSING, CONTRADICTED, MISSED, WITHIN_TOLERANCE, PREDICTED, REPRODUCED, NOT_IN_QUICK, NOT_TESTABLE)
 
 Whose = Literal["the paper's", "another public source's", "ours", "ours against ours"]
 WHOSE: tuple[Whose, ...] = get_args(Whose)

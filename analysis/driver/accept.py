@@ -59,11 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write(name, tables[name])
     if changes:
         counts = {name: len(lines) for name, lines in changes.items()}
-        reason = {
-            "accepted_at": provenance.now(),
-            "commit": provenance.git_commit(),
-            "because": options.because.strip(),
-        }
+        reason = {"accepted_at": provenance.now(), "commit": provenance.git_commit()}
+        reason |= {"because": options.because.strip()}
         append_line(FOLDER / BECAUSE, json.dumps(reason | {"changed": counts}))
     print(f"{sum(map(len, changes.values()))} values of {len(changes)} tables changed", file=sys.stderr)
     return 0
@@ -82,22 +79,20 @@ def _blocking(found: Experiments, verdicts: Iterable[Verdict]) -> str:
     red = []
     for each in verdicts:
         declared = each.kind in (CONTRADICTED, MISSED) and bool(each.claim.contradiction)
-        accepted = declared or (
-            each.claim.whose == "ours" and each.kind in EVALUATED
-        )  # by a table that is written here
-        red += [each] if each.red and not accepted else []
+        ours = each.claim.whose == "ours" and each.kind in EVALUATED  # by a table that is written here
+        red += [each] if each.red and not (declared or ours) else []
     return "\n".join(filter(None, (*(f"  {line}" for line in found.refusals()), red_text(red))))
 
 
 def _tables(found: Experiments, verdicts: Sequence[Verdict], only: Sequence[str] | None) -> Iterator[tuple[str, Rows]]:
     """Every table that can be made of the records, by name."""
-    for name in sorted({*experiments(), CONTRADICTIONS, STATEMENTS}):
+    made = {CONTRADICTIONS: _contradictions, STATEMENTS: _statements}
+    for name in sorted({*experiments(), *made}):
         if only is not None and name not in only:
             continue
-        if name == CONTRADICTIONS:
-            yield name, _merged(name, _contradictions(verdicts))
-        elif name == STATEMENTS:
-            yield name, _merged(name, _statements(verdicts))
+        if name in made:
+            merged = {row["claim"]: row for row in (*read_table(name), *made[name](verdicts))}
+            yield name, [merged[claim] for claim in sorted(merged)]  # what was not looked at stays
         elif rows := list(_cells(found, name)):
             yield name, rows
 
@@ -166,12 +161,6 @@ def _statements(verdicts: Iterable[Verdict]) -> Iterable[dict[str, str]]:
 
 def _half_unit(text: str) -> float:
     return 0.5 * 10.0 ** -len(text.partition(".")[2]) if "e" not in text else 1e-3 * abs(float(text))
-
-
-def _merged(name: str, rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
-    """The rows over those that the table has: what was not looked at stays."""
-    merged = {row["claim"]: dict(row) for row in read_table(name)} | {row["claim"]: row for row in rows}
-    return [merged[claim] for claim in sorted(merged)]
 
 
 def _write(name: str, rows: Sequence[Mapping[str, str]]) -> None:

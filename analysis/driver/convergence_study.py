@@ -24,35 +24,16 @@ import pandas as pd
 
 from analysis.predictions import tables
 from rpbench.run.modes.duel.verdict import student_quantile
+from rpbench.yaml_file import read_keys
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "analysis" / "kept" / "convergence_study.csv"
 
-# Never late, and therefore one curve.
-SYNCHRONOUS = ("gpipe", "1f1b", "roundpipe")
-LATE = (
-    "roundpipe_async",
-    "pipedream_2bw",
-    "xpipe",
-    "pipedream",
-    "pipedream_unstashed",
-    "pipemare_t1_t2_t3",
-    "pipeoptim",
-    "spectrain",
-)
+_METHODS = read_keys(Path(__file__).with_suffix(".yaml"))
+SYNCHRONOUS, LATE = (tuple(_METHODS[kind]) for kind in ("synchronous", "late"))
 LEARNING_RATES = (5e-4, 3e-2)  # from, to; drawn evenly in the logarithm
 WARM_UPS = (0.0, 0.25)  # share of a method's updates
-# Constants of a method itself: from, to, and whether it is a number of its updates.
-OWN: Mapping[str, Mapping[str, tuple[float, float, bool]]] = {
-    "pipemare_t1_t2_t3": {
-        "rescheduling_steps": (0.0, 0.3, True),
-        "correction_decay": (0.02, 0.9, False),
-        "num_sync_steps": (0.01, 0.2, True),
-    }
-}
-UPDATES_PER_BATCH = dict.fromkeys(
-    ("pipedream", "pipedream_unstashed", "pipemare_t1_t2_t3", "pipeoptim", "spectrain"), 4
-)
+OWN: Mapping[str, Mapping[str, tuple[float, float, bool]]] = _METHODS["own"]
 SAME = 1e-3  # nats by which synchronous methods may differ: they add gradients up in another order
 SHARE = 0.75  # of the tokens after which the synchronous methods have the loss that all are asked to reach
 
@@ -83,7 +64,7 @@ class Study:
             yield tuple(self._overrides(method, {name: columns[name][run] for name in names}))
 
     def _overrides(self, method: str, places: Mapping[str, float]) -> Iterator[str]:
-        updates = self.num_steps * UPDATES_PER_BATCH.get(method, 1)
+        updates = self.num_steps * _METHODS["updates_per_batch"].get(method, 1)
         low, high = LEARNING_RATES
         yield f"optimizer.learning_rate={low * (high / low) ** places['learning_rate']:.4g}"
         yield f"optimizer.num_warmup_steps={round(updates * _between(WARM_UPS, places['warm_up']))}"

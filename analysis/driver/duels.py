@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, fields
 from io import StringIO
 from pathlib import Path
 
-from analysis.exhibits.figures.duel import plan
+from analysis.exhibits.figures.duel import by_model, plan
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.records import record
 from rpbench.records.record import Record, write_atomically
@@ -104,7 +104,7 @@ def records_of(results: Path, experiment: str) -> list[Record]:
 
 def kept_of(rows: Iterable[Record]) -> list[Kept]:
     """The rows of a duel's records; all its verdicts are given together."""
-    duels = _by_model(rows)
+    duels = by_model(rows)
     together = sum(len(timed(duel)) for duel in duels.values())
     return [
         Kept(
@@ -127,13 +127,6 @@ def kept_of(rows: Iterable[Record]) -> list[Kept]:
     ]
 
 
-def _by_model(rows: Iterable[Record]) -> dict[str, dict[str, Record]]:
-    duels: dict[str, dict[str, Record]] = {}
-    for row in rows:
-        duels.setdefault(row["model"], {})[row["contender"]] = row
-    return duels
-
-
 def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[str]:
     """A line a contender: its speed over the base by the clock; the verdicts of all lines are given together.
 
@@ -144,7 +137,7 @@ def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[s
     Raises:
         LookupError: if the base or a name has no runs.
     """
-    duels = _by_model(rows)
+    duels = by_model(rows)
     together = sum(len(names) or len(timed(duel)) - 1 for duel in duels.values())
     lines = [f"{'model':18s} {'contender':20s} {'over ' + base:>22s}  verdict"]
     for model, duel in duels.items():

@@ -29,12 +29,12 @@ from analysis.driver.accelerators import NONE_HERE, has_accelerators, run_on_acc
 from analysis.driver.notebooks import Kernel, execute, notebooks
 from analysis.driver.sweeps import ALL, DUELS, PAPER, QUICK, ROOT, Scope, can_fork, run_sweeps
 from analysis.exhibits.exhibit import DECLARED
-from analysis.exhibits.figures.files import OUT, save_table
+from analysis.exhibits.figures.files import OUT
 from analysis.mutate import check, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.content import Content
 from analysis.report.images import Image, draw_all, drawings_of
-from analysis.report.page import gather, write
+from analysis.report.page import gather, save_tables, write
 from rpbench.cli import COLLECT_AFTER
 from rpbench.side_processes import side_processes
 
@@ -128,9 +128,7 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
         num_executed, broken = ran()
     progress.say(f"notebooks: {num_executed} of {len(notebooks())} executed")
     problems += broken
-    for exhibit in content.shown:
-        if exhibit.table is not None:
-            save_table(exhibit.table, exhibit.id, folder)
+    save_tables(content)
     falsified, survivors = _mutation_sample(experiments, progress)
     problems += survivors
     report = write(content, (out or ROOT) / "report.html")

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import NOTHING, Cell, Exhibit, Table, label, ours, ranged, table
+from analysis.records.runs import grouped
 from rpbench.records import manifest as manifests
 from rpbench.records.describe import Clock, clock
 from rpbench.records.manifest import Manifest
@@ -323,10 +325,7 @@ def _tabulate(heads: Sequence[str], measures: Sequence[Measure], lines: Sequence
 
 def _starred(measure: Measure, lines: Sequence[Contender]) -> list[Contender]:
     """The best of each work; none where all of it are as good."""
-    groups: dict[Work, list[Contender]] = {}
-    for line in lines:
-        if line.values(measure):
-            groups.setdefault(line.work, []).append(line)
+    groups = grouped((line for line in lines if line.values(measure)), attrgetter("work"))
     found = [(best_of(measure, group), group) for group in groups.values()]
     return [line for best, group in found if len(best) < len(group) for line in best]
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import copysign, exp, inf, log, sqrt
+from pathlib import Path
 from statistics import fmean, stdev
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from analysis.predictions.compare import (
     KNOWN,
@@ -31,7 +32,7 @@ from analysis.predictions.compare import (
     published_value,
     with_values,
 )
-from analysis.records.published import DENSE, EXPERTS, PUBLISHED_MODELS
+from analysis.records.published import EXPERTS, PUBLISHED_MODELS
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.declared import Declared
 from rpbench.cost.hardware.machine import NUMBERS
@@ -40,6 +41,7 @@ from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layers.eager_kernels import PARTS, correction_name
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.workload.architecture import Architecture, architecture
+from rpbench.yaml_file import read_keys
 
 # In the order of their fits: a later one may rest on an earlier.
 FITTED = ("host_bytes_per_s", "expert_pass_s", "collective_bytes_per_s", "tensor_logit_bytes")
@@ -168,37 +170,19 @@ class Known(NamedTuple):
     within: float
 
 
-def _cells(system: str, models: Sequence[str], cluster: str) -> tuple[Cell, ...]:
-    return tuple(Cell("throughput", system, model, cluster) for model in models)
+def _known(name: str, cluster: str, cells: Sequence[Mapping[str, Any]], prior: float, within: float) -> Known:
+    """A constant as `holdout.yaml` has it: cells by systems, models (all if left out) and machines (its own)."""
+    found = tuple(
+        Cell("throughput", system, model, each)
+        for some in cells
+        for each in some.get("machines", (cluster,))
+        for system in some["systems"]
+        for model in some.get("models", PUBLISHED_MODELS)
+    )
+    return Known(name, cluster, found, prior, within)
 
 
-# In the order of their fits. Priors: a processor with 8 channels of DDR4-3200 at half its 205 GB/s; 0.22 ms, which the
-# timing of a 235B layer on one device leaves for an expert; NCCL through the host, measured by others at 2 to 3 GB/s;
-# 0.80 and 76 GB/s, as the sealed predictions had them; 20 bytes, which is what can be counted of a gradient's copies.
-KNOWN_BY: tuple[Known, ...] = (
-    Known("host_bytes_per_s", KNOWN, _cells("roundpipe-sync", DENSE, KNOWN), 102e9, 0.4),
-    Known(
-        "expert_pass_s",
-        KNOWN,
-        (*_cells("roundpipe", ("qwen3_235b_lora",), KNOWN), *_cells("roundpipe", ("qwen3_235b_lora",), A800)),
-        2.2e-4,
-        0.3,
-    ),
-    Known(
-        "collective_bytes_per_s",
-        KNOWN,
-        tuple(
-            cell
-            for system in ("megatron-tp", "fsdp", "zero-2", "zero-infinity")
-            for cell in _cells(system, tuple(PUBLISHED_MODELS), KNOWN)
-        ),
-        2.5e9,
-        0.2,
-    ),
-    Known("matmul_efficiency", A800, _cells("roundpipe", DENSE, A800), 0.80, 0.06),
-    Known("host_bytes_per_s", A800, _cells("roundpipe-sync", DENSE, A800), 76.26e9, 0.4),
-    Known("deepspeed_gradient_bytes", A800, _cells("zero-2", ("qwen3_1p7b", "llama31_8b"), A800), 20.0, 1.0),
-)
+KNOWN_BY = tuple(_known(**row) for row in read_keys(Path(__file__).with_suffix(".yaml"))["known_by"])
 
 
 class Left(NamedTuple):

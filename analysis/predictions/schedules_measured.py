@@ -6,14 +6,17 @@ A run is simulated with one cost for everything: floating-point operations at on
 and the head, nothing is known of kernels. Splitting a backward makes its kernels `SPLIT` longer. `relative_pace` is the
 model's operations over the operations that fit into the time of all devices, relative to the first row of the group.
 
-What the question does not state is assumed in `GROUPS`, once a group: sizes, microbatches, bytes of state. Where a
-number of layers and two more divide by the ranks, embedding and head count as a layer each (Megatron's layouts).
+What the question does not state is assumed in `schedules_measured.yaml`, once a group: sizes, microbatches, bytes of
+state. Where a number of layers and two more divide by the ranks, embedding and head count as a layer each (Megatron's
+layouts).
 
 `memory_GB` is that of the fullest device: state, activations of the chunks in flight, logits.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from analysis.predictions.tables import FOLDER, Row, write
@@ -28,6 +31,7 @@ from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
 from rpbench.workload.architecture import Architecture, architecture
 from rpbench.workload.counts import Experts
+from rpbench.yaml_file import read_keys
 
 SPLIT = 1.03  # of the kernels of a split backward: 2 to 4 % in measured runs of others
 UTILISATION = 0.45  # of the peak, for what a transfer between stages takes in operations
@@ -43,10 +47,9 @@ class Group:
 
     Args:
         first, last: numbers of the rows.
-        model: public configurations; sizes of models that are only named are ours.
         num_ranks: pipeline ranks.
         num_microbatches, microbatch_sequences: of a step.
-        flops_per_byte: of a device over its link to the next rank (vendor figures).
+        tflops, link_gb_per_s: of a device, and of its link to the next rank (vendor figures).
         state_bytes: of a parameter on a device, master weights and optimizer included.
         shards: devices that share a stage's matrices (tensor parallelism).
         expert_shards: devices that share its experts.
@@ -61,55 +64,25 @@ class Group:
     num_ranks: int
     num_microbatches: int
     microbatch_sequences: int
-    flops_per_byte: float
+    tflops: float
+    link_gb_per_s: float
     state_bytes: float = 18
     shards: int = 1
     expert_shards: int = 1
     chunks: int = 2
     kept: float = 1.0
-    orders: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    orders: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
 
 
-LLAMA2_7B = Architecture("llama2_7b", 32, 4096, 32, 32_000, inner=11_008, seq_len=4096)
-LLAMA31_405B = Architecture("llama31_405b", 126, 16_384, 128, 128_256, key_value_heads=8, inner=53_248, seq_len=8192)
-GRUG = Architecture("grug_moe", 24, 2048, 16, 128_256, experts=Experts(40, 4, 1024), seq_len=4096)
-LLAMA_13B = Architecture("llama_13b", 40, 5120, 40, 32_000, inner=13_824, seq_len=2048)
-EXAMPLE = Architecture("example_6b", 30, 4096, 32, 51_200, gated=False, seq_len=1024)  # 6.2e9 with these
+def _model(name: str) -> Architecture:
+    own = dict(_FILE["models"][name])
+    if experts := own.pop("experts", None):
+        own["experts"] = Experts(*experts)
+    return replace(architecture(own.pop("of")), **own) if "of" in own else Architecture(name, **own)
 
-GROUPS = (
-    Group(1, 6, LLAMA2_7B, 8, 64, 4, 1307e12 / 64e9),
-    Group(
-        7,
-        14,
-        replace(architecture("qwen3_235b_lora"), lora_rank=None, training_mode="full", seq_len=4096),
-        4,
-        16,
-        1,
-        2500e12 / 50e9,
-        expert_shards=8,
-    ),
-    Group(15, 18, EXAMPLE, 8, 24, 1, 989e12 / 200e9, chunks=4),
-    Group(19, 21, LLAMA31_405B, 8, 16, 1, 989e12 / 50e9, state_bytes=16 / 8 + 2, shards=8, kept=0.5),
-    Group(22, 24, replace(architecture("llama31_8b"), seq_len=512), 8, 16, 1, 989e12 / 450e9, state_bytes=16),
-    Group(25, 26, LLAMA2_7B, 4, 8, 1, 312e12 / 25e9, state_bytes=6 + 12 / 2),
-    Group(
-        27,
-        30,
-        GRUG,
-        8,
-        8,
-        4,
-        989e12 / 450e9,
-        state_bytes=16,
-        orders={
-            "fsdp/ep": ("", 8, 1),
-            "gpipe, 8-way, 8 microbatches": ("gpipe", 8, 8),
-            "gpipe, 8-way, 16 microbatches": ("gpipe", 8, 16),
-            "gpipe, 4-way x dp2, 8 microbatches": ("gpipe", 4, 8),
-        },
-    ),
-    Group(31, 31, LLAMA_13B, 4, 64, 1, 312e12 / 300e9),
-)
+
+_FILE = read_keys(Path(__file__).with_suffix(".yaml"))
+GROUPS = tuple(Group(**row | {"model": _model(row["model"])}) for row in _FILE["groups"])
 
 # FSDP with experts over devices: no bubble; gathers and all-to-alls that nothing hides. Assumed.
 SHARDED_EFFICIENCY = 0.85
@@ -169,7 +142,7 @@ def find(group: Group, row: dict[str, str]) -> Found:
     looped = row["vpp"] if row["vpp"].isdigit() else str(group.chunks)
     chunks = (entry.chunks or int(looped)) if entry.looped else 1
     split = name.startswith(("zb", "v_", "interleaved_zb"))
-    hop = model.boundary_bytes(tokens) * group.flops_per_byte * UTILISATION
+    hop = model.boundary_bytes(tokens) * (1e3 * group.tflops / group.link_gb_per_s) * UTILISATION
     problem = Problem(
         entry=entry,
         times=layer_flops(model, tokens, split=split, recompute=recompute, hop=hop),

@@ -1,8 +1,8 @@
 """The runs behind exhibits, whole or not at all (MissingRuns): calls of figure 17, closed forms, models, sweeps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -15,6 +15,17 @@ BASELINES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
 SCHEDULES = (*BASELINES, "roundpipe")
 # RoundPipe with a whole step as one round, by the name of its file in `conf/schedule/`.
 ONE_ROUND = "roundpipe_call"
+
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """Items by what a key says of each, in the order of their first ones."""
+    found: dict[_Key, list[_Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def models_of(rows: pd.DataFrame) -> list[str]:

@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from urllib.parse import quote, urlencode
 
 from analysis.claims.claim import Verdict
 from analysis.exhibits.exhibit import Exhibit
-from analysis.records.experiments import Record
 from analysis.report.images import Image
 
 ALONE = "single runs"  # records that no sweep names
@@ -74,19 +73,6 @@ class Site:
 
     def source(self, anchor: str) -> str:
         return f"{self.page('sources')}#{anchor}"
-
-
-def sections_of(verdicts: Iterable[Verdict]) -> dict[str, str]:
-    """Heading by the id of a claim."""
-    return {verdict.claim.id: verdict.claim.section for verdict in verdicts}
-
-
-def by_sweep(rows: Iterable[Record], sweep_of: Mapping[str, str]) -> dict[str, list[Record]]:
-    """Records by the name of their sweep."""
-    found: dict[str, list[Record]] = {}
-    for row in rows:
-        found.setdefault(sweep_of.get(row["run_id"], ALONE), []).append(row)
-    return found
 
 
 @dataclass

@@ -24,8 +24,9 @@ from analysis.exhibits.figures.files import save_table
 from analysis.exhibits.own_sweep import exhibit as compare
 from analysis.exhibits.style import BUBBLES
 from analysis.records.experiments import Experiments, is_current
+from analysis.records.runs import grouped
 from analysis.report import opening, views
-from analysis.report.content import Content, Site, by_sweep, sections_of, slug
+from analysis.report.content import ALONE, Content, Site, slug
 from analysis.report.images import draw_all, drawings_of
 from analysis.report.opening import FIRST, answer, judgement
 from analysis.report.statements import Statement, choices, counted, grouped_by, judged, statements
@@ -51,7 +52,8 @@ class _Pages:
 
     def __init__(self, content: Content, front: str, folder: str, figures: str) -> None:
         self._content, self._front = content, front
-        self._site = Site(front, folder, sections_of(content.verdicts), content.sweep_of, figures=figures)
+        section_of = {verdict.claim.id: verdict.claim.section for verdict in content.verdicts}
+        self._site = Site(front, folder, section_of, content.sweep_of, figures=figures)
         self._sources = views.Sources()
         self._statements = statements(content.verdicts)
         self._rows = {row["run_id"]: row for row in content.rows}
@@ -82,7 +84,7 @@ class _Pages:
         if self._content.reproduces:
             yield from self._claims()
             yield self._page("findings", "findings.html", findings=opening.findings(self._content.verdicts))
-            found = views.discrepancies(self._content.verdicts, self._sources)
+            found = views.discrepancies(self._content.verdicts)
             yield self._page("discrepancies", "discrepancies.html", discrepancies=found)
         yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **self._machines())
         yield self._page("sources", "sources.html")
@@ -137,14 +139,10 @@ class _Pages:
 
     def _card(self, each: Exhibit) -> View:
         return {
-            "id": each.id,
-            "title": each.title,
-            "question": each.question or each.title,
+            "of": each,
             "answer": answer(each),
             "judgement": judgement(each, self._content.verdicts),
-            "evidence": each.evidence,
             "image": self._content.images.get(each.id),
-            "has_table": each.table is not None,
             "commands": views.commands(each),
         }
 
@@ -177,9 +175,10 @@ class _Pages:
 
     def _records(self) -> Iterator[tuple[str, str]]:
         shown = views.records(self._content.rows, self._content.shown, self._content.verdicts)
-        views_of = {view["run_id"]: view for view in shown}
+        views_of = {view["row"]["run_id"]: view for view in shown}
         entries = []
-        for sweep, rows in by_sweep(self._content.rows, self._content.sweep_of).items():
+        sweep_of = self._content.sweep_of
+        for sweep, rows in grouped(self._content.rows, lambda row: sweep_of.get(row["run_id"], ALONE)).items():
             records = [views_of[row["run_id"]] for row in rows]
             name = f"records-{slug(sweep)}"
             yield self._page(name, "records.html", sweep=sweep, records=records, common=views.common(records))

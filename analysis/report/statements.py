@@ -4,34 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import attrgetter
 
-from analysis.claims.claim import (
-    CONTRADICTED,
-    EVALUATED,
-    FAILED,
-    KINDS,
-    MISSED,
-    MISSING,
-    NOT_IN_QUICK,
-    NOT_TESTABLE,
-    PREDICTED,
-    REPRODUCED,
-    WITHIN_TOLERANCE,
-    Verdict,
-)
+from analysis.claims.claim import DECIDES, EVALUATED, KINDS, Verdict
+from analysis.records.runs import grouped
 
-# The verdict of a statement is the first of these that one of its cells has: one contradicted cell contradicts it.
-_DECIDES = (
-    FAILED,
-    MISSING,
-    CONTRADICTED,
-    MISSED,
-    WITHIN_TOLERANCE,
-    PREDICTED,
-    REPRODUCED,
-    NOT_IN_QUICK,
-    NOT_TESTABLE,
-)
 # Fields by which a list of statements can be filtered, in their order on the page.
 FILTERS = ("verdict", "kind", "whose", "section")
 
@@ -45,7 +22,7 @@ class Statement:
     @property
     def verdict(self) -> str:
         kinds = {cell.kind for cell in self.cells}
-        return next(kind for kind in _DECIDES if kind in kinds)
+        return next(kind for kind in DECIDES if kind in kinds)
 
     @property
     def section(self) -> str:
@@ -93,29 +70,24 @@ class Count:
 
 def statements(verdicts: Iterable[Verdict]) -> list[Statement]:
     """The statements that verdicts are cells of, in the order of their first cells."""
-    found: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        found.setdefault(verdict.claim.statement_id or verdict.claim.id, []).append(verdict)
+    found = grouped(verdicts, lambda verdict: verdict.claim.statement_id or verdict.claim.id)
     return [Statement(tuple(cells)) for cells in found.values()]
 
 
 def grouped_by(name: str, found: Iterable[Statement]) -> dict[str, list[Statement]]:
     """Statements by one of `FILTERS`, in the order of their first ones."""
-    grouped: dict[str, list[Statement]] = {}
-    for each in found:
-        grouped.setdefault(getattr(each, name), []).append(each)
-    return grouped
+    return grouped(found, attrgetter(name))
 
 
 def counted(name: str, found: Iterable[Statement]) -> dict[str, Count]:
     """Statements by one of `FILTERS`, verdicts in the order in which they are told, and cells: of a verdict those that
     came out so, wherever they stand, else all of the statements.
     """
-    grouped = grouped_by(name, found)
+    groups = grouped_by(name, found)
     if name == "verdict":
-        cells = Counter(cell.kind for those in grouped.values() for each in those for cell in each.cells)
-        return {kind: Count(len(grouped.get(kind, ())), cells[kind]) for kind in KINDS if cells[kind]}
-    return {each: Count(len(those), sum(len(one.cells) for one in those)) for each, those in grouped.items()}
+        cells = Counter(cell.kind for those in groups.values() for each in those for cell in each.cells)
+        return {kind: Count(len(groups.get(kind, ())), cells[kind]) for kind in KINDS if cells[kind]}
+    return {each: Count(len(those), sum(len(one.cells) for one in those)) for each, those in groups.items()}
 
 
 def choices(found: Sequence[Statement]) -> dict[str, dict[str, Count]]:

@@ -123,11 +123,8 @@ def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row])
         if run in rows
     }
     return {
-        "caption": each.caption,
         "gallery": [(stem, images[stem], drawn.get(stem, "")) for stem in each.drawings if stem in images],
         "columns": _columns(each.table),
-        "rows": each.table.rows if each.table else (),
-        "run_ids": each.records,
     }
 
 
@@ -146,31 +143,23 @@ def _columns(shown: Table | None) -> list[tuple[str, bool]]:
 
 
 def claim(verdict: Verdict, sources: Sources) -> View:
-    """A line of the table of claims."""
+    """What a line of the table of claims has beside its verdict."""
     claim = verdict.claim
-    printed = claim.published
     ours = claim.shown(verdict.value)
     explanation = verdict.explanation
     if len(ours) > _LONG:  # it stands in its column
         explanation = explanation.replace(ours, "what stands under ours")
         ours = shorten(ours, _LONGEST, placeholder=" … (the rest is in the record)")
     return {
-        "id": claim.id,
-        "statement": claim.statement,
+        "verdict": verdict,
+        "claim": claim,
         "metric": claim.metric,
-        "unit": claim.unit,
-        "published": claim.printed or "not public",
-        "relation": "≤ " if claim.relation == "<=" else "",
-        "published_anchor": sources.anchor(printed.source) if printed else "",
-        "published_source": printed.source if printed else "",
+        "anchor": sources.anchor(claim.published.source) if claim.published else "",
         "ours": ours,
         "difference": _difference(verdict),
-        "is_number": isinstance(printed.value, float) if printed else False,
-        "kind": verdict.kind,
-        "red": verdict.red,
+        "is_number": claim.published is not None and isinstance(claim.published.value, float),
         "explanation": explanation,
         "origin": _origin(verdict),
-        "run_ids": verdict.run_ids,
     }
 
 
@@ -193,10 +182,10 @@ def _difference(verdict: Verdict) -> str:
     return f"{verdict.difference:+.2g}"
 
 
-def discrepancies(verdicts: Iterable[Verdict], sources: Sources) -> list[View]:
+def discrepancies(verdicts: Iterable[Verdict]) -> list[View]:
     ours = {v.claim.id: v for v in verdicts if v.claim.section == DISCREPANCIES}
     found = ((row, ours[f"discrepancies/{row['id']}/published"]) for row in table("discrepancies"))
-    return [{**row, "found": v.claim.shown(v.value), "verdict": claim(v, sources)} for row, v in found]
+    return [{**row, "found": v.claim.shown(v.value), "verdict": v} for row, v in found]
 
 
 # --- records -------------------------------------------------------------------------------------------------
@@ -211,15 +200,11 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
     num_claims = Counter(run_id for verdict in verdicts for run_id in verdict.run_ids)
     return [
         {
-            "run_id": row["run_id"],
+            "row": row,
             "summary": _summary(row),
-            "evidence": row["evidence"],
-            "status": row["status"],
-            "reason": row.get("reason") or "",
             "command": command_of(row),
             "metrics": _metrics(row),
             "config": _flat(row["config"]),
-            "started_at": row["started_at"],
             "made_with": {
                 "commit": row.get("git_commit") or "not a git checkout",
                 "code": row.get("code_version") or "",

@@ -12,15 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from rpbench.yaml_file import read_keys
+
 ROOT = Path(__file__).parents[2]
-# Documents outside docs/ that are pages of the site, by their path there.
-PROJECT = {
-    "CONTRIBUTING.md": "project/contributing.md",
-    "CHANGELOG.md": "project/changelog.md",
-    "baselines/README.md": "project/other_engines.md",
-    "analysis/predictions/README.md": "project/predictions_in_detail.md",
-    "analysis/published/README.md": "project/published_numbers.md",
-}
+DECLARED = read_keys(Path(__file__).with_name("site.yaml"))
+PROJECT: dict[str, str] = DECLARED["project"]
 _HERE = {"README.md": "index.md", **PROJECT}
 _LINK = re.compile(r"(?<!!)\[(?P<words>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
@@ -61,19 +57,7 @@ def relinked(text: str, uri: str, missing: Callable[[str], None]) -> str:
     return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in parts)
 
 
-# What a command may need that a test does not have.
-GROUNDS = (
-    "needs a GPU",
-    "needs the network",
-    "needs SLURM",
-    "needs a W&B account",
-    "needs several hosts",
-    "needs the history of the clone",
-    "needs a person",
-    "needs a package that is not installed by default",
-    "takes",
-    "is run by .ci/run",
-)
+GROUNDS = tuple(DECLARED["grounds"])
 _OPENING = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]+)(?P<rest>[^`\n]*)$")
 _MARK = re.compile(r"^(?P<mark>slow|no-run): (?P<reason>.+)$")
 _TITLE = re.compile(r'^title="(?P<title>[^"]+)"$')

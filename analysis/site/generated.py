@@ -15,6 +15,7 @@ from pathlib import Path
 
 from analysis.exhibits.figures.files import in_the_dark
 from analysis.predictions.tables import markdown
+from analysis.site.fences import DECLARED
 from analysis.site.schedule_answer import as_typed
 from analysis.verbs import VERBS
 from rpbench.cli import all_verbs
@@ -29,15 +30,6 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "methods"
 SECTIONS = ("Idea", "What is faithful", "What differs", "The paper's number and ours")
 _SIZES = ("num_devices=4", "num_microbatches=8")
-# Where a method does not take the sizes of the others, or shows nothing of itself there.
-_OTHER_SIZES = {
-    "adaptis": ("num_devices=4", "num_microbatches=8", "chunks_per_device=2"),
-    "mario": (*_SIZES, "chunks_per_device=1"),
-    "megatron_tp": ("num_devices=4", "num_microbatches=4", "chunks_per_device=1"),
-    "optpipe": ("num_devices=3", "num_microbatches=4", "schedule.memory_limit=2", "schedule.transfer=0.5"),
-    "pipedream": ("num_devices=4", "num_microbatches=8"),
-    "stp": ("num_devices=4", "num_microbatches=12"),
-}
 # Modules that the schedules of an extra need.
 _MODULES = {"exact": "ortools"}
 # Words on a bar stay black, for a bar has its colour on any page. They are outlines of this size.
@@ -47,7 +39,7 @@ _PLACE = "<!-- facts of the registry -->"
 
 def words_of(name: str) -> tuple[str, ...]:
     """The overrides with which a schedule is drawn."""
-    return (f"schedule={name}", *_OTHER_SIZES.get(name, _SIZES))
+    return (f"schedule={name}", *DECLARED["sizes"].get(name, _SIZES))
 
 
 def draw(name: str, path: Path) -> None:
@@ -114,33 +106,7 @@ def pages() -> dict[str, str]:
     return {name: f"methods/{name}.md" for name in offered()}
 
 
-# Packages in the order of imports, from the bottom.
-PACKAGES = (
-    "rpbench/ir",
-    "rpbench/passes",
-    "rpbench/ordering",
-    "rpbench/schedules",
-    "baselines",
-    "rpbench/cost",
-    "rpbench/sim",
-    "rpbench/models",
-    "rpbench/engine",
-    "rpbench/torch_runtime",
-    "rpbench/plan",
-    "rpbench/failures",
-    "rpbench/mesh",
-    "rpbench/predict",
-    "rpbench/advice",
-    "rpbench/explain",
-    "rpbench/config",
-    "rpbench/drawing",
-    "rpbench/records",
-    "rpbench/tracking",
-    "rpbench/run",
-    "rpbench/sweep",
-    "rpbench/commands",
-    "analysis",
-)
+PACKAGES = tuple(DECLARED["packages"])
 
 
 def filled(text: str) -> str:

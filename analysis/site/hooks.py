@@ -20,25 +20,6 @@ ROOT = Path(__file__).parents[2]
 PYODIDE = Path(__file__).parent / "node_modules" / "pyodide"
 NAME = "schedules_runtime.js"
 _FILES = ("pyodide.js", "pyodide.asm.js", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-# What `schedule_answer` may import; tests run it with nothing else but the standard library.
-_PACKAGES = (
-    "rpbench/ir",
-    "rpbench/ir/checks",
-    "rpbench/ir/waits",
-    "rpbench/passes",
-    "rpbench/ordering",
-    "rpbench/schedules",
-    "rpbench/cost",
-    "rpbench/cost/footprint",
-    "rpbench/cost/hardware",
-    "rpbench/workload",
-    "rpbench/plan",
-    "rpbench/sim",
-    "rpbench/config",
-    "rpbench/drawing",
-    "baselines",
-)
-_MODULES = ("rpbench", "analysis", "analysis/site")  # their own files, not the folders below
 _FIRST = (1980, 1, 1, 0, 0, 0)  # of every file: the same sources make the same script
 
 
@@ -64,11 +45,9 @@ def project() -> bytes:
 
 
 def _sources() -> Iterator[Path]:
-    for package in _PACKAGES:
+    for package in fences.DECLARED["in_the_browser"]:
         yield from (ROOT / package).glob("*.py")
     yield from (path for path in (ROOT / "baselines").glob("*/*.py") if path.parent.name != "systems")
-    for package in _MODULES:
-        yield from (ROOT / package).glob("*.py")
 
 
 _LOG = logging.getLogger("mkdocs.plugins.rpbench")

@@ -27,8 +27,12 @@ def claims() -> Iterator[Claim]:
     yield from _ends("figure10/orders", _distinct_orders, [need_of("figure10", row) for row in by_model])
     for name in ("ahead", "waiting"):
         yield stated(f"ours/fused_stage/{name}", lambda run: 100 * run["bubble_steady"])
-    yield from _parity()
-    yield from _bars()
+    for experiment in ("equivalence", "baselines_cpu"):
+        if needs := [need_of(experiment, row) for row in read_table(experiment)]:  # or nothing of it has been accepted
+            yield stated("ours/parity/{experiment}", _num_exact, needs=needs, experiment=experiment)
+    for number in range(NUM_BARS):
+        yield stated("ours/predictions/bar_{number}", partial(_said, number), number=number + 1)
+    yield stated("ours/predictions/held", lambda: sum(bar.held for bar in _found_bars()), bars=NUM_BARS)
 
 
 def _ends(
@@ -172,20 +176,8 @@ _PACES = {
 # --- parity and predictions ------------------------------------------------------------------------------------
 
 
-def _parity() -> Iterator[Claim]:
-    for experiment in ("equivalence", "baselines_cpu"):
-        if needs := [need_of(experiment, row) for row in read_table(experiment)]:  # or nothing of it has been accepted
-            yield stated("ours/parity/{experiment}", _num_exact, needs=needs, experiment=experiment)
-
-
 def _num_exact(*found: Record) -> int:
     return sum(run["grad_max_abs_diff"] == 0 == run["weight_max_abs_diff"] for run in found)
-
-
-def _bars() -> Iterator[Claim]:
-    for number in range(NUM_BARS):
-        yield stated("ours/predictions/bar_{number}", partial(_said, number), number=number + 1)
-    yield stated("ours/predictions/held", lambda: sum(bar.held for bar in _found_bars()), bars=NUM_BARS)
 
 
 def _said(number: int) -> str:

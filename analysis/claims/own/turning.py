@@ -5,11 +5,11 @@ step's delay costs more than what processors make of a loss. Curves of 96 update
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from statistics import mean
 
-from analysis.claims.claim import Claim, Need, Record, claim, section, stated
+from analysis.claims.claim import DECLARED, Claim, Need, Record, claim, section, stated
 from analysis.exhibits.figures.own.turning import LEVELS, Turn, counted, lead, step_time_s, turns
 from analysis.records.published import Printed
 from rpbench.config.configuration import swept
@@ -91,47 +91,31 @@ def _largest_ratio(*runs: Record) -> float:
 
 _KEYS = ("schedule", "model", "cluster")
 _FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same
-# A lead that a level turns, and the same pair a level before: (level, ahead, behind, model, machine).
-_LEADS = (
-    ("hops", "roundpipe", "pipedream_2bw", "qwen3_1p7b", "8x_rtx4090"),
-    ("transfers", "pipedream_2bw", "roundpipe", "qwen3_1p7b", "8x_rtx4090"),
-    ("memory", "zb_h1", "interleaved_1f1b", "qwen3_1p7b", "8x_rtx4090"),
-    ("halves", "interleaved_1f1b", "zb_h1", "qwen3_1p7b", "8x_rtx4090"),
-    ("halves", "dualpipe", "pipedream_2bw", "qwen3_1p7b", "8x_rtx4090"),
-    ("collectives", "pipedream_2bw", "dualpipe", "qwen3_1p7b", "8x_rtx4090"),
-)
 
 
 @section(140, "Rankings that turn")
 def claims() -> Iterator[Claim]:
     """Pairs that each level turns, and leads before and after a turn."""
-    needs = tuple(_every_run())
+    every = product(LEVELS, *(swept(_FIRST, key) for key in _KEYS))
+    needs = tuple(_need(*each) for each in every)
     for level in list(LEVELS)[1:]:
-        yield stated("turning/pairs/{level}", _count_of(level), needs=needs, level=level)
-    for level, one, other, model, cluster in _LEADS:
+        yield stated(
+            "turning/pairs/{level}",
+            lambda *runs, level=level: counted(turns_of(runs), list(LEVELS))[level],
+            needs=needs,
+            level=level,
+        )
+    for row in DECLARED["leads"]:
         yield stated(
             "turning/lead/{level}/{one}/{other}",
             lambda first, second: 100 * lead(step_time_s(first), step_time_s(second)),
-            needs=tuple(_need(level, name, model, cluster) for name in (one, other)),
-            level=level,
-            one=one,
-            other=other,
-            model=model,
-            cluster=cluster,
+            needs=tuple(_need(row["level"], row[name], row["model"], row["cluster"]) for name in ("one", "other")),
+            **row,
         )
-
-
-def _every_run() -> Iterator[Need]:
-    for level, chosen in product(LEVELS, product(*(swept(_FIRST, key) for key in _KEYS))):
-        yield _need(level, *chosen)
 
 
 def _need(level: str, schedule: str, model: str, cluster: str) -> Need:
     return Need(LEVELS[level], {"schedule": schedule, "model": model, "cluster": cluster})
-
-
-def _count_of(level: str) -> Callable[..., int]:
-    return lambda *runs: counted(turns_of(runs), list(LEVELS))[level]
 
 
 def turns_of(runs: tuple[Record, ...]) -> list[Turn]:

@@ -50,11 +50,13 @@ def claims() -> Iterator[Claim]:
             yield _lead(model, field)
     for model in PUBLISHED_MODELS:
         for schedule in SCHEDULES:
-            name, promise = (
+            yield claim(
                 "tuning/{model}/{schedule}/search_never_worse",
-                Printed("0", "what partition=search promises"),
+                _excess_ms,
+                published=Printed("0", "what partition=search promises"),
+                model=model,
+                schedule=schedule,
             )
-            yield claim(name, _excess_ms, published=promise, model=model, schedule=schedule)
 
 
 def competing(field: str, model: str) -> tuple[Need, ...]:

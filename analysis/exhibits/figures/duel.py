@@ -1,7 +1,8 @@
 """The duel on two cores: time of a step of every contender as predicted, as emulated and as measured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
+from operator import itemgetter
 from textwrap import fill
 from typing import Any
 
@@ -23,6 +24,7 @@ from analysis.exhibits.exhibit import (
     table,
 )
 from analysis.records.experiments import MissingRuns
+from analysis.records.runs import grouped
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS
 from rpbench.run.modes.duel.findings import false_alarms, findings, timed, why_none
 from rpbench.run.modes.duel.runs import CLOCKS, MOST_OTHERS
@@ -35,11 +37,15 @@ NAMES, MODELS = style.names("duel"), style.names("duel_models")
 COLUMNS = columns_of("duel")
 
 
-def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
+def by_model(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
     """Model -> contender -> its record."""
-    duels: dict[str, dict[str, Row]] = {}
-    for row in rows.to_dict("records"):
-        duels.setdefault(row["model"], {})[row["contender"]] = row
+    found = grouped(rows, itemgetter("model"))
+    return {model: {row["contender"]: row for row in duel} for model, duel in found.items()}
+
+
+def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
+    """The same of the models and contenders that are shown, in their order."""
+    duels = by_model(rows.to_dict("records"))
     ordered = {model: duels[model] for model in MODELS if BASE in duels.get(model, {})}
     if not ordered:
         raise MissingRuns("all runs of experiment=cpu_duel")

@@ -38,21 +38,7 @@ _GROUP = re.compile(r"<g>((?:(?!</?g[ >]).)*)</g>")  # that holds no other and s
 _PAGE, _INK, _GREY = (20, 24, 29), (227, 231, 236), 24
 _STROKE = 9  # pixels: no stroke of a word on a bar is wider
 # matplotlib writes each colour into the style of its element; words have none, and are black by default.
-_DARK = (
-    '@media (prefers-color-scheme: dark) {svg{fill:#e3e7ec}rect[fill="#ffffff"]{fill:#14181d}'
-    + "".join(
-        f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
-        for part in ("fill", "stroke")
-        for light, dark in (
-            ("#ffffff", "#14181d"),
-            ("#000000", "#e3e7ec"),
-            ("#dddddd", "#3a434f"),
-            ("#d0d0d0", "#3a434f"),
-            ("#fafafa", "#1d232b"),
-        )
-    )
-    + "}"
-)
+_DARK = Path(__file__).with_name("dark.css").read_text(encoding="utf-8").replace("\n", "")
 
 
 def save_figure(figure: Figure, stem: str, folder: Path = OUT, dots_per_inch: int = 200) -> list[Path]:

@@ -26,7 +26,9 @@ from rpbench.mesh.layers.layer_seconds import Adapters
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.software import Software, software
 from rpbench.workload.architecture import Architecture, architecture
+from rpbench.yaml_file import read_keys
 
+TABLES = read_keys(Path(__file__).with_suffix(".yaml"))
 GIB = 2.0**30
 
 # --- PEFT's comparison of methods --------------------------------------------------------------------------------
@@ -52,17 +54,15 @@ MAPS = {  # (inputs, outputs) of Llama's linear maps
 LLAMA_BYTES = 20.2e9  # without a method: 16 given rows
 FLUX_BYTES = 9.6e9  # the same of the diffusion model, whose blocks are checkpointed: 9 given rows
 FLUX_CAST, FLUX_DELTA = 0.42e9, 3.3e9  # what adapters' inputs, and whole changes of weights, add there: the same rows
-# What a method keeps besides what learns: nothing, inputs in fp32 (the usual), or the whole change of a weight as well.
-LIGHT = {"MISS", "ROAD", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "BEFT", "ADAPTION_PROMPT", "TRAINABLE_TOKENS"}
-LIGHT |= {"PREFIX_TUNING", "OFT", "PSOFT", "full"}
-WHOLE_CHANGE = {"FOURIERFT", "WAVEFT", "LOHA", "HIRA", "LOKR", "BOFT", "RANDLORA", "FROD", "C3A", "DORA", "OSF"}
 
 
 def peft(row: Row) -> list[Case]:
     """A fine-tuning method on one L40S: bytes that the allocator had at most."""
     learns, method = float(row["trainable_params"]), "DORA" if "dora" in row["file"].split("/")[-1] else row["method"]
     if "FLUX" in row["model"]:
-        found = FLUX_BYTES + FLUX_CAST * (method not in LIGHT) + FLUX_DELTA * (method in WHOLE_CHANGE)
+        found = (
+            FLUX_BYTES + FLUX_CAST * (method not in TABLES["light"]) + FLUX_DELTA * (method in TABLES["whole_change"])
+        )
     else:
         found = LLAMA_BYTES + _kept_bytes(method, row["target_modules"].split())
     learning = WHOLE - 2.0 if method == "full" else LEARNING  # the weights themselves are in the rest
@@ -77,8 +77,8 @@ def _kept_bytes(method: str, targets: list[str]) -> float:
     if method == "IA3":  # scales outputs, or the input of the last map, and keeps them
         widths = [k if name == "down_proj" else n for name, (k, n) in zip(targets, maps, strict=True)]
         return CAST * TOKENS * _LAYERS * sum(widths)
-    found = 0.0 if method in LIGHT else CAST * TOKENS * _LAYERS * sum(k for k, _ in maps)
-    return found + (DELTA * _LAYERS * sum(k * n for k, n in maps) if method in WHOLE_CHANGE else 0.0)
+    found = 0.0 if method in TABLES["light"] else CAST * TOKENS * _LAYERS * sum(k for k, _ in maps)
+    return found + (DELTA * _LAYERS * sum(k * n for k, n in maps) if method in TABLES["whole_change"] else 0.0)
 
 
 # --- torchtune ---------------------------------------------------------------------------------------------------
@@ -89,11 +89,11 @@ FOUR_BITS = 0.56  # bytes of a quantised weight with its scales (NF4, blocks of 
 
 def torchtune(row: Row) -> list[Case]:
     """Peak bytes of a recipe on a device; the optimizer of a full one runs in the backward, its states on the host."""
-    names = {"Llama 3.1 8B": "llama3_8b", "Llama 3.1 70B": "llama3_70b", "Llama 3.1 405B": "llama31_405b"}
-    if row["model"] not in names:
+    known = TABLES["torchtune"]
+    if row["model"] not in known:
         why = "model and method are not printed with the row"
         return [Case(row["id"], None, fits=False, asks=("memory",), note=why)]
-    own, gpus = architecture(names[row["model"]]), int(row["gpus"])
+    own, gpus = architecture(known[row["model"]]), int(row["gpus"])
     matrices = own.embedding_parameters + own.head_parameters
     bits = FOUR_BITS if row["method"] == "QLoRA" else 2.0
     weights = bits * (own.total_parameters - matrices) + 2.0 * matrices
@@ -143,31 +143,12 @@ ONE_HOST: dict[str, Callable[[Row], list[Case]]] = {
 
 
 FOLDER = Path(__file__).with_name("jobs")
-# Columns of measurements, and how many of their unit make a second; whose tokens or sequences a device's pace counts;
-# bytes of their unit.
-SECONDS = {
-    "sec_per_iteration": 1,
-    "iteration_s": 1,
-    "step_s": 1,
-    "step_s_median": 1,
-    "iteration_ms": 1e3,
-    "measured_ms": 1e3,
-}
+# Whose tokens or sequences a device's pace counts.
 PACES: dict[str, Callable[[Job], int]] = {
     "tokens_per_s_per_gpu": lambda job: job.tokens,
     "samples_per_s_per_gpu": lambda job: job.global_batch,
 }
-BYTES = {
-    "memory_GB": 1e9,
-    "memory_GiB": 2**30,
-    "measured_alloc_GiB": 2**30,
-    "max_allocated_MB": 2**20,  # called MB there
-    "max_alloc_bytes": 1,
-}
-
-
 BRACKETS = re.compile(r"\s*([^()]*?)\s*\(([^)]*)\)\s*")  # a cell such as `64 (0)` holds two configurations
-SHARING = {"shard": "what", "shard_group": "group", "reshard": "reshard"}
 
 
 def cases_of_row(row: Row) -> list[Case]:
@@ -195,14 +176,14 @@ def _case(cells: Row, row: Row) -> Case:
     own["configuration"] = texts["configuration"] or texts["id"]
     job = _job(cells)
     seconds = _seconds(row, job, bracketed=texts["id"].endswith("b"))
-    memory = next((float(row[name]) * unit for name, unit in BYTES.items() if row.get(name)), None)
+    memory = next((float(row[name]) * unit for name, unit in TABLES["bytes"].items() if row.get(name)), None)
     return Case(job=job, step_time_s=seconds, memory_bytes=memory, **own)
 
 
 def _job(cells: Row) -> Job:
     own = architecture(cells["model"]) if cells["model"] in names("model") else None
     changed = _fields(Architecture, cells, "model.")
-    sharing = {new: _value(cells[name]) for name, new in SHARING.items() if name in cells}
+    sharing = {new: _value(cells[name]) for name, new in TABLES["sharing"].items() if name in cells}
     mesh = _fields(Mesh, cells) | {"sharing": Sharing(**sharing)}
     if "order" in cells:
         mesh["order"] = cells["order"].split()
@@ -235,7 +216,7 @@ def _software(cells: Row) -> Software:
 
 def _seconds(row: Row, job: Job, bracketed: bool) -> float | None:
     """Seconds of a step, from whatever the source prints of it."""
-    for name, unit in SECONDS.items():
+    for name, unit in TABLES["seconds"].items():
         if row.get(name):
             return float(row[name]) / unit
     for name, work in PACES.items():
