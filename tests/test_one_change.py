@@ -130,6 +130,54 @@ def claims() -> Iterator[Claim]:
     )
 ''',
 }
+_LAST_ROW = '    "sum": Charge(lambda stage, sizes: sizes.boundary),\n'
+_ROW = """    # The tokens of every expert, which all devices tell each other behind every forward and backward.
+    "loads": Charge(lambda stage, sizes: sizes.boundary // 4, ends=frozenset({Kind.F, Kind.B})),
+"""
+_CHARGE = {
+    "tests/cost/test_loads.py": '''"""Loads of experts, as everybody who reads the table of charges sees them."""
+
+import pytest
+from contest_terms import small
+
+from rpbench.advice.causes import causes_of
+from rpbench.commands.recorded.explain import step_causes
+from rpbench.config.request import load
+from rpbench.ir.partition import symmetric
+from rpbench.plan.contest.contender import contender
+from rpbench.plan.contest.frame import Frame
+from rpbench.plan.contest.contender import space_of
+from rpbench.run.recording import run
+
+WORDS = ("schedule=gpipe", "num_devices=2", "num_microbatches=4", "num_steps=2", "model=llama32_1b", "cost=analytic")
+ENDS = 2 * 4  # forwards and backwards of a device in a step
+
+
+def test_simulation_memory_and_why(tmp_path):
+    bytes_, hops = (load([*WORDS, "cluster=8x_a800", f"charge={word}", f"results_dir={tmp_path}"]) for word in WAYS)
+    [charged], [without] = run(bytes_), run(hops)
+    each = 2 * bytes_.tokens_per_microbatch * bytes_.model.hidden // 4
+    boundaries = 4 * 4 * each  # a device sends one of every microbatch, forth or back
+    assert charged["net_bytes"] == [2 * (ENDS * each + boundaries)] * 2
+    seconds = ENDS * each / (bytes_.cluster.collective_bytes_per_s or bytes_.cluster.link_bytes_per_s("net"))
+    assert step_causes(bytes_)["collectives"] >= seconds
+    assert step_causes(hops)["collectives"] == 0
+    assert charged["step_time_s"] >= without["step_time_s"] + seconds
+
+
+WAYS = ("bytes", "hops")
+
+
+def test_search_and_advice():
+    case, cut = small(microbatches=(1,)), symmetric((3, 3))
+    who = contender("gpipe")
+    frame = Frame(who, space_of(who, case).first, case, cut, case.num_steps)
+    why = causes_of(frame, cut, ())
+    assert why["collectives"] > 0
+    assert sum(why.values()) == pytest.approx(frame.outcome(cut, "all").step_time_s)
+    assert frame.memory(cut, ())["loads buffers"] == case.sizes(1).boundary // 4
+''',
+}
 _RUN_AND_SHOW = """
 import subprocess, sys
 from pathlib import Path
@@ -205,3 +253,20 @@ def test_a_device_or_a_model_takes_one_file(name, source, changed, chosen, tmp_p
     _tests(clone, *chosen)
     model, device = ("my_model", "l40s") if "model" in name else ("llama31_8b", "my_card")
     _python(clone, "-m", "rpbench", "advise", f"model={model}", f"gpu={device}", "num_devices=4", "seconds=2")
+
+
+@pytest.mark.slow
+def test_a_communication_charge_takes_at_most_four_files(tmp_path):
+    changed = {"rpbench/cost/charges.py": (_LAST_ROW, _LAST_ROW + _ROW)}
+    assert len(_CHARGE) + len(changed) <= 4
+    clone = _clone(tmp_path / "clone", _CHARGE, changed)
+    status = ["git", "status", "--porcelain", "--untracked-files=all"]
+    touched = subprocess.run(status, cwd=clone, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert len(touched) <= 4, touched
+    _tests(
+        clone,
+        "tests/cost/test_loads.py",
+        "tests/cost/test_transfers.py",
+        "tests/sim/test_links.py",
+        "tests/plan/test_plan.py",
+    )

@@ -61,7 +61,7 @@ def _freed(costs: CostTable, free: frozenset[str], *, hops: bool) -> CostTable:
 def _work(graph: Graph, costs: CostTable) -> dict[str, float]:
     """Seconds of a step that a device computes, recomputes and updates, as a mean over devices and steps."""
     schedule, shape = graph.schedule, graph.schedule.shape
-    works = works_by_action(graph, costs)
+    works = works_by_action(graph, replace(costs, carry={}))
     kind = graph.columns.kind
     lanes = np.repeat([lane == "compute" for _, lane, _ in schedule.items()], np.diff(graph.columns.lane_start))
     main = np.array([float(work.main) for work in works]) * lanes

@@ -1,7 +1,12 @@
 """Charges: the transfers that take time beside computing, one row each; all costs of transfers follow from this table.
 
-A row names its bytes and whether all devices exchange them; actions on a link carry them (`rpbench.ir.moved_objects`).
-Seconds on a link (`rpbench.cost.transfers`), the cause of a step they belong to and the bytes over each link follow.
+A row names its bytes, whether all devices exchange them, and which actions carry them:
+
+    in lanes          actions of their own on a link (`rpbench.ir.moved_objects` finds them); a pass may put them there
+    on computations   kinds of computation that end with an exchange over a link, which blocks the device
+
+The row gives its seconds on a link (`rpbench.cost.transfers`), the cause of a step they belong to, the bytes over each
+link, and the buffers on a device. A new charge is a row here, and a pass where it has lanes.
 
 charge=hops    a boundary tensor takes a hop of the costs, the optimizer nothing, transfers what their bytes take
 charge=bytes   all rows take what their bytes take
@@ -9,9 +14,11 @@ charge=bytes   all rows take what their bytes take
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
+from rpbench.ir.action import Kind
 from rpbench.ir.moved_objects import Payload
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 from rpbench.ir.waits.moves import has_transfers, moves_activations_alone
@@ -29,14 +36,19 @@ class Charge:
     """One kind of object that is transferred.
 
     Args:
-        bytes_of: bytes of a stage as a whole.
+        bytes_of: bytes of a stage as a whole, of numbers or of arrays of stages alike.
         exchanged: whether it is a collective between devices: a cause of its own, at the pace that collectives reach.
         place: puts it into the lanes of a schedule with steps; None: generators and their passes do.
+        ends: kinds of computation that end with it, if it has no actions of its own. It stretches them, and like them
+            takes longer on a slower device; other transfers on the same link are not slowed down.
+        lane: the link that these computations use.
     """
 
-    bytes_of: Callable[[LayerSize, ModelBytes], int]
+    bytes_of: Callable[[LayerSize, ModelBytes], Any]
     exchanged: bool = True
     place: Callable[[Schedule, "Machine"], Schedule] | None = None
+    ends: frozenset[Kind] = frozenset()
+    lane: str = "net"
 
 
 def _sum_copies(schedule: Schedule, cluster: "Machine") -> Schedule:
@@ -71,6 +83,18 @@ def cause_of(payload: Payload) -> str:
 def is_collective(payload: Payload) -> bool:
     """Whether a transfer is an exchange between devices, at the pace that collectives reach."""
     return payload.lane == "net" and CHARGES[payload.object].exchanged
+
+
+def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tuple[Payload, ...]]:
+    """The transfers at the end of computations, by kind and stage."""
+    found: dict[tuple[Kind, int], tuple[Payload, ...]] = {}
+    for name, charge in CHARGES.items():
+        for kind in charge.ends:
+            forward = kind in (Kind.F, Kind.R)
+            for stage in range(schedule.shape.num_stages if forward else schedule.shape.num_backward_stages):
+                payload = Payload(name, stage, not forward, Fraction(1), charge.lane)
+                found[kind, stage] = (*found.get((kind, stage), ()), payload)
+    return found
 
 
 def check_ssd(schedule: Schedule, cluster: "Machine") -> None:

@@ -1,7 +1,7 @@
 """Times of every action of a schedule: per-layer times summed over the layers of each stage."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rpbench.ir.action import HEAD, Action, Kind, parts_of
@@ -59,6 +59,7 @@ class CostTable:
         transfer_time: time of a transfer over a link, in a schedule with transfers; None: `work` has it, or it is 0.
         each: the costs of every microbatch of a step, where they differ; actions of no microbatch, or of several, take
             the table's own, which are of the mean. Empty where all are alike.
+        carry: transfers at the end of actions of a kind and stage, whose time comes on top of their work.
     """
 
     work: Mapping[Kind, tuple[Work, ...]]
@@ -70,6 +71,7 @@ class CostTable:
     speeds: tuple[Number, ...] = ()
     transfer_time: Callable[[Payload], Number | None] | None = None
     each: tuple["CostTable", ...] = ()
+    carry: Mapping[tuple[Kind, int], tuple[Payload, ...]] = field(default_factory=dict)
 
     def at(self, microbatch: int | None) -> "CostTable":
         """The costs of a microbatch, counted through over all steps."""
@@ -89,7 +91,10 @@ class CostTable:
         if kind is Kind.STEP_REST:
             kind = Kind.STEP  # the schedule knows which part is stepped
         if kind in self.work:
-            return self.work[kind][stage]
+            own = self.work[kind][stage]
+            for carried in map(self.of_payload, self.carry.get((kind, stage), ())):
+                own = own if carried is None else own._replace(main=own.main + carried.main)
+            return own
         if kind in (Kind.I, Kind.W):
             raise ScheduleError(
                 f"no time is known for {kind.name} of stage {stage}: these costs do not split backward; "

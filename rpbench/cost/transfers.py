@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from rpbench.cost.charges import CHARGES, cause_of, is_collective
+from rpbench.cost.charges import CHARGES, cause_of, computations_that_carry, is_collective
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, LayerSize, ModelBytes, saved_state
 from rpbench.cost.rings import ring_hops
-from rpbench.cost.table import CostTable, Number, Work
+from rpbench.cost.table import CostTable, Number, Work, members_of
 from rpbench.ir.action import RECV, SEND, Kind
 from rpbench.ir.analysis import Analysis, analysed
 from rpbench.ir.moved_objects import LINKS, Payload
@@ -64,12 +64,16 @@ def _part(amount: int, share: Fraction) -> Number:
 
 
 def moved_bytes(
-    schedule: Schedule | Analysis, sizes: ModelBytes, keeps: Collection[int] | None = None
+    schedule: Schedule | Analysis,
+    sizes: ModelBytes,
+    keeps: Collection[int] | None = None,
+    carry: Mapping[tuple[Kind, int], Sequence[Payload]] | None = None,
 ) -> list[dict[str, int]]:
     """Bytes over the links of each device by lane and kind, such as `h2d LOAD:P`, for the whole schedule.
 
     Args:
         keeps: as of `StageBytes`.
+        carry: what computations end with, as of `CostTable`.
 
     Raises:
         ValueError: if the schedule has no partition.
@@ -79,14 +83,20 @@ def moved_bytes(
     if partition is None:
         raise ValueError("the bytes of a transfer follow from its layers: give the schedule a partition first")
     stages = [StageBytes(partition, own, keeps) for own in sizes.under(analysis.schedule).of_each]
+
+    def bytes_of(number: int, payload: Payload) -> Number:
+        return stages[(index.actions[number].microbatch or 0) % len(stages)].of(payload)
+
     found: list[dict[str, Number]] = [defaultdict(int) for _ in range(analysis.schedule.shape.num_ranks)]
     for number, payload in analysis.payload.items():
         if payload.lane not in LINKS:
             continue
         action = index.actions[number]
         what = f"{action.kind.name}:{action.object}" if action.object else action.kind.name
-        own = stages[(action.microbatch or 0) % len(stages)]
-        found[index.device(number)][f"{payload.lane} {what}"] += own.of(payload)
+        found[index.device(number)][f"{payload.lane} {what}"] += bytes_of(number, payload)
+    for number, action in enumerate(index.actions) if carry else ():
+        for payload in (payload for member in members_of(action) for payload in (carry or {}).get(member, ())):
+            found[index.device(number)][f"{payload.lane} {payload.object}"] += bytes_of(number, payload)
     return [{what: round(moved) for what, moved in sorted(device.items())} for device in found]
 
 
@@ -207,7 +217,7 @@ class Traffic:
     Args:
         boundaries: whether boundary tensors travel as transfers, so that hops take no time besides; None: they do where
             they stand in lanes of the schedule, or weights come to them; a device that has all stages hands none over.
-        optimizer: None: it takes what the costs say.
+        optimizer: None: it takes what the costs say, and computations end with nothing.
     """
 
     sizes: ModelBytes
@@ -252,12 +262,13 @@ class Traffic:
             }
             costs = replace(costs, each=tuple(own[id(table), id(sizes)] for table, sizes in pairs))
         times = self.times(schedule, costs.units_per_second, keeps)
-        work = dict(costs.work)
+        work, carry = dict(costs.work), costs.carry
         if self.optimizer is not None:
             work[Kind.STEP] = self._steps(schedule, times.stages, costs.units_per_second)
             work |= slowed_by_exchanges(schedule, work, times, self.optimizer.beside)
+            carry = computations_that_carry(schedule)
         hop = 0 if self._boundaries_of(schedule) else costs.hop
-        return replace(costs, work=work, transfer_time=times, hop=hop)
+        return replace(costs, work=work, transfer_time=times, hop=hop, carry=carry)
 
     def _boundaries_of(self, schedule: Schedule) -> bool:
         if self.boundaries is not None:

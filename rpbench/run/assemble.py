@@ -101,9 +101,9 @@ def transfer_bytes(
 ) -> dict[str, Any]:
     """Record fields: bytes over each kind of link, per device; none for a schedule without transfers."""
     analysis = analysed(schedule)
-    if sizes is None or not carries(analysis.schedule):
+    if sizes is None or not (carries(analysis.schedule) or costs.carry):
         return {}
-    moved = moved_bytes(analysis, sizes, keeps)
+    moved = moved_bytes(analysis, sizes, keeps, costs.carry)
     return {
         f"{link}_bytes": [sum(number for what, number in device.items() if what.startswith(link)) for device in moved]
         for link in LINKS

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rpbench.cost.charges import CHARGES
 from rpbench.cost.footprint import replicas
 from rpbench.cost.footprint.fitting import Moments, columns_of, fitting_stages, levels_of, waiting_halves
 from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
@@ -217,6 +218,10 @@ class Footprint:
         found = self._recomputing(forward, below) if recomputes else self._with_activations(below, keeps)
         if self._sizes.working and not self._streamed:
             found["working set"] = np.full((len(backward), self._holds.shape[1]), self._sizes.working)
+        for name, charge in CHARGES.items():
+            if not charge.ends.isdisjoint(self._analysis.schedule.kinds):
+                each = charge.bytes_of(below, self._sizes) + 0 * below.weights  # (plans, stages)
+                found[f"{name} buffers"] = (each[:, :, None] * self._holds[: each.shape[1]]).max(axis=1)
         return found
 
     def _recomputing(self, forward: Ints, below: LayerSize) -> dict[str, Ints]:
