@@ -58,7 +58,7 @@ def plan_search(problem: Problem, starts: Sequence[Partition], *, budget: int) -
 def _space(problem: Problem, starts: Sequence[Partition]) -> Space:
     """The space of a problem: the stages on a device, and the cut; all else is fixed."""
     chunks: tuple[int | None, ...] = (problem.chunks_per_rank,)
-    if problem.entry.looped and problem.chunks_per_rank is None and not problem.entry.separate_cuts:
+    if problem.entry.looped and not problem.entry.separate_cuts:
         stages = [counts[0] for counts in promising_counts(problem)] + [len(start.forward) for start in starts]
         chunks = tuple(dict.fromkeys(number // problem.num_ranks for number in stages))
     dimensions = {"microbatch_sequences": (1,), "chunks_per_device": chunks, "prefetch": (1,)}

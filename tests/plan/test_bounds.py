@@ -212,3 +212,4 @@ def test_prices_bound_a_program_known_by_hand():
     assert found @ limits == pytest.approx(36)
     assert (found @ rows >= np.array([3.0, 5]) - 1e-9).all()
     assert np.isinf(prices(np.array([[1.0, 0]]), np.array([1.0]), np.array([1.0, 1]))).all(), "nothing limits y"
+    assert not prices(rows, limits, np.zeros(2)).any(), "nothing is worth anything"

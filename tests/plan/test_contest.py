@@ -178,6 +178,8 @@ def test_every_schedule_has_a_space():
         (lambda: terms(microbatches=(5,)), "5 does not divide the 64"),
         (lambda: terms(num_devices=9), "has 8"),
         (lambda: terms(num_steps=2), "take 3 or more"),
+        (lambda: terms(num_devices=0), "num_devices=0: a whole number of at least 1"),
+        (lambda: terms(sequences_per_step=0), "sequences_per_step=0: a whole number of at least 1"),
         (lambda: Space({"recompute": ()}), "no values to search over"),
         (lambda: space_of(contender("1f1b"), terms()).restricted(rounds=[1]), "rounds is no dimension"),
         (lambda: contender("1f1b", late=True), "no late update"),

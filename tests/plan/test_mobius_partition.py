@@ -19,9 +19,10 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import Traffic
 from rpbench.ir.checks.residency import prefetch_depth
 from rpbench.ir.partition import split_evenly, symmetric
+from rpbench.ir.schedule import Shape
 from rpbench.plan import choose
 from rpbench.plan.evaluate import evaluate
-from rpbench.plan.mobius import pose_rotation
+from rpbench.plan.mobius import _rotates, pose_rotation
 from rpbench.plan.problem import Problem
 from rpbench.plan.rotation_program import solve
 from rpbench.registry import entry
@@ -180,3 +181,12 @@ def test_the_command_line_takes_it(capsys, tmp_path):
     assert (record["status"], record["partition"]) == ("ok", "mobius")
     assert dispatch((*words, "partition=mobius", "cluster=local", "cost=constant", "num_devices=4")) == 2
     assert "partition=mobius" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", [None, 0, 1, 2])
+def test_every_device_has_to_go_round_its_stages(device):
+    found = entry("mobius").build(Shape(3, 6, 2))
+    swapped = [list(found.compute(each)) for each in range(3)]
+    if device is not None:
+        swapped[device][:2] = reversed(swapped[device][:2])
+    assert _rotates(replace(found, rows=tuple(map(tuple, swapped)))) is (device is None)

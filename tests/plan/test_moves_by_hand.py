@@ -339,6 +339,13 @@ def test_a_climb_ends_when_no_shifted_cut_is_better_and_takes_each_that_is():
     assert far.partition.forward in ((2, 2, 2), (1, 2, 3), (3, 2, 1))  # only the ends trade
 
 
+def test_a_climb_looks_at_all_neighbours_of_many_stages():
+    """129 boundaries, and the one layer that is worth moving is the last."""
+    begun, wanted = Tried(SETTING, symmetric((1,) * 130), outcome(1.0)), (1,) * 128 + (2, 0)
+    found = climbed(begun, lambda _, cut: Tried(SETTING, cut, outcome(1.0 + (cut.forward == wanted))), lambda: False)
+    assert found.partition.forward == wanted
+
+
 def test_what_fits_beats_what_does_not_and_what_lacks_less_what_lacks_more():
     slow, fast, misfit, worse = tried(1.0), tried(2.0), tried(9.0, 1.5), tried(9.0, 1.75)
     none = Tried(SETTING)
