@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
@@ -29,9 +28,8 @@ from rpbench.workload.architecture import Architecture
 
 def setting_of(model: Architecture, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
     """A microbatch of `num_tokens` on one device, counted with these numbers; recomputed if a run says so."""
-    sequences = num_tokens / model.seq_len
-    where, known = _nowhere(numbers.cluster_name), software(framework)
-    return Setting(model, where, Mesh(), known, model.seq_len, sequences, recompute="full", numbers=numbers)
+    where, known, seq_len = Machine(numbers.cluster_name), software(framework), model.seq_len  # the numbers have all
+    return Setting(model, where, Mesh(), known, seq_len, num_tokens / seq_len, recompute="full", numbers=numbers)
 
 
 def pipeline_setting(
@@ -40,16 +38,9 @@ def pipeline_setting(
     """A microbatch of `num_tokens` in a pipeline on devices of a machine; recomputed if a run says so."""
     node = machine.devices_per_node or num_devices  # a pipeline may leave devices of its last node to others
     where = machine.with_devices(num_devices if num_devices < node else -(-num_devices // node) * node)
-    sequences = num_tokens / model.seq_len
-    mesh, rank = Mesh(pipeline=num_devices), model.lora_rank if known.kernels == "tiled" else None
-    beside = None if rank is None else Adapters(rank)
-    return Setting(model, where, mesh, known, model.seq_len, sequences, "bf16", "full", numbers, beside)
-
-
-@cache
-def _nowhere(name: str) -> Machine:
-    """A machine without figures of its own: the numbers have all of them."""
-    return Machine(name)
+    mesh, seq_len = Mesh(pipeline=num_devices), model.seq_len
+    beside = Adapters(model.lora_rank) if model.lora_rank and known.kernels == "tiled" else None
+    return Setting(model, where, mesh, known, seq_len, num_tokens / seq_len, "bf16", "full", numbers, beside)
 
 
 def times_of(setting: Setting) -> LayerTimes:
