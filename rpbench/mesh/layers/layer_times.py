@@ -1,5 +1,6 @@
 """Layer times: the seconds of every layer of a setting, as schedules and simulators take them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,8 +16,6 @@ from rpbench.mesh.layers.layer_seconds import (
     Seconds,
     Setting,
     eager_kernels,
-    head_seconds,
-    layer_seconds,
     numbers_of,
     padded_vocab,
 )
@@ -52,13 +51,13 @@ def times_of(setting: Setting) -> LayerTimes:
     hop, own = hop_s(setting), setting.architecture
     if setting.software.kernels == "engine":
         return engine_times(eager_kernels(setting), hop).frozen(own.frozen_layers)
-    kinds, head = {kind: layer_seconds(setting, kind) for kind in dict.fromkeys(own.layers)}, head_seconds(setting)
-    layers, split = [kinds[kind] for kind in own.layers[: own.num_layers]], setting.software.split_penalty
+    kinds, split = setting.kinds, setting.software.split_penalty
+    layers = [kinds[kind] for kind in own.layers[: own.num_layers]]
     if setting.software.kernels == "tiled":
         more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
         share = 1 + more / sum(layer.forward for layer in layers)
         layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
-    times = as_times(layers, head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
+    times = as_times(layers, setting.head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
     if setting.software.kernels != "tiled":
         return times
     plain, along = (_shards(setting, along_sequence=each) for each in (False, True))
@@ -82,12 +81,10 @@ def _shards(setting: Setting, *, along_sequence: bool) -> tuple[float, ...]:
 
 def _kernels_s(setting: Setting) -> tuple[float, float, float]:
     """Seconds of the kernels of all layers' forwards, of their backwards and of the head, one microbatch."""
-    layers = setting.architecture.layers
-    counted = [(layers.count(kind), layer_seconds(setting, kind)) for kind in dict.fromkeys(layers)]
+    counted = [(count, setting.kinds[kind]) for kind, count in Counter(setting.architecture.layers).items()]
     forward = sum(count * layer.forward for count, layer in counted)
     backward = sum(count * (layer.input_grad + layer.weight_grad) for count, layer in counted)
-    head = head_seconds(setting)
-    return forward, backward, head.forward + head.input_grad + head.weight_grad
+    return forward, backward, setting.head.forward + setting.head.input_grad + setting.head.weight_grad
 
 
 def optimizer_traffic(setting: Setting) -> OptimizerTraffic:
