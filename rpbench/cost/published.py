@@ -5,7 +5,6 @@ figure 17. Data: `analysis/published/layer_timings.csv`, `partitions.csv`.
 """
 
 import csv
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -75,9 +74,5 @@ def _row(file: str, model: str) -> dict[str, str]:
 @cache
 def published_rows(file: str) -> tuple[dict[str, str], ...]:
     """The rows of a table of `analysis/published/`."""
-    return tuple(_read(DATA / file))
-
-
-def _read(path: Path) -> Iterator[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as source:
-        yield from csv.DictReader(source)
+    with (DATA / file).open(newline="", encoding="utf-8") as source:
+        return tuple(csv.DictReader(source))

@@ -281,7 +281,7 @@ class LayerTimes:
         if num_head_shards:
             if keeps:
                 raise ValueError(f"keeps={sorted(keeps)}: with a shared head every stage recomputes; leave it empty")
-            return self._with_shared_head(partition, num_head_shards, recompute_ahead)
+            return self._with_cut_head(partition, num_head_shards, recompute_ahead)
         partition.check_layers(self.num_layers)
         work = {
             Kind.F: self._forward_works(partition),
@@ -299,7 +299,7 @@ class LayerTimes:
             work, self.hop, recompute_ahead, fused_ahead, self.units_per_second, self.overlap_gain, self.speeds
         )
 
-    def _with_shared_head(self, partition: Partition, num_shards: int, recompute_ahead: bool) -> CostTable:
+    def _with_cut_head(self, partition: Partition, num_shards: int, recompute_ahead: bool) -> CostTable:
         """A table whose stages lack the head's work; every device has a shard of the head as actions of their own."""
         headless = replace(self, head_forward=0, head_backward=0, head_input_grad=0, head_weight_grad=0, head_step=0)
         found = headless.table(partition, recompute_ahead=recompute_ahead)

@@ -15,19 +15,22 @@ from rpbench.ir.partition import Partition
 
 @dataclass(frozen=True)
 class Layout:
-    """Modules of a model per forward and per backward stage; forwards keep the input of one stage in `keeps_every`."""
+    """Modules of a model of `num_modules` and `num_head_shards`, per forward stage and per backward stage.
+
+    Forwards keep the input of one stage in `keeps_every`.
+    """
 
     forward: tuple[range, ...]
     backward: tuple[range, ...]
     num_modules: int
     fused: bool
-    num_head_shares: int = 0
+    num_head_shards: int = 0
     keeps_every: int = 1
 
     @property
     def head(self) -> int | None:
         """The module that makes the loss; None where shares of it do."""
-        return None if self.num_head_shares else self.num_modules - 1
+        return None if self.num_head_shards else self.num_modules - 1
 
     @property
     def top(self) -> int:
@@ -47,7 +50,7 @@ class Layout:
     def share(self, stage: int) -> range:
         """The share of the head that is updated with a backward stage: one module or none."""
         first = self.num_modules + stage
-        return range(first, first + (stage < self.num_head_shares))
+        return range(first, first + (stage < self.num_head_shards))
 
     def modules_of(self, action: Action) -> range:
         """The modules whose weights an action reads."""
@@ -66,12 +69,12 @@ class Layout:
         return found
 
 
-def layout_of(partition: Partition, num_head_shares: int = 0) -> Layout:
+def layout_of(partition: Partition, num_head_shards: int = 0) -> Layout:
     """The modules behind a partition."""
     num_modules = partition.num_layers + 2
     backward = _modules(partition.backward_ranges(), num_modules)
     stop = backward[-1].start if partition.fused else num_modules
-    return Layout(_modules(partition.forward_ranges(), stop), backward, num_modules, partition.fused, num_head_shares)
+    return Layout(_modules(partition.forward_ranges(), stop), backward, num_modules, partition.fused, num_head_shards)
 
 
 def _modules(layers: tuple[range, ...], stop: int) -> tuple[range, ...]:

@@ -45,7 +45,7 @@ from rpbench.ir.checks.versions import lane_reads
 from rpbench.ir.policy import LateRest
 from rpbench.ir.schedule import Schedule
 from rpbench.models.attention import KeysValues
-from rpbench.models.vocab_shards import HeadShare, loss_over_shares
+from rpbench.models.vocab_shards import HeadShard, loss_over_shards
 
 ReadVersion = Callable[[int, int], int]  # (module, microbatch) -> version
 WeightsOf = Callable[[int, int], Tensors]  # (module, microbatch) -> its weights, by place
@@ -340,7 +340,7 @@ class _Microbatch:
     def by_pieces(self, layout: Layout) -> tuple[float, list[Tensors]]:
         """The same, with a forward that keeps inputs and a graph for each piece on its backward's weights."""
         assert self.num_parts == 1, "segments with weights that drift have no reference: see `check_reference`"
-        assert not self.workload.num_head_shares, "nor has a head in shards"
+        assert not self.workload.num_head_shards, "nor has a head in shards"
         kept: dict[int, torch.Tensor] = {}
         x = self.workload.batch(self.microbatch).tokens
         with torch.no_grad():
@@ -383,21 +383,21 @@ class _Microbatch:
             x = output
         if self.last not in modules:
             return x, leaves
-        if workload.num_head_shares:
-            x, used = self._run_shares(x, weights_of)
+        if workload.num_head_shards:
+            x, used = self._run_shards(x, weights_of)
             leaves |= used
         return workload.share(x, self.microbatch, part, self.num_parts), leaves
 
-    def _run_shares(self, x: torch.Tensor, weights_of: WeightsOf) -> tuple[torch.Tensor, Tensors]:
+    def _run_shards(self, x: torch.Tensor, weights_of: WeightsOf) -> tuple[torch.Tensor, Tensors]:
         """The mean loss over all shares of the head, and the weights used."""
         shares, leaves = [], Tensors()
         for number in self.workload.shares:
             own, module = self._tensors(number, weights_of), self.workload.modules[number]
-            assert isinstance(module, HeadShare)
+            assert isinstance(module, HeadShard)
             shares.append(module.share(own["weight"]))
             leaves |= _trained(number, own)
         labels = self.workload.batch(self.microbatch).labels
-        return loss_over_shares(shares, x.flatten(0, 1), labels.flatten()), leaves
+        return loss_over_shards(shares, x.flatten(0, 1), labels.flatten()), leaves
 
     def _tensors(self, number: int, weights_of: WeightsOf) -> dict[str, torch.Tensor]:
         """A module's tensors by name; those that are trained are leaves."""

@@ -116,7 +116,7 @@ class Training:
         check_shape(workload, given.schedule)
         self.uncut, self.settings = workload, settings or Settings()
         self.workload, self.start = cut(workload, given.schedule, start)
-        layout = layout_of(partition, self.workload.num_head_shares)
+        layout = layout_of(partition, self.workload.num_head_shards)
         self.layout = replace(layout, keeps_every=given.schedule.shape.keeps_every)
         self._check(given.schedule)
         self._rewriting, validated = ReportedLock(), Kind.VALIDATE in given.schedule.kinds
@@ -321,7 +321,7 @@ class Training:
             stale,
             {version - newest: scales[version] for version in (newest, *self._last_stale()) if version in scales},
         )
-        if self.workload.num_head_shares:
+        if self.workload.num_head_shards:
             return joined_head_state(state, self.workload)
         return joined_state(state) if self.team else state
 

@@ -99,7 +99,7 @@ def check_reference(training: Training) -> None:
         raise ValueError(f"verify=true: {error}, or verify=false") from None
     parts = {
         f"{schedule.shape.num_segments} segments": schedule.shape.num_segments > 1,
-        "a head in shards": workload.num_head_shares > 0,
+        "a head in shards": workload.num_head_shards > 0,
         f"keeps_every={schedule.shape.keeps_every}": schedule.shape.keeps_every > 1,
     }
     what = next((name for name, there in parts.items() if there), None)

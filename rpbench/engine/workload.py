@@ -25,7 +25,7 @@ class Workload:
         seed: decides what dropout draws.
         draws_random: whether forward draws random numbers.
         first_step: optimizer steps done before; microbatches are counted from there.
-        num_head_shares: modules at the end that are shares of the head, behind a final norm (x -> x); 0: it is whole.
+        num_head_shards: modules at the end that are shares of the head, behind a final norm (x -> x); 0: it is whole.
         lengths: tokens of every sequence of each of so many microbatches in turn; empty: all microbatches are alike.
     """
 
@@ -35,18 +35,18 @@ class Workload:
     seed: int = 0
     draws_random: bool = False
     first_step: int = 0
-    num_head_shares: int = 0
+    num_head_shards: int = 0
     lengths: tuple[tuple[int, ...], ...] = ()
 
     @property
     def chain(self) -> range:
         """The modules that x goes through, one after another."""
-        return range(len(self.modules) - self.num_head_shares)
+        return range(len(self.modules) - self.num_head_shards)
 
     @property
     def head(self) -> int | None:
         """The module that makes the loss; None where shares of it do."""
-        return None if self.num_head_shares else self.chain[-1]
+        return None if self.num_head_shards else self.chain[-1]
 
     @property
     def shares(self) -> range:

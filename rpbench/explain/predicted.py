@@ -135,23 +135,15 @@ def _pipeline(case: Case) -> dict[str, float]:
     }
 
 
-def _synchronous(case: Case) -> dict[str, float]:
-    """RoundPipe with a barrier: what copies hold up apart from what the order leaves idle."""
-    return _with_free_copies(case, roundpipe.synchronous_step)
-
-
 def _asynchronous(case: Case) -> dict[str, float]:
     """RoundPipe: the synchronous step, and what late updates save of it."""
-    found = _synchronous(case)
+    found = _with_free_copies(case, roundpipe.synchronous_step)
     saved = sum(roundpipe.asynchronous_step(case, case.basis).values()) - sum(found.values())
     return found | {"late updates": saved}
 
 
-def _mobius(case: Case) -> dict[str, float]:
-    return _with_free_copies(case, roundpipe.mobius_step)
-
-
 def _with_free_copies(case: Case, step: Callable[[Case, Basis], Terms]) -> dict[str, float]:
+    """What copies hold up apart from what the order leaves idle."""
     basis = case.basis
     free = basis.scaled("copy_bytes_per_s", FREE)
     if "root_complex_bytes_per_s" in basis.values:
@@ -164,8 +156,8 @@ def _with_free_copies(case: Case, step: Callable[[Case, Basis], Terms]) -> dict[
 _FINER: Mapping[str, Callable[[Case], dict[str, float]]] = {
     "megatron-pp": _pipeline,
     "roundpipe": _asynchronous,
-    "roundpipe-sync": _synchronous,
-    "mobius": _mobius,
+    "roundpipe-sync": lambda case: _with_free_copies(case, roundpipe.synchronous_step),
+    "mobius": lambda case: _with_free_copies(case, roundpipe.mobius_step),
 }
 
 
@@ -245,7 +237,8 @@ def job_causes(job: Job) -> dict[str, float]:
     inner = _inner(job)
     gathers = job.mesh.sharing.what == "parameters" and job.mesh.shard_group > 1 and p == 1
     known = inner.recompute + inner.host
-    kernels = _kernels_s(inner) if gathers else sum(ranks) - known - inner.forward_exposed - inner.backward_exposed
+    device = inner.forward + inner.input_grad + inner.weight_grad
+    kernels = device if gathers else sum(ranks) - known - inner.forward_exposed - inner.backward_exposed
     return {
         COMPUTATION: m * kernels / p,
         "recomputation": m * inner.recompute / p,
@@ -264,10 +257,6 @@ def _inner(job: Job) -> Seconds:
     sums = [sum(count * getattr(seconds, name) for seconds, count in found) for name in Seconds._fields]
     whole = Seconds(*sums)
     return whole._replace(host=sum(count * seconds.waits for seconds, count in found))
-
-
-def _kernels_s(inner: Seconds) -> float:
-    return inner.forward + inner.input_grad + inner.weight_grad
 
 
 def _dtype_gain(job: Job) -> float:

@@ -8,14 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple, get_args
 
 from rpbench.ir.partition import split_evenly
-from rpbench.mesh.layers.layer_seconds import (
-    RECOMPUTES,
-    Precision,
-    Seconds,
-    Setting,
-    head_seconds,
-    layer_seconds,
-)
+from rpbench.mesh.layers.layer_seconds import RECOMPUTES, Precision, Setting
 from rpbench.mesh.layers.layer_times import hop_s
 from rpbench.registry import entry, unknown_name
 from rpbench.workload.counts import Layer
@@ -84,16 +77,6 @@ class Job(Setting):
     def tokens(self) -> int:
         """Tokens of a step, on all devices."""
         return self.global_batch * self.seq_len
-
-    @cached_property
-    def kinds(self) -> dict[Layer, Seconds]:
-        """Seconds of each kind of layer."""
-        return {layer: layer_seconds(self, layer) for layer in dict.fromkeys(self.architecture.layers)}
-
-    @cached_property
-    def head(self) -> Seconds:
-        """Seconds of the output matrix and the loss."""
-        return head_seconds(self)
 
     @cached_property
     def stage_layers(self) -> tuple[tuple[tuple[Layer, int], ...], ...]:

@@ -1,4 +1,4 @@
-"""Shares: decoder layers, embedding and head whose matrices are cut over devices, as Megatron-LM cuts them.
+"""Shards: decoder layers, embedding and head whose matrices are cut over devices, as Megatron-LM cuts them.
 
 Attention's queries, keys and values are cut by columns, whole heads at a time, and so is what leads into the MLP; the
 matrices that lead out of either are cut by rows. A share is then an attention, or an MLP, of fewer heads or a narrower
@@ -47,7 +47,7 @@ from torch.nn import functional
 
 from rpbench.models.attention import Attention, KeysValues
 from rpbench.models.layers import DecoderLayer, Embedding, Head
-from rpbench.models.vocab_shards import Half, Share, Sums, share_rows, summed_loss
+from rpbench.models.vocab_shards import Half, Shard, Sums, share_rows, summed_loss
 
 Named = Mapping[str, torch.Tensor]
 M = TypeVar("M", bound=nn.Module)
@@ -62,7 +62,7 @@ _ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix 
 class Adding(Protocol):
     """Collectives over shares; tensors are given and returned by share."""
 
-    def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
+    def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
         """One tensor for each share; in backward, their gradients are added up."""
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -78,8 +78,8 @@ class Adding(Protocol):
 class InOnePlace:
     """All shares are here: sums in their order."""
 
-    def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
-        found: tuple[torch.Tensor, ...] = _Spread.apply(x, num_shares)
+    def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
+        found: tuple[torch.Tensor, ...] = _Spread.apply(x, num_shards)
         return found
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -95,8 +95,8 @@ class InOnePlace:
 
 class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, num_shares: int) -> tuple[torch.Tensor, ...]:
-        return tuple(x.view_as(x) for _ in range(num_shares))
+    def forward(ctx: Any, x: torch.Tensor, num_shards: int) -> tuple[torch.Tensor, ...]:
+        return tuple(x.view_as(x) for _ in range(num_shards))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -108,7 +108,7 @@ def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-class Shares(nn.Module):
+class Shards(nn.Module):
     """Some or all shares of a block, by number."""
 
     def __init__(self, shares: Mapping[int, nn.Module], adding: Adding) -> None:
@@ -116,7 +116,7 @@ class Shares(nn.Module):
         self.shares = nn.ModuleDict({str(number): share for number, share in shares.items()})
         self.adding = adding
 
-    def of(self, number: int, adding: Adding) -> "Shares":
+    def of(self, number: int, adding: Adding) -> "Shards":
         """One share alone, with the same weights."""
         return type(self)({number: self.shares[str(number)]}, adding)
 
@@ -125,7 +125,7 @@ class Shares(nn.Module):
         return [share(own, *more) for share, own in zip(self.shares.values(), inputs, strict=True)]
 
 
-class AttentionShares(Shares):
+class AttentionShards(Shards):
     """Self-attention in shares: x (B, S, H) -> (B, S, H), and the keys and values of the first share here."""
 
     def forward(
@@ -142,14 +142,14 @@ class AttentionShares(Shares):
         return self.adding.sum(mixed), own[0]
 
 
-class MlpShares(Shares):
+class MlpShards(Shards):
     """An MLP in shares: x (B, S, H) -> (B, S, H)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.adding.sum(self._each(x))
 
 
-class NormShares(Shares):
+class NormShards(Shards):
     """A norm whose tokens are cut over the shares, which all have its scale: (B, S, H) -> (B, S, H).
 
     In one place x is of whole sequences; a share alone has its own slice of them.
@@ -161,12 +161,12 @@ class NormShares(Shares):
         return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
-def norm_shares(norm: nn.Module, num_shares: int) -> NormShares:
+def norm_shards(norm: nn.Module, num_shards: int) -> NormShards:
     """A norm in shares along the sequence: each has the same scale, tied, and a share's gradient is a part of it."""
-    return NormShares({number: _same_weights(norm) for number in range(num_shares)}, InOnePlace())
+    return NormShards({number: _same_weights(norm) for number in range(num_shards)}, InOnePlace())
 
 
-def cut_layer(layer: DecoderLayer, num_shares: int, *, along_sequence: bool = False) -> DecoderLayer:
+def cut_layer(layer: DecoderLayer, num_shards: int, *, along_sequence: bool = False) -> DecoderLayer:
     """The layer with all its shares, in one place; norms are the layer's own.
 
     Args:
@@ -175,28 +175,28 @@ def cut_layer(layer: DecoderLayer, num_shares: int, *, along_sequence: bool = Fa
     Raises:
         ValueError: if it cannot be cut evenly.
     """
-    check_shares(layer, num_shares)
+    check_shards(layer, num_shards)
     found = _same_weights(layer)
-    for block, kind in (("attention", AttentionShares), ("mlp", MlpShares)):
+    for block, kind in (("attention", AttentionShards), ("mlp", MlpShards)):
         whole = getattr(layer, block)
-        setattr(found, block, kind({n: _share(whole, n, num_shares) for n in range(num_shares)}, InOnePlace()))
+        setattr(found, block, kind({n: _share(whole, n, num_shards) for n in range(num_shards)}, InOnePlace()))
     if along_sequence:
         found.attention_norm, found.mlp_norm = (
-            norm_shares(norm, num_shares) for norm in (layer.attention_norm, layer.mlp_norm)
+            norm_shards(norm, num_shards) for norm in (layer.attention_norm, layer.mlp_norm)
         )
     return found
 
 
-def one_share(layer: M, number: int, adding: Adding) -> M:
+def one_shard(layer: M, number: int, adding: Adding) -> M:
     """A layer or an end that has been cut, with one of its shares alone and the same weights."""
     found = _same_weights(layer)
     for block, shares in layer.named_children():
-        if isinstance(shares, Shares):
+        if isinstance(shares, Shards):
             setattr(found, block, shares.of(number, adding))
     return found
 
 
-def check_shares(layer: DecoderLayer, num_shares: int) -> None:
+def check_shards(layer: DecoderLayer, num_shards: int) -> None:
     """Refuse a layer that cannot be cut into equal shares.
 
     Raises:
@@ -209,12 +209,12 @@ def check_shares(layer: DecoderLayer, num_shares: int) -> None:
         "KV heads": attention.k.weight.shape[0] // attention.head_dim,
         "values inside its MLP": mlp.up.weight.shape[-2],
     }
-    if any(size % num_shares for size in sizes.values()):
+    if any(size % num_shards for size in sizes.values()):
         common = math.gcd(*sizes.values())
         ways = ", ".join(str(n) for n in range(2, common + 1) if common % n == 0) or "1"
         has = ", ".join(f"{size} {name}" for name, size in sizes.items())
         raise ValueError(
-            f"{num_shares} devices: every one takes as many heads and columns as any other, and a layer has {has}; "
+            f"{num_shards} devices: every one takes as many heads and columns as any other, and a layer has {has}; "
             f"take num_devices from {ways}"
         )
 
@@ -231,7 +231,7 @@ def held_parameters(layer: nn.Module, number: int) -> list[nn.Parameter]:
 # --- tensors by name, cut and whole ---------------------------------------------------------------------------
 
 
-def cut_tensors(named: Named, num_shares: int, *, norms_too: bool = False) -> dict[str, torch.Tensor]:
+def cut_tensors(named: Named, num_shards: int, *, norms_too: bool = False) -> dict[str, torch.Tensor]:
     """Tensors of a module, by name, as its shares have them: every one's own, by the names they have when it is cut.
 
     Args:
@@ -241,16 +241,16 @@ def cut_tensors(named: Named, num_shares: int, *, norms_too: bool = False) -> di
     for name, tensor in named.items():
         block, _, rest = name.partition(".")
         if name == "weight":  # of an end
-            parts = cut_rows(tensor, num_shares)
+            parts = cut_rows(tensor, num_shards)
             found |= {f"{_ENDS}.shares.{number}.{name}": part for number, part in enumerate(parts)}
             continue
         if block not in _BLOCKS:
             found[name] = tensor
             if norms_too and block in _NORMS:  # along the sequence, where all have its scale
-                found |= {f"{block}.shares.{number}.{rest}": tensor for number in range(num_shares)}
+                found |= {f"{block}.shares.{number}.{rest}": tensor for number in range(num_shards)}
             continue
-        for number in range(num_shares):
-            part = _part(rest, tensor, number, num_shares)
+        for number in range(num_shards):
+            part = _part(rest, tensor, number, num_shards)
             if part is not None:
                 found[f"{block}.shares.{number}.{rest}"] = part
     return found
@@ -274,15 +274,15 @@ def _joined(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
     return _sum(parts) if dimension is None else torch.cat(parts, dimension)
 
 
-def cut_rows(tensor: torch.Tensor, num_shares: int) -> list[torch.Tensor]:
+def cut_rows(tensor: torch.Tensor, num_shards: int) -> list[torch.Tensor]:
     """A matrix of the vocabulary's rows, or what belongs to one, by share; the rows differ by one at most.
 
     Raises:
         ValueError: if there are fewer rows than shares.
     """
     if not tensor.dim():  # such as the steps an optimizer counts: the same in all
-        return [tensor] * num_shares
-    return [tensor[rows.start : rows.stop].clone() for rows in share_rows(len(tensor), num_shares)]
+        return [tensor] * num_shards
+    return [tensor[rows.start : rows.stop].clone() for rows in share_rows(len(tensor), num_shards)]
 
 
 def _dimension(name: str) -> int | None:
@@ -295,21 +295,21 @@ def _dimension(name: str) -> int | None:
     return -1 if owner[0] in _BY_ROWS and kind in ("weight", "lora_a") else None
 
 
-def _part(name: str, tensor: torch.Tensor, number: int, num_shares: int) -> torch.Tensor | None:
+def _part(name: str, tensor: torch.Tensor, number: int, num_shards: int) -> torch.Tensor | None:
     """A share's part of a block's parameter, or of something that belongs to it; None if it has none."""
     if name.partition(".")[0] in _BY_ROWS and name.endswith(".bias"):
         return tensor if number == 0 else None
     dimension = _dimension(name)
     if dimension is None or not tensor.dim():
         return tensor
-    return tensor.chunk(num_shares, dimension)[number].clone()
+    return tensor.chunk(num_shards, dimension)[number].clone()
 
 
-def _share(block: nn.Module, number: int, num_shares: int) -> nn.Module:
+def _share(block: nn.Module, number: int, num_shards: int) -> nn.Module:
     stand_ins: dict[int, Any] = {}
     for name, parameter in block.named_parameters():
         values = parameter.detach()
-        part = _part(name, values, number, num_shares)
+        part = _part(name, values, number, num_shards)
         own = parameter if part is values else part if part is None else nn.Parameter(part, parameter.requires_grad)
         stand_ins[id(parameter)] = own
     return copy.deepcopy(block, stand_ins)
@@ -335,15 +335,15 @@ class Rows(nn.Module):
         inside = (own >= 0) & (own < len(self.weight))
         return functional.embedding(own.clamp(0, len(self.weight) - 1), self.weight) * inside.unsqueeze(-1)
 
-    def share(self, chunk_tokens: int) -> Share:
+    def share(self, chunk_tokens: int) -> Shard:
         """The same rows as a share of the loss."""
-        return Share(self.weight, self.first_row, chunk_tokens)
+        return Shard(self.weight, self.first_row, chunk_tokens)
 
 
 class CutEmbedding(nn.Module):
     """An embedding in shares: tokens (B, S) -> x (B, S, H)."""
 
-    def __init__(self, vocabulary: Shares, dropout: float) -> None:
+    def __init__(self, vocabulary: Shards, dropout: float) -> None:
         super().__init__()
         self.vocabulary, self.dropout = vocabulary, dropout
 
@@ -355,7 +355,7 @@ class CutEmbedding(nn.Module):
 class CutHead(nn.Module):
     """Final norm, output matrix in shares, and the loss: x (B, S, H), labels (B, S) -> their mean cross-entropy."""
 
-    def __init__(self, norm: nn.Module, vocabulary: Shares, chunk_tokens: int) -> None:
+    def __init__(self, norm: nn.Module, vocabulary: Shards, chunk_tokens: int) -> None:
         super().__init__()
         self.norm, self.vocabulary, self.chunk_tokens = norm, vocabulary, chunk_tokens
 
@@ -364,16 +364,16 @@ class CutHead(nn.Module):
         shares = [each.share(self.chunk_tokens) for each in rows if isinstance(each, Rows)]
         hidden = [own.flatten(0, 1) for own in adding.spread(self.norm(x), len(shares))]
         weights = [share.rows for share in shares]
-        total: torch.Tensor = _LossOfShares.apply(adding, shares, labels.flatten(), *hidden, *weights)
+        total: torch.Tensor = _LossOfShards.apply(adding, shares, labels.flatten(), *hidden, *weights)
         return total / labels.numel()
 
 
-class _LossOfShares(torch.autograd.Function):
+class _LossOfShards(torch.autograd.Function):
     """The sum of the tokens' losses from the shares that are here; forward is their first halves."""
 
     @staticmethod
     def forward(
-        ctx: Any, adding: Adding, shares: Sequence[Share], labels: torch.Tensor, *tensors: torch.Tensor
+        ctx: Any, adding: Adding, shares: Sequence[Shard], labels: torch.Tensor, *tensors: torch.Tensor
     ) -> torch.Tensor:
         hidden = tensors[: len(shares)]
         halves = [share.forward(own, labels) for share, own in zip(shares, hidden, strict=True)]
@@ -401,7 +401,7 @@ def _together(adding: Adding, halves: Sequence[Half]) -> Sums:
 
 
 def cut_ends(
-    embedding: nn.Module, head: nn.Module, num_shares: int, *, along_sequence: bool = False
+    embedding: nn.Module, head: nn.Module, num_shards: int, *, along_sequence: bool = False
 ) -> tuple[nn.Module, nn.Module]:
     """Embedding and head with all their shares, in one place.
 
@@ -417,17 +417,17 @@ def cut_ends(
     rows: dict[int, list[nn.Parameter]] = {}
     for weight in (embedding.weight, head.weight):
         if id(weight) not in rows:  # tied ones are cut once
-            parts = cut_rows(weight.detach(), num_shares)
+            parts = cut_rows(weight.detach(), num_shards)
             rows[id(weight)] = [nn.Parameter(part, weight.requires_grad) for part in parts]
     first, last = (_shares(rows[id(end.weight)]) for end in (embedding, head))
-    norm = norm_shares(head.norm, num_shares) if along_sequence else head.norm
+    norm = norm_shards(head.norm, num_shards) if along_sequence else head.norm
     return CutEmbedding(first, embedding.dropout), CutHead(norm, last, head.chunk_tokens)
 
 
-def _shares(rows: Sequence[nn.Parameter]) -> Shares:
+def _shares(rows: Sequence[nn.Parameter]) -> Shards:
     found: dict[int, nn.Module] = {}
     first = 0
     for number, weight in enumerate(rows):
         found[number] = Rows(weight, first)
         first += len(weight)
-    return Shares(found, InOnePlace())
+    return Shards(found, InOnePlace())

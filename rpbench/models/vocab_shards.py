@@ -47,7 +47,7 @@ class Half(NamedTuple):
     sums: Sums
 
 
-class Share(NamedTuple):
+class Shard(NamedTuple):
     """Some rows of the output matrix.
 
     Args:
@@ -131,7 +131,7 @@ def summed_loss(whole: Sums) -> torch.Tensor:
     return (whole.mass.log() - (whole.of_label - whole.maximum)).sum()
 
 
-def loss_over_shares(shares: Sequence[Share], hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def loss_over_shards(shares: Sequence[Shard], hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy of hidden states (N, H) against labels (N,), by shares of the matrix in one process."""
     total: torch.Tensor = _SummedLoss.apply(shares, hidden, labels, *(share.rows for share in shares))
     return total / len(labels)
@@ -142,7 +142,7 @@ class _SummedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, shares: Sequence[Share], hidden: torch.Tensor, labels: torch.Tensor, *rows: torch.Tensor
+        ctx: Any, shares: Sequence[Shard], hidden: torch.Tensor, labels: torch.Tensor, *rows: torch.Tensor
     ) -> torch.Tensor:
         ctx.shares, ctx.halves = shares, [share.forward(hidden, labels) for share in shares]
         ctx.save_for_backward(hidden, labels)
@@ -176,7 +176,7 @@ class FinalNorm(nn.Module):
         return normed
 
 
-class HeadShare(nn.Module):
+class HeadShard(nn.Module):
     """Some rows of a head's matrix."""
 
     def __init__(self, head: Head, rows: range) -> None:
@@ -186,18 +186,18 @@ class HeadShare(nn.Module):
         )
         self.first_row, self.chunk_tokens = rows.start, head.chunk_tokens
 
-    def share(self, weight: torch.Tensor) -> Share:
+    def share(self, weight: torch.Tensor) -> Shard:
         """The share with these rows."""
-        return Share(weight, self.first_row, self.chunk_tokens)
+        return Shard(weight, self.first_row, self.chunk_tokens)
 
 
-class EmbeddingInShares(nn.Module):
+class EmbeddingInShards(nn.Module):
     """An embedding whose rows are those of the head's shares: tokens (B, S) -> x (B, S, H).
 
     Each share looks up the tokens it has; the others' rows are 0 there.
     """
 
-    def __init__(self, embedding: Embedding, shares: Sequence[HeadShare]) -> None:
+    def __init__(self, embedding: Embedding, shares: Sequence[HeadShard]) -> None:
         super().__init__()
         self.rows = nn.ParameterList(share.weight for share in shares)
         self.first_rows = [share.first_row for share in shares]
@@ -212,7 +212,7 @@ class EmbeddingInShares(nn.Module):
         return functional.embedding(tokens.clamp(0, len(rows) - 1), rows) * inside.unsqueeze(-1)
 
 
-def cut_vocabulary(modules: Sequence[nn.Module], num_shares: int) -> list[nn.Module]:
+def cut_vocabulary(modules: Sequence[nn.Module], num_shards: int) -> list[nn.Module]:
     """Embedding, layers and final norm, then the shares of the head; the modules' weights are not copied.
 
     Raises:
@@ -224,20 +224,20 @@ def cut_vocabulary(modules: Sequence[nn.Module], num_shares: int) -> list[nn.Mod
             f"{type(head).__name__} cannot be cut over the vocabulary: the last module must be a Head; use another "
             "schedule, such as 1f1b"
         )
-    shares = [HeadShare(head, rows) for rows in share_rows(len(head.weight), num_shares)]
+    shares = [HeadShard(head, rows) for rows in share_rows(len(head.weight), num_shards)]
     if isinstance(embedding, Embedding) and embedding.weight is head.weight:
-        embedding = EmbeddingInShares(embedding, shares)
+        embedding = EmbeddingInShards(embedding, shares)
     return [embedding, *layers, FinalNorm(head), *shares]
 
 
-def share_rows(vocab: int, num_shares: int) -> list[range]:
+def share_rows(vocab: int, num_shards: int) -> list[range]:
     """The rows of each share; they differ by one at most.
 
     Raises:
         ValueError: if there are fewer rows than shares.
     """
-    if vocab < num_shares:
+    if vocab < num_shards:
         raise ValueError(
-            f"a vocabulary of {vocab} in {num_shares} shares: each has at least one row; take fewer devices"
+            f"a vocabulary of {vocab} in {num_shards} shares: each has at least one row; take fewer devices"
         )
-    return [range(vocab * share // num_shares, vocab * (share + 1) // num_shares) for share in range(num_shares)]
+    return [range(vocab * share // num_shards, vocab * (share + 1) // num_shards) for share in range(num_shards)]

@@ -1,8 +1,7 @@
 """Case: one system training one model on some devices of one machine, with the constants of its prediction.
 
-RoundPipe's models ask the device once a layer for the tokens of all experts; its kernels then run as the loop launches
-them, and one interpreter loops for all devices: that is simulated (`rpbench.predict.streaming`). Where a process runs
-the interpreter's loop for one device alone, its seconds are here.
+Where a process runs the interpreter's loop over experts for one device alone, its seconds are here; one interpreter for
+all devices is simulated (`rpbench.predict.streaming`).
 """
 
 from dataclasses import dataclass, replace

@@ -1,11 +1,7 @@
 """Steps of the two systems that stream weights from the host: RoundPipe, and Mobius.
 
-RoundPipe deals the released planner's stages to the devices in rotation, call after call.
-
-A step is `num_calls` calls of `num_microbatches` each, simulated with its transfers
-(`rpbench.predict.streaming`): weights come ahead of their visit and gradients go home after it, activations
-cross the host, all of them share the links and the host's memory with one another and with the optimizer. Asynchronous
-steps follow each other without a barrier; a synchronous one fills and drains, and the optimizer stands behind it.
+RoundPipe deals the released planner's stages to the devices in rotation, call after call; a step is `num_calls` calls
+of `num_microbatches` each, simulated with its transfers and its optimizer (`rpbench.predict.streaming`).
 
 One interpreter runs the loop over experts of all devices, forward and recomputation. It takes turns among the devices
 whose layers wait for it; their kernels run beside it, and so does the work of the other devices. While the optimizer's

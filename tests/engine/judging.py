@@ -128,17 +128,17 @@ def workload_of(schedule: Schedule) -> Workload:
 
 
 @cache
-def _workload(num_layers: int, num_shares: int, num_microbatches: int, *, whole: bool) -> Workload:
-    seq_len = 2 * num_shares or TINY.seq_len  # which tensor parallelism may cut along the sequence
+def _workload(num_layers: int, num_shards: int, num_microbatches: int, *, whole: bool) -> Workload:
+    seq_len = 2 * num_shards or TINY.seq_len  # which tensor parallelism may cut along the sequence
     tokens = SyntheticTokens(TINY.vocab, seq_len, 2, 0)
     if whole:
         layers = [_Layer(TINY.hidden) for _ in range(num_layers)]
         modules = [nn.Embedding(TINY.vocab, TINY.hidden), *layers, _Head(TINY.hidden, TINY.vocab)]
         return Workload(list(nn.Sequential(*modules).double()), tokens, num_microbatches)
     model = replace(TINY, num_layers=num_layers)
-    if num_shares:
+    if num_shards:
         model = replace(
-            model, seq_len=seq_len, heads=num_shares, key_value_heads=num_shares, head_dim=4, inner=4 * num_shares
+            model, seq_len=seq_len, heads=num_shards, key_value_heads=num_shards, head_dim=4, inner=4 * num_shards
         )
     return Workload(list(build_model(model, seed=0, dtype=torch.float64)), tokens, num_microbatches)
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from training_cases import MOE, TINY, assert_same, reference_of, train, uneven_costs, workload_of
 
 from rpbench.engine.backends.virtual import VirtualBackend
-from rpbench.engine.compute.head_shards import HeadShares
+from rpbench.engine.compute.head_shards import HeadShards
 from rpbench.engine.executor import ActionFailed, execute
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.shards.cut import cut_head
@@ -72,13 +72,13 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 def test_a_share_that_is_left_out_shows(monkeypatch):
     schedule = schedule_of()
-    leave = HeadShares.leave
+    leave = HeadShards.leave
 
     def without_the_first(self, segment):
         self._slopes[segment][0].zero_()
         return leave(self, segment)
 
-    monkeypatch.setattr(HeadShares, "leave", without_the_first)
+    monkeypatch.setattr(HeadShards, "leave", without_the_first)
     run = train(schedule, workload_of(schedule))
     with pytest.raises(AssertionError):
         assert_same(run, reference_of(run, updates=False))

@@ -138,7 +138,7 @@ def test_devices_send_what_the_schedule_says(num_devices):
 
 @pytest.mark.parametrize("operator", ["spread", "sum"])
 def test_a_sum_that_is_left_out_is_told(operator, monkeypatch):
-    left_out = {"spread": lambda self, x, num_shares: [x], "sum": lambda self, parts: parts[0]}
+    left_out = {"spread": lambda self, x, num_shards: [x], "sum": lambda self, parts: parts[0]}
     monkeypatch.setattr(tensor_parallel.AcrossRanks, operator, left_out[operator])
     schedule = with_sums(2, 2)
     with pytest.raises(ActionFailed, match=r"SUM_[FB]\d(\.1)? stands for \d sums, and \d have been made"):

@@ -34,11 +34,11 @@ def gradients_of(*modules: nn.Module) -> list[dict[str, torch.Tensor]]:
     return [{name: weight.grad for name, weight in each.named_parameters(remove_duplicate=False)} for each in modules]
 
 
-@pytest.mark.parametrize("num_shares", [1, 2, 3, 37])
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 37])
 @pytest.mark.parametrize("tied", [False, True])
-def test_ends_in_shares_are_the_whole_ones(num_shares, tied):
+def test_ends_in_shares_are_the_whole_ones(num_shards, tied):
     whole = ends(tied=tied)
-    cut = cut_ends(*whole, num_shares)
+    cut = cut_ends(*whole, num_shards)
     expected, found = loss_of(*whole), loss_of(*cut)
     assert found.item() == pytest.approx(expected.item(), rel=1e-14)
     expected.backward()

@@ -7,13 +7,13 @@ import torch
 
 from rpbench.models.build import build_layer
 from rpbench.models.shards import (
-    AttentionShares,
-    check_shares,
+    AttentionShards,
+    check_shards,
     cut_layer,
     cut_tensors,
     held_parameters,
     joined_tensors,
-    one_share,
+    one_shard,
 )
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import Experts
@@ -44,20 +44,20 @@ def gradients(layer, x, slope):
     return output.detach(), below, dict(zip(named, found, strict=True))
 
 
-@pytest.mark.parametrize("num_shares", [1, 2, 4])
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
 @pytest.mark.parametrize("name", MODELS)
-def test_shares_add_up_to_the_whole_layer(name, num_shares):
+def test_shares_add_up_to_the_whole_layer(name, num_shards):
     layer, generator = layer_of(MODELS[name]), torch.Generator().manual_seed(1)
     x, slope = (torch.randn(2, 5, 16, generator=generator, dtype=torch.float64) for _ in range(2))
     x.requires_grad_()
     output, below, whole = gradients(layer, x, slope)
-    found, found_below, parts = gradients(cut_layer(layer, num_shares), x, slope)
+    found, found_below, parts = gradients(cut_layer(layer, num_shards), x, slope)
     joined = joined_tensors(parts)
     assert joined.keys() == whole.keys()
     pairs = [(found, output), (found_below, below), *((joined[each], whole[each]) for each in whole)]
     for one, other in pairs:
         assert float((one - other).abs().max()) <= 1e-12 * float(other.abs().max())
-        assert num_shares > 1 or torch.equal(one, other)
+        assert num_shards > 1 or torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -90,7 +90,7 @@ def test_a_device_holds_its_part_of_every_matrix(name):
     for number in range(4):
         held = held_parameters(cut, number)
         assert sum(parameter.numel() for parameter in held) == whole / 4 + norms
-        alone = one_share(cut, number, cut.attention.adding)
+        alone = one_shard(cut, number, cut.attention.adding)
         assert {id(parameter) for parameter in alone.parameters()} == {id(parameter) for parameter in held}
 
 
@@ -98,7 +98,7 @@ def test_cutting_leaves_the_layer_as_it_was():
     layer = layer_of(QWEN)
     before = {name: tensor.clone() for name, tensor in layer.named_parameters()}
     cut = cut_layer(layer, 2)
-    assert isinstance(cut.attention, AttentionShares)
+    assert isinstance(cut.attention, AttentionShards)
     assert cut.attention_norm.scale is layer.attention_norm.scale
     with torch.no_grad():
         cut.attention.shares["1"].q.weight.zero_()
@@ -106,7 +106,7 @@ def test_cutting_leaves_the_layer_as_it_was():
 
 
 @pytest.mark.parametrize(
-    "model, num_shares, message",
+    "model, num_shards, message",
     [
         (
             GPT,
@@ -119,9 +119,9 @@ def test_cutting_leaves_the_layer_as_it_was():
         (EXPERTS, 8, r"8 devices: .* take num_devices from 2, 4"),
     ],
 )
-def test_layers_without_equal_shares_are_refused(model, num_shares, message):
+def test_layers_without_equal_shares_are_refused(model, num_shards, message):
     with pytest.raises(ValueError, match=message):
-        check_shares(build_layer(model, 1, device="meta"), num_shares)
+        check_shards(build_layer(model, 1, device="meta"), num_shards)
 
 
 def test_segments_of_sequences_are_refused():

@@ -72,7 +72,7 @@ def host_bytes(
     found = _at_home(schedule, sizes, analysis, shares)
     if not schedule.on_ssd:
         return found
-    on_its_way = max(_of_layer(layer, schedule.on_ssd) for layer in (*sizes.layers, sizes.embedding, sizes.head))
+    on_its_way = max(_of_layer(layer, schedule.on_ssd) for layer in sizes.every)
     return found - ssd_bytes(schedule.on_ssd, sizes).held + on_its_way * schedule.shape.num_ranks
 
 
@@ -89,9 +89,8 @@ def ssd_bytes(on_ssd: str, sizes: ModelBytes) -> SsdBytes:
     Args:
         on_ssd: as of a `Schedule`.
     """
-    layers = (*sizes.layers, sizes.embedding, sizes.head)
-    written = sum(layer.optimizer * ("O" in on_ssd) + layer.gradients * ("P" in on_ssd) for layer in layers)
-    return SsdBytes(sum(_of_layer(layer, on_ssd) for layer in layers), written)
+    written = sum(layer.optimizer * ("O" in on_ssd) + layer.gradients * ("P" in on_ssd) for layer in sizes.every)
+    return SsdBytes(sum(_of_layer(layer, on_ssd) for layer in sizes.every), written)
 
 
 def _of_layer(layer: LayerSize, on_ssd: str) -> int:
@@ -106,7 +105,7 @@ def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None, s
     if schedule.weights is Weights.STREAMED:
         on_host = 0 if inputs_stay(schedule) else sum(sizes.each) or schedule.shape.num_microbatches
         kept = round(sizes.boundary * (len(numbers) - 1) * on_host)
-        return kept + sum(sum(layer[:3]) for layer in (*sizes.layers, sizes.embedding, sizes.head))
+        return kept + sum(sum(layer[:3]) for layer in sizes.every)
     if not shares_or_offloads(schedule):
         return 0
     shares = shares or ReplicaShares(analysis or Analysis(schedule))
@@ -172,7 +171,7 @@ class ReplicaFootprint:
 
     def least_bytes(self, sizes: ModelBytes) -> int:
         """A lower bound on the bytes of the fullest device, for any cut of the layers."""
-        total = LayerSize(*(sum(each) for each in zip(*sizes.layers, sizes.embedding, sizes.head, strict=True)))
+        total = LayerSize(*(sum(each) for each in zip(*sizes.every, strict=True)))
         found: float = sizes.logits * self.held[-1].sum()
         for name in ("weights", "gradients", "optimizer"):
             found += getattr(self, name).sum(axis=1).min() * getattr(total, name)

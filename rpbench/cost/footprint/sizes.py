@@ -95,15 +95,18 @@ class ModelBytes:
         if self.summed_bytes == BYTES_PER_VALUE:
             return self
 
-        def summed(layer: LayerSize) -> LayerSize:
-            return layer._replace(gradients=layer.gradients * self.summed_bytes // BYTES_PER_VALUE)
-
-        layers, embedding, head = tuple(map(summed, self.layers)), summed(self.embedding), summed(self.head)
-        return replace(self, layers=layers, embedding=embedding, head=head, summed_bytes=BYTES_PER_VALUE)
+        gradients = (layer.gradients * self.summed_bytes // BYTES_PER_VALUE for layer in self.every)
+        *layers, embedding, head = (own._replace(gradients=new) for own, new in zip(self.every, gradients, strict=True))
+        return replace(self, layers=tuple(layers), embedding=embedding, head=head, summed_bytes=BYTES_PER_VALUE)
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def every(self) -> tuple[LayerSize, ...]:
+        """Decoder layers, embedding and head."""
+        return (*self.layers, self.embedding, self.head)
 
     @property
     def of_each(self) -> tuple["ModelBytes", ...]:

@@ -5,7 +5,7 @@ Every figure has an origin, a source and an uncertainty.
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -223,8 +223,10 @@ def device(name: str) -> Device:
     fitting = [name] if name in known else [each for each in known if _fits(name, each)]
     if len(fitting) > 1:
         fitting = [each for each in fitting if device(each).usual] or fitting
-    if len(fitting) != 1:
-        raise ValueError(unknown_option("gpu", name, known) if not fitting else _ambiguous(name, fitting))
+    if not fitting:
+        raise ValueError(unknown_option("gpu", name, known))
+    if len(fitting) > 1:
+        raise ValueError(f"gpu={name}: there are {len(fitting)} of them; say which: {', '.join(fitting)}")
     path = file_of("gpu", fitting[0])
     assert path is not None
     return _of_file(path, Device, "gpu")
@@ -238,14 +240,11 @@ def _of_file(path: Path, kind: type[T], group: str) -> T:
     for key in values:
         if key not in known:
             raise ValueError(f"{path}: {unknown_name(f'key of {group}', key, known)}")
-    if missing := [own.name for own in each if _is_needed(own) and values.get(own.name) is None]:
+    needed = [own.name for own in each if own.default is MISSING and own.default_factory is MISSING]
+    if missing := [own for own in needed if values.get(own) is None]:
         way = "`rpbench new gpu NAME` writes an example of each" if group == "gpu" else "see those of conf/ssd/"
         raise ValueError(f"{path} has no {', '.join(missing)}; {way}")
     return kind(**values)
-
-
-def _is_needed(each: Field[Any]) -> bool:
-    return each.default is MISSING and each.default_factory is MISSING
 
 
 def _fits(asked: str, name: str) -> bool:
@@ -260,10 +259,6 @@ def _fits(asked: str, name: str) -> bool:
         if words[start] not in MAKERS:
             break
     return False
-
-
-def _ambiguous(name: str, fitting: list[str]) -> str:
-    return f"gpu={name}: there are {len(fitting)} of them; say which: {', '.join(fitting)}"
 
 
 def unknown_option(what: str, name: str, known: list[str]) -> str:

@@ -142,9 +142,8 @@ class Machine:
         for name in NUMBERS:
             value = getattr(self, name)
             if name not in _COUNTS and value is not None and not (is_finite(value) and value > 0):
-                raise ValueError(
-                    f"cluster.{name}={value!r}: a finite number above 0, or null if there is none{_why_not_0(name)}"
-                )
+                why = "; a link of bandwidth 0 never ends a transfer" if name.endswith("bytes_per_s") else ""
+                raise ValueError(f"cluster.{name}={value!r}: a finite number above 0, or null if there is none{why}")
         for name in _MAY_BE_0:
             if not (is_finite(value := getattr(self, name)) and value >= 0):
                 raise ValueError(f"cluster.{name}={value!r}: 0 or more")
@@ -341,10 +340,6 @@ class Machine:
 # Fields that hold one number above 0.
 NUMBERS = tuple(each.name for each in fields(Machine) if each.name not in (*_NO_NUMBERS, *_MAY_BE_0))
 OLD_NAMES = {"device_to_device_bytes_per_s": "intra_bytes_per_s", "nodes": "num_devices"}
-
-
-def _why_not_0(name: str) -> str:
-    return "; a link of bandwidth 0 never ends a transfer" if name.endswith("bytes_per_s") else ""
 
 
 def _checked_speeds(speeds: object) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rpbench.engine.compute.head_shards import HeadShares
+from rpbench.engine.compute.head_shards import HeadShards
 from rpbench.engine.compute.segments import Exchange, Segment, Segments
 from rpbench.engine.compute.stage import (
     Grain,
@@ -149,7 +149,7 @@ class Passes:
         self._recomputed: dict[tuple[int, Segment], Graph] = {}  # (backward stage, segment) -> its topmost modules
         self._slopes: dict[tuple[int, Segment], torch.Tensor | None] = {}  # (backward stage, segment) -> its input's
         self._halves: dict[tuple[int, Segment], list[Rest]] = {}  # after I, before W
-        self._shares = HeadShares(stages.workload, stages.weights)
+        self._shares = HeadShards(stages.workload, stages.weights)
 
     @property
     def num_left(self) -> int:
@@ -182,7 +182,7 @@ class Passes:
             x = end
         if self._layout.head in modules:
             self._note_loss(segment, x)
-        elif action.stage == len(self._layout.forward) - 1 and self._layout.num_head_shares:
+        elif action.stage == len(self._layout.forward) - 1 and self._layout.num_head_shards:
             self._shares.enter(segment, x)
         else:
             self._outputs[action.stage, segment] = x
@@ -251,7 +251,7 @@ class Passes:
         loss, gradients = self._shares.backward(
             action.stage, segment, version, lambda loss: self._loss_scale(loss, version)
         )
-        if action.stage == self._layout.num_head_shares - 1:
+        if action.stage == self._layout.num_head_shards - 1:
             self._note_loss(segment, loss)
         self._hand_over(action.stage, segment, gradients)
         self._release(self._layout.share(action.stage), version)
@@ -330,8 +330,8 @@ class Passes:
             head = kept or self._again(modules[-1:], segment, version)
             slope, gradients = differentiate(head, self._loss_scale(head.end, version))
         else:
-            leaves_shares = stage == self._layout.top and self._layout.num_head_shares
-            above = self._shares.leave(segment) if leaves_shares else self._slopes.pop((stage + 1, segment))
+            leaves_shards = stage == self._layout.top and self._layout.num_head_shards
+            above = self._shares.leave(segment) if leaves_shards else self._slopes.pop((stage + 1, segment))
             slope = None if above is None else here(above)
             if kept is not None:
                 slope, gradients = differentiate(kept, slope)

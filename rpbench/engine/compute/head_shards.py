@@ -15,12 +15,12 @@ from rpbench.engine.peers import here
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weights import WeightSource
 from rpbench.engine.workload import Workload
-from rpbench.models.vocab_shards import Half, HeadShare, Share, Sums, summed_loss, together
+from rpbench.models.vocab_shards import Half, HeadShard, Shard, Sums, summed_loss, together
 
 LossScale = Callable[[torch.Tensor], torch.Tensor | None]  # the loss -> its gradient; None for 1
 
 
-class HeadShares:
+class HeadShards:
     """The tensors between a last stage's forward and its backward, and what the shares make of them."""
 
     def __init__(self, workload: Workload, weights: WeightSource) -> None:
@@ -49,7 +49,7 @@ class HeadShares:
         """The second half of a share: the loss, as `Workload.share`, equal from all, and its rows' gradients."""
         hidden, labels = self._read(segment)
         halves = self._halves[segment]
-        whole = together([Sums(*map(here, halves[other].sums)) for other in range(self._workload.num_head_shares)])
+        whole = together([Sums(*map(here, halves[other].sums)) for other in range(self._workload.num_head_shards)])
         with torch.enable_grad():
             total = summed_loss(whole).requires_grad_()
             loss = self._workload.share(total / len(labels), *segment, num_parts=1)
@@ -66,14 +66,14 @@ class HeadShares:
         x, slopes = self._inputs.pop(segment), self._slopes.pop(segment)
         del self._halves[segment]
         slope = here(slopes[0])
-        for share in range(1, self._workload.num_head_shares):
+        for share in range(1, self._workload.num_head_shards):
             slope = slope + here(slopes[share])
         return slope.view_as(x)
 
-    def _share(self, share: int, version: int) -> Share:
+    def _share(self, share: int, version: int) -> Shard:
         number = self._workload.shares[share]
         module = self._workload.modules[number]
-        assert isinstance(module, HeadShare)
+        assert isinstance(module, HeadShard)
         return module.share(self._weights.all_of(number, version)["weight"])
 
     def _read(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:

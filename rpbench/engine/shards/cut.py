@@ -17,7 +17,7 @@ from rpbench.ir.policy import STEPS_BEHIND, Policy
 from rpbench.ir.schedule import Schedule
 from rpbench.models.layers import DecoderLayer
 from rpbench.models.shards import cut_ends, cut_layer, cut_tensors, joined_tensors
-from rpbench.models.vocab_shards import EmbeddingInShares, cut_vocabulary, share_rows
+from rpbench.models.vocab_shards import EmbeddingInShards, cut_vocabulary, share_rows
 
 
 def cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[Workload, State | None]:
@@ -45,9 +45,9 @@ def cut_head(workload: Workload, schedule: Schedule) -> Workload:
             f"same; use policy {' or '.join(policy.value for policy in STEPS_BEHIND)}"
         )
     shares = shape.num_head_shards
-    if workload.num_head_shares == shares:
+    if workload.num_head_shards == shares:
         return workload
-    return replace(workload, modules=cut_vocabulary(workload.modules, shares), num_head_shares=shares)
+    return replace(workload, modules=cut_vocabulary(workload.modules, shares), num_head_shards=shares)
 
 
 def cut_head_state(state: State, workload: Workload) -> State:
@@ -82,8 +82,8 @@ def joined_head_state(state: State, workload: Workload) -> State:
 def _pieces(workload: Workload) -> dict[Place, list[Place]]:
     """Every place of a model that is cut -> the places of its pieces, in order."""
     pieces = {(workload.chain[-1], "weight"): [(share, "weight") for share in workload.shares]}
-    if isinstance(workload.modules[0], EmbeddingInShares):
-        pieces[0, "weight"] = [(0, f"rows.{number}") for number in range(workload.num_head_shares)]
+    if isinstance(workload.modules[0], EmbeddingInShards):
+        pieces[0, "weight"] = [(0, f"rows.{number}") for number in range(workload.num_head_shards)]
     return pieces
 
 
@@ -109,14 +109,14 @@ DRAWS_APART = (
 def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
     """The workload with layers in a shard a device; ValueError if they, or the schedule, do not allow it."""
     _check_layers(workload, schedule)
-    num_shares, along = schedule.shape.num_ranks, schedule.shape.sequence_parallel
+    num_shards, along = schedule.shape.num_ranks, schedule.shape.sequence_parallel
     for number in range(len(workload.lengths) or 1):
         schedule.shape.check_length(workload.batch(number).tokens.shape[1])
     if along and workload.draws_random:
         raise ValueError(DRAWS_APART)
     decoders = (layer for layer in workload.modules[1:-1] if isinstance(layer, DecoderLayer))
-    layers = [cut_layer(layer, num_shares, along_sequence=along) for layer in decoders]
-    embedding, head = cut_ends(workload.modules[0], workload.modules[-1], num_shares, along_sequence=along)
+    layers = [cut_layer(layer, num_shards, along_sequence=along) for layer in decoders]
+    embedding, head = cut_ends(workload.modules[0], workload.modules[-1], num_shards, along_sequence=along)
     return replace(workload, modules=[embedding, *layers, head])
 
 
@@ -135,15 +135,15 @@ def _check_layers(workload: Workload, schedule: Schedule) -> None:
             raise ValueError(f"{type(module).__name__} has no shares: tensor parallelism cuts decoder layers")
 
 
-def cut_layers_state(state: State, cut: Workload, num_shares: int) -> State:
+def cut_layers_state(state: State, cut: Workload, num_shards: int) -> State:
     """A state of the whole model as one of its shares."""
     owners = set(cut.owner_of.values())
 
-    def in_shares(tensors: Tensors) -> Tensors:
-        found = _by_module(tensors, lambda named: cut_tensors(named, num_shares, norms_too=True))
+    def in_shards(tensors: Tensors) -> Tensors:
+        found = _by_module(tensors, lambda named: cut_tensors(named, num_shards, norms_too=True))
         return {place: tensor for place, tensor in found.items() if place in owners}
 
-    return state.changed(in_shares)
+    return state.changed(in_shards)
 
 
 def joined_state(state: State) -> State:

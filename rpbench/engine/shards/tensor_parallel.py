@@ -34,7 +34,7 @@ from rpbench.engine.state.weights import Named, Weights
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import SUMS, Action, Kind
 from rpbench.ir.moved_objects import SUMS_A_LAYER, sums_of_ends
-from rpbench.models.shards import one_share
+from rpbench.models.shards import one_shard
 
 # --- what a device has -----------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ class AcrossRanks:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
 
-    def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
+    def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
         return [_SumBack.apply(x, self._rank)]
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -69,7 +69,7 @@ class AlongSequence(AcrossRanks):
     4.2.2.
     """
 
-    def spread(self, x: torch.Tensor, num_shares: int) -> Sequence[torch.Tensor]:
+    def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
         return [_Gather.apply(x, self._rank)]
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -223,7 +223,7 @@ class Team:
         self.members = []
         for number, own in enumerate(gradients.by_rank):
             rank = Rank(self.meeting, number)
-            layers = [one_share(layer, number, adding(rank)) for layer in workload.modules]
+            layers = [one_shard(layer, number, adding(rank)) for layer in workload.modules]
             stages = Stages(workload, OwnWeights(weights, layers), Shells(layers), splits=splits)
             self.members.append(Member(rank, make_passes(stages, own)))
         for member in self.members:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil, prod
 from typing import Literal, NamedTuple, get_args
 
@@ -161,6 +161,16 @@ class Setting:
     def spread(self) -> int:
         """Devices among which element-wise work of a tensor group is divided."""
         return self.mesh.tensor if self.mesh.sequence_parallel else 1
+
+    @cached_property
+    def kinds(self) -> dict[Layer, Seconds]:
+        """Seconds of each kind of layer."""
+        return {layer: layer_seconds(self, layer) for layer in dict.fromkeys(self.architecture.layers)}
+
+    @cached_property
+    def head(self) -> Seconds:
+        """Seconds of the output matrix and the loss."""
+        return head_seconds(self)
 
 
 class _Kernels:

@@ -1,8 +1,8 @@
 """Layer times: the seconds of every layer of a setting, as schedules and simulators take them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
@@ -16,8 +16,6 @@ from rpbench.mesh.layers.layer_seconds import (
     Seconds,
     Setting,
     eager_kernels,
-    head_seconds,
-    layer_seconds,
     numbers_of,
     padded_vocab,
 )
@@ -29,9 +27,8 @@ from rpbench.workload.architecture import Architecture
 
 def setting_of(model: Architecture, num_tokens: float, numbers: Basis, framework: str = "roundpipe") -> Setting:
     """A microbatch of `num_tokens` on one device, counted with these numbers; recomputed if a run says so."""
-    sequences = num_tokens / model.seq_len
-    where, known = _nowhere(numbers.cluster_name), software(framework)
-    return Setting(model, where, Mesh(), known, model.seq_len, sequences, recompute="full", numbers=numbers)
+    where, known, seq_len = Machine(numbers.cluster_name), software(framework), model.seq_len  # the numbers have all
+    return Setting(model, where, Mesh(), known, seq_len, num_tokens / seq_len, recompute="full", numbers=numbers)
 
 
 def pipeline_setting(
@@ -40,16 +37,9 @@ def pipeline_setting(
     """A microbatch of `num_tokens` in a pipeline on devices of a machine; recomputed if a run says so."""
     node = machine.devices_per_node or num_devices  # a pipeline may leave devices of its last node to others
     where = machine.with_devices(num_devices if num_devices < node else -(-num_devices // node) * node)
-    sequences = num_tokens / model.seq_len
-    mesh, rank = Mesh(pipeline=num_devices), model.lora_rank if known.kernels == "tiled" else None
-    beside = None if rank is None else Adapters(rank)
-    return Setting(model, where, mesh, known, model.seq_len, sequences, "bf16", "full", numbers, beside)
-
-
-@cache
-def _nowhere(name: str) -> Machine:
-    """A machine without figures of its own: the numbers have all of them."""
-    return Machine(name)
+    mesh, seq_len = Mesh(pipeline=num_devices), model.seq_len
+    beside = Adapters(model.lora_rank) if model.lora_rank and known.kernels == "tiled" else None
+    return Setting(model, where, mesh, known, seq_len, num_tokens / seq_len, "bf16", "full", numbers, beside)
 
 
 def times_of(setting: Setting) -> LayerTimes:
@@ -61,13 +51,13 @@ def times_of(setting: Setting) -> LayerTimes:
     hop, own = hop_s(setting), setting.architecture
     if setting.software.kernels == "engine":
         return engine_times(eager_kernels(setting), hop).frozen(own.frozen_layers)
-    kinds, head = {kind: layer_seconds(setting, kind) for kind in dict.fromkeys(own.layers)}, head_seconds(setting)
-    layers, split = [kinds[kind] for kind in own.layers[: own.num_layers]], setting.software.split_penalty
+    kinds, split = setting.kinds, setting.software.split_penalty
+    layers = [kinds[kind] for kind in own.layers[: own.num_layers]]
     if setting.software.kernels == "tiled":
         more = sum(kinds[kind].forward for kind in own.layers[own.num_layers :])  # what predicts further tokens
         share = 1 + more / sum(layer.forward for layer in layers)
         layers = [Seconds(*(share * part for part in layer)) for layer in layers] if more else layers
-    times = as_times(layers, head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
+    times = as_times(layers, setting.head, hop, each=lost_s(setting), split=split).frozen(own.frozen_layers)
     if setting.software.kernels != "tiled":
         return times
     plain, along = (_shards(setting, along_sequence=each) for each in (False, True))
@@ -91,12 +81,10 @@ def _shards(setting: Setting, *, along_sequence: bool) -> tuple[float, ...]:
 
 def _kernels_s(setting: Setting) -> tuple[float, float, float]:
     """Seconds of the kernels of all layers' forwards, of their backwards and of the head, one microbatch."""
-    layers = setting.architecture.layers
-    counted = [(layers.count(kind), layer_seconds(setting, kind)) for kind in dict.fromkeys(layers)]
+    counted = [(count, setting.kinds[kind]) for kind, count in Counter(setting.architecture.layers).items()]
     forward = sum(count * layer.forward for count, layer in counted)
     backward = sum(count * (layer.input_grad + layer.weight_grad) for count, layer in counted)
-    head = head_seconds(setting)
-    return forward, backward, head.forward + head.input_grad + head.weight_grad
+    return forward, backward, setting.head.forward + setting.head.input_grad + setting.head.weight_grad
 
 
 def optimizer_traffic(setting: Setting) -> OptimizerTraffic:

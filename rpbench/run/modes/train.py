@@ -41,7 +41,7 @@ from rpbench.ir.waits.moves import has_transfers
 from rpbench.models.build import build_layer
 from rpbench.models.data import Data, InPieces, Ragged, Regrouped, SyntheticTokens, TextTokens
 from rpbench.models.layers import DecoderLayer
-from rpbench.models.shards import check_shares
+from rpbench.models.shards import check_shards
 from rpbench.records.record import Record
 from rpbench.registry import Entry
 from rpbench.run.allocator import is_tuned
@@ -161,7 +161,7 @@ def _check_shares(model: Architecture, schedule: Schedule, backend: str) -> None
     layer = build_layer(model, 1, device="meta")
     assert isinstance(layer, DecoderLayer)
     try:
-        check_shares(layer, schedule.shape.num_ranks)
+        check_shards(layer, schedule.shape.num_ranks)
     except ValueError as error:
         raise ConfigError(f"schedule={schedule.name}, model={model.name}: {error}") from None
 
