@@ -97,18 +97,8 @@ def part_of(case: Case) -> str:
 
 
 FILE = Path(__file__).resolve().parents[1] / "clusters.csv"
-COLUMNS = (
-    "id",
-    "status",
-    "step_time_s",
-    "step_time_s_low",
-    "step_time_s_high",
-    "tokens_per_s_per_gpu",
-    "peak_memory_bytes",
-    "peak_memory_bytes_low",
-    "peak_memory_bytes_high",
-    "note",
-)
+_STEP, _PEAK = ([f"{name}{end}" for end in ("", "_low", "_high")] for name in ("step_time_s", "peak_memory_bytes"))
+COLUMNS = ("id", "status", *_STEP, "tokens_per_s_per_gpu", *_PEAK, "note")
 NINE_IN_TEN = 1.645
 WIDE = 1.12  # either way of the bytes of orders
 BEYOND = 1.03  # the fullest given run that fits is predicted below it, every given one that does not above
