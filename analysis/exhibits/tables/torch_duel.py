@@ -42,11 +42,6 @@ def equivalence_numbers(experiments: Experiments) -> pd.DataFrame:
     return rows.assign(name=names, dtype=[config["dtype"] for config in rows["config"]])
 
 
-def equivalence_answer(data: pd.DataFrame) -> str:
-    exact = int((data["grad_max_abs_diff"] == 0).sum())
-    return f"{exact} of {len(data)} runs agree in every bit."
-
-
 def equivalence_table(data: pd.DataFrame) -> Table:
     """A row a schedule, a column for each backend and number format that was run."""
     known = set(zip(data["backend"], data["dtype"], strict=True))
@@ -62,7 +57,12 @@ def equivalence_table(data: pd.DataFrame) -> Table:
     return table(("schedule", *map(", ".join, places)), rows)
 
 
-exhibit_of("equivalence", equivalence_numbers, equivalence_table, answer=equivalence_answer)
+exhibit_of(
+    "equivalence",
+    equivalence_numbers,
+    equivalence_table,
+    answer=lambda data: f"{(data['grad_max_abs_diff'] == 0).sum()} of {len(data)} runs agree in every bit.",
+)
 
 NAMES = style.names("torch_duel")
 
