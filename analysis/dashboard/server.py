@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +25,7 @@ from urllib.parse import urlsplit
 from rpbench.config.choices import ConfigError
 from rpbench.records import record
 from rpbench.records.describe import under_unit, unit
-from rpbench.records.manifest import PLANNED, Manifest, ManifestError, manifest_names, read_manifest
+from rpbench.records.manifest import PLANNED, Manifest, read_manifests
 from rpbench.run.recording import TIMELINE
 
 SHOWN = (
@@ -152,11 +151,7 @@ def read_sweeps(results: Path, stamps: Mapping[str, float], now: float) -> list[
         stamps: when each record was written, by its name.
         now: on the same clock, in seconds.
     """
-    found = []
-    for name in manifest_names(results):
-        with suppress(ManifestError):
-            found.append(read_manifest(results, name))
-    return [_line(manifest, stamps, now) for manifest in found if manifest is not None]
+    return [_line(manifest, stamps, now) for manifest in read_manifests(results)]
 
 
 def _line(manifest: Manifest, stamps: Mapping[str, float], now: float) -> dict[str, Any]:

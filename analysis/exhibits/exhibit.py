@@ -71,9 +71,9 @@ class Exhibit:
         return tuple(self.run_ids) or (self.table.run_ids if self.table else ())
 
 
-def columns_of(identity: str) -> tuple[str, ...]:
-    """The headings of an exhibit's table, as `exhibits.yaml` has them where they are the same whatever was run."""
-    return tuple(DECLARED[identity]["columns"])
+def blank(identity: str) -> dict[str, Cell]:
+    """A row of a declared table with a dash in every column, for what has no numbers."""
+    return {words.split()[0]: NOTHING for words in DECLARED[identity]["columns"].values()}
 
 
 def declared_table(identity: str, rows: pd.DataFrame | Iterable[Mapping[str, Any]]) -> Table:

@@ -4,7 +4,6 @@ A record that no cell of an experiment's manifest names cannot reach a table, ho
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,7 @@ import pandas as pd
 
 from analysis.records import identity
 from rpbench.records import provenance, record
-from rpbench.records.manifest import ENDED, Cell, Manifest, ManifestError, manifest_name, manifest_names, read_manifest
+from rpbench.records.manifest import ENDED, Cell, Manifest, ManifestError, manifest_name, read_manifest, read_manifests
 
 _SHOWN = 3  # missing cells that a message names
 
@@ -143,11 +142,7 @@ class Experiments:
     @cached_property
     def manifests(self) -> list[Manifest]:
         """Every manifest of the folder that can be read."""
-        found = []
-        for name in manifest_names(self.results):
-            with suppress(ManifestError):
-                found.append(read_manifest(self.results, name))
-        return [manifest for manifest in found if manifest is not None]
+        return read_manifests(self.results)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ from rpbench.records.record import write_atomically
 _HERE = Path(__file__).parent
 PAPER = "RoundPipe, reproduced"
 OWN = "Runs, compared"
+_MADE_ON = {"machines": "hardware", "versions": "versions"}  # fields of records
 
 View = dict[str, Any]
 
@@ -86,7 +87,8 @@ class _Pages:
             yield self._page("findings", "findings.html", findings=opening.findings(self._content.verdicts))
             found = views.discrepancies(self._content.verdicts)
             yield self._page("discrepancies", "discrepancies.html", discrepancies=found)
-        yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **self._machines())
+        made_on = {name: views.distinct(self._content.rows, key) for name, key in _MADE_ON.items()}
+        yield self._page("method", "method.html", paper=self._content.reproduces, bubbles=BUBBLES, **made_on)
         yield self._page("sources", "sources.html")
 
     def _contents(self) -> list[tuple[str, str]]:
@@ -186,10 +188,6 @@ class _Pages:
             outcome = ", ".join(f"{number} {status}" for status, number in counts.most_common())
             entries.append({"href": self._site.records(sweep), "text": sweep, "outcome": outcome})
         yield self._page("records", "index.html", title="Records, by sweep", noun="sweeps", entries=entries)
-
-    def _machines(self) -> View:
-        rows = self._content.rows
-        return {"machines": views.distinct(rows, "hardware"), "versions": views.distinct(rows, "versions")}
 
 
 _EVERY_S = 3.0

@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,15 @@ def _is_told(line: Any, plan_id: str) -> bool:
 def manifest_names(results: Path) -> list[str]:
     """The sweeps that a folder of results knows of."""
     return sorted(path.parent.name for path in (results / FOLDER).glob(f"*/{PLAN}"))
+
+
+def read_manifests(results: Path) -> list[Manifest]:
+    """Every manifest of a folder of results that can be read."""
+    found = []
+    for name in manifest_names(results):
+        with suppress(ManifestError):
+            found.append(read_manifest(results, name))
+    return [manifest for manifest in found if manifest is not None]
 
 
 def no_sweep_in(results: Path) -> str:

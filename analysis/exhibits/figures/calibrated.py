@@ -15,10 +15,9 @@ from analysis.exhibits.exhibit import (
     Cell,
     Exhibit,
     Table,
-    columns_of,
+    declared_table,
     exhibit_of,
     label,
-    ours,
     ranged,
     short_cut,
     table,
@@ -63,25 +62,22 @@ def _answer(model: str, rows: Mapping[str, Row]) -> str:
 
 
 def tabulate(duels: Duels) -> Table:
-    return table(columns_of("calibrated"), (_row(row) for rows in duels.values() for row in rows.values()))
+    return declared_table("calibrated", (_row(row) for rows in duels.values() for row in rows.values()))
 
 
-def _row(row: Row) -> list[Cell]:
-    own = row["run_id"]
+def _row(row: Row) -> Row:
     foreign = [share for share in row["calibration_foreign_cores"] if share is not None]
-    over = [over_predicted(row, clock) for clock in ("replay", "wall")]
-    return [
-        label(MODELS[row["model"]]),
-        label(NAMES[row["contender"]]),
-        Cell(row["partition_layers"], short_cut(row["partition_layers"]), (own,)),
-        ours(median(predictions(row)), ".3f", own),
-        ours(row["replay_makespan_s"], ".3f", own),
-        ours(row["makespan_s"], ".3f", own),
-        *(ranged((each.median, each.low, each.high), ".3f", (own,)) for each in over),
-        ours(row["foreign_cpu_share"], ".2f", own),
-        ours(mean(foreign), ".2f", own) if foreign else NOTHING,
-        ours(100 * drift(row), ".1f", own),
-    ]
+    over = {clock: over_predicted(row, clock) for clock in ("replay", "wall")}
+    shown = {clock: ranged((each.median, each.low, each.high), ".3f", (row["run_id"],)) for clock, each in over.items()}
+    shown |= {
+        "of": MODELS[row["model"]],
+        "who": NAMES[row["contender"]],
+        "cut": Cell(row["partition_layers"], short_cut(row["partition_layers"]), (row["run_id"],)),
+        "predicted": median(predictions(row)),
+        "foreign": mean(foreign) if foreign else None,
+        "apart": 100 * drift(row),
+    }
+    return row | shown
 
 
 # --- the figure ----------------------------------------------------------------------------------------------

@@ -15,13 +15,12 @@ from analysis.exhibits.exhibit import (
     NOTHING,
     Cell,
     Table,
-    columns_of,
+    blank,
+    declared_table,
     exhibit_of,
-    label,
     ours,
     ranged,
     short_cut,
-    table,
 )
 from analysis.records.experiments import MissingRuns
 from analysis.records.runs import grouped
@@ -33,8 +32,6 @@ from rpbench.run.modes.duel.verdict import Finding, ratio, times
 Row = dict[str, Any]
 
 NAMES, MODELS = style.names("duel"), style.names("duel_models")
-
-COLUMNS = columns_of("duel")
 
 
 def by_model(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
@@ -87,21 +84,19 @@ def _answer(model: str, rows: Mapping[str, Row], found: Mapping[str, Finding]) -
 def tabulate(duels: Mapping[str, Mapping[str, Row]]) -> Table:
     """A row a contender, those that failed included."""
     clocks = {clock: judged(duels, clock) for clock in CLOCKS}
-    return table(
-        COLUMNS,
-        (
-            _row(row, rows, {clock: found[model] for clock, found in clocks.items()})
-            for model, rows in duels.items()
-            for row in rows.values()
-        ),
+    found = (
+        _row(row, rows, {clock: found[model] for clock, found in clocks.items()})
+        for model, rows in duels.items()
+        for row in rows.values()
     )
+    return declared_table("duel", found)
 
 
-def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Finding]]) -> list[Cell]:
+def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Finding]]) -> Row:
     own, name = row["run_id"], row["contender"]
-    opening = [label(MODELS[row["model"]]), label(NAMES[name]), Cell(row["partition_layers"], plan(row), (own,))]
+    shown = {"of": MODELS[row["model"]], "who": NAMES[name], "plan": Cell(row["partition_layers"], plan(row), (own,))}
     if row["status"] != "ok":
-        return [*opening, label(row["recompute"]), label(f"failed: {row['reason']}"), *[NOTHING] * (len(COLUMNS) - 5)]
+        return blank("duel") | shown | {"recompute": row["recompute"], "verdict": f"failed: {row['reason']}"}
     both = (own, *(rows[each]["run_id"] for each in REFERENCES if each in rows))
     walls, replays = found["wall"].get(name), found["replay"].get(name)
     over_replay = ratio(times(row, "wall"), times(row, "replay")).median
@@ -109,23 +104,17 @@ def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Fin
     if walls is not None:
         verdict = f"{walls.verdict}: {walls.reason}" if walls.reason else walls.verdict
     counted = ", ".join(f"{start.num_pairs} (and {start.num_disturbed} disturbed)" for start in starts)
-    return [
-        *opening,
-        label(row["recompute"]),
-        label(verdict),
-        *(_speed(each, both) for each in (walls, replays)),
-        _share(found["replay"], name, both),
-        ours(100 * (1 - row["bubble_makespan"]), ".1f", own),
-        ours(row["simulated_makespan_s"], ".3f", own),
-        ours(row["emulated_makespan_s"], ".3f", own),
-        ours(row["replay_makespan_s"], ".3f", own),
-        ours(row["makespan_s"], ".3f", own),
-        ours(over_replay, ".3f", own),
-        ours(row["replay_makespan_s"] / row["simulated_makespan_s"], ".3f", own),
-        ours(row["cpu_s"], ".3f", own),
-        label(counted),
-        ours(row["foreign_cpu_share"], ".2f", own),
-    ]
+    shown |= {
+        "verdict": verdict,
+        "speed": _speed(walls, both),
+        "replay_speed": _speed(replays, both),
+        "share": _share(found["replay"], name, both),
+        "busy": 100 * (1 - row["bubble_makespan"]),
+        "over_replay": over_replay,
+        "over_predicted": row["replay_makespan_s"] / row["simulated_makespan_s"],
+        "counted": counted,
+    }
+    return row | shown
 
 
 def plan(row: Row) -> str:

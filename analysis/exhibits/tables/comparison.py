@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isinf
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,14 +14,13 @@ from analysis.exhibits.exhibit import (
     NOTHING,
     Cell,
     Shown,
-    columns_of,
+    declared_table,
     exhibit_of,
     exhibited,
     label,
     ours,
     ranged,
     short_cut,
-    table,
 )
 from analysis.exhibits.figures.own import convergence
 from analysis.exhibits.figures.own.convergence import SHARE, Spread, token_multiples
@@ -29,6 +29,8 @@ from analysis.records.runs import MODELS
 from rpbench.config.configuration import swept
 from rpbench.plan.contest.contender import contenders, why_not_charged
 from rpbench.records.manifest import NOT_APPLICABLE
+
+Row = dict[str, Any]
 
 EXPERIMENT = "figure10"
 # The first of a model and those behind it that the table of options has.
@@ -68,18 +70,15 @@ def distinct(rows: pd.DataFrame) -> pd.DataFrame:
     return first.reset_index(drop=True)
 
 
-def options(row: dict) -> Sequence[Cell]:
-    """The chosen settings."""
-    run, chunks, keeping = row["run_id"], row["chunks_per_device"], row["keeping_stages"]
+def options(row: Row) -> Row:
+    """The chosen settings that a record has in another form than the tables."""
+    keeping = len(row["keeping_stages"])
     own = ", ".join(f"{name}={value}" for name, value in row["schedule_options"].items() if value is not None)
-    kept = "all" if len(keeping) == row["num_stages"] else str(len(keeping))
-    return (
-        ours(row["microbatch_sequences"], "g", run),
-        ours(None if chunks != chunks else chunks, "g", run),
-        label(row["recompute"]),
-        Cell(len(keeping), kept, (run,)),
-        label(own) if own else NOTHING,
-    )
+    return {
+        "cut": short_cut(row["partition_layers"]),
+        "keeping": Cell(keeping, "all" if keeping == row["num_stages"] else str(keeping), (row["run_id"],)),
+        "own": label(own) if own else NOTHING,
+    }
 
 
 def leaders(ranked: pd.DataFrame, model: str) -> list[dict]:
@@ -101,25 +100,12 @@ def contest_answer(ranked: pd.DataFrame) -> str:
     return "; ".join(parts) + "." if parts else ""
 
 
-def _chosen(row: dict) -> Sequence[Cell]:
-    run = row["run_id"]
-    return (
-        label(style.model_name(row["model"])),
-        label(_name(row)),
-        ours(row["tokens_per_s"], ",.0f", run),
-        ours(row["staleness_steps"], ".0f", run),
-        *options(row),
-        ours(row["prefetch"], ".0f", run),
-        label(short_cut(row["partition_layers"])),
-        ours(row["num_settings_tried"], ".0f", run),
-        ours(row["spent_timelines"], ".0f", run),
-    )
-
-
 exhibit = exhibit_of(
     "figure10_options",
     lambda experiments: distinct(contest_numbers(experiments)),
-    lambda ranked: table(columns_of("figure10_options"), (_chosen(row) for m in MODELS for row in leaders(ranked, m))),
+    lambda ranked: declared_table(
+        "figure10_options", (row | options(row) for model in MODELS for row in leaders(ranked, model))
+    ),
     leaders=LEADERS,
     answer=contest_answer,
 )
@@ -140,18 +126,16 @@ Multiples = Mapping[str, Spread]
 def simulated(experiments: Experiments) -> Shown:
     """All systems on eight devices and the published models, at equal tuning."""
     rows, multiples, behind = contest_numbers(experiments), *_multiples(experiments)
-    cells = (
-        (
-            label(style.model_name(row["model"])),
-            *_system(row, "bubble_steady", multiples, behind),
-            *options(row),
-            (NOTHING if row["status"] == "ok" else label(f"{row['status']}: {row['reason'].split(';')[0]}")),
-        )
+    systems = [
+        row
+        | _system(row, "bubble_steady", multiples, behind)
+        | options(row)
+        | {"fate": NOTHING if row["status"] == "ok" else label(f"{row['status']}: {row['reason'].split(';')[0]}")}
         for row in rows.to_dict("records")
-    )
+    ]
     return Shown(
         draw=partial(draw, rows),
-        table=table(columns_of("figure10"), cells),
+        table=declared_table("figure10", systems),
         words={
             "steps": _steps(rows),
             "budget": " and ".join(f"{budget:.0f}" for budget in sorted(rows["budget_timelines"].unique())),
@@ -186,14 +170,10 @@ def measured(experiments: Experiments) -> Shown:
     pace = rows["tokens_per_step"] * rows["num_updates"] / rows["makespan_s"]
     rows = rows.sort_values("schedule", kind="stable").assign(tokens_per_s=pace)
     multiples, behind = _multiples(experiments)
-    cells = []
-    for row in rows.to_dict("records"):
-        run, largest = row["run_id"], row["grad_max_abs_diff"]
-        trained = ours(row["loss"], ".4f", run), ours(largest, ".1e" if largest else ".0f", run)
-        cells.append((*_system(row, "bubble_makespan", multiples, behind), *trained))
+    systems = [row | _system(row, "bubble_makespan", multiples, behind) for row in rows.to_dict("records")]
     exact = int((rows["grad_max_abs_diff"] == 0).sum())
     return Shown(
-        table=table(columns_of("baselines_cpu"), cells),
+        table=declared_table("baselines_cpu", systems),
         words={"late": _LATE, "exact": exact, "systems": len(rows)},
         evidence=("measured", "simulated") if multiples else (),
     )
@@ -225,21 +205,19 @@ def _multiples(experiments: Experiments) -> tuple[Multiples, list[str]]:
     return token_multiples(data, convergence.BY_BATCH), data["run_id"].tolist()
 
 
-def _system(row: dict, field: str, multiples: Multiples, behind: Sequence[str]) -> Sequence[Cell]:
-    """Name, pace, the bubble in a field, and what a system needs; both tables have these."""
-    run, bubble = row["run_id"], row.get(field)
-    host = _moved(row, "h2d_bytes") + _moved(row, "d2h_bytes")
-    return (
-        label(_name(row)),
-        ours(row["tokens_per_s"], ",.0f", run),
-        *_progress(row, multiples, behind),
-        ours(None if bubble is None else 100 * bubble, ".1f", run),
-        ours(max(row["peak_memory_bytes"]) / 1e9, ".3g", run),
-        ours(row["host_memory_bytes"] / 1e9, ".3g", run),
-        ours(host, ".3g", run),
-        ours(_moved(row, "net_bytes"), ".3g", run),
-        ours(row["staleness_steps"], ".0f", run),
-    )
+def _system(row: Row, bubble: str, multiples: Multiples, behind: Sequence[str]) -> Row:
+    """What a system needs: the bubble in a field, gigabytes, and its progress; both tables have these."""
+    needed, even = _progress(row, multiples, behind)
+    return {
+        "needed": needed,
+        "even": even,
+        "bubble": None if row.get(bubble) is None else 100 * row[bubble],
+        "device_GB": max(row["peak_memory_bytes"]) / 1e9,
+        "host_GB": row["host_memory_bytes"] / 1e9,
+        "links_GB": _moved(row, "h2d_bytes") + _moved(row, "d2h_bytes"),
+        "net_GB": _moved(row, "net_bytes"),
+        "exactly": ".1e" if row.get("grad_max_abs_diff") else ".0f",
+    }
 
 
 def _progress(row: dict, multiples: Multiples, behind: Sequence[str]) -> Sequence[Cell]:

@@ -7,8 +7,7 @@ says which setting makes it.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Table, columns_of, exhibit_of, label, ours, table, theirs
+from analysis.exhibits.exhibit import NOTHING, Cell, Table, declared_table, exhibit_of, label, ours, theirs
 from analysis.exhibits.tables import comparison
 from analysis.records.experiments import Experiments, MissingRuns, index
 from analysis.records.published import PUBLISHED_MODELS, RTX4090, Published, look_up
@@ -28,7 +27,6 @@ SETTING_OF = {
     "transfers": "tokens that go with a transfer",
     "bubble": "microbatches of a step and the cut",
 }
-_COLUMNS = columns_of("figure10_bars")
 
 
 class Bar(NamedTuple):
@@ -75,7 +73,7 @@ def _table(found: tuple[list[Bar], Experiments]) -> Table:
     except MissingRuns:
         rows = []
     tuned = {(row["model"], row["schedule"]): row for row in rows}
-    return table(_COLUMNS, (_cells(bar, tuned) for bar in bars))
+    return declared_table("figure10_bars", (_row(bar, tuned) for bar in bars))
 
 
 def answer(bars: Sequence[Bar]) -> str:
@@ -98,22 +96,17 @@ def _gap(row: dict) -> float | None:
     return None if not one or not other or one != one or other != other else one / other - 1
 
 
-def _cells(bar: Bar, tuned: Mapping[tuple[str, str], dict]) -> Sequence[Cell]:
-    row, run = bar.row, bar.row["run_id"]
-    known, system = bar.published, SYSTEMS[row["system"]]
+def _row(bar: Bar, tuned: Mapping[tuple[str, str], dict]) -> dict:
+    row, known, system = bar.row, bar.published, SYSTEMS[bar.row["system"]]
     equal = tuned.get((row["model"], f"{system.schedule}_async" if system.late else system.schedule))
-    return (
-        label(style.model_name(row["model"])),
-        label(style.method_name(row["system"])),
-        label(bar.status) if known.value is None else theirs(known.value, ",.0f", known.source),
-        ours(row["tokens_per_s"], ",.0f", run),
-        ours(None if bar.error is None else 100 * bar.error, "+.1f", run),
-        label(bar.verdict),
-        ours(row["predicted_tokens_per_s"], ",.0f", run),
-        _apart(row),
-        NOTHING if equal is None else ours(equal["tokens_per_s"], ",.0f", equal["run_id"]),
-        NOTHING if equal is None else label(_setting(row, equal)),
-    )
+    return row | {
+        "known": label(bar.status) if known.value is None else theirs(known.value, ",.0f", known.source),
+        "error": None if bar.error is None else 100 * bar.error,
+        "verdict": bar.verdict,
+        "apart": _apart(row),
+        "equal": NOTHING if equal is None else ours(equal["tokens_per_s"], ",.0f", equal["run_id"]),
+        "setting": NOTHING if equal is None else label(_setting(row, equal)),
+    }
 
 
 def _apart(row: dict) -> Cell:

@@ -9,7 +9,18 @@ import pandas as pd
 
 from analysis.driver import duels
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import NOTHING, Cell, Table, columns_of, exhibit_of, label, ours, short_cut, table
+from analysis.exhibits.exhibit import (
+    NOTHING,
+    Cell,
+    Table,
+    blank,
+    declared_table,
+    exhibit_of,
+    label,
+    ours,
+    short_cut,
+    table,
+)
 from analysis.exhibits.figures import duel as cpu_duel
 from analysis.exhibits.style import method_name
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
@@ -31,11 +42,6 @@ def equivalence_numbers(experiments: Experiments) -> pd.DataFrame:
     return rows.assign(name=names, dtype=[config["dtype"] for config in rows["config"]])
 
 
-def equivalence_answer(data: pd.DataFrame) -> str:
-    exact = int((data["grad_max_abs_diff"] == 0).sum())
-    return f"{exact} of {len(data)} runs agree in every bit."
-
-
 def equivalence_table(data: pd.DataFrame) -> Table:
     """A row a schedule, a column for each backend and number format that was run."""
     known = set(zip(data["backend"], data["dtype"], strict=True))
@@ -51,10 +57,14 @@ def equivalence_table(data: pd.DataFrame) -> Table:
     return table(("schedule", *map(", ".join, places)), rows)
 
 
-exhibit_of("equivalence", equivalence_numbers, equivalence_table, answer=equivalence_answer)
+exhibit_of(
+    "equivalence",
+    equivalence_numbers,
+    equivalence_table,
+    answer=lambda data: f"{(data['grad_max_abs_diff'] == 0).sum()} of {len(data)} runs agree in every bit.",
+)
 
 NAMES = style.names("torch_duel")
-COLUMNS = columns_of("torch_duel")
 
 
 def found_rows(cells: pd.DataFrame) -> list[Row]:
@@ -82,30 +92,25 @@ def _answer(row: Row) -> str:
 
 
 def tabulate(rows: list[Row]) -> Table:
-    return table(COLUMNS, (_row(row) for row in rows))
+    return declared_table("torch_duel", map(_row, rows))
 
 
-def _row(row: Row) -> list[Cell]:
-    own = row["run_id"]
-    opening = [
-        label(method_name(row["schedule"])),
-        label(NAMES[row["role"]]),
-        Cell(row["partition_layers"], short_cut(row["partition_layers"]), (own,)),
-    ]
+def _row(row: Row) -> Row:
+    layers = row["partition_layers"]
+    shown = {"schedule": row["schedule"], "who": NAMES[row["role"]]}
+    shown |= {"cut": Cell(layers, short_cut(layers), (row["run_id"],))}
     if row["status"] != "ok":
-        return [*opening, label(f"failed: {row['reason']}"), *[NOTHING] * (len(COLUMNS) - 4)]
+        return blank("torch_duel") | shown | {"verdict": f"failed: {row['reason']}"}
     reason = row["verdict_reason"]
     ratios = ("over_own", "over_own_disturbed", "cpu_over_own_disturbed", "replay_over_wall", "predicted_over_wall")
-    return [
-        *opening,
-        label(f"{row['verdict']}: {reason}" if reason else row["verdict"]),
-        *(_interval(row, name) for name in ratios),
-        ours(1e3 * row["overhead_per_action_s"], ".2f", own),
-        *(ours(100 * row["missing_shares"][part], ".1f", own) for part in MISSING),
-        ours(row["makespan_s"], ".3f", own),
-        label(", ".join(f"{len(start['at_s'])}" for start in row["runs"])),
-        ours(row["foreign_cpu_share"], ".2f", own),
-    ]
+    shown |= {name: _interval(row, name) for name in ratios}
+    shown |= {part: 100 * row["missing_shares"][part] for part in MISSING}
+    shown |= {
+        "verdict": f"{row['verdict']}: {reason}" if reason else row["verdict"],
+        "unexplained_ms": 1e3 * row["overhead_per_action_s"],
+        "starts": ", ".join(f"{len(start['at_s'])}" for start in row["runs"]),
+    }
+    return row | shown
 
 
 def _interval(row: Mapping[str, Any], name: str) -> Cell:

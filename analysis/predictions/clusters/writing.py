@@ -97,18 +97,8 @@ def part_of(case: Case) -> str:
 
 
 FILE = Path(__file__).resolve().parents[1] / "clusters.csv"
-COLUMNS = (
-    "id",
-    "status",
-    "step_time_s",
-    "step_time_s_low",
-    "step_time_s_high",
-    "tokens_per_s_per_gpu",
-    "peak_memory_bytes",
-    "peak_memory_bytes_low",
-    "peak_memory_bytes_high",
-    "note",
-)
+_STEP, _PEAK = ([f"{name}{end}" for end in ("", "_low", "_high")] for name in ("step_time_s", "peak_memory_bytes"))
+COLUMNS = ("id", "status", *_STEP, "tokens_per_s_per_gpu", *_PEAK, "note")
 NINE_IN_TEN = 1.645
 WIDE = 1.12  # either way of the bytes of orders
 BEYOND = 1.03  # the fullest given run that fits is predicted below it, every given one that does not above
@@ -149,27 +139,19 @@ def row_of(case: Case, model: Model) -> dict[str, str]:
     found["status"] = "ok"
     if "time" in case.asks:
         step = model.step_time_s(case)
-        margin = exp(NINE_IN_TEN * step_log_sd(case))
-        found["step_time_s"] = f"{step:.5g}"
-        found["step_time_s_low"], found["step_time_s_high"] = f"{step / margin:.5g}", f"{step * margin:.5g}"
+        found |= _spread(_STEP, step, exp(NINE_IN_TEN * step_log_sd(case)), ".5g")
         wider = ", ".join(each.name for each in unseen(case))
         found["note"] = "; ".join(filter(None, (case.note, f"wider interval: {wider}" if wider else "")))
-        pace = case.repeats * case.tokens / step / case.devices
-        found["tokens_per_s_per_gpu"] = f"{pace:.5g}"
+        found["tokens_per_s_per_gpu"] = f"{case.repeats * case.tokens / step / case.devices:.5g}"
     if "memory" in case.asks:
-        found |= _memory(case, model)
+        found["status"] = "OOM" if out_of_memory(case, model) else "ok"
+        found |= _spread(_PEAK, model.memory_bytes(case), exp(NINE_IN_TEN * memory_log_sd(case)), ".0f")
     return found
 
 
-def _memory(case: Case, model: Model) -> dict[str, str]:
-    need = model.memory_bytes(case)
-    margin = exp(NINE_IN_TEN * memory_log_sd(case))
-    return {
-        "status": "OOM" if out_of_memory(case, model) else "ok",
-        "peak_memory_bytes": f"{need:.0f}",
-        "peak_memory_bytes_low": f"{need / margin:.0f}",
-        "peak_memory_bytes_high": f"{need * margin:.0f}",
-    }
+def _spread(names: Iterable[str], value: float, margin: float, form: str) -> dict[str, str]:
+    """A value and the ends of its interval, a factor either way."""
+    return {name: format(each, form) for name, each in zip(names, (value, value / margin, value * margin), strict=True)}
 
 
 def out_of_memory(case: Case, model: Model) -> bool:
