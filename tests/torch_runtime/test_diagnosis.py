@@ -65,6 +65,11 @@ def test_one_that_waits_for_a_message_not_sent_is_not_at_fault():
     assert (error.rank, error.action) == (1, "1F0")
 
 
+def test_the_first_rank_may_hang_too():
+    error = found((at(0, "0F3", Phase.COMPUTING), at(1, "1F3", Phase.WAITING)))
+    assert (error.rank, error.cause, error.action) == (0, "hung", "0F3")
+
+
 def test_messages_that_all_miss_are_no_ones_fault():
     error = found((at(0, "0B0", Phase.WAITING), at(1, "1F3", Phase.WAITING)), errors={})
     assert error.rank in (0, 1)

@@ -154,10 +154,13 @@ def test_computations_on_a_gpu_are_timed_by_events(monkeypatch):
     zero.record()
     with recorder.action("PP:0F0"):
         recorder.computes(lambda: None)()
+    with recorder.action("PP:0B0"):  # in two halves
+        recorder.computes(lambda: None)()
+        recorder.computes(lambda: None)()
     recorder.settle(zero, 100.0)
-    (moment,) = recorder.moments
-    assert isinstance(moment, Moment)
-    assert (moment.begun, moment.done) == pytest.approx((100.01, 100.02))
+    assert all(isinstance(moment, Moment) for moment in recorder.moments)
+    found = [(moment.begun, moment.done) for moment in recorder.moments]
+    assert sum(found, ()) == pytest.approx((100.01, 100.02, 100.03, 100.06))
 
 
 def test_a_request_for_gpus_is_checked_without_them(monkeypatch):
