@@ -28,14 +28,14 @@ from rpbench.workload.architecture import Architecture
 
 
 class Question(NamedTuple):
-    """What a search is about."""
+    """What a search is about; `global_batch` are the sequences of a step."""
 
     architecture: Architecture
     machine: Machine
     software: Software
     seq_len: int
     global_batch: int
-    precision: Precision
+    precision: Precision = "bf16"
 
     def job(self, inner: Inner, machine: Machine, mesh: Mesh, **more: Any) -> Job:
         """A run with these inner choices on some devices; `more` are fields of a `Job`."""
