@@ -10,7 +10,6 @@ from rpbench.mesh.job import Job, kinds_of, stages_of
 from rpbench.mesh.layers.collectives import gather_s, reduce_s, scatter_s
 from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.parameters import Held, held_layers
-from rpbench.mesh.placement import group_of, replica_group
 from rpbench.passes.offload import Per
 
 TAIL = 0.06  # of exchanges beside computation: the first or the last bucket has no computation to hide behind
@@ -30,11 +29,11 @@ class Reduced(NamedTuple):
 
 def reduced(job: Job, own: Held) -> Reduced:
     """Seconds of reducing gradients and gathering parameters, without FSDP: devices keep their parameters."""
-    mesh, links, software = job.mesh, job.links, job.software
+    mesh, software = job.mesh, job.software
     gradients = parameters = 0.0
-    of_experts = group_of(mesh.expert_replicas, mesh.expert * mesh.expert_tensor, job.machine, links)
+    of_experts = job.group(mesh.expert_replicas, mesh.expert * mesh.expert_tensor)
     groups = (
-        (own.dense, mesh.replicas, mesh.shard_group, replica_group(mesh, job.machine, links)),
+        (own.dense, mesh.replicas, mesh.shard_group, job.replica_group()),
         (own.experts, mesh.expert_replicas, mesh.expert_shard_group, of_experts),
     )
     for count, replicas, shards, group in groups:
@@ -45,7 +44,7 @@ def reduced(job: Job, own: Held) -> Reduced:
             gradients += reduce_s(volume, group)
             continue
         whole = shards == replicas
-        near = group if whole else replica_group(mesh, job.machine, links, shards)
+        near = group if whole else job.replica_group(shards)
         scatter = scatter_s(volume, near)
         if software.reduce_volumes == 3 or not whole:
             scatter = reduce_s(volume, group)
@@ -90,12 +89,12 @@ def gathered_layer(job: Job, seconds: Seconds, parameters: float) -> Gathered:
     Args:
         parameters: of the layer on a device of the tensor group.
     """
-    mesh, links, beside = job.mesh, job.links, 1.0 + job.software.constants["beside"]
-    near = replica_group(mesh, job.machine, links, mesh.shard_group)
+    mesh, beside = job.mesh, 1.0 + job.software.constants["beside"]
+    near = job.replica_group(mesh.shard_group)
     gather = gather_s(2.0 * parameters, near)
     scatter = 0.0 if job.adapters else scatter_s(job.software.gradient_bytes * parameters, near)
     if mesh.shard_group < mesh.replicas and not job.adapters:
-        others = replica_group(mesh, job.machine, links)
+        others = job.replica_group()
         scatter += reduce_s(job.software.gradient_bytes * parameters / mesh.shard_group, others)
     again = gather if mesh.sharing.reshard else 0.0
     return Gathered(

@@ -39,10 +39,9 @@ class Job(Setting):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}={value!r}: a whole number of at least 1")
-        if self.recompute not in RECOMPUTES:
-            raise ValueError(unknown_name("recompute", str(self.recompute), list(RECOMPUTES)))
-        if self.precision not in get_args(Precision):
-            raise ValueError(unknown_name("precision", str(self.precision), list(get_args(Precision))))
+        for name, known in (("recompute", RECOMPUTES), ("precision", get_args(Precision))):
+            if getattr(self, name) not in known:
+                raise ValueError(unknown_name(name, str(getattr(self, name)), list(known)))
         own, mesh = self.architecture, self.mesh
         entry(self.schedule)
         mesh.check_devices(self.machine.size)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rpbench.cost.hardware.collective_rates import CollectiveRate
 from rpbench.cost.hardware.machine import Machine
-from rpbench.mesh.layout import Axis, Mesh
+from rpbench.mesh.layout import Mesh
 from rpbench.mesh.software import Software
 
 
@@ -85,23 +85,6 @@ def group_of(size: int, stride: int, machine: Machine, links: Links) -> Group:
         links.inter_bytes_per_s,
         machine.inter_latency_s,
     )
-
-
-def axis_group(mesh: Mesh, axis: Axis, machine: Machine, links: Links) -> Group:
-    """The group along one axis."""
-    return group_of(getattr(mesh, axis), mesh.stride(axis), machine, links)
-
-
-def replica_group(mesh: Mesh, machine: Machine, links: Links, size: int = 0) -> Group:
-    """The devices with the same dense parameters, or the first `size` of them: data and context together."""
-    stride = min(mesh.stride("data"), mesh.stride("context")) if mesh.context > 1 else mesh.stride("data")
-    return group_of(size or mesh.replicas, stride, machine, links)
-
-
-def ends_group(mesh: Mesh, machine: Machine, links: Links) -> Group:
-    """The two devices with the same part of a pipeline's first and last stage."""
-    distance = 1 if pipeline_inside(mesh, machine) else mesh.stride("pipeline") * (mesh.pipeline - 1)
-    return group_of(2, distance, machine, links)
 
 
 def hop_bytes_per_s(machine: Machine, links: Links, *, inside: bool) -> float:

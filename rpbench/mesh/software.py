@@ -84,8 +84,7 @@ class Software:
         optimizer_bytes: state of a parameter: 12 for Adam with a master copy.
         constants: see `PRIORS`.
         numbers: what its kernels, its host and its memory are counted with, where they are
-        (`rpbench.cost.hardware.basis`);
-            `declared` has the origin of each.
+            (`rpbench.cost.hardware.basis`); `declared` has the origin of each.
 
     Raises:
         ValueError: for a constant that is not known or not above 0.
@@ -121,10 +120,9 @@ class Software:
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.kernels not in get_args(Kernels):
-            raise ValueError(unknown_name("kernels", str(self.kernels), list(get_args(Kernels))))
-        if self.attention not in get_args(Attention):
-            raise ValueError(unknown_name("attention", str(self.attention), list(get_args(Attention))))
+        for name, known in (("kernels", get_args(Kernels)), ("attention", get_args(Attention))):
+            if getattr(self, name) not in known:
+                raise ValueError(unknown_name(name, str(getattr(self, name)), list(known)))
         for name, value in self.constants.items():
             if name not in PRIORS:
                 raise ValueError(f"software.{self.name}: {unknown_name('constant', name, list(PRIORS))}")

@@ -7,7 +7,6 @@ from rpbench.mesh.job import Job, StageSeconds, stage_seconds
 from rpbench.mesh.layers.layer_seconds import padded_vocab
 from rpbench.mesh.layers.layer_times import tied_s
 from rpbench.mesh.parameters import held, trained
-from rpbench.mesh.placement import replica_group
 
 Terms = dict[str, float]
 
@@ -44,7 +43,7 @@ def _exposed_s(job: Job, rank: int, stages: StageSeconds) -> float:
 
 def _broadcasts_s(job: Job) -> float:
     """Seconds of owners who broadcast their new parameters in turn, beyond what a gather takes."""
-    owners = replica_group(job.mesh, job.machine, job.links, job.mesh.shard_group)
+    owners = job.replica_group(job.mesh.shard_group)
     constants, others = job.software.constants, owners.size // owners.here - 1
     return constants["broadcast_s"] + others * constants["hop_s"] if others > 0 else 0.0
 

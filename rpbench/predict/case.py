@@ -76,8 +76,23 @@ class Case:
         return self.settings.chunks.size * self.model.seq_len
 
     def varied(self, name: str, factor: float) -> Basis:
-        """The constants with one multiplied, and those that published timings bind adjusted (`rebound`)."""
-        return rebound(self.model, self.basis, name, factor, self.measured_on)
+        """The constants with one multiplied, and the model's corrections as its timings give them then.
+
+        A model's corrections are measured over counted time of its layers on one machine. What is counted there holds
+        constants that may be off; the measured time does not. So a constant that counts more on that machine is made up
+        for by the correction, and only what differs from the timed run - other sizes of a microbatch, another machine -
+        is left of its error.
+        """
+        found, timed_on, published = self.basis.scaled(name, factor), self.measured_on, self.model.published_name or ""
+        corrections = {part: correction_name(published, part) for part in PARTS}
+        bound = {part: known for part, known in corrections.items() if known in self.basis.values}
+        if timed_on is None or not bound or name in bound.values() or name not in timed_on.values:
+            return found
+        if name in NUMBERS and timed_on.cluster_name != self.basis.cluster_name:
+            return found
+        before, after = (_counted(self.model, each) for each in (timed_on, timed_on.scaled(name, factor)))
+        values = {known: self.basis.values[known] * before[part] / after[part] for part, known in bound.items()}
+        return replace(found, values={**found.values, **values})
 
     def of_length(self, seq_len: int) -> "Case":
         """The case with sequences of another length, beyond the model's context too."""
@@ -97,29 +112,6 @@ def ring(num_devices: int, basis: Basis) -> Group:
 # --- constants that published timings bind -----------------------------------------------------------------------
 
 TIMED_SEQ_LEN = 2048  # tokens of a sequence where layers were timed
-
-
-def rebound(model: Architecture, basis: Basis, name: str, factor: float, measured_on: Basis | None) -> Basis:
-    """The constants with one multiplied, and the model's corrections as its timings give them then.
-
-    A model's corrections are measured over counted time of its layers on one machine. What is counted there holds
-    constants that may be off; the measured time does not. So a constant that counts more on that machine is made up
-    for by the correction, and only what differs from the timed run - other sizes of a microbatch, another machine - is
-    left of its error.
-
-    Args:
-        measured_on: the constants on the machine where the timings were taken; None leaves the corrections.
-    """
-    found = basis.scaled(name, factor)
-    corrections = {part: correction_name(model.published_name or "", part) for part in PARTS}
-    bound = {part: known for part, known in corrections.items() if known in basis.values}
-    if measured_on is None or not bound or name in bound.values() or name not in measured_on.values:
-        return found
-    if name in NUMBERS and measured_on.cluster_name != basis.cluster_name:
-        return found
-    before, after = (_counted(model, each) for each in (measured_on, measured_on.scaled(name, factor)))
-    values = {known: basis.values[known] * before[part] / after[part] for part, known in bound.items()}
-    return replace(found, values={**found.values, **values})
 
 
 def _counted(model: Architecture, basis: Basis) -> dict[str, float]:

@@ -6,7 +6,7 @@ throughput run. A streamed plan follows the times of its layers and so the lengt
 one does not, so the search goes on upwards after the bisection.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 
@@ -72,8 +72,9 @@ def predict(case: Case, *, with_interval: bool = True) -> Prediction:
 def _with_interval(found: Prediction, chosen: System) -> Prediction:
     case, rate = found.case, found.tokens_per_s
     assert rate is not None
-    sensitivity = (chosen.slopes or _differences(chosen))(case)
-    slopes = {**sensitivity, unmodelled(case.system): 1.0}
+    sensitivity = _differences(chosen, case) if chosen.slopes is None else chosen.slopes(case)
+    # besides, of a constant of 1: the error that the model of the system leaves
+    slopes = {**sensitivity, f"{case.system.replace('-', '_')}_unmodelled": 1.0}
     if case.model.experts is not None:
         slopes[EXPERTS_UNMODELLED] = 1.0
     deviations = (slope * case.basis.declared[name].within for name, slope in slopes.items())
@@ -81,21 +82,12 @@ def _with_interval(found: Prediction, chosen: System) -> Prediction:
     return replace(found, low=rate / factor, high=rate * factor, sensitivity=sensitivity)
 
 
-def _differences(chosen: System) -> Callable[[Case], Mapping[str, float]]:
+def _differences(chosen: System, case: Case) -> Mapping[str, float]:
     """Slopes of a system's throughput: its step again for every constant that it has read."""
-
-    def slopes(case: Case) -> Mapping[str, float]:
-        case.basis.read.clear()
-        plain = sum(chosen.step(case, case.basis).values())
-        varied = {name: chosen.step(case, case.varied(name, STEP)) for name in case.basis.uncertain()}
-        return {name: log(plain / sum(terms.values())) / log(STEP) for name, terms in varied.items()}
-
-    return slopes
-
-
-def unmodelled(name: str) -> str:
-    """Name of a system's constant of 1, whose deviation is the error its model leaves."""
-    return f"{name.replace('-', '_')}_unmodelled"
+    case.basis.read.clear()
+    plain = sum(chosen.step(case, case.basis).values())
+    varied = {name: chosen.step(case, case.varied(name, STEP)) for name in case.basis.uncertain()}
+    return {name: log(plain / sum(terms.values())) / log(STEP) for name, terms in varied.items()}
 
 
 STEP_TOKENS = 1024

@@ -7,21 +7,29 @@ from hypothesis import strategies as st
 from rpbench.cost.hardware.device import device as gpu
 from rpbench.cost.hardware.device import names
 from rpbench.cost.hardware.machine import Machine, machine
+from rpbench.mesh.layers.layer_seconds import Setting
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.placement import Links, axis_group, ends_group, group_of, hop_bytes_per_s, replica_group
+from rpbench.mesh.placement import Links, group_of, hop_bytes_per_s
+from rpbench.mesh.software import declared_software
+from rpbench.workload.architecture import architecture
 from rpbench.workload.counts import Experts
 
 NODES_OF_EIGHT = Machine(
     "dgx", 32, gpu=gpu("a100_sxm4_80gb"), devices_per_node=8, intra_bytes_per_s=300e9, inter_bytes_per_s=25e9
 )
 WHOLE = Links(300e9, 25e9)
+ALL_OF_IT = declared_software("megatron_core").with_constants({"intra": 1.0, "inter": 1.0})
+
+
+def setting(mesh, where=NODES_OF_EIGHT):
+    return Setting(architecture("llama3_8b"), where, mesh, ALL_OF_IT, 4096)
 
 
 @pytest.mark.parametrize("tensor, bandwidth", [(4, 50e9), (8, 25e9)])
 def test_a_data_group_beside_tensor_groups_sees_the_cards_of_its_members_in_a_node(tensor, bandwidth):
     """8 devices with a card of 25 GB/s each: 2 members a node see 50 GB/s, one sees 25."""
     mesh = Mesh(data=32 // tensor, tensor=tensor)
-    assert axis_group(mesh, "data", NODES_OF_EIGHT, WHOLE).bytes_per_s == bandwidth
+    assert setting(mesh).group(mesh.data, mesh.stride("data")).bytes_per_s == bandwidth
 
 
 @pytest.mark.parametrize(
@@ -29,7 +37,7 @@ def test_a_data_group_beside_tensor_groups_sees_the_cards_of_its_members_in_a_no
 )
 def test_replicas_stand_as_far_apart_as_tensor_groups_are_wide(data, context, tensor, here):
     """Data and context together hold the same parameters: data x context devices, one beside each tensor group."""
-    group = replica_group(Mesh(data=data, context=context, tensor=tensor), NODES_OF_EIGHT, WHOLE)
+    group = setting(Mesh(data=data, context=context, tensor=tensor)).replica_group()
     assert (group.size, group.here) == (data * context, here)
 
 
@@ -97,8 +105,8 @@ def test_expert_groups_must_divide_the_experts():
 def test_the_ends_of_a_pipeline_in_one_node_are_joined_by_its_links(sizes, inside):
     """Eight devices a node: a sum over both ends goes at the pace of the links inside, or at a card's."""
     mesh = Mesh(**sizes)
-    found = ends_group(mesh, machine("dgx_h100").with_devices(mesh.num_devices), Links(300e9, 40e9))
-    assert (found.size, found.bytes_per_s) == (2, 300e9 if inside else 40e9)
+    found = setting(mesh, NODES_OF_EIGHT.with_devices(mesh.num_devices)).ends_group()
+    assert (found.size, found.bytes_per_s) == (2, 300e9 if inside else 25e9)
 
 
 def test_a_tensor_goes_to_the_next_stage_over_the_host_where_devices_have_no_link():

@@ -12,7 +12,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layers.collectives import exchange_s, gather_s, reduce_s, scatter_s
 from rpbench.mesh.layout import Mesh, Sharing
 from rpbench.mesh.parameters import held
-from rpbench.mesh.placement import reached, replica_group
+from rpbench.mesh.placement import reached
 from rpbench.mesh.software import declared_software
 from rpbench.workload.architecture import architecture
 
@@ -48,7 +48,7 @@ def job(**mesh):
 def test_every_collective_takes_what_was_measured_of_it():
     """4 devices, 8 GB: 3/4 of them at the collective's own pace, twice that for an all-reduce; by hand."""
     found = job(data=4)
-    group = replica_group(found.mesh, found.machine, found.links)
+    group = found.replica_group()
     assert gather_s(8e9, group) == pytest.approx(3.0)
     assert scatter_s(8e9, group) == pytest.approx(1.5)
     assert reduce_s(8e9, group) == pytest.approx(12.0)

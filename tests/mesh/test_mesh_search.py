@@ -118,7 +118,7 @@ def test_a_batch_that_divides_by_nothing_is_refused():
 
 def test_a_model_that_fits_nowhere_says_what_the_smallest_plan_needs():
     with pytest.raises(ValueError, match=r"does not fit on 8 x h100_sxm5_80gb: the smallest plan needs \d+ GB"):
-        search(architecture("llama31_405b"), "dgx_h100", 8, seq_len=4096, num_devices=8)
+        search(question(126, 8, 8, "llama31_405b"))
 
 
 SMALL = [
@@ -134,9 +134,7 @@ def test_the_best_plan_is_within_one_percent_of_the_simulated_best(layers, devic
     """Twenty small problems: the 50 that closed forms rank first hold the best of all plans simulated."""
     asked = question(layers, devices, batch, name, on)
     space = Space(sequences=(1,), max_chunks=2, schedules=("1f1b", "interleaved_1f1b", "zb_h1"))
-    found = search(
-        asked.architecture, asked.machine, batch, seq_len=4096, framework=SOFTWARE, space=space, num_simulated=50
-    )
+    found = search(asked, space, 50)
     plans = plans_of(asked, space)
     every = [simulate_job(job_of(asked, plans, number)) for number in range(plans.count)]
     best = min(each.step_time_s for each in every if each is not None)
@@ -146,7 +144,7 @@ def test_the_best_plan_is_within_one_percent_of_the_simulated_best(layers, devic
 @pytest.mark.slow
 def test_seventy_billion_parameters_on_512_devices_within_ten_seconds():
     began = time.perf_counter()
-    found = search(architecture("llama3_70b"), "dgx_h100", 1024, seq_len=8192, num_devices=512)
+    found = search(question(80, 512, 1024, "llama3_70b")._replace(seq_len=8192))
     assert time.perf_counter() - began < 10
     assert len(found.best) == 50
 

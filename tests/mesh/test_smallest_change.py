@@ -175,7 +175,7 @@ def test_where_nothing_helps_the_bytes_are_named():
 
 def test_a_search_that_finds_nothing_names_a_change_of_its_smallest_plan():
     with pytest.raises(NothingFits) as caught:
-        search(architecture("llama3_70b"), "dgx_h100", 16, seq_len=4096, num_devices=8, space=NARROW)
+        search(Question(architecture("llama3_70b"), machine("dgx_h100").with_devices(8), PLAIN, 4096, 16), NARROW)
     found = caught.value
     assert not fits(found.smallest)
     assert fits(found.change.job)

@@ -21,8 +21,10 @@ from rpbench.config.sizes import read_lengths
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES
+from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.plans import Space
 from rpbench.mesh.plan_search.search import NothingFits, Prediction, search
+from rpbench.mesh.software import DEFAULT, software
 from rpbench.plan.contest.plans import Tuned
 from rpbench.predict.prediction import NORMAL
 from rpbench.run.modes.simulate import prepare
@@ -232,14 +234,15 @@ def advise_nodes(
         "left_out": {},
         "search": "python -m rpbench plan mesh=search " + " ".join(words),
     }
+    question = Question(model, machine, software(DEFAULT), seq_len, global_batch)
     try:
-        found = search(model, machine, global_batch, seq_len=seq_len, space=space, num_simulated=NUM_SIMULATED)
+        found = search(question, space, NUM_SIMULATED)
     except NothingFits as nothing:
         return about | _nothing(nothing)
     best = found.best[0].tokens_per_s_per_device
     levers: list[dict[str, Any]] = []
     for name, change in _changes().items():
-        faster = search(model, change(machine), global_batch, seq_len=seq_len, space=space, num_simulated=1).best
+        faster = search(question._replace(machine=change(machine)), space, 1).best
         pace = faster[0].tokens_per_s_per_device if faster else best
         levers.append({"name": name, "tokens_per_s": pace * machine.size, "gain": max(0.0, pace / best - 1)})
     return about | {

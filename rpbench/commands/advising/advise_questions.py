@@ -15,8 +15,10 @@ from rpbench.config.choices import ConfigError
 from rpbench.cost.hardware.machine import Machine, devices_named, machine
 from rpbench.explain.side import Side, Work
 from rpbench.explain.split import explain
+from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
 from rpbench.mesh.plan_search.search import NothingFits, search
+from rpbench.mesh.software import DEFAULT, software
 from rpbench.places import file_of
 from rpbench.plan.contest.contender import contenders, why_not_charged
 from rpbench.plan.contest.plans import Tuned
@@ -231,7 +233,7 @@ def node_limits(
             own = replace(space, schedules=(name,), sequences=(1 if of_length else value,))
             length, sequences = (value, batch) if of_length else (model.seq_len, value * machine.size)
             try:
-                found = search(model, machine, sequences, seq_len=length, space=own, num_simulated=1)
+                found = search(Question(model, machine, software(DEFAULT), length, sequences), own, 1)
             except (NothingFits, ValueError):
                 return None
             return found.best[0]

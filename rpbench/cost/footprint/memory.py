@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -319,7 +319,8 @@ class Footprint:
         plans, num_up = up.weights.shape
         none = num_up + down.weights.shape[1]  # the column of no stage: after forward and backward stages
         visits = [
-            [_columns(found, num_up, none) for found in _with_next(device, self._depth)] for device in self._visits
+            [[none if visit is None else visit[1] + num_up * visit[0] for visit in found] for found in runs]
+            for runs in (_with_next(device, self._depth) for device in self._visits)
         ]
         current, *after = np.array([found for device in visits for found in device]).T
         with_head = (current == none - 1) | ((current == num_up - 1) & (not self._fused))
@@ -363,11 +364,7 @@ def _kept_versions(schedule: Schedule) -> Sequence[int]:
     return Analysis(schedule if Kind.STEP in schedule.kinds else add_steps(schedule)).versions.live
 
 
-class Visit(NamedTuple):
-    """A stage that runs on a device for some microbatches in a row."""
-
-    backward: bool
-    stage: int
+Visit = tuple[bool, int]  # a stage that runs on a device for some microbatches in a row: backward, number
 
 
 def _visits(row: Sequence[Action]) -> list[Visit]:
@@ -377,7 +374,7 @@ def _visits(row: Sequence[Action]) -> list[Visit]:
     backward, stage = ~np.isin(kind[plain], (Kind.F, Kind.R)), stage[plain]
     begins = np.ones(len(stage), bool)
     begins[1:] = (backward[1:] != backward[:-1]) | (stage[1:] != stage[:-1])
-    return list(map(Visit, backward[begins].tolist(), stage[begins].tolist()))
+    return list(zip(backward[begins].tolist(), stage[begins].tolist(), strict=True))
 
 
 def _most_waiting(row: Sequence[Action]) -> int:
@@ -394,10 +391,6 @@ def _with_next(visits: Sequence[Visit], depth: int) -> list[tuple[Visit | None, 
     ahead = [*visits, *[None] * depth]
     runs = (tuple(ahead[place : place + depth + 1]) for place in range(len(visits)))
     return list(dict.fromkeys(runs)) or [(None,) * (depth + 1)]
-
-
-def _columns(run: tuple[Visit | None, ...], num_up: int, none: int) -> list[int]:
-    return [none if visit is None else visit.stage + num_up * visit.backward for visit in run]
 
 
 # --- the verdict --------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.layers.collectives import exchange_s, gather_s, reduce_s, ring_pass_s, scatter_s
 from rpbench.mesh.layers.eager_kernels import EagerKernels, Load
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import Group, Links, axis_group, group_of, reached
+from rpbench.mesh.placement import Group, Links, group_of, pipeline_inside, reached
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import Experts, Layer, mean_keys
@@ -162,6 +162,21 @@ class Setting:
         """Devices among which element-wise work of a tensor group is divided."""
         return self.mesh.tensor if self.mesh.sequence_parallel else 1
 
+    def group(self, size: int, stride: int) -> Group:
+        """The group of `size` devices that stand `stride` apart."""
+        return group_of(size, stride, self.machine, self.links)
+
+    def replica_group(self, size: int = 0) -> Group:
+        """The devices with the same dense parameters, or the first `size` of them: data and context together."""
+        mesh = self.mesh
+        stride = min(mesh.stride("data"), mesh.stride("context")) if mesh.context > 1 else mesh.stride("data")
+        return self.group(size or mesh.replicas, stride)
+
+    def ends_group(self) -> Group:
+        """The two devices with the same part of a pipeline's first and last stage."""
+        apart = self.mesh.stride("pipeline") * (self.mesh.pipeline - 1)
+        return self.group(2, 1 if pipeline_inside(self.mesh, self.machine) else apart)
+
     @cached_property
     def kinds(self) -> dict[Layer, Seconds]:
         """Seconds of each kind of layer."""
@@ -256,10 +271,7 @@ def _tiled(setting: Setting, layer: Layer) -> _Counted:
 
 def eager_kernels(setting: Setting) -> EagerKernels:
     """The kernels of a software whose operators are counted one after the other."""
-    tokens = setting.sequences * setting.seq_len / setting.mesh.context
-    fused = setting.software.kernels == "fused"
-    own, shards = setting.architecture, setting.mesh.tensor
-    return EagerKernels(own, setting.seq_len, tokens, numbers_of(setting), shards=shards, fused=fused)
+    return EagerKernels(setting, numbers_of(setting))
 
 
 def numbers_of(setting: Setting) -> Basis:
@@ -423,7 +435,7 @@ def _recomputed(setting: Setting, forward: float, attention: float, tensor: floa
 
 def _one_sum_s(setting: Setting) -> float:
     """One all-reduce of a boundary tensor over the tensor group, or a gather and a scatter of it."""
-    group = axis_group(setting.mesh, "tensor", setting.machine, setting.links)
+    group = setting.group(setting.mesh.tensor, setting.mesh.stride("tensor"))
     size = 2.0 * setting.microbatch_tokens * setting.architecture.hidden
     return gather_s(size, group) + scatter_s(size, group) if setting.mesh.sequence_parallel else reduce_s(size, group)
 
@@ -445,7 +457,7 @@ def _ring_s(setting: Setting, layer: Layer, attention: float, attention_back: fl
     block = 2.0 * setting.microbatch_tokens * width
     if layer.window is not None:
         block *= min(1.0, layer.window * setting.mesh.context / setting.seq_len)
-    group = axis_group(setting.mesh, "context", setting.machine, setting.links)
+    group = setting.group(setting.mesh.context, setting.mesh.stride("context"))
     once = ring_pass_s(block, group)
     return max(0.0, once - 0.9 * attention), max(0.0, 2.0 * once - 0.9 * attention_back)
 
@@ -456,9 +468,9 @@ def _dispatch_s(setting: Setting) -> float:
     if own.experts is None or (mesh.expert == 1 and mesh.expert_tensor == 1):
         return 0.0
     # experts are dealt to neighbours, shards of one expert innermost
-    group = group_of(mesh.expert, mesh.expert_tensor, setting.machine, setting.links)
+    group = setting.group(mesh.expert, mesh.expert_tensor)
     values = setting.microbatch_tokens / mesh.tensor * own.experts.active * own.hidden
-    shards = group_of(mesh.expert_tensor, 1, setting.machine, setting.links)
+    shards = setting.group(mesh.expert_tensor, 1)
     joined = 2.0 * values * mesh.expert_tensor  # what the shards of an expert gather, and sum up again
     copies = _distinct_nodes(own.experts, group) / own.experts.active if setting.software.deduplicates else 1.0
     sent = exchange_s(setting.software.dispatch_bytes * values, group, copies_outside=copies)

@@ -20,7 +20,7 @@ from rpbench.mesh.layers.layer_seconds import (
     padded_vocab,
 )
 from rpbench.mesh.layout import Mesh
-from rpbench.mesh.placement import ends_group, hop_bytes_per_s, pipeline_inside
+from rpbench.mesh.placement import hop_bytes_per_s, pipeline_inside
 from rpbench.mesh.software import Software, software
 from rpbench.workload.architecture import Architecture
 
@@ -111,7 +111,7 @@ def tied_s(setting: Setting) -> float:
     if not own.tied or setting.adapters or mesh.pipeline == 1:
         return 0.0
     size = setting.software.gradient_bytes * padded_vocab(setting) * own.hidden / mesh.tensor
-    return reduce_s(size, ends_group(mesh, setting.machine, setting.links))
+    return reduce_s(size, setting.ends_group())
 
 
 def lost_s(setting: Setting) -> float:

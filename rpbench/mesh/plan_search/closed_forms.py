@@ -8,7 +8,7 @@ differ; the best plans are simulated afterwards.
 from dataclasses import replace
 from functools import lru_cache
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,14 +28,19 @@ from rpbench.workload.architecture import Architecture
 
 
 class Question(NamedTuple):
-    """What a search is about."""
+    """What a search is about; `global_batch` are the sequences of a step."""
 
     architecture: Architecture
     machine: Machine
     software: Software
     seq_len: int
     global_batch: int
-    precision: Precision
+    precision: Precision = "bf16"
+
+    def job(self, inner: Inner, machine: Machine, mesh: Mesh, **more: Any) -> Job:
+        """A run with these inner choices on some devices; `more` are fields of a `Job`."""
+        own, known = self.architecture, self.software
+        return Job(own, machine, mesh, known, self.seq_len, inner.sequences, self.precision, inner.recompute, **more)
 
 
 class Timed(NamedTuple):
@@ -95,16 +100,7 @@ def _smallest_job(question: Question, inner: Inner) -> Job:
     nodes = -(-group * data // machine.node_devices)
     whole = machine.with_devices(group * data if nodes == 1 else nodes * machine.node_devices)
     mesh = Mesh(whole.size // group, 1, inner.tensor, inner.context, inner.expert, sequence_parallel=inner.tensor > 1)
-    return Job(
-        question.architecture,
-        whole,
-        mesh,
-        question.software,
-        question.seq_len,
-        inner.sequences,
-        recompute=inner.recompute,
-        precision=question.precision,
-    )
+    return question.job(inner, whole, mesh)
 
 
 def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Timed:

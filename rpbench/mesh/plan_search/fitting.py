@@ -17,19 +17,13 @@ FACTORS = (2, 4, 8, 16, 32, 64)  # times as many devices
 
 def job_of(question: Question, plans: Plans, number: int) -> Job:
     """A plan as a job."""
-    inner = plans.inners[int(plans.inner[number])]
-    return Job(
-        question.architecture,
+    return question.job(
+        plans.inners[int(plans.inner[number])],
         question.machine,
         plans.mesh(number),
-        question.software,
-        question.seq_len,
-        inner.sequences,
         num_microbatches=int(plans.microbatches[number]),
         schedule=plans.schedules[int(plans.schedule[number])],
         chunks=int(plans.chunks[number]),
-        recompute=inner.recompute,
-        precision=question.precision,
     )
 
 

@@ -5,18 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from rpbench.cost.hardware.machine import Machine, machine
 from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
-from rpbench.mesh.layers.layer_seconds import Precision
 from rpbench.mesh.memory import Bytes, fullest
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.fitting import fastest_first, job_of, nearest, spare_bytes, timed_plans
 from rpbench.mesh.plan_search.plans import Plans, Space
 from rpbench.mesh.plan_search.smallest_change import smallest_change
-from rpbench.mesh.software import Software, software
 from rpbench.mesh.step import Terms
-from rpbench.workload.architecture import Architecture
 
 SIMULATED = 50
 
@@ -75,34 +71,16 @@ class NothingFits(ValueError):
         )
 
 
-def search(
-    model: Architecture,
-    cluster: Machine | str,
-    global_batch: int,
-    *,
-    seq_len: int,
-    num_devices: int = 0,
-    framework: Software | str = "megatron_core",
-    precision: Precision = "bf16",
-    space: Space | None = None,
-    num_simulated: int = SIMULATED,
-) -> Found:
+def search(question: Question, space: Space | None = None, num_simulated: int = SIMULATED) -> Found:
     """The fastest plans of a model on a machine.
 
     Args:
-        cluster: a machine, or the name of one in `conf/cluster/`.
-        global_batch: sequences of a step.
-        num_devices: of the machine to use; 0 for all.
         num_simulated: plans that the real schedule and simulator time.
 
     Raises:
         ValueError: if no plan divides.
         NothingFits: if none fits into memory; it says what the smallest plan needs, and what makes it fit.
     """
-    found = machine(cluster) if isinstance(cluster, str) else cluster
-    found = found.with_devices(num_devices) if num_devices else found
-    known = software(framework) if isinstance(framework, str) else framework
-    question = Question(model, found, known, seq_len, global_batch, precision)
     plans, timed = timed_plans(question, space or Space())
     spare = spare_bytes(question, timed)
     order = fastest_first(timed, spare)
