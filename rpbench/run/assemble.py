@@ -156,7 +156,10 @@ def assemble(request: Request) -> Assembled:
     if request.schedule.file is not None:
         return _from_file(request, request.schedule.file)
     problem = pose(request)
-    choice = choose(request.partition, problem)
+    choice, profile = choose(request.partition, problem), None
+    if request.cost.name == "profiled":  # of full-length sequences, even where shorter ones run: others can use them
+        whole = replace(request, workload=replace(request.workload, lengths=None))
+        profile = layer_times(whole, _num_layers(request))
     costs = problem.costs(choice.partition)
     schedule = build_schedule(problem, choice, costs, request.dispatch)
     sizes = _model_bytes(request)
@@ -181,7 +184,7 @@ def assemble(request: Request) -> Assembled:
         request.cluster,
         sizes,
         request.tokens_per_microbatch,
-        profile=_profile(request),
+        profile=profile,
         evidence="predicted" if request.cost.name == "analytic" else "simulated",
         keeps=keeps,
         microbatch_tokens=request.microbatch_tokens,
@@ -266,19 +269,13 @@ def _published(request: Request) -> Partition | None:
 
 def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
     """The charge for transfers; None for a run without any, or with unknown bytes."""
-    lowers = request.entry.lower is not None
-    if sizes is None and request.charge == "bytes":
-        raise ConfigError("charge=bytes: bytes follow from the model; take one with a shape, such as model=qwen3_1p7b")
-    if sizes is None or (request.charge == "hops" and request.offload == "none" and not lowers):
-        return None
-    return _charged(request, sizes, boundaries=request.offload in ("all", "auto") or lowers)
-
-
-def _charged(request: Request, sizes: ModelBytes, *, boundaries: bool) -> Traffic:
-    """The charges for the transfers of a run; `boundaries`: those of boundary tensors too, where it charges hops."""
-    cost, cluster = request.cost, request.cluster
+    cost, cluster, lowers = request.cost, request.cluster, request.entry.lower is not None
     if request.charge == "hops":
-        return Traffic(sizes, cluster, boundaries)
+        if sizes is None or (request.offload == "none" and not lowers):
+            return None
+        return Traffic(sizes, cluster, request.offload in ("all", "auto") or lowers)
+    if sizes is None:
+        raise ConfigError("charge=bytes: bytes follow from the model; take one with a shape, such as model=qwen3_1p7b")
     check_figures(cluster, MOVES, "charge=bytes")
     if cost.name == "analytic":
         setting = setting_of(request)
@@ -317,13 +314,6 @@ def _finished(request: Request, order: Schedule) -> Schedule:
 def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
     """The schedule of a partition, dealt as asked, with its steps and transfers."""
     return problem.finished(deal(choice.schedule or problem.order(choice.partition), costs, dispatch))
-
-
-def _profile(request: Request) -> LayerTimes | None:
-    """Measured times of full-length sequences, even where shorter ones run, so that other runs can use them."""
-    if request.cost.name != "profiled":
-        return None
-    return layer_times(replace(request, workload=replace(request.workload, lengths=None)), _num_layers(request))
 
 
 def _num_layers(request: Request) -> int:

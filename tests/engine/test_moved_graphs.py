@@ -94,7 +94,7 @@ def test_what_has_left_is_nowhere_on_its_device_any_more():
 
     def watched(action, number, gate):
         found = training.transfers._saved._found[action.stage, (action.microbatch, action.part)].all()
-        watches = [StorageWeakRef(saved.here.flat.untyped_storage()) for saved in found]
+        watches = [StorageWeakRef(saved.here.tensor.untyped_storage()) for saved in found]
         del found
         assert not any(watch.expired() for watch in watches)
         store(action, number, gate)

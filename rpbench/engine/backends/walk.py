@@ -27,9 +27,6 @@ class Stopped(BaseException):
 class Walk:
     """The state that the lanes of one run share.
 
-    Args:
-        hop_s: how long after its end an action's output is on another device.
-
     Attributes:
         error: what stopped it, if anything did.
         over: set when every lane has come back, whether it is done or not.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.peers import empty_like, fill
@@ -63,13 +64,8 @@ class Weights:
         self._versions: dict[tuple[int, int], Named] = {}
         self._newest = [0] * len(workload.modules)
         for module, layer in enumerate(workload.modules):
-            tensors = {
-                name: parameter.detach()
-                for name, parameter in layer.named_parameters(remove_duplicate=False)
-                if not parameter.requires_grad
-            }
-            tensors |= dict(layer.named_buffers())
-            self._frozen.append({name: tensor.to(self._home(module, tensor)) for name, tensor in tensors.items()})
+            home = {name: tensor.to(self._home(module, tensor)) for name, tensor in untrained(layer).items()}
+            self._frozen.append(home)
         begun = start or {0: {place: workload.parameter(place) for place in workload.owner_of}}
         for version, found in begun.items():
             for module in range(len(workload.modules)):
@@ -169,6 +165,12 @@ class Weights:
         if tensors is not None:
             self._spare.setdefault(module, []).append(tensors)
             self.num_live[module] -= 1
+
+
+def untrained(module: nn.Module) -> Named:
+    """Tensors that a module computes with but does not train, by name."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {name: each.detach() for name, each in parameters if not each.requires_grad} | dict(module.named_buffers())
 
 
 def begin(workload: Workload, state: State, num_stale: int) -> dict[int, Tensors]:

@@ -21,6 +21,7 @@ from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import CheckpointError, Manifest
 from rpbench.engine.state.gradients import Tensors
+from rpbench.engine.state.weights import untrained
 from rpbench.engine.training import Training
 from rpbench.engine.workload import Workload
 from rpbench.ir.action import Action, Kind
@@ -87,7 +88,7 @@ class Validation:
     def __init__(self, training: Training, unseen: Batch, every: int) -> None:
         self._training, self._unseen, self._every = training, unseen, every
         self._shells = Shells(training.workload.modules)
-        self._frozen = [_frozen(module) for module in training.workload.modules]
+        self._frozen = list(map(untrained, training.workload.modules))
         self._copies: dict[int, Tensors] = {}
         self._missing: dict[int, set[int]] = {}
         self._stages = set(range(len(training.layout.backward)))
@@ -138,12 +139,6 @@ class Validation:
             labels = (self._unseen.labels,) if module == workload.head else ()
             x = self._shells[module](self._frozen[module] | own, x, *labels)
         return float(x)
-
-
-def _frozen(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors that a module computes with but does not train, by name."""
-    parameters = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
-    return parameters | dict(module.named_buffers())
 
 
 def loss_curve(training: Training, timeline: Timeline, batch: int) -> dict[str, Any]:
