@@ -113,13 +113,7 @@ ONE_ROUND = "search, one round"
 BACK_TO_BACK = "back to back"
 NUM_MICROBATCHES = 16
 
-_LEADS = {
-    "published": style.Look("both with published cuts", style.BLACK, "s"),
-    "search": style.Look("both with searched cuts", style.VERMILION, "o"),
-    AHEAD: style.Look("searched, baselines recompute ahead", style.BLUE, "x"),
-    ONE_ROUND: style.Look("the same, RoundPipe in one round", style.PURPLE, "p"),
-    BACK_TO_BACK: style.Look("baselines searched, RoundPipe back to back", style.GREEN, "*"),
-}
+_LEADS = style.looks("leads")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -241,10 +235,7 @@ def _draw_model(axes: Axes, data: pd.DataFrame, schedules: list[str]) -> None:
     axes.set_xlabel("bubble (%)")
 
 
-_LOOKS = style.PARTITIONS | {
-    AHEAD: style.Look("search, recompute ahead", style.BLUE, "x"),
-    ONE_ROUND: style.Look("search, one round", style.PURPLE, "p"),
-}
+_LOOKS = style.PARTITIONS | style.looks("further_cuts")
 
 
 def _rows(axes: Axes, names: list[str]) -> None:
