@@ -7,10 +7,10 @@ from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
 from pkgutil import walk_packages
-from typing import NamedTuple
 
-from analysis.claims.claim import EVALUATED, KINDS, REPRODUCED, SECTIONS, WHOSE, Claim, Need, Verdict, judge
+from analysis.claims.claim import KINDS, REPRODUCED, SECTIONS, WHOSE, Claim, Need, Verdict, judge
 from analysis.records.experiments import Experiments
+from analysis.records.runs import grouped
 
 
 @cache
@@ -42,28 +42,10 @@ def evaluate(
     return [judge(claim, experiments, planned) for claim in claims]
 
 
-class Tally(NamedTuple):
-    """Verdicts of one section by kind."""
-
-    section: str
-    kinds: Counter[str]
-
-    @property
-    def planned(self) -> int:
-        """Evaluated, not testable and missing together."""
-        return self.kinds.total()
-
-    @property
-    def evaluated(self) -> int:
-        return sum(self.kinds[kind] for kind in EVALUATED)
-
-
-def tally(verdicts: Sequence[Verdict]) -> list[Tally]:
-    """One tally a section, in their order, and one over all, called `all`."""
-    found: dict[str, Counter[str]] = {}
-    for verdict in verdicts:
-        found.setdefault(verdict.claim.section, Counter())[verdict.kind] += 1
-    return [*(Tally(*each) for each in found.items()), Tally("all", Counter(verdict.kind for verdict in verdicts))]
+def tally(verdicts: Sequence[Verdict]) -> dict[str, Counter[str]]:
+    """Verdicts by kind: of each section, in their order, and of all, called `all`."""
+    sections = grouped(verdicts, lambda verdict: verdict.claim.section)
+    return {name: Counter(each.kind for each in own) for name, own in (*sections.items(), ("all", verdicts))}
 
 
 def summary_text(verdicts: list[Verdict]) -> str:
@@ -78,14 +60,14 @@ def summary_text(verdicts: list[Verdict]) -> str:
         if not own and whose != "all":
             continue
         statements = {verdict.claim.statement_id or verdict.claim.id for verdict in own}
-        lines.append([whose, str(len(statements)), *_kinds(tally(own)[-1], kinds), str(len(own))])
-    sections = [[each.section, *_kinds(each, kinds), str(each.planned)] for each in tally(verdicts)]
+        lines.append([whose, str(len(statements)), *_kinds(tally(own)["all"], kinds), str(len(own))])
+    sections = [[name, *_kinds(each, kinds), str(each.total())] for name, each in tally(verdicts).items()]
     by_owner = _aligned([["whose", "statements", *kinds, "cells"], *lines])
     return f"{by_owner}\n\n{_aligned([['cells by section', *kinds, 'planned'], *sections])}"
 
 
-def _kinds(each: Tally, kinds: list[str]) -> list[str]:
-    return [str(each.kinds[kind] or "-") for kind in kinds]
+def _kinds(each: Counter[str], kinds: list[str]) -> list[str]:
+    return [str(each[kind] or "-") for kind in kinds]
 
 
 def _aligned(lines: list[list[str]]) -> str:

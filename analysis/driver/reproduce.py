@@ -33,7 +33,7 @@ from analysis.exhibits.figures.files import OUT
 from analysis.mutate import check, mutants, of_statements, sampled
 from analysis.records.experiments import Experiments, MissingRuns, open_cells
 from analysis.report.content import Content
-from analysis.report.images import Image, draw_all, drawings_of
+from analysis.report.images import Image, draw_all, drawings_of, inherited, work_inherited
 from analysis.report.page import gather, save_tables, write
 from rpbench.cli import COLLECT_AFTER
 from rpbench.side_processes import side_processes
@@ -182,15 +182,8 @@ def _beside(work: Callable[..., Any], *arguments: Any) -> Iterator[Callable[[], 
     if not can_fork():
         yield partial(work, *arguments)
         return
-    with side_processes(1, "fork", _inherited.append, partial(work, *arguments)) as pool:
-        yield pool.submit(_work_inherited).result
-
-
-_inherited: list[Callable[[], Any]] = []  # of a copy: what it works on
-
-
-def _work_inherited() -> Any:
-    return _inherited[-1]()
+    with side_processes(1, "fork", inherited.append, partial(work, *arguments)) as pool:
+        yield pool.submit(work_inherited).result
 
 
 def _run_notebooks(scope: Scope, results: Path, folder: Path) -> tuple[int, list[str]]:

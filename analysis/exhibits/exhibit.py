@@ -267,6 +267,11 @@ def short_cut(partition: str) -> str:
     return "|".join(map(_run_lengths, partition.split("|")))
 
 
+def cut_of(row: Mapping[str, Any]) -> Cell:
+    """The partition of a record by its run lengths."""
+    return Cell(row["partition_layers"], short_cut(row["partition_layers"]), (row["run_id"],))
+
+
 def _run_lengths(counts: str) -> str:
     groups = ((count, len(list(same))) for count, same in groupby(counts.split("-")))
     return "-".join(count if times == 1 else f"{count}×{times}" for count, times in groups)

@@ -7,7 +7,7 @@ import pandas as pd
 from IPython.display import HTML, Image, Markdown, display
 from matplotlib.figure import Figure
 
-from analysis.exhibits.exhibit import Exhibit, Table
+from analysis.exhibits.exhibit import Table
 from analysis.exhibits.figures.files import frame, png_bytes
 from rpbench.config.request import load
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
@@ -170,17 +170,6 @@ def among(name: str, asked: Any, there: Collection[Any]) -> list[Any]:
     if not values:
         raise ValueError(f"{name}=[] chooses nothing: take some of {known}, or None for all")
     return values
-
-
-def show(exhibit: Exhibit) -> None:
-    """Display an exhibit; what makes its records again stands below it."""
-    display(Markdown(f"### {exhibit.title}"))
-    if exhibit.draw:
-        picture(exhibit.draw())
-    if exhibit.table:
-        rows(exhibit.table)
-    command = f"\n\nRecords: `{exhibit.command}`" if exhibit.command else ""
-    display(Markdown(f"{exhibit.caption} *({', '.join(exhibit.evidence)})*{command}"))
 
 
 def picture(figure: Figure) -> None:

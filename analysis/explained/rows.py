@@ -7,7 +7,6 @@ throughput:roundpipe/qwen3-1.7b       a bar of figure 10 (`throughput_a800`: 12;
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from analysis.predictions.clusters.case import Case, Row, rows_of
 from analysis.predictions.clusters.fit import SETS
@@ -24,17 +23,8 @@ from rpbench.registry import unknown_name
 SYSTEM_TABLES = ("throughput", "throughput_a800", "scaling")
 
 
-class Printed(NamedTuple):
-    """The rate that a table prints: its column, and how it counts FLOPs (`rpbench.explain.side.CONVENTIONS`)."""
-
-    column: str
-    flops: str
-
-
-RATES = {
-    "llm_foundry_fsdp": Printed("mfu_pct", "palm"),
-    "bloom_a100_topologies": Printed("tflops_reported", "megatron_recompute"),
-}
+# Tables that print a rate -> how they count FLOPs (`rpbench.explain.side.CONVENTIONS`).
+RATES = {"llm_foundry_fsdp": "palm", "bloom_a100_topologies": "megatron_recompute"}
 
 
 def names() -> list[str]:
@@ -104,7 +94,7 @@ def _of_job(case: Case, job: Job) -> Side:
         notes=(case.note,) if case.note else (),
     )
     if case.set_name in RATES:
-        flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name].flops)
+        flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name])
         side = replace(side, rate=Rate(flops, job.machine.device.flops_16))
     source = f"analysis/published/measured/{case.set_name}.csv, whose README names source and licence"
     return replace(side, notes=(*side.notes, source))

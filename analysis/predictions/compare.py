@@ -16,9 +16,6 @@ from rpbench.predict.settings import published_settings
 from rpbench.run.modes.predict import basis_of
 from rpbench.workload.architecture import architecture
 
-# Cases of the paper's tables, built from the configuration files.
-
-
 # Machines of the paper, by the name of their configuration.
 PLATFORMS = {"8x_rtx4090": RTX4090, "8x_a800": A800}
 
@@ -43,16 +40,6 @@ def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: 
     memory = basis["device_memory_bytes"]
     settings = published_settings(system, machine(cluster).published_name, shape.published_name, memory)
     return Case(system, shape, basis, settings, num_devices, measured_on=declared_basis(KNOWN))
-
-
-def cross_cells() -> list[tuple[str, str, str]]:
-    """(system, machine, model) of the runs on other vendors' machines."""
-    return [("roundpipe", cluster, model) for cluster in CROSS_PLATFORMS for model in CROSS_MODELS]
-
-
-def cells() -> list[tuple[str, str, str]]:
-    """(system, machine, model) of the throughput tables, in the order of the published one."""
-    return [(system, cluster, model) for cluster in PLATFORMS for system in SYSTEMS for model in PUBLISHED_MODELS]
 
 
 @dataclass(frozen=True)

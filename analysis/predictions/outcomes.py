@@ -17,6 +17,7 @@ from typing import NamedTuple
 from analysis.predictions.tables import FOLDER, Row, read
 from analysis.records.published import DENSE, EXPERTS, PUBLISHED_MODELS
 from rpbench.cost.published import published_rows
+from rpbench.yaml_file import read_keys
 
 SEALED, SEALED_COMMIT = FOLDER / "sealed", "90b90aa"
 FOLDERS = (SEALED, FOLDER)
@@ -118,15 +119,10 @@ class Group(NamedTuple):
         return sorted(abs(cell.error) for cell in found if cell.error is not None and self.holds(cell))
 
 
-GROUPS = (
-    Group("RoundPipe on A800, dense", "throughput", ("roundpipe",), _DENSE),
-    Group("RoundPipe on A800, experts", "throughput", ("roundpipe",), _EXPERTS),
-    Group("RoundPipe-sync on A800", "throughput", ("roundpipe-sync",)),
-    Group("baselines on A800", "throughput", ("zero-2", "zero-infinity", "fsdp", "megatron-pp", "megatron-tp")),
-    Group("scaling, dense", "scaling", models=_DENSE),
-    Group("scaling, experts", "scaling", models=_EXPERTS),
-    Group("sequence lengths", "seqlen_sensitivity"),
-    Group("longest sequences on A800", "max_seq_len"),
+_MODELS = {"dense": _DENSE, "experts": _EXPERTS}
+GROUPS = tuple(
+    Group(**row | {"systems": tuple(row.get("systems", ())), "models": _MODELS.get(row.get("models"), ())})
+    for row in read_keys(Path(__file__).with_suffix(".yaml"))["groups"]
 )
 
 

@@ -8,7 +8,14 @@ from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from analysis.predictions.compare import CROSS_PLATFORMS, PLATFORMS, case_of, cells, cross_cells
+from analysis.predictions.compare import (
+    CROSS_MODELS,
+    CROSS_PLATFORMS,
+    PLATFORMS,
+    case_of,
+    predicted,
+    throughput_cells,
+)
 from analysis.records.published import PUBLISHED_MODELS
 from rpbench.cost.hardware.machine import machine
 from rpbench.cost.published import published_rows
@@ -43,12 +50,14 @@ _MEMORY_CONSTANTS = (
 
 def throughput() -> list[Row]:
     """Figures 10 and 12: every system, model and machine."""
-    return [_throughput_row(cluster, predict(case_of(system, cluster, model))) for system, cluster, model in cells()]
+    return [_throughput_row(cell.cluster, predicted(cell, with_interval=True)) for cell in throughput_cells(*PLATFORMS)]
 
 
 def cross_platform() -> list[Row]:
     """RoundPipe on other vendors' machines, whose pace is published nowhere here."""
-    return [_that_ran(cluster, case_of(system, cluster, model)) for system, cluster, model in cross_cells()]
+    return [
+        _that_ran(cluster, case_of("roundpipe", cluster, name)) for cluster in CROSS_PLATFORMS for name in CROSS_MODELS
+    ]
 
 
 def _that_ran(cluster: str, case: Case) -> Row:
@@ -92,9 +101,9 @@ def scaling() -> list[Row]:
 def max_seq_len() -> list[Row]:
     """Figures 11 and 13: the longest sequence of every system but the synchronous one, which needs the same."""
     return [
-        _length_row(cluster, case_of(system, cluster, model))
-        for system, cluster, model in cells()
-        if system != "roundpipe-sync"
+        _length_row(cell.cluster, case_of(cell.system, cell.cluster, cell.model))
+        for cell in throughput_cells(*PLATFORMS)
+        if cell.system != "roundpipe-sync"
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -165,23 +166,24 @@ def drawings_of(exhibit: Exhibit) -> dict[str, Callable[[], Figure]]:
 
 
 def _in_parallel(drawings: list[Drawing], folder: Path) -> Iterator[tuple[str, Image]]:
+    def draw(number: int) -> tuple[str, Image]:
+        return drawings[number][0], _draw(*drawings[number], folder)
+
+    def inherit() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interruption is the parent's to report
+        inherited.append(draw)
+
     longest_first = sorted(range(len(drawings)), key=lambda number: not drawings[number][0].startswith(_MANY_AXES))
-    with side_processes(2, "fork", _inherit, drawings, folder) as pool:
-        yield from pool.map(_draw_inherited, longest_first)
+    with side_processes(2, "fork", inherit) as pool:
+        yield from pool.map(work_inherited, longest_first)
 
 
-# What a forked process gets from its parent's memory: what draws a figure need not be sent that way.
-_inherited: list[tuple[list[Drawing], Path]] = []
+# What a forked process gets from its parent's memory: what it works with need not be sent that way.
+inherited: list[Callable[..., Any]] = []
 
 
-def _inherit(drawings: list[Drawing], folder: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interruption is the parent's to report
-    _inherited.append((drawings, folder))
-
-
-def _draw_inherited(number: int) -> tuple[str, Image]:
-    drawings, folder = _inherited[-1]
-    return drawings[number][0], _draw(*drawings[number], folder)
+def work_inherited(*given: Any) -> Any:
+    return inherited[-1](*given)
 
 
 def _draw(stem: str, draw: Callable[[], Figure], is_one_of_many: bool, folder: Path) -> Image:

@@ -15,11 +15,11 @@ from analysis.exhibits.exhibit import (
     Cell,
     Exhibit,
     Table,
+    cut_of,
     declared_table,
     exhibit_of,
     label,
     ranged,
-    short_cut,
     table,
     theirs,
 )
@@ -69,15 +69,15 @@ def _row(row: Row) -> Row:
     foreign = [share for share in row["calibration_foreign_cores"] if share is not None]
     over = {clock: over_predicted(row, clock) for clock in ("replay", "wall")}
     shown = {clock: ranged((each.median, each.low, each.high), ".3f", (row["run_id"],)) for clock, each in over.items()}
-    shown |= {
+    own: Row = {
         "of": MODELS[row["model"]],
         "who": NAMES[row["contender"]],
-        "cut": Cell(row["partition_layers"], short_cut(row["partition_layers"]), (row["run_id"],)),
+        "cut": cut_of(row),
         "predicted": median(predictions(row)),
         "foreign": mean(foreign) if foreign else None,
         "apart": 100 * drift(row),
     }
-    return row | shown
+    return row | shown | own
 
 
 # --- the figure ----------------------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ from analysis.exhibits.exhibit import (
     Cell,
     Table,
     blank,
+    cut_of,
     declared_table,
     exhibit_of,
     label,
     ours,
-    short_cut,
     table,
 )
 from analysis.exhibits.figures import duel as cpu_duel
@@ -96,9 +96,7 @@ def tabulate(rows: list[Row]) -> Table:
 
 
 def _row(row: Row) -> Row:
-    layers = row["partition_layers"]
-    shown = {"schedule": row["schedule"], "who": NAMES[row["role"]]}
-    shown |= {"cut": Cell(layers, short_cut(layers), (row["run_id"],))}
+    shown = {"schedule": row["schedule"], "who": NAMES[row["role"]], "cut": cut_of(row)}
     if row["status"] != "ok":
         return blank("torch_duel") | shown | {"verdict": f"failed: {row['reason']}"}
     reason = row["verdict_reason"]

@@ -11,11 +11,11 @@ from analysis.exhibits.exhibit import (
     NOTHING,
     Cell,
     Table,
+    cut_of,
     declared_table,
     exhibit_of,
     label,
     ours,
-    short_cut,
     table,
     theirs,
 )
@@ -71,7 +71,7 @@ def plans_answer(found: dict) -> str:
 
 
 def _plans_row(row: dict) -> dict:
-    model, cut, layers = PUBLISHED_MODELS[row["model"]], row["partition"], row["partition_layers"]
+    model, cut = PUBLISHED_MODELS[row["model"]], row["partition"]
     stages = {
         direction: _printed(model, cut, ".0f", ("partitions", "num_stages"), f"{direction}_stages", direction=direction)
         for direction in ("forward", "backward")
@@ -82,7 +82,7 @@ def _plans_row(row: dict) -> dict:
         "bubble": 100 * row["bubble_makespan"],
         "share": 100 * ((row["switch_s"] + row["intra_s"]) / (row["num_devices"] * row["makespan_s"])),
         "known": _printed(model, cut, ".2f", ("bubble", "bubble_ratio_percent"), "sync_bubble_percent"),
-        "cut": Cell(layers, short_cut(layers), (row["run_id"],)),
+        "cut": cut_of(row),
     }
 
 
@@ -113,13 +113,7 @@ ONE_ROUND = "search, one round"
 BACK_TO_BACK = "back to back"
 NUM_MICROBATCHES = 16
 
-_LEADS = {
-    "published": style.Look("both with published cuts", style.BLACK, "s"),
-    "search": style.Look("both with searched cuts", style.VERMILION, "o"),
-    AHEAD: style.Look("searched, baselines recompute ahead", style.BLUE, "x"),
-    ONE_ROUND: style.Look("the same, RoundPipe in one round", style.PURPLE, "p"),
-    BACK_TO_BACK: style.Look("baselines searched, RoundPipe back to back", style.GREEN, "*"),
-}
+_LEADS = style.looks("leads")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
@@ -193,7 +187,7 @@ def _row(found: dict, model: str, schedule: str) -> list[Cell]:
         label(style.method_name(schedule)),
         *(number(cut, "bubble", ".2f") for cut in (*CUTS, AHEAD, ONE_ROUND)),
         *(number(cut, "makespan_s", ".4f") for cut in ("published", "search")),
-        Cell(search["partition_layers"], short_cut(search["partition_layers"]), (search["run_id"],)),
+        cut_of(search),
     ]
 
 
@@ -241,10 +235,7 @@ def _draw_model(axes: Axes, data: pd.DataFrame, schedules: list[str]) -> None:
     axes.set_xlabel("bubble (%)")
 
 
-_LOOKS = style.PARTITIONS | {
-    AHEAD: style.Look("search, recompute ahead", style.BLUE, "x"),
-    ONE_ROUND: style.Look("search, one round", style.PURPLE, "p"),
-}
+_LOOKS = style.PARTITIONS | style.looks("further_cuts")
 
 
 def _rows(axes: Axes, names: list[str]) -> None:
