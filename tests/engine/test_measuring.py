@@ -14,6 +14,7 @@ from rpbench.engine.measure import stopwatch as foreign
 from rpbench.engine.measure.calibration import _half_rate_width
 from rpbench.engine.measure.profiles import measured_costs
 from rpbench.engine.measure.stopwatch import ForeignLoad
+from rpbench.ir.action import Kind
 from rpbench.sim.longest_path import simulate
 
 
@@ -32,6 +33,7 @@ def test_costs_measured_on_a_timeline_give_it_again(name):
     costs = uneven_costs(schedule).of_order(schedule.shape)
     timeline = simulate(schedule, costs)
     again = measured_costs(timeline, recompute_ahead=True, hop_s=costs.hop)
+    assert Kind.OVERLAP not in again.work, "its parts have costs"
     for span in timeline.spans():
         found, expected = (table.of_action(span.action, span.device) for table in (again, costs))
         if span.action.sub:  # what runs beside something else is measured as a whole

@@ -27,7 +27,7 @@ def timeline(number=float, **fields) -> Timeline:
 @pytest.mark.parametrize("number", [float, Fraction])
 def test_numbers_of_a_pipe(number):
     times = timeline(number)
-    assert times.makespan == 9
+    assert times.makespan == times.last_compute == 9
     assert [times.busy(device) for device in (0, 1)] == [6, 6]
     assert [times.device_span(device) for device in (0, 1)] == [(0, 9), (1, 7)]
 

@@ -16,6 +16,7 @@ from rpbench.ir.checks.check import check
 from rpbench.ir.checks.residency import peak_resident
 from rpbench.ir.costs import StageCosts, unit_costs
 from rpbench.ir.schedule import Schedule, Shape, from_text, to_text
+from rpbench.ordering.exact import Case, Plan, needed_before
 from rpbench.passes.lower import add_steps
 from rpbench.registry import entries, entry, offered
 from rpbench.run.scheduled import assembled_of
@@ -72,6 +73,56 @@ def most_held(schedule: Schedule, costs: StageCosts) -> float:
 
 
 # --- optima by hand -----------------------------------------------------------------------------------------------
+
+
+def test_lanes_are_in_the_order_of_a_plans_times_and_name_what_makes_room():
+    """Two microbatches of two stages and room for one activation on the first, whose activations all go and come back.
+
+    F1 and LOAD 0 wait until a STORE has made room, LOAD 1 until W0 has. The second stage holds one at a time.
+    """
+    first = {
+        Kind.F: ((0, 1), (2, 3)), Kind.STORE: ((1, 2), (3, 4)), Kind.LOAD: ((4, 5), (7, 8)),
+        Kind.I: ((5, 6), (8, 9)), Kind.W: ((6, 7), (9, 10)),
+    }  # fmt: skip
+    second = {Kind.F: ((1, 2), (4, 5)), Kind.I: ((2, 3), (5, 6)), Kind.W: ((3, 4), (6, 7))}
+    plan = Plan(
+        {
+            (kind, stage, microbatch): span
+            for stage, of_kind in enumerate((first, second))
+            for kind, spans in of_kind.items()
+            for microbatch, span in enumerate(spans)
+        }
+    )
+    found = [{lane: " ".join(map(str, row)) for lane, row in plan.lanes(stage).items()} for stage in range(2)]
+    assert found[0] == {
+        "compute": "0F0 0FREE:A0 0F1 0I0 0W0 0I1 0W1",
+        "h2d": "0FREE:A1 0LOAD:A0 0FREE:A0 0LOAD:A1 0FREE:A1",
+        "d2h": "0STORE:A0 0FREE:A0 0STORE:A1 0FREE:A1",
+    }
+    assert found[1] == {"compute": "1F0 1I0 1W0 1F1 1I1 1W1"}
+    assert plan.num_moved() == 2
+
+
+@pytest.mark.parametrize(
+    "action, needs",
+    [
+        ((Kind.F, 0, 0), []),
+        ((Kind.F, 1, 1), [(Kind.F, 1, 0, 0), (Kind.F, 0, 1, 250)]),
+        ((Kind.I, 0, 1), [(Kind.I, 0, 0, 0), (Kind.F, 0, 1, 0), (Kind.I, 1, 1, 250)]),
+        ((Kind.I, 1, 0), [(Kind.F, 1, 0, 0)]),
+        ((Kind.W, 0, 1), [(Kind.W, 0, 0, 0), (Kind.I, 0, 1, 0)]),
+    ],
+)
+def test_an_action_waits_for_the_one_before_its_input_and_its_first_half(action, needs):
+    costs = StageCosts((1.0, 2.0), (1.0, 1.0), (0.5, 1.0), 0.25, (1.0, 1.0), (1.0, 1.0))
+    assert needed_before(Case(2, costs, 1.0, offload=False), *action) == needs
+
+
+@pytest.mark.parametrize("offload, horizon", [(False, 3 * (6.5 + 4 * 0.25)), (True, 3 * (6.5 + 6 + 4 * 0.25))])
+def test_no_run_takes_longer_than_everything_after_each_other(offload, horizon):
+    """F, I and W of both stages take 6.5, STORE and LOAD 6, and a microbatch crosses four times at most."""
+    costs = StageCosts((1.0, 2.0), (1.0, 1.0), (0.5, 1.0), 0.25, (1.0, 1.0), (1.0, 1.0))
+    assert Case(3, replace(costs, store=(1.0, 1.0), load=(2.0, 2.0)), 1.0, offload).horizon == 1000 * horizon
 
 
 @solved

@@ -157,6 +157,7 @@ def test_torchtitan_places_stages_by_a_name(name, placed):
     assert options["pipeline_parallel_schedule_csv"] == "schedule.csv"
     assert len(options["module_fqns_per_model_part"]) == schedule.shape.num_stages
     assert "pp_schedule_csv" in text
+    assert "compare them with model.named_modules()" in text
 
 
 def test_torchtitans_own_config_takes_the_options():

@@ -55,6 +55,13 @@ def test_one_process_that_never_came_is_enough(came, waits):
     assert watch._one_has_not_come(found) is waits
 
 
+def test_ranks_that_write_no_board_have_stopped_after_minutes(tmp_path):
+    watch = _Watch([tmp_path / "0", tmp_path / "1"], [os.getpid()] * 2, stall_s=1e9)
+    assert not watch.stalled()
+    watch._began -= 2 * START_S
+    assert watch.stalled()
+
+
 @pytest.mark.parametrize(
     "data_parallel, data_mode, num_microbatches", [(1, "fsdp", 8), (4, "plain", 8), (4, "fsdp", 2), (2, "fsdp", 4)]
 )
