@@ -72,7 +72,7 @@ def part_s(part: str, counts: Terms, numbers: Basis | Mapping[str, float]) -> fl
 
 def counted(kernels: EagerKernels) -> dict[str, Terms]:
     """Part -> term -> what is counted, in seconds at the machine's rates; 1 for the layer itself."""
-    own, forward = kernels.own, kernels.forward()
+    own, forward = kernels.own, kernels.forward
     inputs, weights = kernels.input_grad(), kernels.weight_grad()
     both = Load(
         inputs.matmul_flops + weights.matmul_flops,
