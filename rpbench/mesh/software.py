@@ -137,11 +137,7 @@ class Software:
 
 
 def usual_software(measured: Iterable[str]) -> Software:
-    """The software of a run that names none: this project's engine on a machine that was calibrated with it.
-
-    Args:
-        measured: constants of the machine, as calibration names them.
-    """
+    """The software of a run that names none: our engine where a machine's `measured` constants have it."""
     return software("engine" if has_engine(measured) else DEFAULT)
 
 

@@ -52,11 +52,7 @@ _KINDS = (("F", "R"), ("B", "FB"), ("refresh", "convert", "adam"))
 
 
 def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> Mapping[str, float]:
-    """Relative change of the throughput per relative change of each uncertain constant, by name.
-
-    Args:
-        seconds: gives the seconds of a step from a run of the jobs.
-    """
+    """Relative change of the throughput per relative change of each uncertain constant; `seconds` are of a step."""
     basis, lanes = case.basis, lanes_of(jobs)
     basis.read.clear()
     needs = Needs(jobs, case, basis).of_all(lanes)

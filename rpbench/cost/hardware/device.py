@@ -113,11 +113,7 @@ class Device:
         return {**found, **self.eager}
 
     def with_figures(self, given: Mapping[str, Any]) -> "Device":
-        """The device with figures that a machine gives instead of those of the device's file.
-
-        Args:
-            given: figures by their names in a machine; None: as the file says.
-        """
+        """The device with figures that a machine gives, by their names there; None: as the device's file says."""
         own, changed = self.figures(), dict[str, Any]()
         for name, field_name in IN_MACHINE.items():
             value = given.get(name)

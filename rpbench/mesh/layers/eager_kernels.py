@@ -43,11 +43,7 @@ class Load(NamedTuple):
 
 
 def product_flops(each: Linear, num_tokens: float, half_rate_width: float, shards: int = 1, rank: int = 0) -> float:
-    """FLOPs of equal linear maps over all tokens, a narrow product counted more than once.
-
-    Args:
-        rank: of the adapters beside them; 0 for none.
-    """
+    """FLOPs of equal linear maps and adapters of a rank, over all tokens; narrow products count more than once."""
     tokens = max(1.0, num_tokens * (each.visits / each.matrices))  # that one matrix sees
     narrow = 1 + half_rate_width / min(each.inputs, each.outputs / shards, tokens)
     found = 2 * num_tokens * each.visits * each.inputs * each.outputs * narrow / shards
