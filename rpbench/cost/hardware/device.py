@@ -140,11 +140,7 @@ class Device:
         return known[older[-1]] if older else known[next(name for name in KERNELS if name in known)]
 
     def matmul_rate(self, bits: int) -> float:
-        """FLOP/s that large products reach.
-
-        Raises:
-            ValueError: if the device has no units for that many bits.
-        """
+        """FLOP/s that large products reach; ValueError if the device has no units for that many bits."""
         peak = {16: self.flops_16, 8: self.flops_8, 4: self.flops_4}[bits]
         if peak is None:
             raise ValueError(f"{self.name} has no {bits}-bit matrix units; take precision=bf16")
