@@ -190,11 +190,7 @@ def _check_traits(values: Mapping[str, Any]) -> None:
 
 
 def declared_software(name: str) -> Software:
-    """The same before anything is fitted.
-
-    Raises:
-        ValueError: for an unknown field.
-    """
+    """The same before anything is fitted; ValueError for an unknown field."""
     values = read(CONF / "software" / f"{name}.yaml")
     _check_traits(values)
     return Software(**values)

@@ -238,11 +238,7 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
 
 
 def system(name: str) -> System:
-    """The system of that name.
-
-    Raises:
-        ValueError: naming the nearest known one.
-    """
+    """The system of that name; ValueError naming the nearest known one."""
     if name not in SYSTEMS:
         raise ValueError(unknown_name("system", name, list(SYSTEMS)))
     return SYSTEMS[name]

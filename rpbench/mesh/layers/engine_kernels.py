@@ -30,11 +30,7 @@ Terms = Mapping[str, float]  # term -> seconds
 
 
 def engine_times(kernels: EagerKernels, hop_s: float) -> LayerTimes:
-    """Seconds of one microbatch through each layer, steps included.
-
-    Raises:
-        ValueError: if the machine was not calibrated, or one of its figures is missing.
-    """
+    """Seconds of one microbatch through each layer, steps included; ValueError without calibration or a figure."""
     counts, numbers, num_layers = counted(kernels), kernels.numbers, len(kernels.own.layers)
     took = {part: part_s(part, counts[part], numbers) for part in PARTS}
     input_grad, weight_grad = (numbers[half] * took["backward"] for half in HALVES)
