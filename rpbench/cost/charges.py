@@ -98,11 +98,7 @@ def computations_that_carry(schedule: Schedule) -> Mapping[tuple[Kind, int], tup
 
 
 def check_ssd(schedule: Schedule, cluster: "Machine") -> None:
-    """Refuse SSDs that the machine does not have.
-
-    Raises:
-        ScheduleError: with a way out.
-    """
+    """Refuse SSDs that the machine does not have: a ScheduleError with a way out."""
     if schedule.on_ssd and cluster.ssd is None:
         raise ScheduleError(
             f"{schedule.name} keeps states on SSDs, and cluster={cluster.name} has none: name them, as in "

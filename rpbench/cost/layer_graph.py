@@ -118,11 +118,7 @@ class LayerGraph:
         return tuple(ready)
 
     def without_inputs(self) -> "LayerGraph":
-        """The graph without the nodes that stand for data, which belong to the first stage.
-
-        Raises:
-            ValueError: if nothing else is left, or the rest falls apart.
-        """
+        """The graph without nodes of data, which are the first stage's; ValueError if the rest falls apart."""
         inputs = {layer.node for layer in self.layers if layer.is_input}
         return LayerGraph(
             tuple(layer for layer in self.layers if layer.node not in inputs),

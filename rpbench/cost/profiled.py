@@ -21,11 +21,7 @@ def to_text(times: LayerTimes) -> str:
 
 
 def from_text(source: str) -> LayerTimes:
-    """The times a text stands for.
-
-    Raises:
-        ValueError: if it is not what `to_text` writes.
-    """
+    """The times a text stands for; ValueError if it is not what `to_text` writes."""
     try:
         found: dict[str, Any] = parsed(source)
         if found.pop("schema") != SCHEMA:
@@ -51,11 +47,7 @@ def _check(times: Mapping[str, Any]) -> None:
 
 
 def read_profile(path: Path) -> LayerTimes:
-    """The times in a file.
-
-    Raises:
-        ValueError: if the file cannot be read, or holds no profile.
-    """
+    """The times in a file; ValueError if it cannot be read, or holds no profile."""
     try:
         return from_text(read_text(path))
     except (OSError, ValueError) as error:

@@ -17,11 +17,7 @@ DATA = Path(__file__).parents[2] / "analysis" / "published"
 
 @cache
 def published_times(model: str) -> LayerTimes:
-    """Layer times of a model in milliseconds, by its published name (`qwen3-1.7b`).
-
-    Raises:
-        ValueError: if the artifact gives no timings for it.
-    """
+    """Layer times of a model in milliseconds, by published name (`qwen3-1.7b`); ValueError where there are none."""
     row = _row("layer_timings.csv", model)
     num_layers = int(row["layers"])
     forward = float(row["fwd_ms_per_layer"])
@@ -43,11 +39,7 @@ def published_tokens_per_microbatch(model: str) -> int:
 
 
 def published_partition(schedule: str, model: str) -> Partition:
-    """The partition the artifact's simulator was given for a schedule and model.
-
-    Raises:
-        ValueError: if the artifact gives none.
-    """
+    """The partition the artifact's simulator was given for a schedule and model; ValueError if it gives none."""
     cuts = {
         row["direction"]: tuple(int(count) for count in row["layers_per_stage"].split("-"))
         for row in published_rows("partitions.csv")

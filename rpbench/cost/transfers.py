@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 class StageBytes:
-    """Bytes of the stages of a partition.
-
-    Args:
-        keeps: backward stages that recompute nothing; None: all or none, as `sizes` says.
-    """
+    """Bytes of the stages of a partition; those in `keeps` recompute nothing (None: all or none, as `sizes` says)."""
 
     def __init__(self, partition: Partition, sizes: ModelBytes, keeps: Collection[int] | None = None) -> None:
         partition.check_layers(sizes.num_layers)

@@ -2,7 +2,7 @@
 
 A partition counts decoder layers only. The embedding goes with the first stage of either direction; the head and
 the loss go with the last one, or with the fused stage. A head that is cut over the devices leaves its norm there, as
-module L + 1; its shares are the modules behind that, and share d is updated together with stage d.
+module L + 1; its shards are the modules behind that, and shard d is updated together with stage d.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Layout:
 
     @property
     def head(self) -> int | None:
-        """The module that makes the loss; None where shares of it do."""
+        """The module that makes the loss; None where shards of it do."""
         return None if self.num_head_shards else self.num_modules - 1
 
     @property
@@ -47,15 +47,15 @@ class Layout:
             return module - self.num_modules
         return next(stage for stage, modules in enumerate(self.backward) if module in modules)
 
-    def share(self, stage: int) -> range:
-        """The share of the head that is updated with a backward stage: one module or none."""
+    def shard(self, stage: int) -> range:
+        """The shard of the head that is updated with a backward stage: one module or none."""
         first = self.num_modules + stage
         return range(first, first + (stage < self.num_head_shards))
 
     def modules_of(self, action: Action) -> range:
         """The modules whose weights an action reads."""
         if action.kind in HEAD:
-            return self.share(action.stage)
+            return self.shard(action.stage)
         return (self.forward if action.kind is Kind.F else self.backward)[action.stage]
 
     def devices(self, index: Index) -> dict[int, int]:
@@ -64,7 +64,7 @@ class Layout:
         for number, action in enumerate(index.actions):
             for part in parts_of(action):
                 if part.kind in COMPUTE:
-                    modules = self.share(part.stage) if part.kind in HEAD else self.backward[part.stage]
+                    modules = self.shard(part.stage) if part.kind in HEAD else self.backward[part.stage]
                     found = dict.fromkeys(modules, index.device(number)) | found
         return found
 

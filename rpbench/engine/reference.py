@@ -303,7 +303,7 @@ def _gradients(
         loss += share
         for gradients in reversed(by_segment):  # the last segment's backward comes first
             for stage, modules in enumerate(layout.backward):
-                shared = layout.share(stage)  # whose backward comes before that of the stage
+                shared = layout.shard(stage)  # whose backward comes before that of the stage
                 for visited in (shared, modules) if shared else (modules,):
                     found = {place: g for place, g in gradients.items() if place[0] in visited}
                     sums[stage].offer(microbatch, found)
@@ -391,10 +391,10 @@ class _Microbatch:
     def _run_shards(self, x: torch.Tensor, weights_of: WeightsOf) -> tuple[torch.Tensor, Tensors]:
         """The mean loss over all shares of the head, and the weights used."""
         shares, leaves = [], Tensors()
-        for number in self.workload.shares:
+        for number in self.workload.shards:
             own, module = self._tensors(number, weights_of), self.workload.modules[number]
             assert isinstance(module, HeadShard)
-            shares.append(module.share(own["weight"]))
+            shares.append(module.shard(own["weight"]))
             leaves |= _trained(number, own)
         labels = self.workload.batch(self.microbatch).labels
         return loss_over_shards(shares, x.flatten(0, 1), labels.flatten()), leaves

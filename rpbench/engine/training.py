@@ -355,7 +355,7 @@ class Training:
 
     def _step(self, action: Action, number: int, gate: Gate) -> None:
         assert action.version is not None
-        modules = [*self.layout.backward[action.stage], *self.layout.share(action.stage)]
+        modules = [*self.layout.backward[action.stage], *self.layout.shard(action.stage)]
         before = self._adjustments.before_step(action.stage) if self._adjustments else {}
         self.optimizer.step(action.stage, action.version)
         if self._adjustments:
@@ -385,7 +385,7 @@ class Training:
     def _roll_back(self, action: Action, number: int, gate: Gate) -> None:
         """Validate a step; if it was wrong, write its weights again, on devices that have loaded them too."""
         assert action.version is not None
-        modules = [*self.layout.backward[action.stage], *self.layout.share(action.stage)]
+        modules = [*self.layout.backward[action.stage], *self.layout.shard(action.stage)]
         if self.optimizer.settle(action.stage, action.version):
             self.weights.rewrite(modules, action.version, partial(self.optimizer.values, modules))
 

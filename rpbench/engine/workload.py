@@ -25,7 +25,7 @@ class Workload:
         seed: decides what dropout draws.
         draws_random: whether forward draws random numbers.
         first_step: optimizer steps done before; microbatches are counted from there.
-        num_head_shards: modules at the end that are shares of the head, behind a final norm (x -> x); 0: it is whole.
+        num_head_shards: modules at the end that are shards of the head, behind a final norm (x -> x); 0: it is whole.
         lengths: tokens of every sequence of each of so many microbatches in turn; empty: all microbatches are alike.
     """
 
@@ -45,11 +45,11 @@ class Workload:
 
     @property
     def head(self) -> int | None:
-        """The module that makes the loss; None where shares of it do."""
+        """The module that makes the loss; None where shards of it do."""
         return None if self.num_head_shards else self.chain[-1]
 
     @property
-    def shares(self) -> range:
+    def shards(self) -> range:
         return range(self.chain.stop, len(self.modules))
 
     def batch(self, microbatch: int) -> Batch:

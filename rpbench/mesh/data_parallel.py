@@ -84,11 +84,7 @@ class Gathered(NamedTuple):
 
 
 def gathered_layer(job: Job, seconds: Seconds, parameters: float) -> Gathered:
-    """Seconds of a layer under FSDP: computation and collectives beside each other, the longer of the two.
-
-    Args:
-        parameters: of the layer on a device of the tensor group.
-    """
+    """Seconds of a layer with `parameters` on a device, under FSDP: the longer of computation and collectives."""
     mesh, beside = job.mesh, 1.0 + job.software.constants["beside"]
     near = job.replica_group(mesh.shard_group)
     gather = gather_s(2.0 * parameters, near)
@@ -156,11 +152,7 @@ def transfer_time(up: tuple[Reduced, ...], down: tuple[Reduced, ...], units: int
 
 
 def exchanged(job: Job, counts: tuple[int, ...], *, ends_together: bool = False) -> tuple[Reduced, ...]:
-    """Seconds of the exchanges of each stage of a cut.
-
-    Args:
-        ends_together: whether one device has both ends, and so a tied matrix once.
-    """
+    """Seconds of the exchanges of each stage of a cut; where one device has both ends, a tied matrix is there once."""
     end = -1 if ends_together and job.architecture.tied else len(counts) - 1
     stages = enumerate(map(kinds_of, stages_of(job.architecture.layers, counts)))
     return tuple(reduced(job, held_layers(job, kinds, first=stage == 0, last=stage == end)) for stage, kinds in stages)

@@ -138,11 +138,7 @@ class _Replayed(NamedTuple):
 
 @lru_cache(maxsize=512)
 def _replayed(name: str, ranks: int, chunks: int, microbatches: int) -> _Replayed:
-    """The order a registered schedule gives to these sizes.
-
-    Raises:
-        ValueError: if the schedule does not take them.
-    """
+    """The order a registered schedule gives to these sizes; ValueError if it does not take them."""
     found = entry(name).build(Shape(ranks, ranks * chunks, microbatches))
     footprint = Footprint(found, _NOTHING, [0] * ranks)
     return _Replayed(found, footprint, max(levels.max() for levels in footprint.moments()))

@@ -138,11 +138,7 @@ def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
 
 
 def with_rest(job: Job, terms: Terms, *, ends_together: bool) -> Terms:
-    """Terms with what a step takes beside its schedule, and the loss of many nodes on all of it.
-
-    Args:
-        ends_together: whether nobody sums the gradients of a tied matrix.
-    """
+    """Terms with what a step takes beside its schedule; where ends are together, nobody sums a tied matrix."""
     closed = step_terms(job)
     before = sum(closed.values()) - closed.get("jitter", 0.0)
     closed["tied"] *= not ends_together

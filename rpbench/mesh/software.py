@@ -137,11 +137,7 @@ class Software:
 
 
 def usual_software(measured: Iterable[str]) -> Software:
-    """The software of a run that names none: this project's engine on a machine that was calibrated with it.
-
-    Args:
-        measured: constants of the machine, as calibration names them.
-    """
+    """The software of a run that names none: our engine where a machine's `measured` constants have it."""
     return software("engine" if has_engine(measured) else DEFAULT)
 
 
@@ -194,11 +190,7 @@ def _check_traits(values: Mapping[str, Any]) -> None:
 
 
 def declared_software(name: str) -> Software:
-    """The same before anything is fitted.
-
-    Raises:
-        ValueError: for an unknown field.
-    """
+    """The same before anything is fitted; ValueError for an unknown field."""
     values = read(CONF / "software" / f"{name}.yaml")
     _check_traits(values)
     return Software(**values)

@@ -179,7 +179,7 @@ def cut_layer(layer: DecoderLayer, num_shards: int, *, along_sequence: bool = Fa
     found = _same_weights(layer)
     for block, kind in (("attention", AttentionShards), ("mlp", MlpShards)):
         whole = getattr(layer, block)
-        setattr(found, block, kind({n: _share(whole, n, num_shards) for n in range(num_shards)}, InOnePlace()))
+        setattr(found, block, kind({n: _shard(whole, n, num_shards) for n in range(num_shards)}, InOnePlace()))
     if along_sequence:
         found.attention_norm, found.mlp_norm = (
             norm_shards(norm, num_shards) for norm in (layer.attention_norm, layer.mlp_norm)
@@ -305,7 +305,7 @@ def _part(name: str, tensor: torch.Tensor, number: int, num_shards: int) -> torc
     return tensor.chunk(num_shards, dimension)[number].clone()
 
 
-def _share(block: nn.Module, number: int, num_shards: int) -> nn.Module:
+def _shard(block: nn.Module, number: int, num_shards: int) -> nn.Module:
     stand_ins: dict[int, Any] = {}
     for name, parameter in block.named_parameters():
         values = parameter.detach()
@@ -335,7 +335,7 @@ class Rows(nn.Module):
         inside = (own >= 0) & (own < len(self.weight))
         return functional.embedding(own.clamp(0, len(self.weight) - 1), self.weight) * inside.unsqueeze(-1)
 
-    def share(self, chunk_tokens: int) -> Shard:
+    def shard(self, chunk_tokens: int) -> Shard:
         """The same rows as a share of the loss."""
         return Shard(self.weight, self.first_row, chunk_tokens)
 
@@ -361,7 +361,7 @@ class CutHead(nn.Module):
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         adding, rows = self.vocabulary.adding, self.vocabulary.shares.values()
-        shares = [each.share(self.chunk_tokens) for each in rows if isinstance(each, Rows)]
+        shares = [each.shard(self.chunk_tokens) for each in rows if isinstance(each, Rows)]
         hidden = [own.flatten(0, 1) for own in adding.spread(self.norm(x), len(shares))]
         weights = [share.rows for share in shares]
         total: torch.Tensor = _LossOfShards.apply(adding, shares, labels.flatten(), *hidden, *weights)

@@ -186,7 +186,7 @@ class HeadShard(nn.Module):
         )
         self.first_row, self.chunk_tokens = rows.start, head.chunk_tokens
 
-    def share(self, weight: torch.Tensor) -> Shard:
+    def shard(self, weight: torch.Tensor) -> Shard:
         """The share with these rows."""
         return Shard(weight, self.first_row, self.chunk_tokens)
 

@@ -129,7 +129,7 @@ def expert_s(model: Architecture, num_tokens: float, basis: Basis) -> float:
     """
     kernels = eager_kernels(setting_of(model, num_tokens, basis))
     surplus = kernels.correction("forward") - 1
-    return kernels.seconds(kernels.experts()) + surplus * kernels.seconds(kernels.forward())
+    return kernels.seconds(kernels.experts()) + surplus * kernels.seconds(kernels.forward)
 
 
 def loop_s(model: Architecture, basis: Basis) -> float:

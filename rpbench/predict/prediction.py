@@ -49,11 +49,7 @@ class Prediction:
 
 
 def predict(case: Case, *, with_interval: bool = True) -> Prediction:
-    """Verdict and throughput of a case.
-
-    Raises:
-        ValueError: for an unknown system, or a machine without a figure that is needed.
-    """
+    """Verdict and throughput of a case; ValueError for an unknown system, or a machine without a needed figure."""
     chosen = system(case.system)
     reason = chosen.refuses(case)
     if reason:

@@ -83,11 +83,7 @@ def published_settings(system: str, platform: str | None, model: str | None, mem
 
 
 def length_microbatches(model: str | None, memory_bytes: float) -> int:
-    """Microbatches of one sequence in RoundPipe's longest run of a model; 1 where there was none.
-
-    Args:
-        memory_bytes: of a device, to choose a platform.
-    """
+    """Microbatches of RoundPipe's longest run of a model on devices of this memory, of one sequence each; or 1."""
     place = _LARGE if memory_bytes >= _LARGE_MEMORY_BYTES else _SMALL
     found = (int(row["microbatches_per_call"]) for row in _rows(("max_seq_len",), "roundpipe", place, model))
     return next(found, 1)

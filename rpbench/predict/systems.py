@@ -52,11 +52,7 @@ _KINDS = (("F", "R"), ("B", "FB"), ("refresh", "convert", "adam"))
 
 
 def streamed_slopes(case: Case, jobs: Jobs, seconds: Callable[[Run], float]) -> Mapping[str, float]:
-    """Relative change of the throughput per relative change of each uncertain constant, by name.
-
-    Args:
-        seconds: gives the seconds of a step from a run of the jobs.
-    """
+    """Relative change of the throughput per relative change of each uncertain constant; `seconds` are of a step."""
     basis, lanes = case.basis, lanes_of(jobs)
     basis.read.clear()
     needs = Needs(jobs, case, basis).of_all(lanes)
@@ -242,11 +238,7 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
 
 
 def system(name: str) -> System:
-    """The system of that name.
-
-    Raises:
-        ValueError: naming the nearest known one.
-    """
+    """The system of that name; ValueError naming the nearest known one."""
     if name not in SYSTEMS:
         raise ValueError(unknown_name("system", name, list(SYSTEMS)))
     return SYSTEMS[name]

@@ -53,7 +53,7 @@ def test_training_is_that_of_the_uncut_loss_but_for_the_last_bits(name: str):
             loss += cross_entropy(plain(tokens).flatten(0, 1), labels.flatten()) / 4
         loss.backward()
         assert run.training.mean_loss(step) == pytest.approx(loss.item(), rel=1e-12)
-        rows = torch.cat([gradients[share, "weight"] for share in run.training.workload.shares])
+        rows = torch.cat([gradients[share, "weight"] for share in run.training.workload.shards])
         if model.tied:
             rows = rows + torch.cat([gradients[0, f"rows.{share}"] for share in range(3)])
         assert_near(rows, plain[NORM].weight.grad)
@@ -102,7 +102,7 @@ def test_every_device_has_its_rows_with_their_gradients_and_nothing_is_left():
     schedule = schedule_of(num_steps=2)
     run = train(schedule, workload_of(schedule))
     training = run.training
-    shares = {module: len(training.workload.parameter((module, "weight"))) for module in training.workload.shares}
+    shares = {module: len(training.workload.parameter((module, "weight"))) for module in training.workload.shards}
     assert shares == {6: 12, 7: 12, 8: 13}
     for stage, module in enumerate(shares):
         owned = {place for place in training.gradients.total(stage, 2) if place[0] > NORM}

@@ -69,7 +69,7 @@ def test_the_halves_of_a_backward_make_it_up():
 
 def test_adapters_train_less_than_their_layer():
     share = {
-        name: kernels(name, 8192).weight_grad().matmul_flops / kernels(name, 8192).forward().matmul_flops
+        name: kernels(name, 8192).weight_grad().matmul_flops / kernels(name, 8192).forward.matmul_flops
         for name in ("qwen3_235b_lora", "llama31_8b")
     }
     assert share["llama31_8b"] == pytest.approx(1)
@@ -88,7 +88,7 @@ def test_narrow_products_count_more_than_once():
 
 def test_shards_divide_products_and_not_norms():
     one, eighth = (kernels("llama31_8b", 8192, shards) for shards in (1, 8))
-    whole, share = one.forward(), eighth.forward()
+    whole, share = one.forward, eighth.forward
     assert whole.attention_flops == 8 * share.attention_flops
     assert whole.matmul_flops / 8 < share.matmul_flops  # thinner products
     assert share.memory_bytes > whole.memory_bytes / 8

@@ -101,7 +101,7 @@ def test_a_model_that_is_cut_has_the_same_loss(name: str, num_shards: int) -> No
     cut = cut_vocabulary(list(layers), num_shards)
     chain, shares = nn.Sequential(*cut[: len(layers)]), cut[len(layers) :]
     found = loss_over_shards(
-        [share.share(share.weight) for share in shares], chain(tokens).flatten(0, 1), labels.flatten()
+        [share.shard(share.weight) for share in shares], chain(tokens).flatten(0, 1), labels.flatten()
     )
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     rows = torch.cat([share.weight for share in shares])

@@ -84,11 +84,7 @@ class SsdBytes(NamedTuple):
 
 
 def ssd_bytes(on_ssd: str, sizes: ModelBytes) -> SsdBytes:
-    """Bytes on the host's SSDs; only trained weights are written.
-
-    Args:
-        on_ssd: as of a `Schedule`.
-    """
+    """Bytes on the host's SSDs, of a schedule's `on_ssd`; only trained weights are written."""
     written = sum(layer.optimizer * ("O" in on_ssd) + layer.gradients * ("P" in on_ssd) for layer in sizes.every)
     return SsdBytes(sum(_of_layer(layer, on_ssd) for layer in sizes.every), written)
 

@@ -30,11 +30,7 @@ class Basis:
     read: set[str] = field(default_factory=set, compare=False)
 
     def __getitem__(self, name: str) -> float:
-        """The value of a constant.
-
-        Raises:
-            ValueError: if there is none: a prediction has no silent defaults.
-        """
+        """The value of a constant; ValueError if there is none: a prediction has no silent defaults."""
         if name not in self.values:
             field_name = f"measured.{name}" if name in MEASURED else name
             raise ValueError(
@@ -65,11 +61,7 @@ class Basis:
 
 @cache
 def counted_numbers() -> tuple[Mapping[str, float], Mapping[str, Mapping[str, Any]]]:
-    """Numbers and their origins of the counted frameworks; no two have one name.
-
-    Raises:
-        ValueError: for a name that two files have.
-    """
+    """Numbers and their origins of the counted frameworks; ValueError for a name that two files have."""
     numbers: dict[str, float] = {}
     declared: dict[str, Mapping[str, Any]] = {}
     for name in COUNTED:

@@ -74,11 +74,7 @@ class CollectiveRate:
 
 
 def collective_rates(values: Mapping[str, Mapping[str, Any]]) -> dict[str, CollectiveRate]:
-    """The rates of a cluster file, by the name of the collective.
-
-    Raises:
-        ValueError: naming what is wrong.
-    """
+    """The rates of a cluster file, by the name of the collective; ValueError naming what is wrong."""
     found = {}
     for name, row in values.items():
         try:

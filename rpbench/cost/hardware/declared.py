@@ -46,11 +46,7 @@ class Declared:
 
 
 def declarations(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Declared]:
-    """The declarations of a configuration file, by the name of the constant.
-
-    Raises:
-        ValueError: naming the constant whose declaration is wrong.
-    """
+    """The declarations of a configuration file by the name of the constant; ValueError naming a wrong one."""
     found = {}
     for name, row in rows.items():
         try:

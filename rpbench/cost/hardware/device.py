@@ -113,11 +113,7 @@ class Device:
         return {**found, **self.eager}
 
     def with_figures(self, given: Mapping[str, Any]) -> "Device":
-        """The device with figures that a machine gives instead of those of the device's file.
-
-        Args:
-            given: figures by their names in a machine; None: as the file says.
-        """
+        """The device with figures that a machine gives, by their names there; None: as the device's file says."""
         own, changed = self.figures(), dict[str, Any]()
         for name, field_name in IN_MACHINE.items():
             value = given.get(name)
@@ -144,11 +140,7 @@ class Device:
         return known[older[-1]] if older else known[next(name for name in KERNELS if name in known)]
 
     def matmul_rate(self, bits: int) -> float:
-        """FLOP/s that large products reach.
-
-        Raises:
-            ValueError: if the device has no units for that many bits.
-        """
+        """FLOP/s that large products reach; ValueError if the device has no units for that many bits."""
         peak = {16: self.flops_16, 8: self.flops_8, 4: self.flops_4}[bits]
         if peak is None:
             raise ValueError(f"{self.name} has no {bits}-bit matrix units; take precision=bf16")

@@ -264,11 +264,7 @@ class Machine:
         )
 
     def known(self, name: str) -> float:
-        """A figure that an answer needs.
-
-        Raises:
-            ValueError: if it is not known, with the way out.
-        """
+        """A figure that an answer needs; ValueError with the way out if it is not known."""
         found: float | None = getattr(self, name)
         if found is None:
             raise ValueError(
@@ -322,11 +318,7 @@ class Machine:
         return complexes or self.shared_host_bytes_per_s is not None or self.ssd is not None
 
     def speeds_of(self, num_devices: int) -> tuple[float, ...]:
-        """The speed of each device of a run; empty where all are equal.
-
-        Raises:
-            ValueError: if there are not as many as devices.
-        """
+        """The speed of each device of a run, empty where all are equal; ValueError if not as many as devices."""
         if self.device_speeds is None:
             return ()
         if len(self.device_speeds) != num_devices:
@@ -398,11 +390,7 @@ def devices_named(text: str) -> dict[str, Any] | None:
 
 @cache
 def machine(name: str) -> Machine:
-    """The machine of `conf/cluster/<name>.yaml`, or so many devices of a kind, such as `4x_l40s`.
-
-    Raises:
-        ValueError: for an unknown name, with the nearest.
-    """
+    """The machine of `conf/cluster/<name>.yaml`, or such as `4x_l40s`; ValueError with the nearest if unknown."""
     known = names("cluster")
     keys = read(CONF / "cluster" / f"{name}.yaml") if name in known else devices_named(name)
     if keys is None:

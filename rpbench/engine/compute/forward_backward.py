@@ -243,7 +243,7 @@ class Passes:
         half = self._shares.forward(action.stage, segment, version)
         if self._memory is not None:
             self._memory.hold(half.exponentials, "activations")
-        self._release(self._layout.share(action.stage), version)
+        self._release(self._layout.shard(action.stage), version)
 
     def share_backward(self, action: Action, number: int, gate: Gate) -> None:
         """The second half, with the loss: every shard has it, the last one notes it."""
@@ -254,7 +254,7 @@ class Passes:
         if action.stage == self._layout.num_head_shards - 1:
             self._note_loss(segment, loss)
         self._hand_over(action.stage, segment, gradients)
-        self._release(self._layout.share(action.stage), version)
+        self._release(self._layout.shard(action.stage), version)
 
     # --- transfers ---
 

@@ -39,7 +39,7 @@ class HeadShards:
 
     def forward(self, share: int, segment: Segment, version: int) -> Half:
         with torch.no_grad():
-            found = self._share(share, version).forward(*self._read(segment))
+            found = self._shard(share, version).forward(*self._read(segment))
         self._halves[segment][share] = found
         return found
 
@@ -56,10 +56,10 @@ class HeadShards:
         (scale,) = torch.autograd.grad(loss, total, loss_scale(loss))
         with torch.no_grad():
             half = halves[share]
-            slope, rows = self._share(share, version).backward(hidden, labels, half, whole, scale)
+            slope, rows = self._shard(share, version).backward(hidden, labels, half, whole, scale)
             halves[share] = half._replace(exponentials=slope.new_empty(0))  # used up; the others still need the sums
         self._slopes[segment][share] = slope
-        return loss, {} if rows is None else {(self._workload.shares[share], "weight"): rows}
+        return loss, {} if rows is None else {(self._workload.shards[share], "weight"): rows}
 
     def leave(self, segment: Segment) -> torch.Tensor:
         """The gradient of what the last stage has made, when all shares have done their second half."""
@@ -70,11 +70,11 @@ class HeadShards:
             slope = slope + here(slopes[share])
         return slope.view_as(x)
 
-    def _share(self, share: int, version: int) -> Shard:
-        number = self._workload.shares[share]
+    def _shard(self, share: int, version: int) -> Shard:
+        number = self._workload.shards[share]
         module = self._workload.modules[number]
         assert isinstance(module, HeadShard)
-        return module.share(self._weights.all_of(number, version)["weight"])
+        return module.shard(self._weights.all_of(number, version)["weight"])
 
     def _read(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states (N, H) and labels (N,) of a microbatch."""

@@ -81,7 +81,7 @@ def joined_head_state(state: State, workload: Workload) -> State:
 
 def _pieces(workload: Workload) -> dict[Place, list[Place]]:
     """Every place of a model that is cut -> the places of its pieces, in order."""
-    pieces = {(workload.chain[-1], "weight"): [(share, "weight") for share in workload.shares]}
+    pieces = {(workload.chain[-1], "weight"): [(share, "weight") for share in workload.shards]}
     if isinstance(workload.modules[0], EmbeddingInShards):
         pieces[0, "weight"] = [(0, f"rows.{number}") for number in range(workload.num_head_shards)]
     return pieces

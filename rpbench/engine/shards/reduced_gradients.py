@@ -109,9 +109,9 @@ class ReducedWindow:
         held = self._held
         if self._sharing.scatters:
             return join((_here(held[device][device].values) for device in held), self._sharing.shapes)
-        return self.share(next(iter(held)))
+        return self.shard(next(iter(held)))
 
-    def share(self, device: int) -> Tensors:
+    def shard(self, device: int) -> Tensors:
         """The gradient that a device steps with: the elements it owns, flat; or all, where nothing is scattered."""
         if self._sharing.scatters:
             return self._held[device][device].values

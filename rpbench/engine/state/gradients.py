@@ -71,7 +71,7 @@ class Window(Protocol):
     def total(self) -> Tensors:
         """The sum over the step's microbatches."""
 
-    def share(self, device: int) -> Tensors:
+    def shard(self, device: int) -> Tensors:
         """The gradient that a device steps with."""
 
     def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
@@ -93,7 +93,7 @@ class _OneSum:
     def total(self) -> Tensors:
         return self._sum.values
 
-    def share(self, device: int) -> Tensors:
+    def shard(self, device: int) -> Tensors:
         return self._sum.values
 
     def drop(self) -> None:
@@ -290,9 +290,9 @@ class Gradients:
         """The sum over a step's microbatches; parameters that no microbatch used are missing."""
         return self._complete(stage, version).total
 
-    def share(self, stage: int, version: int, device: int) -> Tensors:
+    def shard(self, stage: int, version: int, device: int) -> Tensors:
         """The gradient that a replica of a shared stage steps with: flat shards of the total, or all of it."""
-        return self._complete(stage, version).share(device)
+        return self._complete(stage, version).shard(device)
 
     def _complete(self, stage: int, version: int) -> Window:
         window = self._windows[stage, version]

@@ -43,11 +43,7 @@ class Load(NamedTuple):
 
 
 def product_flops(each: Linear, num_tokens: float, half_rate_width: float, shards: int = 1, rank: int = 0) -> float:
-    """FLOPs of equal linear maps over all tokens, a narrow product counted more than once.
-
-    Args:
-        rank: of the adapters beside them; 0 for none.
-    """
+    """FLOPs of equal linear maps and adapters of a rank, over all tokens; narrow products count more than once."""
     tokens = max(1.0, num_tokens * (each.visits / each.matrices))  # that one matrix sees
     narrow = 1 + half_rate_width / min(each.inputs, each.outputs / shards, tokens)
     found = 2 * num_tokens * each.visits * each.inputs * each.outputs * narrow / shards
@@ -111,7 +107,7 @@ class EagerKernels:
         launch = self.numbers.get("launch_s", 0.0)
         forward, backward = (self.correction(part) for part in ("forward", "backward"))
         return (
-            forward * self.seconds(self.forward()) + launch,
+            forward * self.seconds(self.forward) + launch,
             backward * self.seconds(self.input_grad()) + launch,
             backward * self.seconds(self.weight_grad()),
         )
@@ -183,12 +179,9 @@ class EagerKernels:
 
     # --- loads ---------------------------------------------------------------------------------------------------
 
+    @cached_property
     def forward(self) -> Load:
         """A layer's forward."""
-        return self._forward
-
-    @cached_property
-    def _forward(self) -> Load:
         products, _ = _flops(self.own, self.tokens, self.numbers["half_rate_width"], self.shards)
         windows = Counter(layer.window for layer in self.own.layers)
         keys = sum(count * mean_keys(self.seq_len, window) for window, count in windows.items())
@@ -197,7 +190,7 @@ class EagerKernels:
 
     def input_grad(self) -> Load:
         """The half of a backward that the layer below waits for: gradients of inputs."""
-        forward = self.forward()
+        forward = self.forward
         return Load(
             forward.matmul_flops,
             forward.attention_flops * self.numbers["attention_backward_factor"],

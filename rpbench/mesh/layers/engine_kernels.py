@@ -30,11 +30,7 @@ Terms = Mapping[str, float]  # term -> seconds
 
 
 def engine_times(kernels: EagerKernels, hop_s: float) -> LayerTimes:
-    """Seconds of one microbatch through each layer, steps included.
-
-    Raises:
-        ValueError: if the machine was not calibrated, or one of its figures is missing.
-    """
+    """Seconds of one microbatch through each layer, steps included; ValueError without calibration or a figure."""
     counts, numbers, num_layers = counted(kernels), kernels.numbers, len(kernels.own.layers)
     took = {part: part_s(part, counts[part], numbers) for part in PARTS}
     input_grad, weight_grad = (numbers[half] * took["backward"] for half in HALVES)
@@ -72,7 +68,7 @@ def part_s(part: str, counts: Terms, numbers: Basis | Mapping[str, float]) -> fl
 
 def counted(kernels: EagerKernels) -> dict[str, Terms]:
     """Part -> term -> what is counted, in seconds at the machine's rates; 1 for the layer itself."""
-    own, forward = kernels.own, kernels.forward()
+    own, forward = kernels.own, kernels.forward
     inputs, weights = kernels.input_grad(), kernels.weight_grad()
     both = Load(
         inputs.matmul_flops + weights.matmul_flops,

@@ -284,7 +284,7 @@ def numbers_of(setting: Setting) -> Basis:
 def _counted(setting: Setting, layer: Layer) -> _Counted:
     """Seconds of the kernels of a layer, all layers alike, operator by operator."""
     kernels = eager_kernels(setting)
-    core = (Load(0.0, each.attention_flops) for each in (kernels.forward(), kernels.input_grad()))
+    core = (Load(0.0, each.attention_flops) for each in (kernels.forward, kernels.input_grad()))
     attention, attention_back = (kernels.seconds(each) for each in core)
     return (*kernels.layer(), attention, attention_back)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
@@ -184,10 +185,6 @@ def penalised(times: LayerTimes, penalty: float) -> LayerTimes:
     """
     if penalty == 1:
         return times
-    return replace(
-        times,
-        input_grad=[penalty * time for time in times.input_grad],
-        weight_grad=[penalty * time for time in times.weight_grad],
-        head_input_grad=penalty * times.head_input_grad,
-        head_weight_grad=penalty * times.head_weight_grad,
-    )
+    halves = ("input_grad", "weight_grad")
+    layers: dict[str, Any] = {name: [penalty * time for time in getattr(times, name)] for name in halves}
+    return replace(times, **layers, **{f"head_{name}": penalty * getattr(times, f"head_{name}") for name in halves})

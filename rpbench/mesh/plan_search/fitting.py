@@ -28,11 +28,7 @@ def job_of(question: Question, plans: Plans, number: int) -> Job:
 
 
 def timed_plans(question: Question, space: Space) -> tuple[Plans, Timed]:
-    """All plans with their seconds and bytes by closed forms.
-
-    Raises:
-        ValueError: if none divides.
-    """
+    """All plans with their seconds and bytes by closed forms; ValueError if none divides."""
     plans = enumerate_plans(question.architecture, question.machine, question.seq_len, question.global_batch, space)
     return plans, time_plans(question, plans, layer_table(question, plans.inners))
 

@@ -85,11 +85,7 @@ class Plans:
 
 
 def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_batch: int, space: Space) -> Plans:
-    """All plans of a model on a machine whose sizes divide.
-
-    Raises:
-        ValueError: if there is none, naming what to change.
-    """
+    """All plans of a model on a machine whose sizes divide; if there is none, ValueError naming what to change."""
     devices, layers = machine.size, len(own.layers)
     inners: list[Inner] = []
     rows: list[Ints] = []

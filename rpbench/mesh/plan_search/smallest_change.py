@@ -71,11 +71,7 @@ class Change:
 
 
 def smallest_change(job: Job, space: Space | None = None) -> Change | None:
-    """The first change in the order that is tried with which a run fits; None if it fits as it is.
-
-    Args:
-        space: what a search on more devices may choose from.
-    """
+    """The first change tried with which a run fits, on more devices one of `space`; None if it fits as it is."""
     lacks = fullest(job).lacks
     if not lacks:
         return None

@@ -322,7 +322,7 @@ class HostOptimizer:
     def _mean(self, stage: int, version: int, owner: int | None = None) -> Tensors:
         """The gradient that a stage is stepped with, or an owner's part of it."""
         found = [
-            self._gradients.total(stage, used) if owner is None else self._gradients.share(stage, used, owner)
+            self._gradients.total(stage, used) if owner is None else self._gradients.shard(stage, used, owner)
             for used in versions_averaged(self._policy, version)
         ]
         return found[0] if len(found) == 1 else mean_of(found)

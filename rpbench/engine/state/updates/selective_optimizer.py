@@ -93,8 +93,8 @@ class SplitWindow:
     def total(self) -> Tensors:
         return self._made.total
 
-    def share(self, device: int) -> Tensors:
-        return self._made.share(device)
+    def shard(self, device: int) -> Tensors:
+        return self._made.shard(device)
 
     def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
         self._made.add(microbatch, gradients)
@@ -104,7 +104,7 @@ class SplitWindow:
         if not self.is_complete:
             raise RuntimeError("a gradient is stored before it is complete: what is chosen follows from all of it")
         owner = self._device_of[next(iter(microbatches))] if self._owners else None
-        made = self.total if owner is None else self.share(owner)
+        made = self.total if owner is None else self.shard(owner)
         masks = of_pieces(self._chosen(), None if owner is None else self._owners[owner])
         left = {place: value.reshape(-1)[~masks[place].reshape(-1)] for place, value in made.items()}
         self.rest[owner] = {place: copy(values) for place, values in left.items() if values.numel()}
