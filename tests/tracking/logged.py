@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
-from rpbench.tracking.metrics import HISTORY, MEMORY, STEP, SUMMARY, TIMELINE, WORDS
+from rpbench.tracking.metrics import HISTORY, MEMORY, STEP, SUMMARY, TIMELINE
+
+WORDS = ("status", "reason", "evidence")
 
 
 def logged_names(names: Iterable[str]) -> set[str]:

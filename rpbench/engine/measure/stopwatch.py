@@ -150,12 +150,16 @@ class CoreStopwatch:
         work = made()
         work()
         ready.wait()
-        times = []
-        for _ in range(self._repeats):
-            began = time.thread_time()
-            work()
-            times.append(time.thread_time() - began)
-        return min(times)
+        return _least(work, self._repeats, time.thread_time)
+
+
+def _least(work: Work, repeats: int, clock: Callable[[], float]) -> float:
+    times = []
+    for _ in range(repeats):
+        began = clock()
+        work()
+        times.append(clock() - began)
+    return min(times)
 
 
 class AcceleratorStopwatch:
@@ -198,15 +202,10 @@ class AcceleratorStopwatch:
 
     def seconds_on_host(self, made: Made) -> float:
         """By the clock on the wall, on one core: what the host lane of a device has."""
-        times = []
         with one_thread():
             work = made()
             work()
-            for _ in range(self._repeats):
-                began = time.perf_counter()
-                work()
-                times.append(time.perf_counter() - began)
-        return min(times)
+            return _least(work, self._repeats, time.perf_counter)
 
     def _between_events(self, work: Work) -> float:
         torch.accelerator.synchronize(self._place)
