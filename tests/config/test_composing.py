@@ -32,6 +32,12 @@ def assert_same(found: Composed, overrides):
     assert (dict(found.choices), found.overrides) == (dict(expected.choices), expected.overrides)
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """What Hydra composes where nothing is asked."""
+    return composed(())
+
+
 @pytest.mark.parametrize("experiment", ["figure10"])
 def test_the_last_cell_of_an_experiment_is_hydras(experiment):
     cell = cells_of(f"experiment={experiment}")[-1]
@@ -59,23 +65,23 @@ OVERRIDES = [
 @pytest.mark.parametrize(
     "number", spared(range(len(OVERRIDES)), lambda number: number in (2, 4)), ids=lambda number: OVERRIDES[number][0]
 )
-def test_overrides_of_every_kind_are_hydras(number):
-    assert_same(Composer().compose(OVERRIDES[number]), OVERRIDES[number])
+def test_overrides_of_every_kind_are_hydras(number, plain):
+    assert_same(Composer(plain).compose(OVERRIDES[number]), OVERRIDES[number])
 
 
 @pytest.mark.parametrize(
     "words", [("model=qwen3_235b_lora", "model.lora_rank=8"), ("cluster=8x_h100", "num_devices=2")]
 )
-def test_another_option_with_changes_and_a_machine_of_no_file_need_no_hydra(words, monkeypatch):
-    composer = Composer(composed(()))
+def test_another_option_with_changes_and_a_machine_of_no_file_need_no_hydra(words, plain, monkeypatch):
+    composer = Composer(plain)
     with monkeypatch.context() as patch:
         patch.setattr(composing, "composed", None)
         found = composer.compose(words)
     assert_same(found, words)
 
 
-def test_a_part_is_composed_once_and_hydra_is_not_asked(monkeypatch):
-    composer = Composer(composed(()))
+def test_a_part_is_composed_once_and_hydra_is_not_asked(plain, monkeypatch):
+    composer = Composer(plain)
     monkeypatch.setattr(composing, "composed", None)
     made, real = [], composing.Base.part
 
@@ -95,9 +101,9 @@ def test_a_part_is_composed_once_and_hydra_is_not_asked(monkeypatch):
 
 
 @pytest.mark.parametrize("override", ["+seeed=7", "seeed=7", "schedule=gpip", "num_devices=four", "cost.hop=1"])
-def test_what_is_wrong_is_said_in_hydras_place(override):
+def test_what_is_wrong_is_said_in_hydras_place(override, plain):
     with pytest.raises(ConfigError) as said:
-        Composer().compose((override,))
+        Composer(plain).compose((override,))
     assert len(str(said.value).splitlines()) <= 2
 
 
