@@ -72,12 +72,13 @@ def draw(data: pd.DataFrame) -> Figure:
         times.set(title="One layer, 4 × 2,048 tokens", ylabel="time (ms)")
         ratios.set(title="Reload over recompute", ylabel="ratio")
         ratios.axhline(1, color=style.GREY, linewidth=0.8, linestyle=":")
+        has_published = (data["cluster"] == CLUSTER).any()
         handles = [
             style.bar_key("recompute", _RECOMPUTE),
             style.bar_key("reload", _RELOAD),
             style.bar_key("reload / recompute", style.PALE),
             style.bar_key("true width of the heads", hatch="...."),
-            *([Line2D([], [], color="black", linewidth=1.8, label="published")] * (data["cluster"] == CLUSTER).any()),
+            *([Line2D([], [], color="black", linewidth=1.8, label="published")] if has_published else []),
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=5)
         return figure
