@@ -251,8 +251,9 @@ HEADER = (
         ("0F0", "1F0 1B0", "0B0"),
         ("0F0 0B7", "1F0 1B0", "microbatch 7"),
         ("0F0 0B0junk", "1F0 1B0", "0B0junk"),
+        ("0F0 " * 10**6, "1F0 1B0", "line 3: 4,000,011 letters are more than 1 microbatches take"),
     ],
-    ids=["duplicate", "cycle", "token", "missing", "index", "trailing"],
+    ids=["duplicate", "cycle", "token", "missing", "index", "trailing", "endless"],
 )
 def test_a_broken_schedule_file_is_refused_and_a_sound_one_runs(first, second, expected, rpbench, tmp_path):
     path = tmp_path / "order.txt"

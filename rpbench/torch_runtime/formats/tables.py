@@ -246,6 +246,7 @@ def splits_backward(table: Schedule) -> bool:
     return any(part.kind is Kind.I for _, _, row in table.items() for part in _parts(row))
 
 
+MOST_LETTERS = 2**22  # of a row of a file: a hundred thousand microbatches, with their messages
 _TOKEN = re.compile(r"([0-9]{1,6})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,7})")
 _STAGE_TOKEN = re.compile(r"[0-9]{1,6}(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD|WAIT_SEND_[FB][0-9]{1,7})")
 _OVERLAP = re.compile(r"\((?P<inner>[^()]+)\)OVERLAP_F_B")
@@ -301,6 +302,11 @@ def from_csv(source: str, name: str = "torch_csv") -> Schedule:
 
 def _cells(source: str) -> list[list[str]]:
     """The tokens of each row; blank lines at the end are no rows, and a row ends as torch's own reader ends it."""
+    longest = max(map(len, source.splitlines()), default=0)
+    if longest > MOST_LETTERS:
+        raise ScheduleError(
+            f"a row of {longest:,} letters; at most {MOST_LETTERS:,} are read, and an action stands once"
+        )
     lines = io.StringIO(source.strip("\r\n"), newline="")
     try:
         rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
