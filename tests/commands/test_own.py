@@ -153,7 +153,7 @@ def test_an_own_experiment_is_swept(rpbench, place):
         (
             "model",
             "defaults: [bent, _self_]\n",
-            "model=bent: a file of it is none that Hydra reads (its defaults lead back",
+            "a file of it is none that Hydra reads (its defaults lead back to it)",
         ),
     ],
     ids=["no package", "an unknown key", "a list", "itself"],
