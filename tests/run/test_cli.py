@@ -152,6 +152,8 @@ WRONG = [
     (["schedule=roundpipe", "dispatch=dynmic"], "did you mean dynamic?"),
     (["shw"], "did you mean show?"),
     (["schedule_file=nowhere.txt"], "cannot be read"),
+    (["compare", "a", "b", "result_dir=x"], "compare takes results_dir=DIR, not 'result_dir'"),
+    (["profile", "model=tiny_gpt", "num_runs=9999999"], "num_runs=9999999: a whole number from 1 to 1,000"),
     (
         ["model=qwen3_1p7b", "cost=published", "cluster=8x_rtx4090", "num_devices=16"],
         "cluster 8x_rtx4090 has 8",
