@@ -24,6 +24,7 @@ OF_STAGE = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")
 _PLAIN = re.compile(rf"([0-9]{{1,6}})({'|'.join((*COMPUTE, *SENDS, *RECEIVES, *WAITS))})([0-9]{{1,7}})")
 _STAGE = re.compile(rf"([0-9]{{1,6}})({'|'.join(OF_STAGE)})")
 _OVERLAP = re.compile(r"\(([^()]+)\)OVERLAP_F_B")
+MOST_LETTERS = 2**22  # of a row of a file: a hundred thousand microbatches, with their messages
 
 
 class Token(NamedTuple):
@@ -125,9 +126,16 @@ class Table:
 
 
 def read_rows(source: str) -> tuple[TokenRow, ...]:
-    """The rows of torch's CSV in either form; ScheduleError with the row and the token that cannot be read."""
+    """The rows of torch's CSV in either form, which end as in torch's own reader; ScheduleError with the row and the
+    token that cannot be read.
+    """
+    longest = max(map(len, source.splitlines()), default=0)
+    if longest > MOST_LETTERS:
+        raise ScheduleError(
+            f"a row of {longest:,} letters; at most {MOST_LETTERS:,} are read, and an action stands once"
+        )
     try:
-        lines = list(csv.reader(io.StringIO(source.strip("\r\n"))))
+        lines = list(csv.reader(io.StringIO(source.strip("\r\n"), newline="")))
     except csv.Error as error:
         raise ScheduleError(f"no CSV ({error}): expected a line a rank, tokens parted by commas") from None
     return tuple(
