@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
+from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -177,19 +178,36 @@ class Entry:
         file = inspect.getfile(self.generate)
         try:
             found = self.generate(*given, **options)
-            is_one = isinstance(found, Schedule) and all(
-                isinstance(a, Action) for _, _, row in found.items() for a in row
-            )
         except ValueError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(_error_sentence(file, error)) from None
-        if not is_one:
-            raise ValueError(
-                f"{file}: {self.generate.__name__} of schedule {self.name} returned {found!r:.60}; a generator returns "
-                "a Schedule of actions, as in return Schedule(shape, rows)"
-            )
+        _check_returned(f"{file}: {self.generate.__name__} of schedule {self.name}", found, given[0])
         return found
+
+
+def _check_returned(who: str, found: Any, shape: Shape) -> None:
+    """Refuse what no reader of schedules takes: a search builds many orders, and reads them before it checks any."""
+    from rpbench.ir.checks.check import checked_actions
+
+    if not (isinstance(found, Schedule) and all(_is_action(each) for _, _, row in found.items() for each in row)):
+        raise ValueError(
+            f"{who} returned {found!r:.60}; a generator returns a Schedule of actions, as in return Schedule(shape, "
+            "rows), and stages and microbatches are whole numbers"
+        )
+    sizes = [(each.num_stages, each.num_ranks) for each in (shape, found.shape)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"{who} is asked for {sizes[0][0]} stages on {sizes[0][1]} ranks and returned {sizes[1][0]} on "
+            f"{sizes[1][1]}; return Schedule(shape, rows)"
+        )
+    checked_actions(found)
+
+
+def _is_action(each: Any) -> bool:
+    return (
+        isinstance(each, Action) and isinstance(each.stage, Integral) and isinstance(each.microbatch, Integral | None)
+    )
 
 
 _entries: dict[str, Entry] = {}
@@ -302,11 +320,11 @@ def _checked(what: str, load: Callable[[], str]) -> str:
     """The result of `load`; an error in the user's code with the place of it."""
     try:
         return load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that is run, not imported, ends the program
         raise ValueError(_error_sentence(what, error)) from None
 
 
-def _error_sentence(what: str, error: Exception) -> str:
+def _error_sentence(what: str, error: Exception | SystemExit) -> str:
     frames = list(traceback.extract_tb(error.__traceback__))
     numbers = [number for number, frame in enumerate(frames) if frame.filename == what]
     line = getattr(error, "lineno", None) or (frames[numbers[-1]].lineno if numbers else None)

@@ -247,7 +247,8 @@ def in_our_words(overrides: Sequence[str]) -> Iterator[None]:
             keys = " ".join(item for item in overrides if item.lstrip("+").startswith(groups))
             ways = "mode=failures, backend=cpu or software=megatron_core"
             raise ConfigError(f"{keys}: choose what has such keys first, as in {ways}") from None
-        what = f"{type(error).__name__}: {first_line(error)}"
+        is_circle = isinstance(error, RecursionError)
+        what = "its defaults lead back to it" if is_circle else f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(
             f"cannot compose {' '.join(overrides)}: a file of it is none that Hydra reads ({what})"
         ) from None
@@ -359,8 +360,23 @@ def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return ConfigError(
             reworded(message) if not missing[1] else _unknown_key(missing[1], str(error.__cause__ or ""))
         )
+    if found := _IN_FILE.match(str(error)):
+        return ConfigError(f"{found[1]}: {_about_file(found[1], str(error)[found.end() :])}")
     cause = first_line(error.__cause__) if error.__cause__ else ""
     return ConfigError(reworded(f"{message}: {cause}" if cause and cause not in message else message, overrides))
+
+
+_IN_FILE = re.compile(r"In '([^']+)': \w+ raised while composing config:\n")
+
+
+def _about_file(name: str, said: str) -> str:
+    """What is wrong with a file of a group, of which Hydra says this."""
+    key = re.search(r"Key '([^']*)' not in 'RunConfig'", said)
+    if key is None:
+        return reworded(first_line(ValueError(said)))
+    if key[1] == name.partition("/")[0]:
+        return "its keys are those of a whole run; begin the file with the line # @package _global_"
+    return _unknown_key(key[1], "")
 
 
 def _unknown_key(key: str, cause: str) -> str:

@@ -26,6 +26,7 @@ _REWORDINGS: tuple[tuple[str, str], ...] = (
     (r"Could not delete from config\. '([^']*)' does not exist", "~{0}: there is no such key to take out"),
     (r"Could not delete\. No match for '([^']*)'", "~{0}: there is no such choice to take out"),
     (r"Interpolation key '([^']*)' not found", "${{{0}}} names no key"),
+    (r"while resolving interpolation: Error resolving key '([^']*)'", "${{{0}}} names no key"),
     (r"Unsupported interpolation type ([\w.]+)", "${{{0}:...}}: there is no such function"),
 )
 

@@ -140,6 +140,32 @@ def test_an_own_experiment_is_swept(rpbench, place):
     assert (status, [row["model"] for row in rows]) == (0, ["mine", "tiny_gpt"])
 
 
+@pytest.mark.parametrize(
+    "group, text, expected",
+    [
+        ("experiment", "num_devices: 2\n", "experiment/bent: its keys are those of a whole run; begin the file with"),
+        (
+            "experiment",
+            "# @package _global_\nnum_device: 2\n",
+            "experiment/bent: unknown key 'num_device'; did you mean",
+        ),
+        ("experiment", "# @package _global_\nnum_devices: [2]\n", "experiment/bent: num_devices=[2]: a whole number"),
+        (
+            "model",
+            "defaults: [bent, _self_]\n",
+            "a file of it is none that Hydra reads (its defaults lead back to it)",
+        ),
+    ],
+    ids=["no package", "an unknown key", "a list", "itself"],
+)
+def test_a_wrong_file_of_options_is_told_by_its_key(group, text, expected, rpbench, place):
+    (place / group).mkdir(exist_ok=True)
+    (place / group / "bent.yaml").write_text(text)
+    status, rows, err = rpbench(f"{group}=bent", *SMALL, "--config-dir=place")
+    assert (status, rows) == (2, [])
+    assert expected in err
+
+
 def test_an_edited_schedule_is_a_new_run(rpbench, place):
     path = place / "schedule" / "own.py"
     path.write_text(SCHEDULE.replace("NAME", "own_order"))
@@ -157,6 +183,7 @@ def test_an_edited_schedule_is_a_new_run(rpbench, place):
         ("import nothing_of_the_kind\n", "line 1: ModuleNotFoundError"),
         ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
         (SCHEDULE.replace("NAME", "1f1b"), "two schedules are named '1f1b'"),
+        ("import sys\nsys.exit('usage')\n", "line 2: SystemExit: usage"),
     ],
 )
 def test_a_broken_schedule_file_is_named_with_its_line(text, expected, rpbench, place):
@@ -184,6 +211,42 @@ def test_a_broken_schedule_file_stops_only_itself(rpbench, place):
     broken.write_text(own.replace("own_order", "half_read"))
     registry._entries_of.cache_clear()  # as a new process
     assert rpbench("--config-dir", "place", "schedule=half_read", *SMALL)[0] == 0
+
+
+RETURNS = """
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.schedule import Schedule, Shape
+from rpbench.registry import schedule
+
+
+@schedule("broken", source="ours")
+def broken(shape):
+    row = lambda rank: [Action(kind, rank, mb) for mb in range(shape.num_microbatches) for kind in (Kind.F, Kind.B)]
+    return {}
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("plan",), ("advise",)])
+@pytest.mark.parametrize(
+    "returned, expected",
+    [
+        ("Schedule(shape, ((),) * shape.num_ranks)", "the rows hold 0 actions"),
+        ("Schedule(Shape(1, 1, 1), (row(0)[:2],))", "asked for 2 stages on 2 ranks and returned 1 on 1"),
+        ("Schedule(shape, [row(rank + 7) for rank in range(shape.num_ranks)])", "stage 7 is out of range"),
+        ("Schedule(shape, [(Action(Kind.F, rank),) * 99 for rank in range(2)])", "0F names no microbatch"),
+        (
+            "Schedule(shape, [[each._replace(microbatch='0') for each in row(rank)] for rank in range(2)])",
+            "whole numbers",
+        ),
+    ],
+    ids=["empty", "another shape", "another stage", "no microbatch", "a word"],
+)
+def test_what_a_generator_returns_is_checked_before_it_is_read(words, returned, expected, rpbench, place, capsys):
+    (place / "schedule" / "own.py").write_text(RETURNS.replace("{}", returned))
+    run = ("schedule=broken", *SMALL, "cost=constant", "model=tiny_gpt")
+    advised = ("model=tiny_gpt", "gpu=rtx4090", "num_devices=2", "sequences_per_step=4", "schedules=broken")
+    status = dispatch(("--config-dir", "place", *words, *(advised if words == ("advise",) else run)))
+    assert (status, expected in capsys.readouterr().err) == (2, True)
 
 
 def test_an_error_in_a_generator_shows_the_calls_from_its_file_on(rpbench, place):
