@@ -187,7 +187,7 @@ def _graph(request: PartitionRequest) -> LayerGraph:
 
 def _text(key: str, path: str) -> str:
     try:
-        return read_text(Path(path)).removeprefix("\ufeff")
+        return read_text(Path(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{key}={path} cannot be read: {reason}") from None

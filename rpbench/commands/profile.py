@@ -39,8 +39,8 @@ def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
     """
     own = {key: value for key, _, value in (item.partition("=") for item in arguments) if key in ("out", "num_runs")}
     asked = typed(ProfileRequest, own)
-    if asked.num_runs < 1:
-        raise ConfigError(f"num_runs={asked.num_runs}: a whole number of at least 1")
+    if not 1 <= asked.num_runs <= 1000:
+        raise ConfigError(f"num_runs={asked.num_runs}: a whole number from 1 to 1,000")
     overrides = [item for item in arguments if item.partition("=")[0] not in own]
     request = load(overrides)
     prefix = Path(asked.out or request.results_dir / "profiles" / request.model_name)

@@ -44,7 +44,7 @@ def source_of(path: Path, content: bytes) -> SourceFile:
     return SourceFile(path, content, hashlib.sha256(content).hexdigest())
 
 
-def read_source(key: str, name: str | None, *, within: str = "") -> SourceFile | None:
+def read_source(key: str, name: str | None, *, within: str = "", most: int = MOST_BYTES) -> SourceFile | None:
     """The file that a key names; None where it names none.
 
     Args:
@@ -57,7 +57,7 @@ def read_source(key: str, name: str | None, *, within: str = "") -> SourceFile |
         return None
     path = Path(name, within)
     try:
-        return source_of(path, read_bytes(path, MOST_BYTES))
+        return source_of(path, read_bytes(path, most))
     except ValueError as error:
         raise ConfigError(f"{key}={name}: {error}") from None
     except OSError as error:

@@ -124,6 +124,7 @@ def check_pieces(
 
 
 _BACKENDS = ("virtual", "cpu", "emulated")
+_MOST_LENGTH_BYTES = 2**22  # of a file of lengths: a step of a million sequences
 
 
 def read_lengths(given: Any, model: Architecture | None) -> list[int] | None:
@@ -133,11 +134,10 @@ def read_lengths(given: Any, model: Architecture | None) -> list[int] | None:
     Raises:
         ConfigError: if a file cannot be read, or something is no length that the model has positions for.
     """
-    file, words, where = None, given, f"workload.lengths={given!r:.60}"
+    words, where = given, f"workload.lengths={given!r:.60}"
     if isinstance(given, str):
-        file = read_source("workload.lengths", given)
-        assert file is not None
-        words, where = re.split(r"[\s,]+", file.text.strip()), f"workload.lengths={given}"
+        where = f"workload.lengths={given}"
+        words = re.split(r"[\s,]+", _text(given, where).strip())
     if not isinstance(words, list) or not words or words == [""]:
         raise ConfigError(f"{where}: no lengths; give a list such as [512,128,64], or a file with one a line")
     found = []
@@ -147,12 +147,22 @@ def read_lengths(given: Any, model: Architecture | None) -> list[int] | None:
                 f"{where}: number {place} is {word!r:.40}; a length is a whole number of tokens, 1 or more"
             )
         found.append(int(word))
-        if model is not None and int(word) > model.seq_len:
-            raise ConfigError(
-                f"{where}: number {place} is {word}, more than model.seq_len={model.seq_len} has positions for; cut "
-                f"that sequence, or set model.seq_len={max(int(other) for other in words if str(other).isdigit())}"
-            )
+    place = next((place for place, length in enumerate(found, 1) if model and length > model.seq_len), None)
+    if model is not None and place is not None:
+        raise ConfigError(
+            f"{where}: number {place} is {found[place - 1]}, more than model.seq_len={model.seq_len} has positions "
+            f"for; cut that sequence, or set model.seq_len={max(found)}"
+        )
     return None if set(found) == {model.seq_len if model else found[0]} else found
+
+
+def _text(name: str, where: str) -> str:
+    file = read_source("workload.lengths", name, most=_MOST_LENGTH_BYTES)
+    assert file is not None
+    try:
+        return file.text
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def check_lengths(

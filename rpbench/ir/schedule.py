@@ -17,6 +17,7 @@ from rpbench.ir.policy import LateRest, Policy
 LANES = ("compute", "h2d", "d2h", "net", "host")
 ON_SSD = {"none": "", "optimizer": "O", "all": "OP"}  # option -> objects that live on SSDs
 SCHEMA = "rpbench-schedule 1"
+VISIT_LETTERS = 1024  # of a row, at most, for each visit of a microbatch to a stage; a few actions, and what they move
 
 Row = tuple[Action, ...] | PlainRow
 Lanes = tuple[tuple[str, Row], ...]
@@ -334,8 +335,14 @@ def from_text(source: str) -> Schedule:
     if len(lines) < 2 or lines[0] != f"# {SCHEMA}":
         raise ScheduleError(f"not a schedule: the first line must be '# {SCHEMA}', the second its sizes")
     empty = _read_header(lines[1], len(lines) - 2)
-    rows: list[dict[str, Row]] = [{} for _ in range(empty.shape.num_ranks)]
+    shape, rows = empty.shape, [dict[str, Row]() for _ in range(empty.shape.num_ranks)]
+    visits = (shape.num_stages + shape.num_backward_stages) * shape.total_microbatches * shape.num_parts
     for number, line in enumerate(lines[2:], start=3):
+        if len(line) > VISIT_LETTERS * (visits + 1):  # before so many actions are made
+            raise ScheduleError(
+                f"line {number}: {len(line):,} letters are more than {shape.total_microbatches} microbatches take "
+                f"through the {shape.num_stages} stages of line 2; an action stands once"
+            )
         _read_row(rows, line, number)
     return replace(empty, rows=tuple(rows))  # type: ignore[arg-type]
 

@@ -232,6 +232,7 @@ def test_a_list_and_a_file_are_the_same_run_and_equal_lengths_none_at_all(tmp_pa
             ["model=tiny_gpt", "workload.lengths=[10,17]"],
             "number 2 is 17, more than model.seq_len=16 has positions for",
         ),
+        (["model=tiny_gpt", "workload.lengths=['17','²']"], "number 2 is '²'; a length is a whole number"),
         (["tuning_budget=400"], "tuning_budget=400: microbatches of unequal lengths"),
         (["mode=roofline"], "mode=roofline"),
         (["backend=device"], "backend=device"),
@@ -244,6 +245,20 @@ def test_what_cannot_be_is_refused(words, told):
     with pytest.raises(ConfigError) as raised:
         load([*common, *given, *words])
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        (b"1\n" * 2**22, "8,388,608 bytes; at most 4,194,304 are read"),
+        (b"1\n\xff", "it is no UTF-8 text (line 2, byte 2)"),
+    ],
+)
+def test_a_file_of_no_lengths_is_named(content, told, tmp_path):
+    (tmp_path / "lengths.txt").write_bytes(content)
+    with pytest.raises(ConfigError) as raised:
+        load([f"workload.lengths={tmp_path}/lengths.txt"])
+    assert f"lengths.txt: {told}" in str(raised.value)
 
 
 def test_every_window_of_a_queue_of_short_jobs_is_as_long_as_its_jobs():

@@ -110,6 +110,7 @@ def test_a_read_schedule_is_simulated_and_written_again():
     [
         (GOOD.replace("0F1,", ""), "0F1 is missing"),
         (GOOD.replace("1B1", "1B0"), "1B0 stands twice"),
+        ("0F0," * 2**21, "a row of 8,388,608 letters; at most 4,194,304 are read"),
         ("0F0,0B0,0F1,0B1\n1F0,1F1,1B1,1B0", "no rank can move"),
         ("0F0,0I0,0F1,0B1\n1F0,1B0,1F1,1B1", "0W0 is missing"),
         (GOOD.replace("0B1", "0B9"), "too few to run 10 microbatches"),

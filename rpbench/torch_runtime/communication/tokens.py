@@ -124,8 +124,16 @@ class Table:
         return "\n".join(",".join(map(str, row)) for row in self.rows)
 
 
+MOST_LETTERS = 2**22  # of a row of a file: a hundred thousand microbatches, with their messages
+
+
 def read_rows(source: str) -> tuple[TokenRow, ...]:
     """The rows of torch's CSV in either form; ScheduleError with the row and the token that cannot be read."""
+    longest = max(map(len, source.splitlines()), default=0)
+    if longest > MOST_LETTERS:
+        raise ScheduleError(
+            f"a row of {longest:,} letters; at most {MOST_LETTERS:,} are read, and an action stands once"
+        )
     try:
         lines = list(csv.reader(io.StringIO(source.strip("\r\n"))))
     except csv.Error as error:
