@@ -378,11 +378,10 @@ def compare(arguments: Sequence[str]) -> int:
     """Two or more records side by side: a table to stderr, what differs as JSON to stdout."""
     from rpbench.commands.recorded.compare import compare_records
 
-    folder = next(
-        (item.removeprefix("results_dir=") for item in arguments if item.startswith("results_dir=")),
-        "results",
-    )
-    names = [item for item in arguments if "=" not in item]
+    options = dict(item.partition("=")[::2] for item in arguments if "=" in item)
+    folder, names = options.pop("results_dir", "results"), [item for item in arguments if "=" not in item]
+    if options:
+        raise ValueError(f"compare takes results_dir=DIR, not {sorted(options)[0]!r}")
     print(json.dumps(compare_records(Path(folder), names, sys.stderr)))
     return 0
 

@@ -15,6 +15,7 @@ from rpbench.ir.schedule import Schedule, ScheduleError, Shape, from_text, to_te
 from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import offload, shard, stream
 from rpbench.registry import entry
+from rpbench.sim.checked import checked_graph
 
 CUT = Partition((2, 2), (2, 2, 0), fused=True)
 
@@ -144,6 +145,12 @@ CASES = [
     (taken(SHARDED, 0, "net", "1RESHARD"), "1UNSHARD is never freed: every UNSHARD has one RESHARD"),
     (with_action(SHARDED, 0, 0, "1LOAD:O@1", "h2d"), "1LOAD:O@1 is of no use: there is no 1STEP@1"),
 ]
+
+
+def test_a_piece_with_a_number_of_any_size_is_out_of_order():
+    bad = with_action(STREAMED, 0, 0, "0LOAD:P.4294967296@0", "h2d")
+    with pytest.raises(ScheduleError, match=r"0LOAD:P\.4294967296@0 is a piece out of order"):
+        checked_graph(bad)
 
 
 @pytest.mark.parametrize("bad, said", CASES, ids=[said[:40] for _, said in CASES])

@@ -152,6 +152,8 @@ WRONG = [
     (["schedule=roundpipe", "dispatch=dynmic"], "did you mean dynamic?"),
     (["shw"], "did you mean show?"),
     (["schedule_file=nowhere.txt"], "cannot be read"),
+    (["compare", "a", "b", "result_dir=x"], "compare takes results_dir=DIR, not 'result_dir'"),
+    (["profile", "model=tiny_gpt", "num_runs=9999999"], "num_runs=9999999: a whole number from 1 to 1,000"),
     (
         ["model=qwen3_1p7b", "cost=published", "cluster=8x_rtx4090", "num_devices=16"],
         "cluster 8x_rtx4090 has 8",
@@ -251,8 +253,9 @@ HEADER = (
         ("0F0", "1F0 1B0", "0B0"),
         ("0F0 0B7", "1F0 1B0", "microbatch 7"),
         ("0F0 0B0junk", "1F0 1B0", "0B0junk"),
+        ("0F0 " * 10**6, "1F0 1B0", "line 3: 4,000,011 letters are more than 1 microbatches take"),
     ],
-    ids=["duplicate", "cycle", "token", "missing", "index", "trailing"],
+    ids=["duplicate", "cycle", "token", "missing", "index", "trailing", "endless"],
 )
 def test_a_broken_schedule_file_is_refused_and_a_sound_one_runs(first, second, expected, rpbench, tmp_path):
     path = tmp_path / "order.txt"

@@ -235,6 +235,8 @@ def test_rows_that_break_the_rule_are_refused():
         ScheduleError, match=r"(?s)rank 0 brings stage 1 for versions \[5\], .* one LOAD:P for each of them"
     ):
         check(changed(two(), "h2d", "1LOAD:P@4"))
+    with pytest.raises(ScheduleError, match=r"1LOAD:P.1@4 is a piece: a late rest comes whole"):
+        check(changed(two(), "h2d", "1LOAD:P@4", "1LOAD:P.1@4"))
     with pytest.raises(ScheduleError, match=r"no rank can move"):  # what is made later is made first
         check(changed(two(), "host", "0STEP_REST@2", "0STEP_REST@2"))
     with pytest.raises(ScheduleError, match=r"0STORE:G is of no use: devices step all of it at once"):

@@ -107,6 +107,9 @@ class Moves:
         late = index.schedule.late_rest is not None
         brought = [key for key in self._numbers if key[0] == (Kind.LOAD, "P")] if late else []
         self.rest_loads = {(device, stage): self._numbers.pop((what, device, stage)) for what, device, stage in brought}
+        for number in (number for numbers in self.rest_loads.values() for number in numbers):
+            if index.actions[number].part:
+                raise broken(index.schedule, f"{index.actions[number]} is a piece: a late rest comes whole", [number])
         for arrive, leave in _ARRIVALS:
             self._match_weights(arrive, leave)
         for what in _LEAVERS:
