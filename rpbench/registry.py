@@ -205,9 +205,11 @@ def _check_returned(who: str, found: Any, shape: Shape) -> None:
 
 
 def _is_action(each: Any) -> bool:
-    return (
-        isinstance(each, Action) and isinstance(each.stage, Integral) and isinstance(each.microbatch, Integral | None)
-    )
+    if not isinstance(each, Action):
+        return False
+    stage: Any = each.stage
+    microbatch: Any = each.microbatch
+    return isinstance(stage, Integral) and isinstance(microbatch, Integral | None)
 
 
 _entries: dict[str, Entry] = {}

@@ -147,10 +147,10 @@ def read_lengths(given: Any, model: Architecture | None) -> list[int] | None:
                 f"{where}: number {place} is {word!r:.40}; a length is a whole number of tokens, 1 or more"
             )
         found.append(int(word))
-    place = next((place for place, length in enumerate(found, 1) if model and length > model.seq_len), None)
-    if model is not None and place is not None:
+    beyond = next((place for place, length in enumerate(found, 1) if model and length > model.seq_len), None)
+    if model is not None and beyond is not None:
         raise ConfigError(
-            f"{where}: number {place} is {found[place - 1]}, more than model.seq_len={model.seq_len} has positions "
+            f"{where}: number {beyond} is {found[beyond - 1]}, more than model.seq_len={model.seq_len} has positions "
             f"for; cut that sequence, or set model.seq_len={max(found)}"
         )
     return None if set(found) == {model.seq_len if model else found[0]} else found

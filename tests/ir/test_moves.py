@@ -149,7 +149,7 @@ CASES = [
 
 def test_a_piece_with_a_number_of_any_size_is_out_of_order():
     bad = with_action(STREAMED, 0, 0, "0LOAD:P.4294967296@0", "h2d")
-    with pytest.raises(ScheduleError, match=r"0LOAD:P.4294967296@0 is a piece out of order"):
+    with pytest.raises(ScheduleError, match=r"0LOAD:P\.4294967296@0 is a piece out of order"):
         checked_graph(bad)
 
 

@@ -24,7 +24,6 @@ OF_STAGE = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")
 _PLAIN = re.compile(rf"([0-9]{{1,6}})({'|'.join((*COMPUTE, *SENDS, *RECEIVES, *WAITS))})([0-9]{{1,7}})")
 _STAGE = re.compile(rf"([0-9]{{1,6}})({'|'.join(OF_STAGE)})")
 _OVERLAP = re.compile(r"\(([^()]+)\)OVERLAP_F_B")
-MOST_LETTERS = 2**22  # of a row of a file: a hundred thousand microbatches, with their messages
 
 
 class Token(NamedTuple):
@@ -123,6 +122,9 @@ class Table:
     def to_csv(self) -> str:
         """As torch's `_load_csv` takes it; no line end after the last row."""
         return "\n".join(",".join(map(str, row)) for row in self.rows)
+
+
+MOST_LETTERS = 2**22  # of a row of a file: a hundred thousand microbatches, with their messages
 
 
 def read_rows(source: str) -> tuple[TokenRow, ...]:
