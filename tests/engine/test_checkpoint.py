@@ -182,6 +182,7 @@ def test_torch_reads_it_by_names_in_the_whole_model(tmp_path):
     """`torch.distributed.checkpoint` alone finds every weight and what the optimizer knows of it."""
     state = run("1f1b", 1).state()
     checkpoint.save(tmp_path / "c", state, SUBJECT)
+    assert json.loads((tmp_path / "c" / CHECKPOINT).read_text())["format"] == 2, "that of all checkpoints there are"
     wanted = {f"model.{module}.{name}": torch.empty_like(tensor) for (module, name), tensor in state.masters.items()}
     wanted["optimizer.state.1.mlp.up.weight.exp_avg"] = torch.empty_like(state.masters[1, "mlp.up.weight"])
     dcp.load(wanted, checkpoint_id=one_file(tmp_path / "c").parent, no_dist=True)
