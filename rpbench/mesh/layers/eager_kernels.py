@@ -21,14 +21,11 @@ Parallelism and Work Partitioning", ICLR'24.
 
 from collections import Counter
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.workload.architecture import Architecture
 from rpbench.workload.counts import BYTES_PER_VALUE, Linear, mean_keys
-
-if TYPE_CHECKING:
-    from rpbench.mesh.layers.layer_seconds import Setting
 
 ATTENTION_BACKWARD = 2.5  # over forward, where no kernel's factor is known
 PARTS = ("forward", "backward", "head_forward", "head_backward")  # whose times the artifact has measured apart
@@ -87,20 +84,22 @@ def _rank(own: Architecture, each: Linear) -> int:
 
 
 class EagerKernels:
-    """The work and the seconds of one layer's kernels, for one microbatch on one device of its setting's tensor group.
+    """The work and the seconds of one layer's kernels, for one microbatch on one device.
 
     Args:
-        numbers: what they are counted with.
+        num_tokens: need not be whole, for a mean microbatch.
+        shards: devices that divide the layer among them; results are those of one of them.
+        fused: kernels like Megatron's: products summed in fp32, less element-wise traffic, no corrections.
 
     Raises:
         ValueError: if the numbers lack a figure of the machine.
     """
 
-    def __init__(self, setting: "Setting", numbers: Basis) -> None:
-        self.own, self.seq_len, self.shards = setting.architecture, setting.seq_len, setting.mesh.tensor
-        self.tokens = setting.sequences * setting.seq_len / setting.mesh.context  # need not be whole
-        # like Megatron's: products summed in fp32, less element-wise traffic, no corrections
-        self.fused, self.numbers = setting.software.kernels == "fused", numbers
+    def __init__(
+        self, own: Architecture, seq_len: int, num_tokens: float, numbers: Basis, *, shards: int, fused: bool
+    ) -> None:
+        self.own, self.seq_len, self.tokens, self.numbers = own, seq_len, num_tokens, numbers
+        self.shards, self.fused = shards, fused
 
     def layer(self) -> tuple[float, float, float]:
         """Seconds of a layer: forward, gradient of its input, gradient of its weights."""

@@ -271,7 +271,9 @@ def _tiled(setting: Setting, layer: Layer) -> _Counted:
 
 def eager_kernels(setting: Setting) -> EagerKernels:
     """The kernels of a software whose operators are counted one after the other."""
-    return EagerKernels(setting, numbers_of(setting))
+    tokens, fused = setting.sequences * setting.seq_len / setting.mesh.context, setting.software.kernels == "fused"
+    own, shards = setting.architecture, setting.mesh.tensor
+    return EagerKernels(own, setting.seq_len, tokens, numbers_of(setting), shards=shards, fused=fused)
 
 
 def numbers_of(setting: Setting) -> Basis:
