@@ -14,7 +14,7 @@ from rpbench.ir.partition import symmetric
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import contender, space_of
-from rpbench.plan.contest.frame import Frames, posed
+from rpbench.plan.contest.frame import Frame, Frames, posed
 from rpbench.plan.contest.plans import rank
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.sketch import Sketcher
@@ -32,8 +32,8 @@ def cuts(num_layers, num_stages):
         yield symmetric(tuple(np.diff((0, *ends, num_layers)).tolist()))
 
 
-def every_plan(frames):
-    """Every setting with every cut, timed with all steps."""
+def every_plan(frames, of=Frame.outcome):
+    """Every setting with every cut, timed with all steps; or what else is asked of each frame."""
     case = frames.terms
     space = space_of(frames.contender, case)
     for values in product(*space.dimensions.values()):
@@ -42,9 +42,15 @@ def every_plan(frames):
             setting = setting.changed(dimension, value)
         for cut in cuts(case.model.num_layers, setting.chunks_per_device * case.num_devices):
             try:
-                yield frames.of(setting, cut, case.num_steps).outcome(cut, setting.recompute)
+                yield of(frames.of(setting, cut, case.num_steps), cut, setting.recompute)
             except ValueError:
                 break
+
+
+def peak_of(frame, cut, recompute):
+    """Bytes of the fullest device, without a timeline."""
+    frame.check(recompute)
+    return sum(frame.memory(cut, frame.keeps(cut, recompute)).values())
 
 
 @st.composite
@@ -160,11 +166,11 @@ def check(name, case, share):
     """Every plan against the bounds, and the found one against every plan."""
     who = contender(name)
     frames = Frames(who, case)
-    known = list(every_plan(frames))
-    if known and share is not None:
-        limit = int(share * float(np.median([outcome.peak_bytes for outcome in known])))
+    if share is not None and (peaks := list(every_plan(frames, peak_of))):
+        limit = int(share * float(np.median(peaks)))
         case = replace(case, limits=replace(case.limits, device_memory_bytes=limit))
-        known = list(every_plan(frames.under(case)))
+        frames = frames.under(case)
+    known = list(every_plan(frames))
     if not known:
         return
     best = max(known, key=rank)
