@@ -329,7 +329,7 @@ def still(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def unwritten(still: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """As `still`, and without pages, tables and falsified records."""
     still.setattr(driver, "write", lambda content, page: page)
-    still.setattr(driver, "save_table", lambda *_: None)
+    still.setattr(driver, "save_tables", lambda *_: None)
     still.setattr(driver, "_mutation_sample", lambda *_: ("", []))
     return still
 

@@ -163,7 +163,7 @@ def test_a_profile_from_a_cost_table_has_its_times(rpbench, tmp_path):
     [
         (("model=abstract",), "model=abstract has no layers to profile"),
         (("model=tiny_gp",), "did you mean tiny_gpt?"),
-        (("model=tiny_gpt", "num_runs=0"), "num_runs=0: a whole number of at least 1"),
+        (("model=tiny_gpt", "num_runs=0"), "num_runs=0: a whole number from 1 to 1,000"),
         (("model=tiny_gpt", "num_runs=few"), "num_runs=few: a whole number"),
         (("model=tiny_gpt", "dtype=int3"), "dtype=int3: one of"),
         (("model=tiny_gpt", "workload.microbatch_sequences=0"), "workload.microbatch_sequences=0"),
