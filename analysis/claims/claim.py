@@ -173,6 +173,11 @@ def lead_of_last(*runs: Record) -> float:
     return float(min(run["makespan_s"] for run in runs[:-1]) / runs[-1]["makespan_s"])
 
 
+def over_fastest(own: Record, *others: Record) -> float:
+    """Makespan of a run over that of the fastest of others."""
+    return float(own["makespan_s"] / min(run["makespan_s"] for run in others))
+
+
 def bubble_percent(run: Record) -> float:
     """Idle time in percent of devices x makespan."""
     return 100 * float(run["bubble_makespan"])

@@ -170,9 +170,8 @@ class Places(SearchPathPlugin):
             search_path.append("rpbench", f"file://{place}")
 
 
-_stored: dict[
-    str, dict[str, Any]
-] = {}  # schedules that Hydra has been told of; telling it took an eighth of a composition
+# Schedules that Hydra has been told of, by name; telling it of all again is an eighth of a composition.
+_stored: dict[str, dict[str, Any]] = {}
 
 
 def register(overrides: Sequence[str] = ()) -> None:

@@ -14,7 +14,6 @@ from rpbench.ir.checks.check import check_versions, checked_actions, gaps
 from rpbench.ir.checks.versions import Versions
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, ScheduleError, Shape, Weights
-from rpbench.ir.waits.moves import has_transfers
 from rpbench.sim.columns import ArrayRows, Columns, Ints, among, read_columns
 from rpbench.sim.graph import Graph, build_graph, kept_edges
 
@@ -34,8 +33,7 @@ def checked_graph(schedule: Schedule | Analysis) -> tuple[Graph, Versions]:
     rows = plain_rows(analysis.schedule)
     if rows is None:
         checked_actions(analysis)
-        if has_transfers(analysis.schedule):
-            _ = analysis.moves  # or a piece has a number that no column holds
+        _ = analysis.transfer_edges  # or a piece has a number that no column holds
     try:
         graph = build_graph(analysis, rows)
     except ScheduleError:

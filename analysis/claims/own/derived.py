@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from analysis.claims.claim import Claim, Record, claim, lead_of_last, runs, section
+from analysis.claims.claim import Claim, Record, claim, lead_of_last, over_fastest, runs, section
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
 from analysis.claims.paper.tuning import competing
@@ -33,7 +33,7 @@ def claims() -> Iterator[Claim]:
         for model in PUBLISHED_MODELS:
             yield _derived(
                 "lead/searched/{schedule}/{model}",
-                lambda own, *others: own["makespan_s"] / min(run["makespan_s"] for run in others),
+                over_fastest,
                 schedule=schedule,
                 model=model,
             )

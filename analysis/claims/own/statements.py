@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 
-from analysis.claims.claim import Claim, Need, Record, bubble_percent, lead_of_last, runs, section, stated
+from analysis.claims.claim import Claim, Need, Record, bubble_percent, lead_of_last, over_fastest, runs, section, stated
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
 from analysis.claims.paper.tuning import competing
@@ -74,7 +74,7 @@ def _of_schedules() -> Iterator[Claim]:
         for head in heads:
             yield stated(
                 "ours/uneven_head/{schedule}/{head}",
-                lambda own, *rivals: own["makespan_s"] / min(run["makespan_s"] for run in rivals),
+                over_fastest,
                 schedule=schedule,
                 head=head,
                 words=words,

@@ -350,10 +350,13 @@ class Moves:
         self.edges += zip(stores, freed, strict=False)
 
     def _join(self) -> None:
-        """Gathers wait for the loads of their shards; stores wait for the reduction of their gradients."""
-        for before, after in (
-            ((Kind.LOAD, "P"), (Kind.UNSHARD, None)),
-            ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G")),
+        """Gathers wait for the loads of their shards; stores wait for the reduction of their gradients.
+
+        The load of a gather's first visit is left to `_join_shards`, which joins it to all of its stage.
+        """
+        for before, after, begin in (
+            ((Kind.LOAD, "P"), (Kind.UNSHARD, None), 1),
+            ((Kind.REDUCE_GRAD, None), (Kind.STORE, "G"), 0),
         ):
             if not self.transfers[before]:
                 continue
@@ -361,7 +364,7 @@ class Moves:
                 id(visit): transfer.pieces[-1] for transfer in self.transfers[before] for visit in transfer.visits
             }
             for transfer in self.transfers[after]:
-                served = {serves[id(visit)] for visit in transfer.visits if id(visit) in serves}
+                served = {serves[id(visit)] for visit in transfer.visits[begin:] if id(visit) in serves}
                 self.edges += [(number, transfer.pieces[0]) for number in sorted(served)]
 
     def _join_shards(self) -> None:
