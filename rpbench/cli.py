@@ -24,6 +24,10 @@ INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 BROKEN_PIPE = 141  # after SIGPIPE, likewise
 # New objects after which circles of garbage are looked for; Python's 700 take a tenth of a short command's time.
 COLLECT_AFTER = 50_000
+_KEYS = Path(__file__).with_name("commands") / "usages.yaml"  # of each verb, for its help
+_WIDEST = 22  # letters of a key that its meaning stands beside
+# Verbs that take the settings of a run as well, those of `conf/config.yaml`.
+_OF_A_RUN = ("run", "show", "plan", "profile", "check-order")
 
 
 @dataclass(frozen=True)
@@ -131,12 +135,13 @@ def _verb_parser(name: str, verb: Verb) -> argparse.ArgumentParser:
 
 def _keys_of(verb: str) -> str:
     """The keys of a verb with their defaults, for its help."""
-    from rpbench.commands.usages import KEYS, OF_A_RUN, WIDEST
+    from rpbench.yaml_file import read_keys
 
-    lines = ["\nwords of its own; what stands behind = is the default, or what a key takes:"] if verb in KEYS else []
-    for key, says in KEYS.get(verb, {}).items():
-        lines += [f"  {key:<{WIDEST}}  {says}"] if len(key) <= WIDEST else [f"  {key}", f"  {'':<{WIDEST}}  {says}"]
-    if verb in OF_A_RUN:
+    keys = read_keys(_KEYS).get(verb, {})
+    lines = ["\nwords of its own; what stands behind = is the default, or what a key takes:"] if keys else []
+    for key, says in keys.items():
+        lines += [f"  {key:<{_WIDEST}}  {says}"] if len(key) <= _WIDEST else [f"  {key}", f"{'':<{_WIDEST + 4}}{says}"]
+    if verb in _OF_A_RUN:
         text = (CONF / "config.yaml").read_text(encoding="utf-8").partition("defaults:\n")[2].partition("\nhydra:")[0]
         hidden = ("  - rpbench_schema", "  - _self_", "  - override")
         lines.append("\nkeys of a run, with their defaults; `rpbench list` names the options of a group:")

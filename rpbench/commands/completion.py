@@ -51,78 +51,6 @@ SHELLS = {
     "zsh": 'Add to ~/.zshrc: eval "$(rpbench completion zsh)"',
     "fish": "Add to ~/.config/fish/config.fish: rpbench completion fish | source",
 }
-_SWITCHES = ("verify", "save_timeline", "force")
-_FLAGS = ("-m", "--json", "--config-dir", "--help", "--version")
-
-_BASH = """\
-# rpbench: completion for {shell}, made by `rpbench completion {shell}`. {how}
-{start}_rpbench() {{
-    local word="${{COMP_LINE:0:COMP_POINT}}" key="" head="" found="" all="" item
-    word="${{word##*[[:space:]]}}"
-    COMPREPLY=()
-    if [[ "$word" == *=* ]]; then
-        key="${{word%%=*}}"
-        word="${{word#*=}}"
-        if [[ "$word" == *,* ]]; then head="${{word%,*}},"; fi
-        word="${{word##*,}}"
-        # bash takes what stands behind = as a word of its own; others do not.
-        if [[ "${{COMP_WORDBREAKS-}}" != *=* ]]; then head="$key=$head"; fi
-        case "$key" in
-{values}
-        esac
-    elif [[ "${{COMP_WORDS[1]-}}" == list ]]; then
-        found="{lists}"
-    elif [[ "${{COMP_WORDS[1]-}}" == new ]]; then
-        found="{new}"
-    elif [[ "${{COMP_WORDS[1]-}}" == completion ]]; then
-        found="{shells}"
-    elif [[ "$COMP_CWORD" -gt 1 && "${{COMP_WORDS[1]-}}" == advise ]]; then
-        found="{advice} {flags}"
-    elif [[ "$COMP_CWORD" -eq 1 ]]; then
-        found="{verbs} {keys} {flags}"
-    else
-        found="{keys} {flags}"
-    fi
-    all="$(compgen -W "$found" -- "$word")"
-    while IFS= read -r item; do
-        if [[ -n "$item" ]]; then COMPREPLY+=("$head$item"); fi
-    done <<< "$all"
-    if [[ "${{COMPREPLY[*]-}}" == *= ]]; then compopt -o nospace 2>/dev/null; fi
-    return 0
-}}
-complete -F _rpbench rpbench
-"""
-_FISH = """\
-# rpbench: completion for fish, made by `rpbench completion fish`. {how}
-function __rpbench
-    set -l word (commandline -ct)
-    set -l verb (commandline -opc)[2]
-    set -l head ""
-    set -l found
-    if string match -q -- "*=*" $word
-        set head (string replace -r -- '[^=,]*$' "" $word)
-        switch (string replace -r -- "=.*" "" $word)
-{values}
-        end
-    else if test "$verb" = list
-        set found {lists}
-    else if test "$verb" = new
-        set found {new}
-    else if test "$verb" = completion
-        set found {shells}
-    else if test "$verb" = advise
-        set found {advice} {flags}
-    else if test -z "$verb"
-        set found {verbs} {keys} {flags}
-    else
-        set found {keys} {flags}
-    end
-    for item in $found
-        printf "%s\\n" $head$item
-    end
-end
-complete -c rpbench -f -a "(__rpbench)"
-"""
 
 
 def completion(arguments: Sequence[str], verbs: Sequence[str]) -> str:
@@ -134,27 +62,8 @@ def completion(arguments: Sequence[str], verbs: Sequence[str]) -> str:
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         raise ConfigError(f"{' '.join(['completion', *arguments])}: write rpbench completion bash, zsh or fish")
     (shell,) = arguments
-    words = _words()
-    form, case = (_FISH, "case {}\n                set found {}") if shell == "fish" else (_BASH, '{}) found="{}" ;;')
-    return form.format(
-        shell=shell,
-        how=SHELLS[shell],
-        start="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
-        values="\n".join(" " * 12 + case.format(key, " ".join(each)) for key, each in words.items()),
-        lists=" ".join(LISTS),
-        new=NEW.split()[1].replace("|", " "),
-        shells=" ".join(SHELLS),
-        verbs=" ".join(verbs),
-        advice=" ".join(f"{key}=" for key in (*OWN, *FIGURES, "finetune", *SIZES)),
-        keys=" ".join(f"{key}=" for key in dict.fromkeys([*words, *(f.name for f in fields(RunConfig))])),
-        flags=" ".join(_FLAGS),
-    )
-
-
-def _words() -> Mapping[str, Sequence[str]]:
-    """Values by key, of the keys that have a list of them."""
     groups = {group: options_of(group) for group in GROUPS}
-    chosen = {
+    values: Mapping[str, Sequence[str]] = groups | {
         "partition": METHODS,
         "dispatch": RULES,
         "offload": OFFLOADS,
@@ -165,5 +74,20 @@ def _words() -> Mapping[str, Sequence[str]]:
         "batch": ("max",),
         "finetune": ("full", "lora", "qlora"),
         **dict.fromkeys(("max_seq_len", "fewest_devices", "late"), ("yes", "no")),
+        **dict.fromkeys(("verify", "save_timeline", "force"), ("true", "false")),
     }
-    return groups | chosen | dict.fromkeys(_SWITCHES, ("true", "false"))
+    form, case = ("fish", "case {}\n                set found {}") if shell == "fish" else ("bash", '{}) found="{}" ;;')
+    text = (Path(__file__).with_name("texts") / f"completion_{form}.txt").read_text(encoding="utf-8")
+    return text.format(
+        shell=shell,
+        how=SHELLS[shell],
+        start="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
+        values="\n".join(" " * 12 + case.format(key, " ".join(each)) for key, each in values.items()),
+        lists=" ".join(LISTS),
+        new=NEW.split()[1].replace("|", " "),
+        shells=" ".join(SHELLS),
+        verbs=" ".join(verbs),
+        advice=" ".join(f"{key}=" for key in (*OWN, *FIGURES, "finetune", *SIZES)),
+        keys=" ".join(f"{key}=" for key in dict.fromkeys([*values, *(each.name for each in fields(RunConfig))])),
+        flags="-m --json --config-dir --help --version",
+    )

@@ -3,18 +3,17 @@
 import keyword
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rpbench import registry
 from rpbench.commands.usages import NEW
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
-from rpbench.config.keys import CLUSTER, GPU, MODEL, Key
+from rpbench.config.keys import CLUSTER, GPU, MODEL
 from rpbench.places import FILE, FLAG, VARIABLE, home
 from rpbench.records.record import check_writable, write_atomically
 
-_HERE = Path(__file__).parent
 MOST_LETTERS = 100
 
 # What is run to see it work, and where its text comes from.
@@ -52,15 +51,13 @@ def new(arguments: Sequence[str]) -> dict[str, str]:
 
 def text_of(kind: str, name: str) -> str:
     """The text of a new file."""
+    text = (Path(__file__).with_name("texts") / f"new_{kind}.txt").read_text(encoding="utf-8")
     if kind == "schedule":
-        return (_HERE / "new_schedule.txt").read_text(encoding="utf-8").replace("NAME", name)
-    keys, about = {"model": (MODEL, _MODEL), "cluster": (CLUSTER, _CLUSTER), "gpu": (GPU, _GPU)}[kind]
-    return "\n".join([*about[0], f"name: {name}", *_lines(keys), *about[1]]) + "\n"
-
-
-def _lines(keys: Mapping[str, Key]) -> list[str]:
-    width = max(len(f"{name}: {key.example}") for name, key in keys.items())
-    return [f"{f'{name}: {key.example}':<{width}}   # {key.says}; {key.range}" for name, key in keys.items()]
+        return text.replace("NAME", name)
+    keys = {"model": MODEL, "cluster": CLUSTER, "gpu": GPU}[kind]
+    width = max(len(f"{key}: {about.example}") for key, about in keys.items())
+    lines = [f"{f'{key}: {about.example}':<{width}}   # {about.says}; {about.range}" for key, about in keys.items()]
+    return text.replace("name: NAME", "\n".join([f"name: {name}", *lines]))
 
 
 def _check_name(kind: str, name: str) -> None:
@@ -86,46 +83,3 @@ def _name_folder(path: Path) -> None:
         "path: [.]",
     )
     write_atomically(path, "\n".join(lines) + "\n")
-
-
-_MODEL = (
-    (
-        "# A model of my own: the shape of a decoder-only transformer. Numbers here are an example; replace them.",
-        "# `rpbench advise model=config.json ...` reads the same from a Hugging Face configuration.",
-    ),
-    (
-        "family: llama             # whose activation and rotary scaling: gpt | llama | qwen3 | gpt_oss",
-        "gated: true               # three matrices of the MLP (gate, up, down), or two",
-        "tied: true                # embedding and head are one matrix",
-        "training_mode: full       # full, or lora or qlora with lora_rank: a whole number of at least 1",
-    ),
-)
-_CLUSTER = (
-    (
-        "# A cluster of my own: one host with equal devices. Numbers here are an example; replace them.",
-        "# `rpbench calibrate name=NAME` measures most of them where the devices are.",
-    ),
-    (
-        "declared:   # where a number is from, and one standard deviation of it, relative: it widens predictions",
-        "  matmul_efficiency: {origin: assumed, within: 0.1, source: a guess for large products}",
-        "  memory_efficiency: {origin: assumed, within: 0.06, source: a guess for element-wise kernels}",
-        "  copy_bytes_per_s: {origin: assumed, within: 0.2, source: two thirds of the nominal link}",
-        "  host_bytes_per_s: {origin: assumed, within: 0.4, source: a guess for two sockets}",
-    ),
-)
-_GPU = (
-    ("# A device of my own, as its data sheet has it. Numbers here are an example; replace them.",),
-    (
-        "attention_flops_per_s:   # what fused attention reaches forward, FLOP/s, by generation of the kernel",
-        "  flash2: 160.0e+12",
-        "peer_to_peer: true        # whether devices copy to each other without the host in between",
-        "declared:   # where a number is from, and one standard deviation of it, relative: it widens predictions",
-        *(
-            f"  {name}: {{origin: vendor, source: the data sheet}}"
-            for name in ("flops_16", "memory_bytes", "memory_bytes_per_s", "link_bytes_per_s", "multiprocessors")
-        ),
-        "  sustained_16: {origin: assumed, within: 0.15, source: a guess for large products}",
-        "  sustained_memory: {origin: assumed, within: 0.06, source: a guess for element-wise kernels}",
-        "  attention_flops_per_s: {origin: assumed, within: 0.25, source: a guess}",
-    ),
-)

@@ -20,8 +20,8 @@ from rpbench.commands.calibrate import DEFAULT_NAME
 from rpbench.commands.plan import PartitionRequest
 from rpbench.commands.profile import ProfileRequest
 from rpbench.commands.recorded.pivot import ASKED
-from rpbench.commands.usages import KEYS
 from rpbench.config.request import load
+from rpbench.yaml_file import read_keys
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is of Linux")
 SIZES = ("schedule=zb_v", "num_devices=2", "num_microbatches=4")
@@ -104,12 +104,13 @@ def test_the_help_of_a_verb_has_its_keys(verb, capsys):
 
 
 def test_help_tells_the_defaults_that_are_taken():
+    keys = read_keys(cli._KEYS)
     told = {
-        verb: dict(word.split("=", 1) for key in keys for word in key.split() if "=" in word)
-        for verb, keys in KEYS.items()
+        verb: dict(word.split("=", 1) for key in own for word in key.split() if "=" in word)
+        for verb, own in keys.items()
     }
     assert (told["advise"]["seq_len"], told["advise"]["seconds"]) == (f"{SEQ_LEN}", f"{SECONDS:g}")
-    assert f"batch={SEQUENCES_PER_DEVICE} x devices" in KEYS["advise"]
+    assert f"batch={SEQUENCES_PER_DEVICE} x devices" in keys["advise"]
     assert told["advise"]["lora_rank"] == f"{USUAL_RANK}"
     named = {*told["advise"], "sequences_per_step", "training_mode"}  # of which batch= and finetune= are the words
     assert {*OWN, *FIGURES, *TRAINING} <= named
