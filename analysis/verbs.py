@@ -59,17 +59,4 @@ def dashboard(arguments: Sequence[str]) -> int:
     return show_dashboard(arguments)
 
 
-VERBS: Mapping[str, Verb] = {
-    "explain": Verb(
-        explain,
-        "why two numbers differ: causes, and what no cause explains",
-        "A B [metric=pace|tflops|mfu] [results_dir=DIR], each a RUN or table=NAME:ROW; B may be tokens_per_s=N "
-        "key=value ...",
-    ),
-    "report": Verb(report, "the report, from records", "[results_dir=DIR] [out=FILE]"),
-    "dashboard": Verb(
-        dashboard,
-        "a page on loopback that follows the records, or W&B's workspace and report",
-        "[results_dir=DIR] [port=N] | wandb [project=NAME] [entity=NAME] [--dry-run]",
-    ),
-}
+VERBS: Mapping[str, Verb] = {"explain": explain, "report": report, "dashboard": dashboard}

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -24,25 +23,12 @@ INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 BROKEN_PIPE = 141  # after SIGPIPE, likewise
 # New objects after which circles of garbage are looked for; Python's 700 take a tenth of a short command's time.
 COLLECT_AFTER = 50_000
-_KEYS = Path(__file__).with_name("commands") / "usages.yaml"  # of each verb, for its help
 _WIDEST = 22  # letters of a key that its meaning stands beside
 # Verbs that take the settings of a run as well, those of `conf/config.yaml`.
 _OF_A_RUN = ("run", "show", "plan", "profile", "check-order")
 
 
-@dataclass(frozen=True)
-class Verb:
-    """A subcommand.
-
-    Args:
-        call: takes the words behind the verb, returns the exit status.
-        says: what it does, one line.
-        takes: its words, for its help.
-    """
-
-    call: Callable[[Sequence[str]], int]
-    says: str
-    takes: str = "key=value ..."
+Verb = Callable[[Sequence[str]], int]  # takes the words behind the verb, returns the exit status
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,7 +54,7 @@ def dispatch(arguments: Sequence[str]) -> int:
         _tell(f"{error.strerror or error}: {where}; what had ended before is kept")
         return 2
     except KeyboardInterrupt:
-        verb = next((item for item in arguments if item in all_verbs()), "run")
+        verb = next((item for item in arguments if item in _verbs), "run")
         _tell(f"interrupted; {_KEPT.get(verb, 'nothing was written')}")
         return INTERRUPTED
 
@@ -90,28 +76,29 @@ _KEPT = {
 
 
 def _dispatch(arguments: list[str]) -> int:
-    verbs = all_verbs()
     first = arguments[0] if arguments else "help"
     if first in ("-h", "--help", "help"):
-        print(_main_parser(verbs).format_help(), end="")
+        print(_main_help(), end="")
         return 0
     if first == "--version":
         print(f"rpbench {_version()}")
         return 0
-    if first not in verbs:
-        _refuse_unknown_verb(arguments, list(verbs))
+    if first not in _verbs:
+        _refuse_unknown_verb(arguments)
         first, arguments = "run", ["run", *arguments]
     rest = arguments[1:]
     if {"-h", "--help"} & set(rest):
-        print(_verb_parser(first, verbs[first]).format_help() + _keys_of(first), end="")
+        print(_help_of(first), end="")
         return 0
     if "--version" in rest:
         print(f"rpbench {_version()}")
         return 0
-    return verbs[first].call(rest)
+    return _verbs[first](rest)
 
 
-def _main_parser(verbs: dict[str, Verb]) -> argparse.ArgumentParser:
+def _main_help() -> str:
+    from rpbench.commands.usages import usages
+
     parser = _Parser(
         prog="rpbench",
         description="Which schedule trains a model fastest on these devices, why, and how do we know?",
@@ -122,31 +109,28 @@ def _main_parser(verbs: dict[str, Verb]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=_version())
     found = parser.add_subparsers(metavar="VERB", title="verbs")
-    for name, verb in verbs.items():
-        found.add_parser(name, help=verb.says)
-    return parser
+    for name, verb in usages().items():
+        if name in _verbs:
+            found.add_parser(name, help=verb["says"])
+    return parser.format_help()
 
 
-def _verb_parser(name: str, verb: Verb) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"rpbench {name}", usage=f"rpbench {name} {verb.takes}", description=verb.says)
+def _help_of(name: str) -> str:
+    """What a verb does and takes, and its keys with their defaults."""
+    from rpbench.commands.usages import usage, usages
+
+    verb = usages()[name]
+    parser = _Parser(prog=f"rpbench {name}", usage=f"rpbench {usage(name)}", description=verb["says"])
     parser.add_argument("--version", action="version", version=_version())
-    return parser
-
-
-def _keys_of(verb: str) -> str:
-    """The keys of a verb with their defaults, for its help."""
-    from rpbench.yaml_file import read_keys
-
-    keys = read_keys(_KEYS).get(verb, {})
-    lines = ["\nwords of its own; what stands behind = is the default, or what a key takes:"] if keys else []
-    for key, says in keys.items():
+    lines = ["\nwords of its own; what stands behind = is the default, or what a key takes:"] if "keys" in verb else []
+    for key, says in verb.get("keys", {}).items():
         lines += [f"  {key:<{_WIDEST}}  {says}"] if len(key) <= _WIDEST else [f"  {key}", f"{'':<{_WIDEST + 4}}{says}"]
-    if verb in _OF_A_RUN:
+    if name in _OF_A_RUN:
         text = (CONF / "config.yaml").read_text(encoding="utf-8").partition("defaults:\n")[2].partition("\nhydra:")[0]
         hidden = ("  - rpbench_schema", "  - _self_", "  - override")
         lines.append("\nkeys of a run, with their defaults; `rpbench list` names the options of a group:")
         lines += [line for line in text.splitlines() if not line.startswith(hidden)]
-    return "".join(f"{line}\n" for line in lines)
+    return parser.format_help() + "".join(f"{line}\n" for line in lines)
 
 
 def _version() -> str:
@@ -156,63 +140,11 @@ def _version() -> str:
         return "0 (not installed)"
 
 
-_registered: dict[str, Verb] = {}
-
-
-def register(verbs: Mapping[str, Verb]) -> None:
-    """Add verbs of a layer above, which this one does not know."""
-    _registered.update(verbs)
-
-
-def all_verbs() -> dict[str, Verb]:
-    """Every verb by its name, in the order of the help."""
-    from rpbench.commands.usages import ADVISE, LISTS, NEW
-
-    return {
-        "run": Verb(run, "run one configuration; with -m every combination of key=a,b", "[-m] [--json] key=value ..."),
-        "advise": Verb(advise, "which schedule trains a model fastest on a machine, and why", ADVISE[7:]),
-        "show": Verb(
-            show,
-            "print, draw or export a schedule, checked; check=communication: whether its messages pass each other",
-            "key=value ... [format=FORM] [draw=FILE.svg] [check=communication]",
-        ),
-        "plan": Verb(plan, "search a partition; mesh=search a mesh; plan=pipedream stages of a profile"),
-        "profile": Verb(profile, "measure a model's layers", "key=value ... [out=PREFIX] [num_runs=N]"),
-        "calibrate": Verb(
-            calibrate,
-            "measure this machine, for cluster=NAME",
-            "[name=NAME] [device=cpu|accelerator] [ranks=N] [dry=N]",
-        ),
-        "check-order": Verb(
-            check_order,
-            "may a wait be missing on an accelerator? on CPU tensors",
-            "key=value ... [accelerators=N] [mutants=yes]",
-        ),
-        "compare": Verb(compare, "two or more runs side by side", "RUN RUN ... [results_dir=DIR]"),
-        "export": Verb(export, "records as one table", "[--format csv|jsonl|latex|parquet] [columns=A,B] [out=FILE]"),
-        "query": Verb(query, "rows that an SQL query finds in the table `runs`", '"select ..." [results_dir=DIR]'),
-        "pivot": Verb(
-            pivot,
-            "one value by two keys, against a baseline where asked",
-            "--rows KEY --columns KEY --value METRIC [--baseline NAME] [--format csv|latex|html] [out=FILE] "
-            "[results_dir=DIR]",
-        ),
-        "compact": Verb(compact, "records packed into Parquet, which query and pivot read fast", "[results_dir=DIR]"),
-        "list": Verb(list_options, "what can be chosen, a line each", "|".join(LISTS) + " [--json]"),
-        "new": Verb(new, "a model, cluster or schedule of your own: a commented file that runs", NEW[4:]),
-        "import": Verb(
-            import_, "what was measured elsewhere, as records", "kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
-        ),
-        "completion": Verb(completion, "a script that completes rpbench in a shell", "bash|zsh|fish"),
-        **_registered,
-    }
-
-
-def _refuse_unknown_verb(arguments: Sequence[str], verbs: list[str]) -> None:
+def _refuse_unknown_verb(arguments: Sequence[str]) -> None:
     from rpbench.registry import unknown_name
 
     if arguments and not arguments[0].startswith("-") and "=" not in arguments[0] and "~" not in arguments[0]:
-        raise ValueError(unknown_name("verb", arguments[0], verbs) + "; or write key=value")
+        raise ValueError(unknown_name("verb", arguments[0], list(_verbs)) + "; or write key=value")
 
 
 def advise(arguments: Sequence[str]) -> int:
@@ -262,7 +194,7 @@ def completion(arguments: Sequence[str]) -> int:
     """The completion of a shell, on stdout."""
     from rpbench.commands.completion import completion as script
 
-    print(script(arguments, list(all_verbs())), end="")
+    print(script(arguments, list(_verbs)), end="")
     return 0
 
 
@@ -431,3 +363,24 @@ def import_(arguments: Sequence[str]) -> int:
     for row in import_file(arguments):
         print(json.dumps(row, allow_nan=False))
     return 0
+
+
+_verbs: dict[str, Verb] = {
+    **{each.__name__: each for each in (run, advise, show, plan, profile, calibrate)},
+    "check-order": check_order,
+    **{each.__name__: each for each in (compare, export, query, pivot, compact)},
+    "list": list_options,
+    "new": new,
+    "import": import_,
+    "completion": completion,
+}
+
+
+def register(verbs: Mapping[str, Verb]) -> None:
+    """Add verbs of a layer above, which this one does not know."""
+    _verbs.update(verbs)
+
+
+def all_verbs() -> list[str]:
+    """The names of all verbs."""
+    return list(_verbs)

@@ -17,9 +17,8 @@ from analysis.exhibits.figures.files import in_the_dark
 from analysis.predictions.tables import markdown
 from analysis.site.fences import DECLARED
 from analysis.site.schedule_answer import as_typed
-from analysis.verbs import VERBS
-from rpbench.cli import all_verbs
 from rpbench.commands.show import draw_schedule
+from rpbench.commands.usages import usages
 from rpbench.config.configuration import CONF
 from rpbench.config.request import load
 from rpbench.drawing.timeline_figure import FONT_PT
@@ -118,8 +117,7 @@ def filled(text: str) -> str:
 
 
 def _verbs_table() -> str:
-    verbs = {**all_verbs(), **VERBS}.items()
-    rows = [(f"`{name}`", verb.says, f"`{verb.takes}`".replace("|", "\\|")) for name, verb in verbs]
+    rows = [(f"`{name}`", verb["says"], f"`{verb['takes']}`".replace("|", "\\|")) for name, verb in usages().items()]
     return markdown("verb | what it does | its words", rows).rstrip()
 
 

@@ -11,7 +11,7 @@ from rpbench import registry
 from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import SIZES
 from rpbench.commands.advising.advise_words import OWN
-from rpbench.commands.usages import LISTS, NEW
+from rpbench.commands.usages import LISTS, usages
 from rpbench.config.charging import WORDS
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import GROUPS, RunConfig, options_of
@@ -84,7 +84,7 @@ def completion(arguments: Sequence[str], verbs: Sequence[str]) -> str:
         start="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
         values="\n".join(" " * 12 + case.format(key, " ".join(each)) for key, each in values.items()),
         lists=" ".join(LISTS),
-        new=NEW.split()[1].replace("|", " "),
+        new=usages()["new"]["takes"].split()[0].replace("|", " "),
         shells=" ".join(SHELLS),
         verbs=" ".join(verbs),
         advice=" ".join(f"{key}=" for key in (*OWN, *FIGURES, "finetune", *SIZES)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rpbench import registry
-from rpbench.commands.usages import NEW
+from rpbench.commands.usages import usage
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.keys import CLUSTER, GPU, MODEL
@@ -32,7 +32,9 @@ def new(arguments: Sequence[str]) -> dict[str, str]:
         ConfigError: for another kind, a name that is none or is taken, or a place that cannot be written.
     """
     if len(arguments) != 2 or arguments[0] not in _RUNS:
-        raise ConfigError(f"{' '.join(['new', *arguments])}: write rpbench {NEW}, as in rpbench new model my_3b")
+        raise ConfigError(
+            f"{' '.join(['new', *arguments])}: write rpbench {usage('new')}, as in rpbench new model my_3b"
+        )
     kind, name = arguments
     _check_name(kind, name)
     folder = home() or Path.cwd()

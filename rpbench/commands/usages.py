@@ -1,30 +1,20 @@
-"""Usages of verbs, apart from their work: every start of the command line reads them, few need the rest.
+"""Usages of verbs as their help and errors say them; what stands in `usages.yaml` is read where it is said."""
 
-The keys of each verb, for its help, stand in `usages.yaml`.
-"""
+from pathlib import Path
+from typing import Any
+
+from rpbench.yaml_file import read_keys
 
 # What `list` shows -> the folder of `conf/` that it is in; schedules are registered.
-_GROUPS = (
-    "schedule",
-    "model",
-    "cluster",
-    "experiment",
-    "gpu",
-    "ssd",
-    "workload",
-    "cost",
-    "backend",
-    "optimizer",
-    "mode",
-)
-LISTS = {f"{group}s": group for group in _GROUPS} | {"trackers": "tracker", "software": "software"}
-NEW = "new model|cluster|gpu|schedule NAME"
-ADVISE = (
-    "advise model=CONFIG.json|NAME|ORG/NAME [seq_len=N] [batch=N] [schedules=A,B] [late=yes] "
-    "[runs_in=FRAMEWORK] [seconds=N] [ssd=NAME] "
-    "[finetune=full|lora|qlora lora_rank=N lora_targets=A,B] "
-    "gpu=NAME num_devices=N [devices_per_node=N intra_bytes_per_s= inter_bytes_per_s= host_link_bytes_per_s= "
-    "device_memory_bytes= host_memory_bytes= host_bytes_per_s=] | cluster=NAME|FILE [num_devices=N] [--json] [--open] "
-    "[compare=A,B | max_seq_len=yes | batch=max | fewest_devices=yes | deadline_days=D tokens=N "
-    "[usd_per_device_hour=]]"
-)
+_GROUPS = ("schedule", "model", "cluster", "experiment", "gpu", "ssd", "workload", "cost", "backend", "optimizer")
+LISTS = {f"{group}s": group for group in (*_GROUPS, "mode", "tracker")} | {"software": "software"}
+
+
+def usages() -> dict[str, dict[str, Any]]:
+    """What each verb does (`says`), the words that it takes, and its own `keys`."""
+    return read_keys(Path(__file__).with_suffix(".yaml"))
+
+
+def usage(verb: str) -> str:
+    """A verb with its words, in one line."""
+    return f"{verb} {usages()[verb]['takes']}"

@@ -20,8 +20,8 @@ from rpbench.commands.calibrate import DEFAULT_NAME
 from rpbench.commands.plan import PartitionRequest
 from rpbench.commands.profile import ProfileRequest
 from rpbench.commands.recorded.pivot import ASKED
+from rpbench.commands.usages import LISTS, usage, usages
 from rpbench.config.request import load
-from rpbench.yaml_file import read_keys
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is of Linux")
 SIZES = ("schedule=zb_v", "num_devices=2", "num_microbatches=4")
@@ -99,12 +99,16 @@ def test_without_a_word_there_is_help(capsys):
 def test_the_help_of_a_verb_has_its_keys(verb, capsys):
     assert dispatch((verb, "--help")) == 0
     told = capsys.readouterr().out.partition("\noptions:")[2]
-    for key in re.findall(r"--?[a-z]\w*|\w+=", all_verbs()[verb].takes):
+    for key in re.findall(r"--?[a-z]\w*|\w+=", usage(verb).partition(" ")[2]):
         assert re.search(rf"^  .*{key.strip('-=')}", told, re.MULTILINE) or key == "key=", key
 
 
+def test_help_tells_the_words_that_are_taken():
+    assert usage("list") == f"list {'|'.join(LISTS)} [--json]"
+
+
 def test_help_tells_the_defaults_that_are_taken():
-    keys = read_keys(cli._KEYS)
+    keys = {verb: about.get("keys", {}) for verb, about in usages().items()}
     told = {
         verb: dict(word.split("=", 1) for key in own for word in key.split() if "=" in word)
         for verb, own in keys.items()

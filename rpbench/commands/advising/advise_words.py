@@ -8,7 +8,7 @@ from rpbench.advice.machine_figures import FIGURES
 from rpbench.advice.model_source import SIZES, USUAL_RANK, config_path, context_in
 from rpbench.advice.rows import FRAMEWORKS
 from rpbench.commands.advising.advise_questions import ALSO, BESIDES, QUESTIONS
-from rpbench.commands.usages import ADVISE
+from rpbench.commands.usages import usage
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
 from rpbench.config.request import Request, load
@@ -75,7 +75,7 @@ def read_asked(arguments: Sequence[str]) -> Asked:
         typed, key = key, key.removeprefix("model.")
         key = "training_mode" if key == "finetune" else key
         if not equals or not value:
-            raise ConfigError(f"cannot read {item!r}: write key=value, as in {ADVISE}")
+            raise ConfigError(f"cannot read {item!r}: write key=value, as in {usage('advise')}")
         if key in WORDS and value not in WORDS[key]:
             raise ConfigError(f"{typed}={value}: one of {', '.join(WORDS[key])}")
         if key == "max_batch":
@@ -96,10 +96,10 @@ def read_asked(arguments: Sequence[str]) -> Asked:
         else:
             raise ConfigError(unknown_key(key, [*OWN, *FIGURES, *SIZES], "key"))
     if "model" not in own and not sizes:
-        raise ConfigError(f"model= is missing: {ADVISE}")
+        raise ConfigError(f"model= is missing: {usage('advise')}")
     if ("gpu" in own) == ("cluster" in own):
         both = "gpu= and cluster= are two ways to say it; give one" if "gpu" in own else "gpu= or cluster= is missing"
-        raise ConfigError(f"{both}: {ADVISE}")
+        raise ConfigError(f"{both}: {usage('advise')}")
     return Asked(own, figures, sizes)
 
 
