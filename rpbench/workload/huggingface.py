@@ -1,7 +1,7 @@
 """Hugging Face: an architecture from a `config.json`, and the assumptions made for fields that are not modelled.
 
-What types of models have besides their sizes stands in `families.py`. A field that changes nothing is passed over, one
-that is not modelled is named with what is assumed instead, and an unknown type is counted by its sizes. Only a size
+What types of models have besides their sizes stands in `families.yaml`. A field that changes nothing is passed over,
+one that is not modelled is named with what is assumed instead, and an unknown type is counted by its sizes. Only a size
 that is missing, or is none, is refused.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from rpbench.workload.architecture import FROM_THE_OTHERS, LARGEST, MOST_LAYERS, Architecture
 from rpbench.workload.counts import Experts, Latent
-from rpbench.workload.families import ASSUMED, EVERY, FAMILIES, LEFT_OUT, READ, SAME_AS, SILENT, SPELLINGS, Family
+from rpbench.workload.families import EVERY, Family, known
 
 # Keys that a query of linear attention is worth: the products inside a block and with its state, 2 x 128 values a head.
 LINEAR_KEYS = 256
@@ -64,7 +64,7 @@ def assumed(given: Mapping[str, Any]) -> tuple[str, ...]:
     values, family = _normal(given), _family(given)
     kind = _kind(given)
     said = []
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in known().families:
         said.append(f"model_type={_short(kind)} is not known: counted by its sizes as a Llama, whose MLP has a gate")
     if family.encoder:
         said.append("attention to all tokens is counted as attention to those before")
@@ -79,9 +79,9 @@ def assumed(given: Mapping[str, Any]) -> tuple[str, ...]:
     if _known(values, "word_embed_proj_dim") not in (0, _size(values, "hidden_size")):
         said.append("word_embed_proj_dim: the embedding is counted as wide as hidden_size")
     for name, value in values.items():
-        if name in ASSUMED and value:
-            said.append(f"{name}: {ASSUMED[name]}")
-        elif value and not (READ.fullmatch(name) or SILENT.fullmatch(name)):
+        if name in known().assumed and value:
+            said.append(f"{name}: {known().assumed[name]}")
+        elif value and not (known().read.fullmatch(name) or known().silent.fullmatch(name)):
             said.append(f"{name}={_short(value)} of a {kind} is not modelled: counted as if it were not there")
     return tuple(said)
 
@@ -98,7 +98,7 @@ def context_of(given: Mapping[str, Any]) -> int | None:
 def _kind(given: Mapping[str, Any]) -> Any:
     """The type of the text model; a wrapper of several parts has it inside."""
     kind = _text_part(given).get("model_type") or given.get("model_type")
-    return SAME_AS.get(kind, kind) if isinstance(kind, str) else kind
+    return known().same_as.get(kind, kind) if isinstance(kind, str) else kind
 
 
 def _text_part(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,14 +107,17 @@ def _text_part(given: Mapping[str, Any]) -> Mapping[str, Any]:
         inner = given.get(name)
         if isinstance(inner, Mapping):
             inner = _text_part(inner) or inner
-            if inner.keys() & {"hidden_size", *(own for own, known in SPELLINGS.items() if known == "hidden_size")}:
+            if inner.keys() & {
+                "hidden_size",
+                *(own for own, name in known().spellings.items() if name == "hidden_size"),
+            }:
                 return inner
     return {}
 
 
 def _family(given: Mapping[str, Any]) -> Family:
     kind = _kind(given)
-    return FAMILIES.get(kind, Family()) if isinstance(kind, str) else Family()
+    return known().families.get(kind, Family()) if isinstance(kind, str) else Family()
 
 
 def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +125,7 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
     values = {**given, **_text_part(given)}
     if isinstance(values.get("attn_config"), Mapping):  # of MPT
         values |= {name: value for name, value in values["attn_config"].items() if name == "kv_n_heads"}
-    for own, name in SPELLINGS.items():
+    for own, name in known().spellings.items():
         if values.get(own) is not None and values.get(name) is None:
             values[name] = values.pop(own)
         elif name in values:
@@ -130,7 +133,7 @@ def _normal(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in _family(given).usual.items():
         if values.get(name) is None:
             values[name] = value
-    for name, left_out in LEFT_OUT.get(str(_kind(given)), {}).items():
+    for name, left_out in _family(given).left_out.items():
         values.setdefault(name, left_out)  # a null is no field that is left out
     if isinstance(shared := values.get("multi_query"), bool) and not values.get("new_decoder_architecture"):
         values["num_key_value_heads"] = 1 if shared else values.get("num_attention_heads")
@@ -381,7 +384,7 @@ def _gate(found: Architecture, values: Mapping[str, Any]) -> tuple[int, int]:
     Qwen3-Next's gated delta rule: queries, keys, values, a gate of the values' width, two numbers a head, a short
     convolution; its other layers gate their output. MiniMax's lightning attention: as many keys as queries, and a gate.
     """
-    kind = SAME_AS.get(str(values.get("model_type")), values.get("model_type"))
+    kind = known().same_as.get(str(values.get("model_type")), values.get("model_type"))
     queries, keys = found.heads * found.head_dim, found.key_value_heads * found.head_dim
     own = 2 * queries + 2 * keys
     kinds = values.get("layer_types") or []

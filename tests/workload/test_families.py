@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rpbench.workload.families import FAMILIES, LEFT_OUT
+from rpbench.workload.families import known
 from rpbench.workload.huggingface import assumed, context_of, from_config
 
 CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text(encoding="utf-8"))
@@ -80,7 +80,7 @@ def small(kind: str) -> dict:
     return found
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", known().families)
 def test_a_small_model_has_the_parameters_that_are_built(kind):
     parameters, config = built(kind, small(kind))
     assert from_config(config).total_parameters == pytest.approx(parameters, rel=SLACK.get(kind, 0), abs=0)
@@ -188,14 +188,14 @@ def test_an_encoder_of_images_sees_its_patches():
     assert context_of(CONFIGS["vit-large"]) == 14 * 14 + 1
 
 
-@pytest.mark.parametrize("kind", LEFT_OUT)
+@pytest.mark.parametrize("kind", [kind for kind, family in known().families.items() if family.left_out])
 def test_a_size_that_is_left_out_is_that_of_the_configuration_class(kind):
     transformers = pytest.importorskip("transformers")
     name = BY_OTHER_CLASSES.get(kind, kind)
     if name not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     usual = transformers.CONFIG_MAPPING[name]().to_dict()
-    for field, value in LEFT_OUT[kind].items():
+    for field, value in known().families[kind].left_out.items():
         assert usual["ffn_dim" if kind == "opt" else field] == value, field
 
 
