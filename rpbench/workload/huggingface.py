@@ -19,8 +19,7 @@ from rpbench.workload.families import EVERY, Family, known
 LINEAR_KEYS = 256
 _DROPOUTS = ("attn_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # a gated delta rule in most layers
-_LINEAR, _SLIDING, _FULL = "linear_attention", "sliding_attention", "full_attention"
-_CHUNKED = "chunked_attention"
+_LINEAR, _SLIDING, _CHUNKED, _FULL = (f"{kind}_attention" for kind in ("linear", "sliding", "chunked", "full"))
 
 
 def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
@@ -38,7 +37,7 @@ def from_config(source: Mapping[str, Any] | str | Path) -> Architecture:
         _num_layers(values),
         hidden,
         heads,
-        _vocab(values, family),
+        _vocab(values),
         _known(values, "num_key_value_heads") or heads,
         FROM_THE_OTHERS if "kv_lora_rank" in values else _known(values, "head_dim") or FROM_THE_OTHERS,
         _known(values, "intermediate_size") or (_known(values, "expansion_ratio") or 4) * hidden,
@@ -68,7 +67,7 @@ def assumed(given: Mapping[str, Any]) -> tuple[str, ...]:
         said.append(f"model_type={_short(kind)} is not known: counted by its sizes as a Llama, whose MLP has a gate")
     if family.encoder:
         said.append("attention to all tokens is counted as attention to those before")
-    if _LINEAR in (kinds := _kinds(values, family) or ()):
+    if _LINEAR in (kinds := _kinds(values) or ()):
         said.append(f"linear attention is timed as attention to {LINEAR_KEYS} keys")
     if _CHUNKED in kinds:
         said.append("attention inside chunks is counted as attention to a sliding window of their size")
@@ -107,10 +106,8 @@ def _text_part(given: Mapping[str, Any]) -> Mapping[str, Any]:
         inner = given.get(name)
         if isinstance(inner, Mapping):
             inner = _text_part(inner) or inner
-            if inner.keys() & {
-                "hidden_size",
-                *(own for own, name in known().spellings.items() if name == "hidden_size"),
-            }:
+            widths = {"hidden_size", *(own for own, read in known().spellings.items() if read == "hidden_size")}
+            if inner.keys() & widths:
                 return inner
     return {}
 
@@ -229,7 +226,7 @@ def _short(value: object) -> str:
 # --- sizes ---------------------------------------------------------------------------------------------------
 
 
-def _vocab(values: Mapping[str, Any], family: Family) -> int:
+def _vocab(values: Mapping[str, Any]) -> int:
     if not _patches(values):
         return _size(values, "vocab_size")
     labels = values.get("id2label")
@@ -279,7 +276,7 @@ def _latent(values: Mapping[str, Any]) -> Latent | None:
     return Latent(_known(values, "q_lora_rank"), *(_size(values, name) for name in names))
 
 
-def _kinds(values: Mapping[str, Any], family: Family) -> list[str] | None:
+def _kinds(values: Mapping[str, Any]) -> list[str] | None:
     """The kind of attention of every layer, where the configuration or its type gives it."""
     kinds, num_layers = values.get("layer_types"), _num_layers(values)
     if kinds is None:
@@ -293,7 +290,7 @@ def _kinds(values: Mapping[str, Any], family: Family) -> list[str] | None:
 
 def _windows(values: Mapping[str, Any], family: Family) -> tuple[int | None, ...]:
     """Keys a query sees, in turn over the layers, as each model type's own code has it."""
-    window, kinds = _known(values, "sliding_window", least=0) or None, _kinds(values, family)
+    window, kinds = _known(values, "sliding_window", least=0) or None, _kinds(values)
     num_layers, use = _num_layers(values), values.get("use_sliding_window")
     if kinds is not None:
         if use is False:
@@ -370,8 +367,7 @@ def _ends(found: Architecture, values: Mapping[str, Any], family: Family) -> int
     ends, h = 0, found.hidden
     if family.head_bias is True or (isinstance(family.head_bias, str) and values.get(family.head_bias)):
         ends += found.vocab
-    if patches := _patches(values):
-        assert patches
+    if _patches(values):
         ends += _known(values, "num_channels") * _known(values, "patch_size") ** 2 * h + 2 * h  # patches, class token
     elif family.encoder:  # types of tokens, and before the output matrix a map with its norm
         ends += _known(values, "type_vocab_size", least=0) * h + h * h + 3 * h
