@@ -59,6 +59,24 @@ def is_finite(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
+def positive(key: str, text: str) -> float:
+    """The number of `key=text`, finite and above 0; ValueError for anything else."""
+    try:
+        value = float(text.replace("_", ""))
+    except ValueError:
+        value = 0.0
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{key}={text}: a number above 0")
+    return value
+
+
+def whole(key: str, text: str, other: str = "") -> int:
+    """The whole number of `key=text`, at least 1; ValueError for anything but that, and the `other` that is taken."""
+    if not text.replace("_", "").isdecimal() or int(text) < 1:
+        raise ValueError(f"{key}={text}: a whole number of at least 1{other}")
+    return int(text)
+
+
 def not_finite(tree: object, name: str = "") -> Iterator[str]:
     """The numbers in nested values that are infinite or not a number, as `key.key=value`."""
     if isinstance(tree, Mapping):

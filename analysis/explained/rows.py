@@ -55,12 +55,6 @@ def side_of(word: str) -> Side:
     return _of_job(case, case.job)
 
 
-def job_of(word: str) -> Job | None:
-    """The job of a row under a mesh; None for rows of systems."""
-    name, _, row = word.partition(":")
-    return case_of_row(name, row).job if name in SETS else None
-
-
 def case_of_row(name: str, row: str) -> Case:
     """The run of a row under a mesh, modelled and timed.
 

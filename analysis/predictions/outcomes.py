@@ -20,7 +20,6 @@ from rpbench.cost.published import published_rows
 from rpbench.yaml_file import read_keys
 
 SEALED, SEALED_COMMIT = FOLDER / "sealed", "90b90aa"
-FOLDERS = (SEALED, FOLDER)
 
 _DENSE, _EXPERTS = (tuple(map(PUBLISHED_MODELS.__getitem__, models)) for models in (DENSE, EXPERTS))
 # Table of the prediction, table of the measurement, column predicted, column measured, what identifies a row.

@@ -44,18 +44,13 @@ def causes_at(graph: Graph, costs: CostTable, paced: Callable[[CostTable], float
     before, free = step_s, frozenset[str]()
     for name in ("collectives", "optimizer", "transfers"):
         free |= {name}
-        after = min(before, paced(_freed(costs, free, hops=name != "transfers")))
+        times, hop = costs.transfer_time, 0 if name == "transfers" else costs.hop
+        freed = replace(times, free=free) if isinstance(times, TransferTimes) else times
+        after = min(before, paced(replace(costs, transfer_time=freed, hop=hop)))
         found[name] = found.get(name, 0.0) + before - after
         before = after
     found["bubble"] = step_s - sum(found.values())
     return {name: found.get(name, 0.0) for name in CAUSES}
-
-
-def _freed(costs: CostTable, free: frozenset[str], *, hops: bool) -> CostTable:
-    times = costs.transfer_time
-    if isinstance(times, TransferTimes):
-        times = replace(times, free=free)
-    return replace(costs, transfer_time=times, hop=costs.hop if hops else 0)
 
 
 def _work(graph: Graph, costs: CostTable) -> dict[str, float]:

@@ -10,7 +10,6 @@ from functools import cache, cached_property
 from math import log
 from typing import NamedTuple
 
-from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import CostTable
 from rpbench.cost.transfers import TransferTimes
 from rpbench.ir.action import Kind
@@ -68,11 +67,6 @@ class Timed:
     def pace(self, change: Callable[[CostTable], CostTable]) -> float:
         """Tokens per second with costs changed."""
         return self.plan.outcome.tokens_per_s * self.plan.outcome.step_time_s / self.frame.paced(change(self.costs))
-
-
-def timed(plan: Tuned, terms: Terms) -> Timed:
-    """A plan, ready to be timed with other costs."""
-    return Timed(plan, Frame(plan.contender, plan.setting, terms, plan.partition, plan.num_steps))
 
 
 def changes() -> dict[str, Callable[[float], Callable[[CostTable], CostTable]]]:
@@ -146,14 +140,10 @@ def _on(costs: CostTable, figures: tuple[str, ...], factor: float) -> CostTable:
     times = costs.transfer_time
     if not isinstance(times, TransferTimes):
         return costs
-    faster = replace(times, cluster=_scaled(times.cluster, figures, factor))
+    known = {name: getattr(times.cluster, name) for name in figures}
+    faster = {name: factor * value for name, value in known.items() if value is not None}
     hop = costs.hop / factor if figures is LINKS else costs.hop
-    return replace(costs, transfer_time=faster, hop=hop)
-
-
-def _scaled(cluster: Machine, figures: tuple[str, ...], factor: float) -> Machine:
-    known = {name: getattr(cluster, name) for name in figures}
-    return replace(cluster, **{name: factor * value for name, value in known.items() if value is not None})
+    return replace(costs, transfer_time=replace(times, cluster=replace(times.cluster, **faster)), hop=hop)
 
 
 def _computing(costs: CostTable, factor: float) -> CostTable:

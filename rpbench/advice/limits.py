@@ -104,10 +104,8 @@ def limit_of(contender: Contender, terms_at: Callable[[int], Terms], step: int, 
 
 def _held(contender: Contender, terms: Terms, seconds: float = SECONDS) -> Tuned | None:
     """A plan that fits, if one is found in time."""
-    clock = Clock()
-    clock.allow(seconds)
     try:
-        plan = tune(contender, terms, BUDGET, is_over=clock.is_over)
+        plan = tune(contender, terms, BUDGET, is_over=Clock(seconds).is_over)
     except ValueError:  # time was over, or the order does not take such sizes
         return None
     return plan if plan.outcome.fits else None
@@ -148,12 +146,12 @@ def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms, clock: Cloc
         return None
     of_device = kind == "device_memory_bytes"
     # As much as a plan needs that lacks nothing else is enough.
-    known = [(_needs(kind, row), row) for row in misfits if not _other_lack(of_device, row)]
+    known = [(_needs(kind, row.plan), row) for row in misfits if not _other_lack(of_device, row)]
     best, first = min(known, key=lambda pair: pair[0], default=(0, None))
     name = first.plan.contender.name if first else ""
     floors = [max(limit, row.plan.least_bytes if of_device else 0) for row in misfits]
     asked = zip(floors, misfits, strict=True)
-    for floor, row in sorted(asked, key=lambda pair: (_needs(kind, pair[1]), pair[0])):
+    for floor, row in sorted(asked, key=lambda pair: (_needs(kind, pair[1].plan), pair[0])):
         if clock.is_over():
             break
         if best and floor >= best:
@@ -166,10 +164,9 @@ def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms, clock: Cloc
     return More(kind, best - limit, name) if best else None
 
 
-def _needs(kind: Memory, row: Misfit) -> int:
-    """Bytes of one memory that a misfit's plan takes."""
-    outcome = row.plan.outcome
-    return outcome.peak_bytes if kind == "device_memory_bytes" else outcome.host_bytes
+def _needs(kind: Memory, plan: Tuned) -> int:
+    """Bytes of one memory that a plan takes."""
+    return plan.outcome.peak_bytes if kind == "device_memory_bytes" else plan.outcome.host_bytes
 
 
 def _other_lack(of_device: bool, row: Misfit) -> int:
@@ -182,11 +179,9 @@ def _enough(kind: Memory, row: Misfit, terms: Terms, floor: int, best: int, cloc
     def needed(bytes_: int) -> int:
         roomy = replace(terms, limits=replace(terms.limits, **{kind: bytes_}))
         plan = _held(row.plan.contender, roomy, min(SECONDS, clock.left))
-        if plan is None:
-            return 0
-        return plan.outcome.peak_bytes if kind == "device_memory_bytes" else plan.outcome.host_bytes
+        return 0 if plan is None else _needs(kind, plan)
 
-    top = needed(best - 1 if best else max(_needs(kind, row), floor + 1))
+    top = needed(best - 1 if best else max(_needs(kind, row.plan), floor + 1))
     while top and top - floor > NEAR and not clock.is_over():
         middle = (floor + top) // 2
         less = needed(middle)

@@ -21,7 +21,6 @@ from rpbench.ir.policy import Policy
 from rpbench.plan.contest.contender import Contender, contenders, why_not_charged
 from rpbench.plan.contest.frame import Frames
 from rpbench.plan.contest.plans import Budget, Tuned, rank
-from rpbench.plan.contest.search import OUT_OF_TIME
 from rpbench.plan.contest.terms import Terms
 
 # Looked at first, in this order: who leads in figure 10, then a bit of everything, so that an advice that has to end
@@ -43,7 +42,6 @@ FIRST = (
 )
 # Looked at last: they take the longest, and are seldom among the first two (AdaPtis is second of Llama-3.1-8B on H100).
 LAST = (*("megatron_tp", "megatrain", "zb_v", "v_half", "v_min", "hanayo", "chimera", "zb_auto", "adaptis"),)
-UNSEARCHED = OUT_OF_TIME
 BESIDE = 4  # cuts without empty stages that are timed beside one with some
 QUICK = Budget(work=100, climb_work=300_000)
 
@@ -130,7 +128,9 @@ def advise(
             ((number, row) for number, row in rows.items() if isinstance(row, Ranked)),
             key=lambda pair: (-pair[1].plan.outcome.tokens_per_s, pair[0]),
         )
-        misfits = sorted((row for row in rows.values() if isinstance(row, Misfit)), key=_misfit_of)
+        misfits = sorted(
+            (row for row in rows.values() if isinstance(row, Misfit)), key=lambda row: row.plan.outcome.misfit
+        )
         if not ranked and not misfits:
             raise ValueError("; ".join(left_out.values()) or "no schedule takes part; name at least 1")
         first = [(number, row) for number, row in ranked if late or not row.staleness_steps]
@@ -263,10 +263,6 @@ def _ranked(each: Timed, terms: Terms, basis: Basis) -> Ranked:
     late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.schedule).max_staleness
     memory = frame.memory(plan.partition, plan.outcome.keeps)
     return Ranked(plan, pace / factor, pace * factor, late, why, memory)
-
-
-def _misfit_of(row: Misfit) -> float:
-    return row.plan.outcome.misfit
 
 
 def _misfit(plan: Tuned, terms: Terms) -> Misfit:

@@ -65,11 +65,10 @@ class Glance(NamedTuple):
 
 
 class Clock:
-    """Processor time of this process, from now on."""
+    """Processor time of this process, from now on; it is over once so many seconds are spent."""
 
-    def __init__(self) -> None:
-        self._began = time.process_time()
-        self._end = inf
+    def __init__(self, end: float = inf) -> None:
+        self._began, self._end = time.process_time(), end
 
     @property
     def spent(self) -> float:
@@ -77,7 +76,7 @@ class Clock:
         return time.process_time() - self._began
 
     def allow(self, end: float) -> None:
-        """Time is over once so many seconds are spent."""
+        """Another end."""
         self._end = end
 
     @property

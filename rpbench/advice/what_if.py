@@ -261,7 +261,7 @@ def around_all(
     with ExitStack() as stack:
         pool = stack.enter_context(side_processes(processes, "fork", _begin, rows, on, seconds)) if apart else None
         if pool is None:
-            clock = _begin_clock(seconds)
+            clock = Clock(seconds)
             waiting: Iterator[list[Point]] = (_of(row, on, clock) for row in rows)
         else:
             waiting = pool.map(_points, range(len(rows)))
@@ -274,13 +274,7 @@ def around_all(
 
 def _begin(rows: Sequence[Tuned | Job], on: On, seconds: float) -> None:
     gc.disable()  # as in searches: schedules are many small tuples in no circle
-    _inherited.append((rows, on, _begin_clock(seconds)))
-
-
-def _begin_clock(seconds: float) -> Clock:
-    found = Clock()
-    found.allow(seconds)
-    return found
+    _inherited.append((rows, on, Clock(seconds)))
 
 
 def _points(number: int) -> list[Point]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost.footprint.memory import Footprint
-from rpbench.cost.footprint.sizes import LayerSize, ModelBytes
+from rpbench.cost.footprint.sizes import LayerSize
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Weights
@@ -117,12 +117,8 @@ def _footprint(frame: Frame, setting: Setting) -> Footprint:
     """Of as many layers as all devices may be asked for, each as light as the lightest."""
     sizes, analysis = frame.terms.sizes(setting.microbatch_sequences), frame.graph.analysis
     found = Footprint(frame.schedule, sizes, peak_in_flight(frame.graph), keeps=(), analysis=analysis)
-    return found.of_sizes(_of_lightest(sizes, frame.schedule.shape.num_ranks))
-
-
-def _of_lightest(sizes: ModelBytes, times: int) -> ModelBytes:
     low = LayerSize(*map(min, zip(*sizes.layers, strict=True)))
-    return replace(sizes, layers=(low,) * sizes.num_layers * times)
+    return found.of_sizes(replace(sizes, layers=(low,) * sizes.num_layers * frame.schedule.shape.num_ranks))
 
 
 class _Needs:

@@ -30,6 +30,7 @@ from rpbench.predict.megatron import bound_cut
 from rpbench.predict.systems import system
 from rpbench.registry import unknown_name
 from rpbench.sim.longest_path import simulate_graph
+from rpbench.untrusted import whole
 from rpbench.workload.architecture import Architecture
 
 FREE = 1e9  # how much faster a link is that takes no time
@@ -294,8 +295,8 @@ def with_settings(job: Job, typed: Mapping[str, str]) -> Job:
     Raises:
         ValueError: for an unknown key or a value that cannot be.
     """
-    mesh_sizes: dict[str, Any] = {key: _count(key, value) for key, value in typed.items() if key in MESH}
-    counts = {key: _count(key, value) for key, value in typed.items() if key in COUNTS}
+    mesh_sizes: dict[str, Any] = {key: whole(key, value) for key, value in typed.items() if key in MESH}
+    counts = {key: whole(key, value) for key, value in typed.items() if key in COUNTS}
     words: dict[str, Any] = {key: value for key, value in typed.items() if key in WORDS}
     for key in typed:
         if key not in (*MESH, *COUNTS, *WORDS, "machine", "software"):
@@ -306,9 +307,3 @@ def with_settings(job: Job, typed: Mapping[str, str]) -> Job:
     cut = () if {"pipeline", "chunks"} & set(typed) else job.cut
     changed: dict[str, Any] = {**counts, **words}
     return replace(job, mesh=mesh, machine=place.with_devices(mesh.num_devices), software=framework, cut=cut, **changed)
-
-
-def _count(key: str, text: str) -> int:
-    if not text.replace("_", "").isdecimal() or int(text) < 1:
-        raise ValueError(f"{key}={text}: a whole number of at least 1")
-    return int(text)

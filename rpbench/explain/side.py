@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, NamedTuple
 
 from rpbench.registry import unknown_name
+from rpbench.untrusted import positive
 from rpbench.workload.architecture import Architecture
 
 # What a device's seconds go to. Computation is split further where both sides know their work (`Work`).
@@ -162,7 +162,8 @@ def number_of(words: Mapping[str, str]) -> tuple[Number, dict[str, str]]:
     if len(given) != 1:
         what = "no number" if not given else f"{len(given)} numbers, {' and '.join(given)},"
         among = " ".join(f"{key}={value}" for key, value in words.items())
-        raise ValueError(f"{what} among {among}: type one with its unit, of {_spellings()}")
+        spellings = ", ".join(f"{name}= ({says})" for name, says in UNITS.items())
+        raise ValueError(f"{what} among {among}: type one with its unit, of {spellings}")
     unit = given[0]
     value = positive(unit, words[unit])
     if unit == "mfu" and value > 1:
@@ -173,25 +174,6 @@ def number_of(words: Mapping[str, str]) -> tuple[Number, dict[str, str]]:
     peak = positive("peak_flops_per_s", words["peak_flops_per_s"]) if "peak_flops_per_s" in words else None
     used = (unit, "flops", "peak_flops_per_s")
     return Number(unit, value, flops, peak), {key: value for key, value in words.items() if key not in used}
-
-
-def _spellings() -> str:
-    return ", ".join(f"{name}= ({says})" for name, says in UNITS.items())
-
-
-def positive(key: str, text: str) -> float:
-    """The number of `key=text`.
-
-    Raises:
-        ValueError: for what is no finite number above 0.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not isfinite(value) or value <= 0:
-        raise ValueError(f"{key}={text}: a finite number above 0")
-    return value
 
 
 def counted_flops(own: Architecture, seq_len: int, convention: str) -> float:

@@ -15,7 +15,7 @@ from contest_terms import read, small, terms
 
 from rpbench.advice.causes import CAUSES, causes_at, causes_of
 from rpbench.advice.interval import OWN, Shared, compute_reach, ratio_reach
-from rpbench.advice.levers import _turning, changes, levers_of, pace_with_twice_the_memory, timed, turns_of
+from rpbench.advice.levers import Timed, _turning, changes, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.ranking import QUICK, advise
 from rpbench.advice.rows import command_of
 from rpbench.cost.hardware.basis import make_basis
@@ -32,6 +32,11 @@ from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 
 NAMES = ("1f1b", "gpipe", "zb_h1", "roundpipe", "data_parallel")
+
+
+def timed(plan, case):
+    """A plan, ready to be timed with other costs."""
+    return Timed(plan, Frame(plan.contender, plan.setting, case, plan.partition, plan.num_steps))
 
 
 def basis_of(case):

@@ -13,10 +13,10 @@ from analysis.predictions.clusters.memory_holdout import (
     PARTS,
     TraitModel,
     fit_traits,
-    read,
     summaries,
     table_text,
 )
+from analysis.predictions.tables import read
 
 PART = {part.name: part for part in PARTS}
 
@@ -44,7 +44,7 @@ def test_imbalance_is_fitted_where_routers_are_not_trained_alone():
 
 
 def test_every_printed_memory_of_a_part_is_held_out_once_an_axis():
-    table = read()
+    table = read("clusters_memory")
     for part in PARTS:
         ids = {case.id for case in part.cases()}
         rows = [row for row in table if row["part"] == part.name]
@@ -55,7 +55,7 @@ def test_every_printed_memory_of_a_part_is_held_out_once_an_axis():
 def test_a_held_out_row_is_predicted_without_what_it_printed():
     """SimuMax without its longest rows: the committed bytes are those of a fit on the others alone."""
     part = PART["SimuMax B200"]
-    for row in read():
+    for row in read("clusters_memory"):
         if row["part"] == part.name and row["held_out"] == "length: 131072 tokens":
             seen = [case for case in part.cases() if case.job.seq_len != 131072]
             model = TraitModel(traits=fit_traits(part.traits, seen))
@@ -66,19 +66,19 @@ def test_a_held_out_row_is_predicted_without_what_it_printed():
 
 def test_the_page_says_what_the_table_says():
     text = PAGE.read_text(encoding="utf-8")
-    assert text.split(BEGIN)[1].split(END)[0] == table_text(summaries(read()))
+    assert text.split(BEGIN)[1].split(END)[0] == table_text(summaries(read("clusters_memory")))
 
 
 def test_medians_are_those_of_the_rows_and_bars_are_kept_or_reported():
-    for each in summaries(read()):
-        rows = [row for row in read() if row["part"] == each.part.name and row["memory_bytes"]]
+    for each in summaries(read("clusters_memory")):
+        rows = [row for row in read("clusters_memory") if row["part"] == each.part.name and row["memory_bytes"]]
         errors = [abs(float(row["predicted_bytes"]) / float(row["memory_bytes"]) - 1) for row in rows]
         assert each.held_out == pytest.approx(median(errors), abs=1e-4)
         assert each.part.bar is None or each.held_out <= each.part.bar
 
 
 def test_no_run_of_the_bloom_search_that_fits_is_called_out_of_memory():
-    rows = [row for row in read() if row["part"] == "BLOOM search"]
+    rows = [row for row in read("clusters_memory") if row["part"] == "BLOOM search"]
     dead = {case.id for case in given(("bloom_a100_topologies",)) if case.verdict == "oom"}
     assert len(dead) == 4
     assert {row["id"] for row in rows if row["predicted_verdict"] == "oom"} == dead

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.site.fences import GROUNDS, commands, fences
 from rpbench.cli import all_verbs, dispatch
-from tests.site.site_pages import PAGES, ROOT, blocks, name_of, write_file
+from tests.site.site_pages import GROUNDS, PAGES, ROOT, blocks, commands, fences, name_of, write_file
 
 OURS = "|".join(all_verbs())
 COMMANDS = re.compile(

@@ -216,7 +216,3 @@ def table_text(found: Sequence[Summary]) -> str:
         rows.append([each.part.name, f"{each.num_rows} ({each.num_configurations})", *values, bar, dead])
     heads = "given rows | rows (configurations) | fitted | held out | by configuration | 90 % | bar | false OOM"
     return tables.markdown(heads, rows)
-
-
-def read() -> list[dict[str, str]]:
-    return tables.read(FILE.stem)

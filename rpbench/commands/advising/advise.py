@@ -8,16 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from rpbench.advice import model_source
 from rpbench.advice.machine_figures import Described, described
-from rpbench.advice.model_source import (
-    TRAINING,
-    architecture_of,
-    assumed_in,
-    config_path,
-    context_in,
-    model_of_sizes,
-    trained,
-)
 from rpbench.advice.ranking import advise
 from rpbench.advice.rows import leads_of, space_of_framework
 from rpbench.advice.unequal import with_lengths
@@ -45,7 +37,6 @@ from rpbench.commands.advising.advise_words import (
     count_in,
     framework_in,
     read_asked,
-    says_yes,
     schedules_in,
     seq_len_in,
 )
@@ -63,9 +54,11 @@ from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.terms import Terms, default_microbatches
 from rpbench.registry import unknown_name
+from rpbench.untrusted import whole
 from rpbench.workload.architecture import Architecture
 
 SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing else is asked for
+ON_HOST = (*LAYERS, *MOVES)  # figures of a machine that searches on one host read
 NUM_STEPS = 6  # of which three in the middle count where steps overlap
 BUDGET = Budget(work=1_000_000, climb_work=200_000, restarts=8)  # time ends a search, never work
 SECONDS = 10.0  # of each processor, for the searches; to start, and to tell what would change, takes some more
@@ -82,8 +75,8 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
     found, _, _ = _machine(asked), schedules_in(asked), framework_in(asked)
     model, machine = _model(asked), _with_ssd(found.machine, asked)
     if machine.num_nodes == 1 and question in (None, "compare"):
-        told = f"{_seconds(asked):g} s of each of {_processes()} processors, longer on the clock while others are busy"
-        print(f"searching: {told}", file=people, flush=True)
+        told = f"{_seconds(asked):g} s of each of {os.cpu_count() or 1} processors, longer on the clock while others"
+        print(f"searching: {told} are busy", file=people, flush=True)
     asked = replace(asked, lengths=lengths_asked(asked.own, model, machine, question))
     sequences = count_in(asked, "sequences_per_step", len(asked.lengths) or SEQUENCES_PER_DEVICE * machine.size)
     if question in ("max_seq_len", "batch"):
@@ -136,8 +129,8 @@ def _not_compared(answer: Mapping[str, Any], asked: Asked) -> str:
 
 def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, sequences: int) -> dict[str, Any]:
     """The longest sequence, or the largest microbatch, of every contender."""
-    path = config_path(asked.own["model"]) if "model" in asked.own else None
-    longest = (context_in(path) if path else None) or model.context
+    path = model_source.config_path(asked.own["model"]) if "model" in asked.own else None
+    longest = (model_source.context_in(path) if path else None) or model.context
 
     def terms_at(value: int) -> Terms:
         if question == "max_seq_len":
@@ -147,7 +140,7 @@ def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, 
     if cluster.num_nodes > 1:
         limits = node_limits(model, cluster, question, _space(asked, cluster, model), sequences, longest)
     else:
-        _check_host(cluster)
+        check_figures(cluster, ON_HOST, "advise")
         limits = host_limits(terms_at, question, schedules_in(asked), longest)
     rows = [limit_row(limit, question, terms_at) for limit in limits]
     key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
@@ -216,10 +209,6 @@ def _seconds(asked: Asked) -> float:
     return float(count_in(asked, "seconds", 0)) or SECONDS
 
 
-def _processes() -> int:
-    return os.cpu_count() or 1
-
-
 # --- the machine ---------------------------------------------------------------------------------------------
 
 
@@ -230,9 +219,7 @@ def _machine(asked: Asked) -> Described:
     others = sorted(set(asked.figures) - {"num_devices"})
     if others:
         raise ConfigError(f"{others[0]}=: cluster={name} has it; describe a machine with gpu= to give figures")
-    count = int(asked.figures["num_devices"]) if asked.figures.get("num_devices", "").isdecimal() else 0
-    if "num_devices" in asked.figures and count < 1:
-        raise ConfigError(f"num_devices={asked.figures['num_devices']}: a whole number of at least 1")
+    count = whole("num_devices", asked.figures["num_devices"]) if "num_devices" in asked.figures else 0
     cluster = cluster_file(Path(name)) if name.endswith((".yaml", ".yml")) else _shipped(asked)
     if not count and cluster.num_devices is None:
         raise ConfigError(f"num_devices= is missing: cluster={name} does not say how many devices it has")
@@ -266,13 +253,13 @@ def _shipped(asked: Asked) -> Machine:
 def _model(asked: Asked) -> Architecture:
     name = asked.own.get("model")
     if name is None:
-        return model_of_sizes({"seq_len": str(seq_len_in(asked)), **asked.sizes})
-    path = config_path(name)
+        return model_source.model_of_sizes({"seq_len": str(seq_len_in(asked)), **asked.sizes})
+    path = model_source.config_path(name)
     if path is not None:
         for key, value in asked.sizes.items():
-            if key not in TRAINING:
+            if key not in model_source.TRAINING:
                 raise ConfigError(f"{key}={value}: model={name} has its sizes; leave one of both out")
-        return trained(replace(architecture_of(path), seq_len=seq_len_in(asked)), asked.sizes)
+        return model_source.trained(replace(model_source.architecture_of(path), seq_len=seq_len_in(asked)), asked.sizes)
     if name not in options_of("model"):
         raise ConfigError(_no_model(name))
     found = asked.request.model
@@ -283,8 +270,8 @@ def _model(asked: Asked) -> Architecture:
 
 def _notes(asked: Asked) -> list[str]:
     """Assumptions about a config.json, and about frozen weights in 4 bits."""
-    path = config_path(asked.own["model"]) if "model" in asked.own else None
-    found = list(assumed_in(path)) if path else []
+    path = model_source.config_path(asked.own["model"]) if "model" in asked.own else None
+    found = list(model_source.assumed_in(path)) if path else []
     if asked.sizes.get("training_mode") == "qlora":
         found.append(
             "qlora: frozen weights are counted in 4.127 bits (arXiv 2305.14314); making them 16 again is not timed"
@@ -301,10 +288,6 @@ def _no_model(name: str) -> str:
 
 
 # --- one host ------------------------------------------------------------------------------------------------
-
-
-def _check_host(cluster: Machine) -> None:
-    check_figures(cluster, (*LAYERS, *MOVES), "advise")
 
 
 def _terms(
@@ -326,7 +309,7 @@ def _terms(
 
 
 def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
-    _check_host(cluster)
+    check_figures(cluster, ON_HOST, "advise")
     terms, basis = _terms(model, cluster, asked, sequences)
     seconds = _seconds(asked)
     found = advise(
@@ -334,9 +317,9 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
         basis,
         names=compared(asked.own) if "compare" in asked.own else schedules_in(asked),
         budget=BUDGET,
-        processes=_processes(),
+        processes=os.cpu_count() or 1,
         seconds=seconds,
-        late=says_yes(asked, "late") or "compare" in asked.own,
+        late=asked.own.get("late") == "yes" or "compare" in asked.own,
         framework=framework_in(asked),
     )
     answer = found.plain() | {"seq_len": model.seq_len}

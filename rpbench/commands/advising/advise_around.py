@@ -23,7 +23,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.plans import Space
-from rpbench.mesh.plan_search.search import NothingFits, Prediction, search
+from rpbench.mesh.plan_search.search import NothingFits, search
 from rpbench.mesh.software import DEFAULT, software
 from rpbench.plan.contest.plans import Tuned
 from rpbench.predict.prediction import NORMAL
@@ -158,14 +158,12 @@ def timed_again(
         for row in answer[name]:
             row["command"] += " " + shlex.quote(f"workload.lengths={text}")
     rows = [row for name in names for row in answer[name]]
-    apart = len(rows) > 1 and hasattr(os, "fork")
     commands = [row["command"] for row in rows]
-    if apart:
+    if len(rows) > 1 and hasattr(os, "fork"):
         with side_processes(os.cpu_count() or 1, "fork") as pool:
-            found = list(pool.map(_ran, commands))
+            timed = list(zip(rows, pool.map(_ran, commands), strict=True))
     else:
-        found = list(map(_ran, commands))
-    timed = list(zip(rows, found, strict=True))
+        timed = list(zip(rows, map(_ran, commands), strict=True))
     answer["left_out"] |= {row["schedule"]: fields["reason"] for row, fields in timed if not fields["tokens_per_s"]}
     again = {id(row): _timed(row, fields, as_long, machine) for row, fields in timed if fields["tokens_per_s"]}
     for name in names:
@@ -202,6 +200,17 @@ def _timed(row: dict[str, Any], fields: dict[str, Any], model: Architecture, mac
 REACH = exp(0.2 * NORMAL)
 SHARED = Shared({name: log(REACH) for name in ("hops", "data", "tied")}, log(REACH))
 NUM_SIMULATED = 36
+_CHANGES: Mapping[str, Callable[[Machine], Machine]] = {
+    "links between nodes twice as fast": lambda m: replace(
+        m, inter_bytes_per_s=m.inter_bytes_per_s and 2 * m.inter_bytes_per_s
+    ),
+    "links inside nodes twice as fast": lambda m: replace(
+        m,
+        intra_bytes_per_s=2 * (m.intra_bytes_per_s or m.device.link_bytes_per_s),
+        collective_bytes_per_s=m.collective_bytes_per_s and 2 * m.collective_bytes_per_s,
+    ),
+    "twice the device memory": lambda m: replace(m, device_memory_bytes=2 * m.device.memory_bytes),
+}
 
 
 def advise_nodes(
@@ -238,24 +247,28 @@ def advise_nodes(
     try:
         found = search(question, space, NUM_SIMULATED)
     except NothingFits as nothing:
-        return about | _nothing(nothing)
+        return about | {
+            "ranking": [],
+            "does_not_fit": [mesh_misfit(nothing.smallest)],
+            "levers": [],
+            "smallest_change": f"the smallest plan {nothing.change}",
+            "change": nothing.change.plain(),
+        }
     best = found.best[0].tokens_per_s_per_device
     levers: list[dict[str, Any]] = []
-    for name, change in _changes().items():
+    for name, change in _CHANGES.items():
         faster = search(question._replace(machine=change(machine)), space, 1).best
         pace = faster[0].tokens_per_s_per_device if faster else best
         levers.append({"name": name, "tokens_per_s": pace * machine.size, "gain": max(0.0, pace / best - 1)})
     return about | {
-        "ranking": _one_each([_row(each, found.best[0]) for each in found.best]),
+        "ranking": _one_each(
+            [mesh_row(each, REACH, found.best[0], SHARED) | {"plan": each.job} for each in found.best]
+        ),
         "does_not_fit": [],
         "num_plans": found.num_plans,
         "num_plans_that_fit": found.num_fitting,
         "levers": sorted(levers, key=lambda lever: -lever["gain"]),
     }
-
-
-def _row(each: Prediction, first: Prediction) -> dict[str, Any]:
-    return mesh_row(each, REACH, first, SHARED) | {"plan": each.job}
 
 
 def _one_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -265,29 +278,3 @@ def _one_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         options = row["options"]
         found.setdefault((row["schedule"], options["shares"], *(options[axis] for axis in (*AXES, "expert"))), row)
     return list(found.values())
-
-
-def _nothing(found: NothingFits) -> dict[str, Any]:
-    """The answer where no plan fits."""
-    change = found.change
-    return {
-        "ranking": [],
-        "does_not_fit": [mesh_misfit(found.smallest)],
-        "levers": [],
-        "smallest_change": f"the smallest plan {change}",
-        "change": change.plain(),
-    }
-
-
-def _changes() -> Mapping[str, Callable[[Machine], Machine]]:
-    return {
-        "links between nodes twice as fast": lambda m: replace(
-            m, inter_bytes_per_s=m.inter_bytes_per_s and 2 * m.inter_bytes_per_s
-        ),
-        "links inside nodes twice as fast": lambda m: replace(
-            m,
-            intra_bytes_per_s=2 * (m.intra_bytes_per_s or m.device.link_bytes_per_s),
-            collective_bytes_per_s=m.collective_bytes_per_s and 2 * m.collective_bytes_per_s,
-        ),
-        "twice the device memory": lambda m: replace(m, device_memory_bytes=2 * m.device.memory_bytes),
-    }

@@ -5,7 +5,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from math import isfinite
 from typing import Any
 
 from rpbench.advice.limits import CHANGING, Limit, largest, least_more, limit_of
@@ -24,6 +23,7 @@ from rpbench.plan.contest.contender import contenders, why_not_charged
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.registry import entry
+from rpbench.untrusted import positive
 from rpbench.workload.architecture import Architecture, model_keys
 
 
@@ -141,21 +141,6 @@ def compared(own: Mapping[str, str]) -> tuple[str, str]:
     for name in names:
         entry(name)  # or it is refused, with the names that there are
     return names[0], names[1]
-
-
-def positive(own: Mapping[str, str], name: str) -> float:
-    """A number above 0.
-
-    Raises:
-        ConfigError: for anything else.
-    """
-    try:
-        found = float(own[name].replace("_", ""))
-    except ValueError:
-        found = float("nan")
-    if not isfinite(found) or found <= 0:
-        raise ConfigError(f"{name}={own[name]}: a number above 0")
-    return found
 
 
 # --- two contenders ------------------------------------------------------------------------------------------
@@ -308,9 +293,9 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
     Raises:
         ConfigError: where the price of a device is unknown.
     """
-    days, tokens = positive(own, "deadline_days"), positive(own, "tokens")
+    days, tokens = positive("deadline_days", own["deadline_days"]), positive("tokens", own["tokens"])
     if "usd_per_device_hour" in own:
-        price = positive(own, "usd_per_device_hour")
+        price = positive("usd_per_device_hour", own["usd_per_device_hour"])
     elif machine.price_usd_per_hour is not None:
         price = machine.price_usd_per_hour / machine.size
     else:

@@ -5,8 +5,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rpbench.advice.ranking import UNSEARCHED
 from rpbench.advice.rows import EXPORTS
+from rpbench.plan.contest.search import OUT_OF_TIME
 
 ROWS, LATE_ROWS, MISFITS = 12, 4, 3
 WIDE = 100  # columns from which the interval, the bubble and the lateness have room
@@ -148,13 +148,13 @@ def _head(answer: Mapping[str, Any]) -> list[str]:
     if sizes := answer.get("parameters"):
         limit = answer["device_memory_bytes"]
         room = "" if limit is None else f"; each device has room for {limit / 1e9:.1f} GB"
-        counted = ", ".join(f"{_large(count)} {name}" for name, count in sizes.items())
+        large = {
+            name: (count / 1e9, "billion") if count >= 1e8 else (count / 1e6, "million")
+            for name, count in sizes.items()
+        }
+        counted = ", ".join(f"{count:,.2f} {unit} {name}" for name, (count, unit) in large.items())
         found.append(f"parameters: {counted}{room}")
     return found
-
-
-def _large(count: int) -> str:
-    return f"{count / 1e9:,.2f} billion" if count >= 1e8 else f"{count / 1e6:,.2f} million"
 
 
 def _columns(width: int) -> str:
@@ -224,7 +224,7 @@ def _on_ssd(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsearched(answer: Mapping[str, Any]) -> Iterator[str]:
-    names = sorted(name for name, why in answer.get("left_out", {}).items() if why == UNSEARCHED)
+    names = sorted(name for name, why in answer.get("left_out", {}).items() if why == OUT_OF_TIME)
     if names:
         yield f"NOT SEARCHED, {len(names)} schedules; seconds=60 has time for all: {', '.join(names)}"
 
@@ -232,7 +232,7 @@ def _unsearched(answer: Mapping[str, Any]) -> Iterator[str]:
 def _refused(answer: Mapping[str, Any], asked: Sequence[str]) -> dict[str, str]:
     """Schedules that were asked for by name and take no part, each with the reason."""
     found = answer.get("left_out", {})
-    return {name: why for name, why in found.items() if name.partition("(")[0] in asked and why != UNSEARCHED}
+    return {name: why for name, why in found.items() if name.partition("(")[0] in asked and why != OUT_OF_TIME}
 
 
 def _why(row: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from rpbench.config.configuration import options_of
 from rpbench.config.request import Request, load
 from rpbench.places import file_of
 from rpbench.registry import entry, unknown_name
+from rpbench.untrusted import whole
 from rpbench.workload.architecture import FAMILIES, model_keys, unknown_key
 
 SEQ_LEN = 2048
@@ -128,16 +129,6 @@ def framework_in(asked: Asked) -> str | None:
 def count_in(asked: Asked, name: str, usual: int) -> int:
     text = asked.own.get(name)
     return usual if text is None else whole(name, text)
-
-
-def whole(name: str, text: str, other: str = "") -> int:
-    if not text.replace("_", "").isdecimal() or int(text) < 1:
-        raise ConfigError(f"{name}={text}: a whole number of at least 1{other}")
-    return int(text)
-
-
-def says_yes(asked: Asked, name: str) -> bool:
-    return asked.own.get(name) == "yes"
 
 
 def schedules_in(asked: Asked) -> tuple[str, ...] | None:
