@@ -11,7 +11,6 @@ from rpbench.engine.stream_order.mutants import summary
 from rpbench.engine.verification import verified
 from rpbench.run.modes import train
 from rpbench.run.scheduled import assembled_of
-from rpbench.run.training.on_accelerators import Ran
 
 _SHOWN = 20  # findings that are printed; all are counted
 
@@ -33,7 +32,15 @@ def check_order(arguments: Sequence[str]) -> tuple[dict[str, Any], bool]:
     train.check_request(request, assembled)
     with one_thread():
         ran = train.run_accelerated(request, assembled)
-        found = _found(request, ran) | verified(ran.training)
+        findings = ran.fields["order_findings"]
+        found = {
+            "schedule": request.schedule.chosen,
+            "num_devices": request.num_devices,
+            "num_accelerators": len(ran.fields["accelerators"]),
+            "num_entries": ran.fields["order_num_entries"],
+            "num_findings": len(findings),
+            "findings": findings[:_SHOWN],
+        } | verified(ran.training)
     if mutants:
         assert ran.trace is not None  # of a dry run there is one
         found |= summary(ran.trace)
@@ -54,15 +61,3 @@ def _request(arguments: Sequence[str]) -> tuple[Request, bool]:
     words = ["model=tiny_gpt", "dtype=float64", "num_steps=2", "offload=auto", *rest, "backend=device", "verify=true"]
     request = load([*words, f"backend.dry_accelerators={num}"])
     return replace(request, overrides=tuple(arguments)), mutants == "yes"
-
-
-def _found(request: Request, ran: Ran) -> dict[str, Any]:
-    findings = ran.fields["order_findings"]
-    return {
-        "schedule": request.schedule.chosen,
-        "num_devices": request.num_devices,
-        "num_accelerators": len(ran.fields["accelerators"]),
-        "num_entries": ran.fields["order_num_entries"],
-        "num_findings": len(findings),
-        "findings": findings[:_SHOWN],
-    }

@@ -83,9 +83,6 @@ def _plan_facts(problem: Problem, choice: Choice) -> dict[str, Any]:
     }
 
 
-PARTITIONERS = ("pipedream",)
-
-
 @dataclass
 class PartitionRequest:
     """Keys of the verb; `num_machines` is short for one level of `machines_per_level`."""
@@ -147,8 +144,8 @@ def _request(arguments: Sequence[str]) -> PartitionRequest:
             raise ConfigError(unknown_name("key", key, known))
         given[key] = [cell.strip() for cell in value.strip("[]").split(",")] if key in LISTS else value
     request = typed(PartitionRequest, given)
-    if request.plan not in PARTITIONERS:
-        raise ConfigError(unknown_name("plan", request.plan, list(PARTITIONERS)))
+    if request.plan != "pipedream":
+        raise ConfigError(unknown_name("plan", request.plan, ["pipedream"]))
     for key in ("profile", "edges", "bandwidth_bytes_per_s"):
         if not getattr(request, key):
             raise ConfigError(
@@ -225,7 +222,22 @@ def _facts(cuts: Cuts, network: Network, pipeline: Pipeline) -> dict[str, Any]:
     return {
         "replicas": [stage.replicas for stage in pipeline.stages],
         "ranges": [[stage.first, stage.last] for stage in pipeline.stages],
-        "stages": _stages(cuts, pipeline),
+        "stages": [
+            {
+                "range": [stage.first, stage.last],
+                "layers": cuts.layers_between(stage.first, stage.last),
+                "replicas": stage.replicas,
+                "replicas_per_level": list(stage.replicas_per_level),
+                "compute_s": float(cuts.time_s[stage.first, stage.last]),
+                "parameter_bytes": float(cuts.parameter_bytes[stage.first, stage.last]),
+                "output_bytes": float(cuts.output_bytes[stage.last]),
+                "weight_versions": versions,
+                "memory_bytes": needed,
+            }
+            for stage, versions, needed in zip(
+                pipeline.stages, weight_versions(pipeline), stage_bytes(cuts, pipeline), strict=True
+            )
+        ],
         "num_machines_used": sum(stage.replicas for stage in pipeline.stages),
         "minibatch_time_s": pipeline.time_s,
         "one_machine_time_s": one,
@@ -239,21 +251,3 @@ def _facts(cuts: Cuts, network: Network, pipeline: Pipeline) -> dict[str, Any]:
         "communication_saved_at_boundaries": sent.saved_at_boundaries,
         "communication_saved_at_most": sent.saved_at_most,
     }
-
-
-def _stages(cuts: Cuts, pipeline: Pipeline) -> list[dict[str, Any]]:
-    facts = zip(pipeline.stages, weight_versions(pipeline), stage_bytes(cuts, pipeline), strict=True)
-    return [
-        {
-            "range": [stage.first, stage.last],
-            "layers": cuts.layers_between(stage.first, stage.last),
-            "replicas": stage.replicas,
-            "replicas_per_level": list(stage.replicas_per_level),
-            "compute_s": float(cuts.time_s[stage.first, stage.last]),
-            "parameter_bytes": float(cuts.parameter_bytes[stage.first, stage.last]),
-            "output_bytes": float(cuts.output_bytes[stage.last]),
-            "weight_versions": versions,
-            "memory_bytes": needed,
-        }
-        for stage, versions, needed in facts
-    ]

@@ -9,9 +9,8 @@ from typing import Any
 
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.request import Request, load
-from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
+from rpbench.cost.footprint.sizes import model_bytes
 from rpbench.cost.layer_graph import Layer, LayerGraph, chain, to_csv
-from rpbench.cost.table import LayerTimes
 from rpbench.records import record
 from rpbench.run.assemble import pose
 from rpbench.workload.architecture import Architecture
@@ -89,13 +88,9 @@ class _Progress:
 
 
 def _from_table(request: Request) -> LayerGraph:
-    model = _model(request)
-    problem = pose(request)
-    return _chain(problem.times, model_bytes(model, request.workload.microbatch_sequences * model.seq_len))
-
-
-def _chain(times: LayerTimes, sizes: ModelBytes) -> LayerGraph:
     """Embedding, which tables give no time, layers and head; recomputation is not PipeDream's."""
+    model, times = _model(request), pose(request).times
+    sizes = model_bytes(model, request.workload.microbatch_sequences * model.seq_len)
     ms = 1000 / times.units_per_second
     forward = [0, *times.forward, times.head_forward]
     backward = [0, *times.backward, times.head_backward]

@@ -13,7 +13,7 @@ from rpbench.run.assemble import Assembled, assemble
 from rpbench.torch_runtime.communication.execution import Durations, Queues, find_levels
 from rpbench.torch_runtime.communication.settings import Settings, lower_as_torch
 from rpbench.torch_runtime.communication.tokens import Table, Token, read_table
-from rpbench.torch_runtime.communication.verdict import Verdict, judge
+from rpbench.torch_runtime.communication.verdict import judge
 from rpbench.torch_runtime.lowering import lower
 
 OWN = ("check", "channels", "grouped", "data_parallel")
@@ -153,8 +153,7 @@ class _Rules:
     """Times and bytes of a table's actions."""
 
     def __init__(self, assembled: Assembled, table: Table, copies: int) -> None:
-        self._table, costs = table, assembled.costs
-        self._costs = costs
+        self._table, self._costs, costs = table, assembled.costs, assembled.costs
         self.unit = "slots" if assembled.model is None else "s"
         self._per_second = 1 if assembled.model is None else costs.units_per_second
         self._boundary = assembled.sizes.boundary if assembled.sizes else None
@@ -194,15 +193,14 @@ class _Rules:
         return {
             "settings": shown,
             "verdicts": {verdict.queues: verdict.verdict for verdict in verdicts},
-            "makespan": {verdict.queues: _makespan(verdict) for verdict in verdicts},
+            "makespan": {
+                each.queues: None if each.verdict in ("dead", "broken") else each.execution.makespan
+                for each in verdicts
+            },
             **{f"most_{name}": value for name, value in asdict(levels).items()},
             "most_send_bytes": None if self._boundary is None else levels.sends * self._boundary,
             "most_receive_bytes": None if self._boundary is None else levels.receive_buffers * self._boundary,
         }
-
-
-def _makespan(verdict: Verdict) -> float | None:
-    return None if verdict.verdict in ("dead", "broken") else verdict.execution.makespan
 
 
 # --- in words -------------------------------------------------------------------------------------------------

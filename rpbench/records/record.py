@@ -4,6 +4,7 @@
 again finds what is finished, and a changed program, package, file or machine never passes off old numbers as its own.
 """
 
+import difflib
 import errno
 import glob
 import hashlib
@@ -173,6 +174,19 @@ def beginning_with(results: Path, name: str) -> list[Record]:
     """The sound records under a results folder whose run_id begins with a name."""
     folders = sorted(path.parent for path in results.glob("*/record.json") if path.parent.name.startswith(name))
     return [found for folder in folders if (found := read(folder)) is not None]
+
+
+def find(results: Path, name: str) -> Record:
+    """The record whose run_id is, or begins with, a name; ValueError with the nearest names where it is not one."""
+    found = beginning_with(results, name)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"run {name!r}: {len(found)} records of {results} begin with it; give more digits")
+    known = sorted(path.parent.name for path in results.glob("*/record.json"))
+    near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.0))
+    way_out = f"nearest: {near}" if near else "there are no records; run something, or give results_dir=DIR"
+    raise ValueError(f"run {name!r}: no record of {results} begins with it; {way_out}")
 
 
 def write(folder: Path, record: Record) -> Record:

@@ -160,7 +160,7 @@ WRONG = [
     ),
     (["foo=["], "cannot read 'foo=['"),
     (["compare", "abc"], "two or more run ids"),
-    (["compare", "abc", "def"], "no record of it"),
+    (["compare", "abc", "def"], "no record of results begins with it"),
     (["report", "oout=x"], "report takes"),
     (["show", "schedule=gpip"], "did you mean gpipe?"),
     (["show", "draw=x.bmp"], "take .svg, .pdf or .png"),

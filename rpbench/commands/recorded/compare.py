@@ -10,9 +10,8 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from rpbench.records import record
 from rpbench.records.describe import IN_SLOTS, clock
-from rpbench.records.record import Record
+from rpbench.records.record import Record, find
 from rpbench.untrusted import is_finite
 
 Interval = tuple[float, float]
@@ -114,17 +113,21 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
     """
     if len(names) < 2:
         raise ValueError("compare needs two or more run ids, as in: python -m rpbench compare 3f9a 81c2")
-    rows = [_find(results, name) for name in names]
+    rows = [find(results, name) for name in names]
     asked = [row | _options(row, rows) for row in rows]
     differing = [key for key in _choice_keys(asked) if len({str(row.get(key)) for row in asked}) > 1]
     metrics = [key for key in _METRICS if any(row.get(key) is not None for row in rows)]
     for row, key in product(rows, metrics):
         if row.get(key) is not None and not is_finite(row[key]):
             raise ValueError(f"run {row['run_id'][:8]}: {key} {row[key]!r:.80} is no number; its record is damaged")
-    ratios = {key: [_over(row, rows[0], key) for row in rows] for key in metrics}
+    ratios = {key: [_ratio(row, rows[0], key) for row in rows] for key in metrics}
     groups = [tuple(str(row.get(key)) for key in differing if key != "seed") for row in asked]
     verdicts = {key: _verdicts(rows, key, groups) for key in metrics}
-    _print_table(asked, differing, {key: _cells(rows, key, ratios[key], verdicts[key]) for key in metrics}, people)
+    cells = {
+        key: [_cell(row.get(key), *told) for row, *told in zip(rows, ratios[key], verdicts[key], strict=True)]
+        for key in metrics
+    }
+    _print_table(asked, differing, cells, people)
     for remark in _remarks(rows, verdicts):
         print(f"rpbench: {remark}", file=people)
     return {
@@ -134,10 +137,6 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
         "over_first": ratios,
         "noise": verdicts,
     }
-
-
-def _over(row: Record, first: Record, key: str) -> float | None:
-    return _ratio(row.get(key), first.get(key)) if _are_alike(row, first, key) else None
 
 
 def _are_alike(row: Record, first: Record, key: str) -> bool:
@@ -160,14 +159,6 @@ def _remarks(rows: list[Record], verdicts: dict[str, list[str | None]]) -> list[
     found = [text for each, text in _REMARKS.items() if each in seen]
     clocks = {clock(row) for row in rows}
     return [*found, _CLOCKS] if len(clocks) > 1 else [*found, IN_SLOTS] if clocks == {"slots"} else found
-
-
-def _find(results: Path, name: str) -> Record:
-    found = record.beginning_with(results, name)
-    if len(found) != 1:
-        many = f"{len(found)} records begin with it; give more digits" if found else f"no record of it in {results}"
-        raise ValueError(f"run {name!r}: {many}")
-    return found[0]
 
 
 def _choice_keys(rows: list[Record]) -> list[str]:
@@ -209,30 +200,25 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     """Nested options under dotted names; where numbers come from is no option."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if key == "declared":
-            continue
-        found |= (
-            {f"{key}.{name}": each for name, each in _flat(value).items()} if isinstance(value, dict) else {key: value}
-        )
+        if isinstance(value, dict) and key != "declared":
+            found |= {f"{key}.{name}": each for name, each in _flat(value).items()}
+        elif key != "declared":
+            found[key] = value
     return found
 
 
-def _ratio(value: float | None, first: float | None) -> float | None:
-    """Value over first; None where the first is nothing, or nothing but rounding."""
-    return value / first if value is not None and first is not None and abs(first) > _ROUNDING else None
+def _ratio(row: Record, first: Record, key: str) -> float | None:
+    """A metric over the first run's; None where units differ or the first is nothing, or nothing but rounding."""
+    value, base = row.get(key), first.get(key)
+    if value is None or base is None or abs(base) <= _ROUNDING or not _are_alike(row, first, key):
+        return None
+    return float(value / base)
 
 
-def _cells(rows: list[Record], key: str, ratios: list[float | None], verdicts: list[str | None]) -> list[str]:
-    return [
-        _cell(row.get(key), ratio) + _MARKS.get(each or "", "")
-        for row, ratio, each in zip(rows, ratios, verdicts, strict=True)
-    ]
-
-
-def _cell(value: float | None, ratio: float | None) -> str:
+def _cell(value: float | None, ratio: float | None, verdict: str | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.6g}" + (f" ({ratio:.3f}x)" if ratio is not None else "")
+    return f"{value:.6g}" + (f" ({ratio:.3f}x)" if ratio is not None else "") + _MARKS.get(verdict or "", "")
 
 
 def _print_table(rows: list[Record], differing: list[str], metrics: dict[str, list[str]], people: TextIO) -> None:
@@ -241,7 +227,4 @@ def _print_table(rows: list[Record], differing: list[str], metrics: dict[str, li
     lines += [[key, *cells] for key, cells in metrics.items()]
     widths = [max(len(line[column]) for line in lines) for column in range(len(rows) + 1)]
     for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(),
-            file=people,
-        )
+        print("  ".join(map(str.ljust, line, widths)).rstrip(), file=people)

@@ -5,7 +5,6 @@ measured                         the replay of its own durations; what other loa
 mode=predict                     the system, as `rpbench.explain.predicted` has it
 """
 
-import difflib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +22,8 @@ from rpbench.cost.table import CostTable
 from rpbench.explain.predicted import side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, UNITS, Number, Side, Work, number_of
 from rpbench.explain.split import Metric, explain
-from rpbench.records import record
 from rpbench.records.describe import unit
-from rpbench.records.record import Record
+from rpbench.records.record import Record, beginning_with, find
 from rpbench.registry import unknown_name
 from rpbench.run.assemble import Assembled
 from rpbench.run.modes.predict import basis_of, case_of
@@ -106,7 +104,8 @@ def _request(*overrides: str) -> Request:
 
 
 def _notes(row: Record, request: Request) -> tuple[str, ...]:
-    found = [] if _plain(request.subject) == row["config"] else ["its choices no longer say what they did when it ran"]
+    plain = json.loads(json.dumps(request.subject, default=str))
+    found = [] if plain == row["config"] else ["its choices no longer say what they did when it ran"]
     if row.get("staleness_steps") and _prompt(request) is None:
         late = row["staleness_steps"]
         found.append(
@@ -238,10 +237,6 @@ def _work(request: Request) -> Work | None:
     return Work(flops, request.cluster.wide_matmul_flops_per_s or request.cluster.matmul_flops_per_s)
 
 
-def _plain(subject: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(subject, default=str))
-
-
 USAGE = (
     "explain A B [metric=pace|tflops|mfu] [results_dir=DIR]; A, B: a run id, or table=NAME:ROW; instead of B a number "
     "with its unit and what is known of it: tokens_per_s=N|tokens_per_s_per_device=N|step_time_s=S|"
@@ -325,7 +320,7 @@ def _metric(asked: Asked) -> Metric:
 
 def _sides(asked: Asked, side_of_row: SideOfRow, side_of_row_number: SideOfNumber) -> tuple[Side, Side]:
     first, *others = [
-        side_of_row(name.removeprefix(TABLE)) if name.startswith(TABLE) else side_of_record(find(asked.results, name))
+        side_of_row(name.removeprefix(TABLE)) if name.startswith(TABLE) else side_of_record(_run(asked, name))
         for name in asked.names
     ]
     if others:
@@ -334,37 +329,19 @@ def _sides(asked: Asked, side_of_row: SideOfRow, side_of_row_number: SideOfNumbe
     name = asked.names[0]
     if name.startswith(TABLE):
         return first, side_of_row_number(name.removeprefix(TABLE), number, settings)
-    return first, side_of_number(find(asked.results, name), number, settings)
+    return first, side_of_number(_run(asked, name), number, settings)
 
 
-def find(results: Path, name: str) -> Record:
-    """The record whose run_id is, or begins with, a name.
-
-    Raises:
-        ConfigError: with the nearest names, or for a number without its unit.
-    """
-    found = record.beginning_with(results, name)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"run {name!r}: {len(found)} records of {results} begin with it; give more digits")
-    if _is_number(name):
-        raise ConfigError(
-            f"{name}: no run of {results} begins with it, and a number needs its unit: "
-            + ", ".join(f"{unit}={name}" for unit in UNITS)
-        )
-    known = sorted(path.parent.name for path in results.glob("*/record.json"))
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
-    way_out = f"nearest: {', '.join(near)}" if near else "there are no records; run something, or give results_dir=DIR"
-    raise ConfigError(f"run {name!r}: no record of {results} begins with it; {way_out}")
-
-
-def _is_number(text: str) -> bool:
+def _run(asked: Asked, name: str) -> Record:
+    """The record of a name; a number without its unit is told apart from one."""
     try:
-        float(text.replace(",", ""))
+        float(name.replace(",", ""))
     except ValueError:
-        return False
-    return True
+        return find(asked.results, name)
+    if beginning_with(asked.results, name):
+        return find(asked.results, name)
+    units = ", ".join(f"{unit}={name}" for unit in UNITS)
+    raise ConfigError(f"{name}: no run of {asked.results} begins with it, and a number needs its unit: {units}")
 
 
 # --- the table -----------------------------------------------------------------------------------------------

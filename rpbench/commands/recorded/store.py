@@ -93,12 +93,13 @@ def _table(results: Path, stamps: Mapping[str, tuple[int, int]]) -> pa.Table:
     if packed is None:
         return table_of(canonical(results))
     known = set(packed["run_id"].to_pylist())
-    loose = _read(results, sorted(set(stamps) - known))
+    loose = [_flat(row) for run in sorted(set(stamps) - known) if (row := record.read(results / run)) is not None]
     if not loose:
         _check_some(known, results)
         return packed
     try:
-        return _ordered(pa.concat_tables([packed, table_of(loose)], promote_options="permissive"))
+        found = pa.concat_tables([packed, table_of(loose)], promote_options="permissive")
+        return found.select(_sorted(found.column_names)).sort_by("run_id")
     except (pa.ArrowInvalid, pa.ArrowTypeError):  # a key whose values are of one kind here, and of another there
         return table_of(canonical(results))
 
@@ -132,17 +133,8 @@ def _column(values: Sequence[Any]) -> pa.Array:
     if len({(float if is_finite(value) else type(value)) for value in values if value is not None}) < 2:
         with suppress(OverflowError, UnicodeEncodeError, pa.ArrowInvalid):  # no 64 bits hold it, or no UTF-8
             return pa.array(values)
-    return pa.array([None if value is None else _text(value) for value in values], pa.string())
-
-
-def _text(value: Any) -> str:
-    return str(value).encode("utf-8", "backslashreplace").decode()
-
-
-def _read(results: Path, runs: Sequence[str]) -> list[Record]:
-    """The sound ones of some records, flat."""
-    found = (record.read(results / run) for run in runs)
-    return [_flat(row) for row in found if row is not None]
+    texts = [None if value is None else str(value).encode("utf-8", "backslashreplace").decode() for value in values]
+    return pa.array(texts, pa.string())
 
 
 def _stamps(results: Path) -> dict[str, tuple[int, int]]:
@@ -178,10 +170,6 @@ def _standing(found: pa.Table, stamps: Mapping[str, tuple[int, int]]) -> pa.Tabl
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _ordered(found: pa.Table) -> pa.Table:
-    return found.select(_sorted(found.column_names)).sort_by("run_id")
 
 
 # --- commands ---
@@ -240,11 +228,10 @@ def _jsonl(rows: Sequence[Record], names: Sequence[str]) -> str:
 def _latex(rows: Sequence[Record], names: Sequence[str]) -> str:
     """The columns that were asked for, or as many of the usual ones as hold something."""
     shown = names or [name for name in _PRINTED if any(row.get(name) is not None for row in rows)]
-    return latex_table([shown, *([_short(row.get(name)) for name in shown] for row in rows)])
-
-
-def _short(value: Any) -> Any:
-    return f"{value:.5g}" if isinstance(value, float) else value
+    found = [[row.get(name) for name in shown] for row in rows]
+    return latex_table(
+        [shown, *([f"{each:.5g}" if isinstance(each, float) else each for each in row] for row in found)]
+    )
 
 
 def latex_table(lines: Sequence[Sequence[Any]]) -> str:
