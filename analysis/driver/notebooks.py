@@ -1,4 +1,4 @@
-"""Notebooks executed headless: percent source in, notebook with outputs out.
+"""Notebooks executed headless: Markdown in, notebook with outputs out.
 
 Starting a kernel and importing what notebooks use takes longer than most of them compute. So one kernel serves all of
 them, one after another, each from an empty namespace; and none starts for a notebook whose records are not there.
@@ -29,7 +29,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def notebooks() -> list[Path]:
-    return sorted(SOURCES.glob("[0-9]*.py"))
+    return sorted(SOURCES.glob("[0-9]*.md"))
 
 
 def needs(content: NotebookNode) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import re
-import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,12 +216,12 @@ def test_the_check_tells_right_from_wrong(stem: str, exercise: str, said: str, c
 
 
 @_SOME
-def test_a_notebook_runs_as_a_script(
+def test_the_cells_of_a_notebook_run_one_after_another(
     path: Path, full_results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RPBENCH_RESULTS", str(full_results))
     monkeypatch.setattr(shown_by, "png_bytes", lambda figure: _DOT)  # drawn, but not rasterised
-    runpy.run_path(str(path))
+    exec(compile(jupytext.writes(jupytext.read(path), "py"), str(path), "exec"), {})
     assert "Markdown object" in capsys.readouterr().out
 
 
