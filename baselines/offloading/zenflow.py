@@ -57,8 +57,17 @@ def _lower(
     rows = []
     for device, lanes in enumerate(stepped.lanes):
         moved = {
-            "h2d": _loads(rule, order.shape),
-            "d2h": _stores(rule, order.shape),
+            "h2d": tuple(
+                Action(Kind.LOAD, stage, version=end.version, object="P")
+                for end in boundaries(rule, order.shape.num_steps)
+                if end.brings is not None
+                for stage in range(order.shape.num_stages)
+            ),
+            "d2h": tuple(
+                Action(Kind.STORE, stage, object="G")
+                for _ in versions_stored(rule, order.shape.num_steps)
+                for stage in reversed(range(order.shape.num_stages))
+            ),
             "host": _host(rule, order.shape, device),
         }
         rows.append({**lanes, **{lane: row for lane, row in moved.items() if row}})
@@ -112,15 +121,6 @@ def _compute(order: Schedule, device: int) -> Row:
     return tuple(found)
 
 
-def _stores(rule: LateRest, shape: Shape) -> Row:
-    """Gradients that go to the host, once a step: what is chosen follows from the sum of its microbatches."""
-    return tuple(
-        Action(Kind.STORE, stage, object="G")
-        for _ in versions_stored(rule, shape.num_steps)
-        for stage in reversed(range(shape.num_stages))
-    )
-
-
 def _host(rule: LateRest, shape: Shape, device: int) -> Row:
     """The host's steps: of all columns in the warm-up, then of the rest at the end of every window."""
 
@@ -130,13 +130,3 @@ def _host(rule: LateRest, shape: Shape, device: int) -> Row:
             yield from (Action(kind, stage, version=end.version) for stage in _own(shape, device))
 
     return tuple(steps())
-
-
-def _loads(rule: LateRest, shape: Shape) -> Row:
-    """The transfers to a device at the end of a window."""
-    return tuple(
-        Action(Kind.LOAD, stage, version=end.version, object="P")
-        for end in boundaries(rule, shape.num_steps)
-        if end.brings is not None
-        for stage in range(shape.num_stages)
-    )

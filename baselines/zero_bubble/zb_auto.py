@@ -87,11 +87,7 @@ def _best_order(num_microbatches: int, costs: StageCosts, limit: float) -> list[
         return min(trials, key=lambda trial: trial.span).rows
     # A rule may lead astray where microbatches differ: the order of equal ones is one more to choose from.
     orders = [*(trial.rows for trial in trials), _best_order(num_microbatches, costs.mean, limit)]
-    return min(orders, key=lambda rows: _makespan(rows, costs))
-
-
-def _makespan(rows: list[list[Kind]], costs: StageCosts) -> float:
-    return time_rows(_passes(rows), lambda stage, microbatch: stage, costs).makespan
+    return min(orders, key=lambda rows: time_rows(_passes(rows), lambda stage, microbatch: stage, costs).makespan)
 
 
 def _passes(rows: list[list[Kind]]) -> Rows:

@@ -214,7 +214,10 @@ class _Past:
 
     def note(self, masters: Tensors, optimizer: torch.optim.Optimizer) -> None:
         self.newest += 1
-        self.working[self.newest] = _working(self.workload, masters)
+        self.working[self.newest] = {
+            place: masters[owner].to(self.workload.parameter(place).dtype, copy=True)
+            for place, owner in self.workload.owner_of.items()
+        }
         if self.late is None:
             return
         self.masters.append({place: master.clone() for place, master in masters.items()})
@@ -272,14 +275,6 @@ class _Past:
 
     def _cast(self, masters: Tensors) -> Tensors:
         return {place: master.to(self.workload.parameter(place).dtype) for place, master in masters.items()}
-
-
-def _working(workload: Workload, masters: Tensors) -> Tensors:
-    """The weights that forward reads: the masters in the model's own types, once for every place."""
-    return {
-        place: masters[owner].to(workload.parameter(place).dtype, copy=True)
-        for place, owner in workload.owner_of.items()
-    }
 
 
 def _gradients(

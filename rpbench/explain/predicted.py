@@ -70,7 +70,17 @@ def side_of_case(case: Case, tokens_per_s: float | None, label: str, *, evidence
         causes,
         "predicted",
         work=work_of(case.model, case.microbatch_tokens, case.basis, case.software),
-        settings=_settings(case),
+        settings={
+            "system": case.system,
+            "model": case.model.name,
+            "cluster": case.basis.cluster_name,
+            "num_devices": case.num_devices,
+            "seq_len": case.model.seq_len,
+            "global_sequences": case.settings.global_sequences,
+            "num_calls": case.settings.num_calls,
+            "num_microbatches": case.settings.num_microbatches,
+            "microbatch_sequences": case.settings.microbatch_sequences,
+        },
         notes=(case.settings.source,),
     )
 
@@ -185,20 +195,6 @@ def work_of(model: Architecture, num_tokens: float, basis: Basis, framework: str
 def _forward_backward_s(model: Architecture, num_tokens: float, basis: Basis) -> float:
     times = times_of(setting_of(model, num_tokens, basis))
     return sum(times.forward) + sum(times.backward) + times.head_forward + times.head_backward
-
-
-def _settings(case: Case) -> dict[str, Any]:
-    return {
-        "system": case.system,
-        "model": case.model.name,
-        "cluster": case.basis.cluster_name,
-        "num_devices": case.num_devices,
-        "seq_len": case.model.seq_len,
-        "global_sequences": case.settings.global_sequences,
-        "num_calls": case.settings.num_calls,
-        "num_microbatches": case.settings.num_microbatches,
-        "microbatch_sequences": case.settings.microbatch_sequences,
-    }
 
 
 # --- a run under a mesh ---

@@ -161,7 +161,20 @@ def start(request: Request, row: Mapping[str, Any], attempt: int) -> Any:
         "config": config_of(request, row),
         "dir": str(request.results_dir),
         "resume": "allow",
-        "settings": _settings(wandb, tracker.init_timeout_s),
+        "settings": wandb.Settings(
+            init_timeout=tracker.init_timeout_s,
+            silent=True,
+            quiet=True,
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            save_code=False,
+            host="undisclosed",
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+        ),
     }
     run = _initialised(wandb, arguments, tracker.init_timeout_s)
     run.define_metric(STEP, hidden=True)
@@ -181,23 +194,6 @@ def _make_waiting_place(results: Path) -> None:
         (Path(env.get_data_dir()) / "artifacts" / "staging").mkdir(parents=True, exist_ok=True)
     except OSError:
         os.environ[env.DATA_DIR] = str(results.resolve() / "wandb")
-
-
-def _settings(wandb: Any, timeout_s: float) -> Any:
-    return wandb.Settings(
-        init_timeout=timeout_s,
-        silent=True,
-        quiet=True,
-        console="off",
-        disable_code=True,
-        disable_git=True,
-        save_code=False,
-        host="undisclosed",
-        x_disable_stats=True,
-        x_disable_meta=True,
-        x_disable_machine_info=True,
-        x_save_requirements=False,
-    )
 
 
 def _initialised(wandb: Any, arguments: Mapping[str, Any], timeout_s: float) -> Any:

@@ -143,7 +143,7 @@ def _operations(table: Table, messages: tuple[Message, ...], of: dict[End, int],
     found: Operations = {}
     for end, _ in _ends(table):
         standing = found.setdefault((end.rank, _queue(messages[of[end]], queues)), [])
-        if standing and _follows(table, standing[-1][-1], end):
+        if standing and all(token.is_message for token in table.rows[end.rank][standing[-1][-1].place : end.place]):
             standing[-1].append(end)
         else:
             standing.append([end])
@@ -154,11 +154,6 @@ def _queue(message: Message, queues: Queues) -> object:
     if queues is Queues.EDGE:
         return message.source, message.target
     return frozenset((message.source, message.target)) if queues is Queues.PAIR else None
-
-
-def _follows(table: Table, first: End, end: End) -> bool:
-    """Whether nothing but messages stands between two places of a row."""
-    return all(token.is_message for token in table.rows[end.rank][first.place : end.place])
 
 
 def _parted(table: Table, together: list[End], *, grouped: bool) -> list[list[End]]:

@@ -93,19 +93,14 @@ def _steps(execution: Execution, node: Node) -> Iterator[Step]:
             yield ("rank", end.rank), waiting(execution.table, end, why)
     for ahead in execution.messages.ahead[number]:
         if execution.done[ahead] is NEVER:
-            own, other = _where_ahead(message, execution.messages.all[ahead])
+            own, other = next(
+                (own, other)
+                for own in message.ends
+                for other in execution.messages.all[ahead].ends
+                if own.rank == other.rank and other.place < own.place
+            )
             why = f"stands in its queue behind {token_at(execution.table, other)} (action {other.place})"
             yield ("message", ahead), waiting(execution.table, own, why)
-
-
-def _where_ahead(message: Message, ahead: Message) -> tuple[End, End]:
-    """The ends, on one rank, of a message and of one that its queue has before it."""
-    return next(
-        (own, other)
-        for own in message.ends
-        for other in ahead.ends
-        if own.rank == other.rank and other.place < own.place
-    )
 
 
 def _named(execution: Execution, number: int, rank: int) -> str:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -263,13 +263,9 @@ def _listen(lines: "SimpleQueue[str | None]", folder: Path) -> None:
 def pass_on(source: TextIO, lines: "SimpleQueue[str | None]", folder: Path) -> None:
     """Put a parent's requests into the queue, None behind the last; remove the boards of one without a farewell."""
     line = ""
-    for line in _nonempty(source):
+    for line in filter(None, map(str.strip, source)):
         if line != FAREWELL:
             lines.put(line)
     if line != FAREWELL:
         shutil.rmtree(folder, ignore_errors=True)
     lines.put(None)
-
-
-def _nonempty(lines: TextIO) -> Iterator[str]:
-    return filter(None, map(str.strip, lines))
