@@ -19,19 +19,7 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from analysis.predictions.compare import (
-    KNOWN,
-    PLATFORMS,
-    Cell,
-    cell_of,
-    declared,
-    declared_basis,
-    error,
-    log_error,
-    predicted,
-    published_value,
-    with_values,
-)
+from analysis.predictions import compare
 from analysis.records.published import EXPERTS, PUBLISHED_MODELS
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.declared import Declared
@@ -53,7 +41,9 @@ _RANGE, _HALVINGS = 4.0, 12
 def corrections(basis: Basis) -> dict[str, float]:
     """Measured over counted time of every model's parts, and the surplus of layers with experts in bytes."""
     expert_bytes = {"expert_bytes": 0.0, "stacked_expert_bytes": 0.0}
-    plain = with_values(basis, {name: 1.0 for name in basis.values if name.endswith("_correction")} | expert_bytes)
+    plain = compare.with_values(
+        basis, {name: 1.0 for name in basis.values if name.endswith("_correction")} | expert_bytes
+    )
     found: dict[str, float] = {}
     for name in PUBLISHED_MODELS:
         found |= _corrections_of(architecture(name), plain)
@@ -79,7 +69,7 @@ def _parts(times: LayerTimes, unit_s: float) -> dict[str, float]:
     return {part: value * unit_s for part, value in zip(PARTS, values, strict=True)}
 
 
-def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
+def fit(name: str, cells: Sequence[compare.Cell], basis: Basis) -> float:
     """The value of a constant at which the cells are met on average, the more sensitive ones counting for more, as in
     least squares; of lengths, which come in steps, all count alike, and the value is the middle of those that do.
 
@@ -90,8 +80,8 @@ def fit(name: str, cells: Sequence[Cell], basis: Basis) -> float:
     declared_value = basis.values[name]
 
     def errors(value: float) -> list[float]:
-        varied = with_values(basis, {name: value})
-        return [log_error(cell, varied) for cell in cells]
+        varied = compare.with_values(basis, {name: value})
+        return [compare.log_error(cell, varied) for cell in cells]
 
     more, less = errors(declared_value * 1.1), errors(declared_value / 1.1)
     weights = [up - down for up, down in zip(more, less, strict=True)]
@@ -123,16 +113,16 @@ def fitted(basis: Basis, names: Iterable[str] = FITTED) -> dict[str, float]:
     """Constants refitted, each on the cells its declaration names and with those before it."""
     found: dict[str, float] = {}
     for name in names:
-        cells = [cell_of(key) for key in basis.declared[name].cells]
-        found[name] = fit(name, cells, with_values(basis, found))
+        cells = [compare.cell_of(key) for key in basis.declared[name].cells]
+        found[name] = fit(name, cells, compare.with_values(basis, found))
     return found
 
 
 def refit_text() -> str:
     """Declared and refitted values, a constant a line."""
-    basis = declared()
+    basis = compare.declared()
     lines = [f"{'constant':44s} {'declared':>12s} {'again':>12s}  origin and cells"]
-    other = declared_basis("8x_a800")
+    other = compare.declared_basis("8x_a800")
     for found, of in (({**corrections(basis), **fitted(basis)}, basis), (fitted(other, FITTED_THERE), other)):
         for name, value in found.items():
             origin = of.declared[name]
@@ -165,7 +155,7 @@ class Known(NamedTuple):
 
     name: str
     cluster: str
-    cells: tuple[Cell, ...]
+    cells: tuple[compare.Cell, ...]
     prior: float
     within: float
 
@@ -173,7 +163,7 @@ class Known(NamedTuple):
 def _known(name: str, cluster: str, cells: Sequence[Mapping[str, Any]], prior: float, within: float) -> Known:
     """A constant as `holdout.yaml` has it: cells by systems, models (all if left out) and machines (its own)."""
     found = tuple(
-        Cell("throughput", system, model, each)
+        compare.Cell("throughput", system, model, each)
         for some in cells
         for each in some.get("machines", (cluster,))
         for system in some["systems"]
@@ -192,36 +182,36 @@ class Left(NamedTuple):
     untold: tuple[str, ...]
 
 
-def without(leaves_out: Callable[[Cell], bool], model: str = "") -> Left:
+def without(leaves_out: Callable[[compare.Cell], bool], model: str = "") -> Left:
     """The constants fitted on every cell that tells them but those left out.
 
     Args:
         model: whose corrections are left out, too.
     """
-    bases = {cluster: _without_corrections(declared_basis(cluster), model) for cluster in PLATFORMS}
+    bases = {cluster: _without_corrections(compare.declared_basis(cluster), model) for cluster in compare.PLATFORMS}
     untold = []
     for known in KNOWN_BY:
-        kept = tuple(cell for cell in known.cells if not leaves_out(cell) and published_value(cell)[1])
+        kept = tuple(cell for cell in known.cells if not leaves_out(cell) and compare.published_value(cell)[1])
         value = _fitted(known, kept, tuple(sorted(bases[known.cluster].values.items()))) if kept else None
         if value is None:
             untold.append(f"{known.name} ({known.cluster})")
         for cluster in (known.cluster,) if known.name in NUMBERS else tuple(bases):
-            basis = with_values(bases[cluster], {known.name: known.prior if value is None else value})
+            basis = compare.with_values(bases[cluster], {known.name: known.prior if value is None else value})
             bases[cluster] = _less_sure(basis, {known.name: known.within}) if value is None else basis
     return Left(MappingProxyType(bases), tuple(untold))
 
 
 @cache
-def _fitted(known: Known, kept: tuple[Cell, ...], values: tuple[tuple[str, float], ...]) -> float | None:
+def _fitted(known: Known, kept: tuple[compare.Cell, ...], values: tuple[tuple[str, float], ...]) -> float | None:
     """A constant fitted on some cells with others set; None if they hardly tell it.
 
     Least squares of logarithmic errors, by the secant's rule: the errors are close to straight in the constant's
     logarithm, so that two steps leave less than a hundredth.
     """
-    basis = with_values(declared_basis(known.cluster), dict(values))
+    basis = compare.with_values(compare.declared_basis(known.cluster), dict(values))
 
     def errors(at: float) -> list[float]:
-        return [log_error(cell, with_values(basis, {known.name: exp(at)})) for cell in kept]
+        return [compare.log_error(cell, compare.with_values(basis, {known.name: exp(at)})) for cell in kept]
 
     middle = log(basis.values[known.name])
     points = [middle - log(STEP), middle + log(STEP)]
@@ -255,7 +245,7 @@ def _without_corrections(basis: Basis, model: str) -> Basis:
         others = [log(basis.values[other]) for other in names if other in basis.values]
         if name in basis.values:
             found[name], within[name] = exp(fmean(others)), stdev(others) if len(others) > 1 else ALONE
-    return _less_sure(with_values(basis, found), within)
+    return _less_sure(compare.with_values(basis, found), within)
 
 
 def _less_sure(basis: Basis, within: Mapping[str, float]) -> Basis:
@@ -269,12 +259,15 @@ def _less_sure(basis: Basis, within: Mapping[str, float]) -> Basis:
 
 def expert_rows() -> list[dict[str, str]]:
     """RoundPipe's errors on the models with experts, an expert's launches fitted on the other one or at their prior."""
-    (known,) = (each for each in KNOWN_BY if (each.name, each.cluster) == ("expert_pass_s", KNOWN))
+    (known,) = (each for each in KNOWN_BY if (each.name, each.cluster) == ("expert_pass_s", compare.KNOWN))
     found = []
     for model in EXPERTS:
         kept = tuple(cell for cell in known.cells if cell.model != model)
-        value = _fitted(known, kept, tuple(sorted(declared().values.items()))) if kept else None
-        off = error(Cell("throughput", "roundpipe", model), with_values(declared(), {known.name: value or known.prior}))
+        value = _fitted(known, kept, tuple(sorted(compare.declared().values.items()))) if kept else None
+        off = compare.error(
+            compare.Cell("throughput", "roundpipe", model),
+            compare.with_values(compare.declared(), {known.name: value or known.prior}),
+        )
         found.append({"constant": known.name, "model": model, "error": f"{off:.4f}"})
     return found
 
@@ -287,7 +280,9 @@ class Held(NamedTuple):
     high: float
 
 
-def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> tuple[dict[Cell, Held], tuple[str, ...]]:
+def errors_without(
+    axis: str, name: str, cells: Sequence[compare.Cell]
+) -> tuple[dict[compare.Cell, Held], tuple[str, ...]]:
     """Errors of the cells of one model, system or platform, everything fitted without them, and what took its prior.
 
     Args:
@@ -296,22 +291,22 @@ def errors_without(axis: str, name: str, cells: Sequence[Cell]) -> tuple[dict[Ce
     left = without(lambda cell: getattr(cell, axis) == name, name if axis == "model" else "")
     found = {}
     for cell in cells:
-        _, known = published_value(cell)
+        _, known = compare.published_value(cell)
         if getattr(cell, axis) != name or known is None:
             continue
-        said = predicted(cell, left.bases[cell.cluster], with_interval=True)
+        said = compare.predicted(cell, left.bases[cell.cluster], with_interval=True)
         if said.tokens_per_s and said.low and said.high:
             ends = said.low / said.tokens_per_s, said.high / said.tokens_per_s
             found[cell] = Held(said.tokens_per_s / known - 1, *ends)
     return found, left.untold
 
 
-def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
+def rows(cells: Sequence[compare.Cell]) -> list[dict[str, str]]:
     """A row a cell and axis that was held out."""
     found = []
     for axis in ("model", "system", "cluster"):
         for name in dict.fromkeys(getattr(cell, axis) for cell in cells):
-            if (axis, name) == ("cluster", KNOWN):
+            if (axis, name) == ("cluster", compare.KNOWN):
                 continue
             errors, untold = errors_without(axis, name, cells)
             for cell, held in errors.items():
@@ -321,7 +316,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
                         "name": name,
                         "system": cell.system,
                         "model": cell.model,
-                        "platform": PLATFORMS[cell.cluster],
+                        "platform": compare.PLATFORMS[cell.cluster],
                         "error": f"{held.error:.4f}",
                         "low_ratio": f"{held.low:.4f}",
                         "high_ratio": f"{held.high:.4f}",
@@ -331,7 +326,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, str]]:
     return found
 
 
-def text(cells: Sequence[Cell]) -> str:
+def text(cells: Sequence[compare.Cell]) -> str:
     """Errors with each model, each system, then the other platform held out."""
     lines = ["everything fitted without the model, system or platform; errors of its own cells"]
     made = rows(cells)
@@ -347,5 +342,5 @@ def text(cells: Sequence[Cell]) -> str:
 def _label(row: Mapping[str, str]) -> str:
     """The words that tell a row from its neighbours."""
     named = {"model": "system", "system": "model"}.get(row["held_out"])
-    short = "A800" if row["platform"] == PLATFORMS[A800] else "4090"
+    short = "A800" if row["platform"] == compare.PLATFORMS[A800] else "4090"
     return f"{row[named]} {short}" if named else f"{row['system']} {row['model']}"

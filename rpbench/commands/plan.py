@@ -11,19 +11,8 @@ from omegaconf import MISSING
 from rpbench.config.choices import ConfigError, typed
 from rpbench.config.request import Request
 from rpbench.cost.layer_graph import LayerGraph, from_csv
-from rpbench.plan import METHODS, Choice, choose
+from rpbench.plan import METHODS, Choice, choose, pipedream
 from rpbench.plan.graph_cuts import Cuts, cuts_of
-from rpbench.plan.pipedream import (
-    Network,
-    Pipeline,
-    Rules,
-    data_parallel_time_s,
-    one_machine_time_s,
-    plan_pipeline,
-    stage_bytes,
-    traffic,
-    weight_versions,
-)
 from rpbench.plan.problem import Problem
 from rpbench.records.describe import clock
 from rpbench.registry import unknown_name
@@ -113,11 +102,11 @@ def partition_profile(arguments: Sequence[str]) -> dict[str, Any]:
     """
     request = _request(arguments)
     network = _network(request)
-    rules = Rules(request.count_p2p, request.straight, request.use_fewer_machines, request.memory_bytes)
+    rules = pipedream.Rules(request.count_p2p, request.straight, request.use_fewer_machines, request.memory_bytes)
     cuts = cuts_of(_graph(request))
-    if one_machine_time_s(cuts) <= 0:
+    if pipedream.one_machine_time_s(cuts) <= 0:
         raise ConfigError(f"profile={request.profile}: no layer takes any time, there is nothing to share out")
-    pipeline = plan_pipeline(cuts, network, rules)
+    pipeline = pipedream.plan_pipeline(cuts, network, rules)
     answer = {
         "plan": request.plan,
         "profile": request.profile,
@@ -155,7 +144,7 @@ def _request(arguments: Sequence[str]) -> PartitionRequest:
     return request
 
 
-def _network(request: PartitionRequest) -> Network:
+def _network(request: PartitionRequest) -> pipedream.Network:
     num, levels = request.num_machines, request.machines_per_level
     if num is None and not levels:
         raise ConfigError("num_machines= or machines_per_level= is missing, as in num_machines=16")
@@ -171,7 +160,7 @@ def _network(request: PartitionRequest) -> Network:
             f"num_machines={num} is one level, bandwidth_bytes_per_s has {len(request.bandwidth_bytes_per_s)}: "
             "give machines_per_level, as in machines_per_level=[4,4]"
         )
-    return Network(tuple(levels or [num or 1]), tuple(request.bandwidth_bytes_per_s))
+    return pipedream.Network(tuple(levels or [num or 1]), tuple(request.bandwidth_bytes_per_s))
 
 
 def _graph(request: PartitionRequest) -> LayerGraph:
@@ -190,7 +179,7 @@ def _text(key: str, path: str) -> str:
         raise ConfigError(f"{key}={path} cannot be read: {reason}") from None
 
 
-def _why_none(cuts: Cuts, network: Network, rules: Rules) -> str:
+def _why_none(cuts: Cuts, network: pipedream.Network, rules: pipedream.Rules) -> str:
     if rules.straight and network.num_machines > len(cuts.graph.layers):
         return (
             f"a straight pipeline over {network.num_machines} machines needs as many layers, the profile has "
@@ -203,9 +192,9 @@ def _why_none(cuts: Cuts, network: Network, rules: Rules) -> str:
     )
 
 
-def _verdict(cuts: Cuts, pipeline: Pipeline, rules: Rules) -> dict[str, Any]:
+def _verdict(cuts: Cuts, pipeline: pipedream.Pipeline, rules: pipedream.Rules) -> dict[str, Any]:
     """Levels are filtered by memory one at a time; only the whole shows how many minibatches are under way."""
-    needed = stage_bytes(cuts, pipeline)
+    needed = pipedream.stage_bytes(cuts, pipeline)
     worst = max(range(len(needed)), key=lambda stage: needed[stage])
     if rules.memory_bytes is None or needed[worst] <= rules.memory_bytes:
         return {"status": "ok", "reason": None}
@@ -216,9 +205,9 @@ def _verdict(cuts: Cuts, pipeline: Pipeline, rules: Rules) -> dict[str, Any]:
     }
 
 
-def _facts(cuts: Cuts, network: Network, pipeline: Pipeline) -> dict[str, Any]:
-    one, all_reduced = one_machine_time_s(cuts), data_parallel_time_s(cuts, network)
-    sent = traffic(cuts, network, pipeline)
+def _facts(cuts: Cuts, network: pipedream.Network, pipeline: pipedream.Pipeline) -> dict[str, Any]:
+    one, all_reduced = pipedream.one_machine_time_s(cuts), pipedream.data_parallel_time_s(cuts, network)
+    sent = pipedream.traffic(cuts, network, pipeline)
     return {
         "replicas": [stage.replicas for stage in pipeline.stages],
         "ranges": [[stage.first, stage.last] for stage in pipeline.stages],
@@ -235,7 +224,7 @@ def _facts(cuts: Cuts, network: Network, pipeline: Pipeline) -> dict[str, Any]:
                 "memory_bytes": needed,
             }
             for stage, versions, needed in zip(
-                pipeline.stages, weight_versions(pipeline), stage_bytes(cuts, pipeline), strict=True
+                pipeline.stages, pipedream.weight_versions(pipeline), pipedream.stage_bytes(cuts, pipeline), strict=True
             )
         ],
         "num_machines_used": sum(stage.replicas for stage in pipeline.stages),

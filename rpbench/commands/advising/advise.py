@@ -13,24 +13,8 @@ from rpbench.advice.machine_figures import Described, described
 from rpbench.advice.ranking import advise
 from rpbench.advice.rows import leads_of, space_of_framework
 from rpbench.advice.unequal import with_lengths
+from rpbench.commands.advising import advise_questions as questions
 from rpbench.commands.advising.advise_around import NOTE, advise_nodes, around, lengths_asked, timed_again
-from rpbench.commands.advising.advise_questions import (
-    compared,
-    comparison,
-    fewest_devices,
-    host_limits,
-    limit_lines,
-    limit_row,
-    mesh_spaces,
-    node_limits,
-    question_lines,
-    question_of,
-    rents,
-    respelled,
-    smallest_change,
-    spelled_machine,
-    spelled_model,
-)
 from rpbench.commands.advising.advise_table import table
 from rpbench.commands.advising.advise_words import (
     Asked,
@@ -71,7 +55,7 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
         with_around: also the rows at other settings, `around`, for a page.
     """
     asked = read_asked(arguments)
-    question = question_of(asked.own)
+    question = questions.question_of(asked.own)
     found, _, _ = _machine(asked), schedules_in(asked), framework_in(asked)
     model, machine = _model(asked), _with_ssd(found.machine, asked)
     if machine.num_nodes == 1 and question in (None, "compare"):
@@ -82,9 +66,9 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
     if question in ("max_seq_len", "batch"):
         answer = _limits(model, machine, asked, question, sequences)
     elif question == "fewest_devices":
-        answer = fewest_devices(machine, lambda part: _on(model, part, asked, sequences))
+        answer = questions.fewest_devices(machine, lambda part: _on(model, part, asked, sequences))
     elif question == "deadline_days":
-        answer = rents(machine, asked.own, lambda part: _on(model, part, asked, sequences))
+        answer = questions.rents(machine, asked.own, lambda part: _on(model, part, asked, sequences))
     else:
         answer = _on(model, machine, asked, sequences)
     plans = _plans(answer)
@@ -97,9 +81,9 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
     answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused), "notes": _notes(asked)}
     width = shutil.get_terminal_size((120, 24)).columns  # COLUMNS, the terminal's, or that of a pipe
     if "limits" in answer:
-        lines = limit_lines(answer["limits"], str(question), machine.size)
+        lines = questions.limit_lines(answer["limits"], str(question), machine.size)
     else:
-        lines = [*question_lines(answer), *table(answer, width, schedules_in(asked) or ())]
+        lines = [*questions.question_lines(answer), *table(answer, width, schedules_in(asked) or ())]
     for line in lines:
         print(line, file=people)
     if answer.get("comparison"):
@@ -116,14 +100,14 @@ def _on(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> 
     on_nodes = cluster.num_nodes > 1
     answer = (_on_nodes if on_nodes else _on_one_host)(model, cluster, asked, sequences)
     if "compare" in asked.own:
-        answer["comparison"] = comparison(answer, compared(asked.own), model, cluster)
+        answer["comparison"] = questions.comparison(answer, questions.compared(asked.own), model, cluster)
     return answer
 
 
 def _not_compared(answer: Mapping[str, Any], asked: Asked) -> str:
     """Why two schedules are not laid beside each other."""
     there = {row["schedule"].partition("(")[0] for row in answer["ranking"]}
-    missing = [name for name in compared(asked.own) if name not in there]
+    missing = [name for name in questions.compared(asked.own) if name not in there]
     return f"{' and '.join(missing)}: no plan that runs in {asked.own.get('runs_in', 'any framework or here')} and fits"
 
 
@@ -138,11 +122,11 @@ def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, 
         return _terms(model, cluster, asked, value * cluster.size, (value,))[0]
 
     if cluster.num_nodes > 1:
-        limits = node_limits(model, cluster, question, _space(asked, cluster, model), sequences, longest)
+        limits = questions.node_limits(model, cluster, question, _space(asked, cluster, model), sequences, longest)
     else:
         check_figures(cluster, ON_HOST, "advise")
-        limits = host_limits(terms_at, question, schedules_in(asked), longest)
-    rows = [limit_row(limit, question, terms_at) for limit in limits]
+        limits = questions.host_limits(terms_at, question, schedules_in(asked), longest)
+    rows = [questions.limit_row(limit, question, terms_at) for limit in limits]
     key = "seq_len" if question == "max_seq_len" else "microbatch_sequences"
     rows.sort(key=lambda row: (-row[key], -(row["tokens_per_s"] or 0.0)))
     about = {"model": model.name, "cluster": cluster.name, "num_devices": cluster.size, "question": question}
@@ -156,7 +140,7 @@ def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
         ValueError: as of `advise_on`, and for a machine with unknown links.
     """
     asked = read_asked(arguments)
-    if question := question_of(asked.own):
+    if question := questions.question_of(asked.own):
         raise ConfigError(f"{question}={asked.own[question]}: plan has no questions; ask advise with the same words")
     found = _machine(asked).machine
     sequences = count_in(asked, "sequences_per_step", SEQUENCES_PER_DEVICE * found.size)
@@ -175,13 +159,15 @@ def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int)
     space, words = _space(asked, found, model), [f"{name}={value}" for name, value in asked.words().items()]
     answers = [
         advise_nodes(model, found, seq_len=model.seq_len, space=each, global_batch=sequences, words=words)
-        for each in ([space] if "compare" not in asked.own else mesh_spaces(compared(asked.own), space))
+        for each in (
+            [space] if "compare" not in asked.own else questions.mesh_spaces(questions.compared(asked.own), space)
+        )
     ]
     answer = answers[0]
     if len(answers) > 1:  # each has its own search: the best of one would leave no place for the other
         rows = [
             row | {"schedule": name}
-            for each, name in zip(answers, compared(asked.own), strict=True)
+            for each, name in zip(answers, questions.compared(asked.own), strict=True)
             for row in each["ranking"][:1]
         ]
         answer["ranking"] = sorted(rows, key=lambda row: -row["tokens_per_s"])
@@ -315,7 +301,7 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     found = advise(
         terms,
         basis,
-        names=compared(asked.own) if "compare" in asked.own else schedules_in(asked),
+        names=questions.compared(asked.own) if "compare" in asked.own else schedules_in(asked),
         budget=BUDGET,
         processes=os.cpu_count() or 1,
         seconds=seconds,
@@ -326,7 +312,7 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     for name, rows in (("ranking", found.ranking), ("ranking_late", found.ranking_late)):
         answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]
     if not found.ranking and not found.ranking_late:
-        answer |= smallest_change(found.does_not_fit, terms, seconds)
+        answer |= questions.smallest_change(found.does_not_fit, terms, seconds)
     answer = _runnable(answer, model, cluster, asked)
     return timed_again(answer, asked.own["lengths"], asked.lengths, model, cluster) if asked.lengths else answer
 
@@ -335,7 +321,7 @@ def _runnable(answer: dict[str, Any], model: Architecture, cluster: Machine, ask
     """The answer with commands that run where neither model nor cluster is one of ours."""
     own, words = asked.own, {}
     if model.name != own.get("model"):
-        words[f"model={model.name}"] = shlex.join(asked.model_words) or spelled_model(model)
+        words[f"model={model.name}"] = shlex.join(asked.model_words) or questions.spelled_model(model)
     if own.get("cluster") not in options_of("cluster"):
-        words[f"cluster={cluster.name}"] = spelled_machine(cluster)
-    return respelled(answer, words)
+        words[f"cluster={cluster.name}"] = questions.spelled_machine(cluster)
+    return questions.respelled(answer, words)
