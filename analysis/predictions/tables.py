@@ -8,7 +8,14 @@ from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from analysis.predictions import compare
+from analysis.predictions.compare import (
+    CROSS_MODELS,
+    CROSS_PLATFORMS,
+    PLATFORMS,
+    case_of,
+    predicted,
+    throughput_cells,
+)
 from analysis.records.published import PUBLISHED_MODELS
 from rpbench.cost.hardware.machine import machine
 from rpbench.cost.published import published_rows
@@ -43,18 +50,13 @@ _MEMORY_CONSTANTS = (
 
 def throughput() -> list[Row]:
     """Figures 10 and 12: every system, model and machine."""
-    return [
-        _throughput_row(cell.cluster, compare.predicted(cell, with_interval=True))
-        for cell in compare.throughput_cells(*compare.PLATFORMS)
-    ]
+    return [_throughput_row(cell.cluster, predicted(cell, with_interval=True)) for cell in throughput_cells(*PLATFORMS)]
 
 
 def cross_platform() -> list[Row]:
     """RoundPipe on other vendors' machines, whose pace is published nowhere here."""
     return [
-        _that_ran(cluster, compare.case_of("roundpipe", cluster, name))
-        for cluster in compare.CROSS_PLATFORMS
-        for name in compare.CROSS_MODELS
+        _that_ran(cluster, case_of("roundpipe", cluster, name)) for cluster in CROSS_PLATFORMS for name in CROSS_MODELS
     ]
 
 
@@ -73,7 +75,7 @@ def _throughput_row(cluster: str, found: Prediction) -> Row:
     case, verdict = found.case, found.verdict
     return {
         "system": case.system,
-        "platform": {**compare.PLATFORMS, **compare.CROSS_PLATFORMS}[cluster],
+        "platform": {**PLATFORMS, **CROSS_PLATFORMS}[cluster],
         "num_gpus": case.num_devices,
         "model": case.model.published_name,
         "status": found.status,
@@ -89,8 +91,8 @@ def _throughput_row(cluster: str, found: Prediction) -> Row:
 def scaling() -> list[Row]:
     """Figure 15: RoundPipe on 1 to 8 devices with the batch of 8."""
     return [
-        _throughput_row(cluster, predict(compare.case_of("roundpipe", cluster, model, devices)))
-        for cluster in compare.PLATFORMS
+        _throughput_row(cluster, predict(case_of("roundpipe", cluster, model, devices)))
+        for cluster in PLATFORMS
         for model in PUBLISHED_MODELS
         for devices in range(1, 9)
     ]
@@ -99,8 +101,8 @@ def scaling() -> list[Row]:
 def max_seq_len() -> list[Row]:
     """Figures 11 and 13: the longest sequence of every system but the synchronous one, which needs the same."""
     return [
-        _length_row(cell.cluster, compare.case_of(cell.system, cell.cluster, cell.model))
-        for cell in compare.throughput_cells(*compare.PLATFORMS)
+        _length_row(cell.cluster, case_of(cell.system, cell.cluster, cell.model))
+        for cell in throughput_cells(*PLATFORMS)
         if cell.system != "roundpipe-sync"
     ]
 
@@ -111,7 +113,7 @@ def _length_row(cluster: str, case: Case) -> Row:
     low, high = _length_interval(case, tokens) if tokens else (0, 0)
     return {
         "system": case.system,
-        "platform": compare.PLATFORMS[cluster],
+        "platform": PLATFORMS[cluster],
         "model": case.model.published_name,
         "status": "N/A" if refusal else "ok" if tokens else "OOM",
         "max_seq_len_k": tokens // STEP_TOKENS if tokens else "",
@@ -141,7 +143,7 @@ def seqlen_sensitivity() -> list[Row]:
     for row in published_rows("run_settings.csv"):
         if row["experiment"] != "seqlen_sensitivity":
             continue
-        case = compare.case_of("roundpipe", "8x_rtx4090", "qwen3_1p7b").of_length(int(row["seq_len_tokens"]))
+        case = case_of("roundpipe", "8x_rtx4090", "qwen3_1p7b").of_length(int(row["seq_len_tokens"]))
         batch, calls = int(row["global_batch_sequences"]), int(row["grad_accum_steps"])
         num = int(row["microbatches_per_call"])
         settings = Settings(batch, calls, num, float(row["micro_batch_sequences"]), "run scripts")
@@ -154,7 +156,7 @@ def seqlen_sensitivity() -> list[Row]:
 
 def cost_efficiency(rates: Iterable[Row]) -> list[Row]:
     """Figure 14: US dollars for 1e9 tokens, of the predicted throughputs."""
-    prices = {name: machine(cluster).price_usd_per_hour for cluster, name in compare.PLATFORMS.items()}
+    prices = {name: machine(cluster).price_usd_per_hour for cluster, name in PLATFORMS.items()}
     rows = []
     for row in rates:
         price = prices.get(row["platform"])
