@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import rpbench
 from rpbench.advice.interval import Shared, ratio_reach
 from rpbench.cost.footprint.replicas import ssd_bytes
@@ -25,58 +27,15 @@ from rpbench.workload.architecture import Architecture
 
 COVERED = 0.01  # of a plan's pace: what no other plan of its contender can gain counts as searched to the end
 HERE = "here only"
-# Who runs an order of this name today, from the releases that docs/other_systems.md and docs/torch_runtime.md name:
-# torch.distributed.pipelining's classes in torchtitan, Megatron-LM's schedules, DeepSpeed's engines, torch's FSDP2.
-RUNS_IN: Mapping[str, tuple[str, ...]] = {
-    "1f1b": ("torchtitan", "Megatron", "DeepSpeed"),
-    "gpipe": ("torchtitan",),
-    "interleaved_1f1b": ("torchtitan", "Megatron"),
-    "looped_bfs": ("torchtitan",),
-    "interleaved_zb": ("torchtitan",),
-    "zb_v": ("torchtitan",),
-    "dualpipe_v": ("torchtitan",),
-    "combined_1f1b": ("Megatron",),
-    "megatron_tp": ("Megatron", "torchtitan"),
-    "data_parallel": ("torchtitan", "Megatron", "DeepSpeed"),
-    "zero_2": ("FSDP2", "torchtitan", "DeepSpeed"),
-    "zero_3": ("FSDP2", "torchtitan", "DeepSpeed"),
-    "zero_offload": ("DeepSpeed",),
-    "zero_infinity": ("DeepSpeed",),
-    "superoffload": ("DeepSpeed",),
-    "zenflow": ("DeepSpeed",),
-    "roundpipe": ("RoundPipe's library",),
-}
+_FRAMEWORKS = yaml.safe_load((Path(__file__).parent / "frameworks.yaml").read_text(encoding="utf-8"))
+RUNS_IN: Mapping[str, Sequence[str]] = _FRAMEWORKS["runs_in"]
 FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
-# Frameworks whose files `show` writes of a plan -> their format.
-EXPORTS = {
-    "torchtitan": "torchtitan",
-    "Megatron": "megatron_layout",
-    "DeepSpeed": "deepspeed",
-    "FSDP2": "fsdp2",
-    "RoundPipe's library": "roundpipe",
-}
-# What replicas share, as frameworks have it: torchtitan's FSDP2 shards parameters and gathers them for a visit or a
-# step, Megatron and DeepSpeed have every level of ZeRO. And who cuts layers over devices as well.
-SHARES: Mapping[str, tuple[Sharded, ...]] = {
-    "torchtitan": ("none", "gradients", "parameters"),
-    "Megatron": ("none", "optimizer", "gradients", "parameters"),
-    "DeepSpeed": ("none", "optimizer", "gradients", "parameters"),
-    "FSDP2": ("gradients", "parameters"),
-}
-CUTS_LAYERS = ("torchtitan", "Megatron")
+EXPORTS: Mapping[str, str] = _FRAMEWORKS["exports"]
+SHARES: Mapping[str, Sequence[Sharded]] = _FRAMEWORKS["shares"]
+CUTS_LAYERS = ("torchtitan", "Megatron")  # over devices
 # Plans without a pipeline by what their replicas share, as one host names them.
 ALONE = {"none": "data_parallel", "optimizer": "zero_1", "gradients": "zero_2", "parameters": "zero_3"}
 RECOMPUTE_WORD = {"full": "all", "none": "none"}  # of meshes, in the words of a run
-# A contender -> the method of our convergence study that updates as it does.
-_STUDIED = {
-    "roundpipe(asynchronous=True)": "roundpipe_async",
-    "pipemare": "pipemare_t1_t2_t3",
-    "pipedream": "pipedream",
-    "pipedream_2bw": "pipedream_2bw",
-    "pipeoptim": "pipeoptim",
-    "spectrain": "spectrain",
-    "xpipe": "xpipe",
-}
 _STUDY = Path(rpbench.__file__).parents[1] / "analysis" / "kept" / "convergence_study.csv"
 SECONDS_A_DAY = 86_400
 
@@ -124,7 +83,7 @@ class Misfit:
     is_proven: bool
 
 
-def runs_in(name: str) -> tuple[str, ...]:
+def runs_in(name: str) -> Sequence[str]:
     """Who runs a schedule today, this project aside."""
     return RUNS_IN.get(name, (HERE,))
 
@@ -308,7 +267,7 @@ def space_of_framework(name: str | None, schedules: tuple[str, ...]) -> Space:
     chosen = tuple(each for each in schedules if name in RUNS_IN.get(each, ()) or (alone and each == "1f1b"))
     if name not in SHARES or not chosen:
         raise ValueError(f"runs_in={name}: none of the schedules that are asked for runs there; leave one out")
-    return Space(schedules=chosen, shared=SHARES[name], max_tensor=8 if name in CUTS_LAYERS else 1)
+    return Space(schedules=chosen, shared=tuple(SHARES[name]), max_tensor=8 if name in CUTS_LAYERS else 1)
 
 
 def command_of_mesh(job: Job) -> str:
@@ -422,7 +381,7 @@ def _export(plan: Tuned, command: str) -> str | None:
 def _convergence(name: str) -> dict[str, Any] | None:
     """What updates as late as these cost in our study (docs/convergence.md), beside synchronous ones; None: unknown."""
     study = _study()
-    late, plain = study.get(_STUDIED.get(name, "")), study.get("1f1b")
+    late, plain = study.get(_FRAMEWORKS["studied"].get(name, "")), study.get("1f1b")
     if late is None or plain is None:
         return None
     return {

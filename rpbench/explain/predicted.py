@@ -17,7 +17,7 @@ from typing import Any
 
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import machine
-from rpbench.explain.side import COMPUTATION, Side, Work
+from rpbench.explain.side import COMPUTATION, DECLARED, Side, Work
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Seconds, eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
@@ -34,21 +34,6 @@ from rpbench.untrusted import whole
 from rpbench.workload.architecture import Architecture
 
 FREE = 1e9  # how much faster a link is that takes no time
-# Terms of systems whose devices do the same, by cause.
-TERMS: Mapping[str, str] = {
-    "computation": COMPUTATION,
-    "expert loop": "interpreter",
-    "gradients": "collectives",
-    "weights": "collectives",
-    "reductions": "collectives",
-    "tied embedding": "collectives",
-    "gradient copies": "overheads",
-    "copies": "transfers",
-    "adding gradients": "optimizer",
-    "optimizer": "optimizer",
-    "idle": "bubble",
-}
-
 # Settings of a run under a mesh that can be typed.
 MESH = ("data", "pipeline", "tensor", "context", "expert")
 COUNTS = ("seq_len", "sequences", "num_microbatches", "chunks")
@@ -101,7 +86,8 @@ def case_causes(case: Case) -> dict[str, float]:
 def _by_cause(terms: Terms) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, term_s in terms.items():
-        found[TERMS[name]] = found.get(TERMS[name], 0.0) + term_s
+        cause = DECLARED["cause_of_term"][name]
+        found[cause] = found.get(cause, 0.0) + term_s
     return found
 
 

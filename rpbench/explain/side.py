@@ -2,34 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from rpbench.registry import unknown_name
 from rpbench.untrusted import positive
 from rpbench.workload.architecture import Architecture
 
-# What a device's seconds go to. Computation is split further where both sides know their work (`Work`).
+DECLARED: Mapping[str, Mapping[str, str]] = yaml.safe_load(
+    (Path(__file__).parent / "words.yaml").read_text(encoding="utf-8")
+)
+CAUSES, UNITS, CONVENTIONS = DECLARED["causes"], DECLARED["units"], DECLARED["conventions"]
 COMPUTATION = "computation"
 AGAIN = "recomputation"
 WAITS = ("partition", "bubble")  # they grow with the work
-CAUSES: Mapping[str, str] = {
-    "shape": "FLOPs of a token: products and causal attention, nothing recomputed",
-    "FLOP convention": "FLOPs that the printed rate counts, over those",
-    "device": "16-bit matrix peak of the device",
-    "peak definition": "peak that the printed rate divides by, over that",
-    "dtype": "pace of products in the number's precision over 16 bits with sums in fp32",
-    "kernels": "share of the peak that kernels reach: sizes of products, microbatch, software",
-    COMPUTATION: "forwards and backwards",
-    "recomputation": "forwards that run once more, with the collectives inside them",
-    "partition": "the busiest device's work over the mean",
-    "bubble": "waiting of devices for one another: filling, draining, order",
-    "transfers": "boundary tensors, and what streams between devices and host, where nothing hides it",
-    "collectives": "tensor, context, expert and data parallelism, where nothing hides it",
-    "optimizer": "updates, and what an update on the host holds up",
-    "late updates": "what updates that are one step late save: negative seconds",
-    "interpreter": "loops over experts that a device waits for",
-    "overheads": "launches of a microbatch, norm and logging of a step, jitter of many nodes",
-}
 
 
 class Work(NamedTuple):
@@ -93,20 +81,6 @@ class Side:
         return sum(self.causes.values())
 
 
-UNITS: Mapping[str, str] = {
-    "tokens_per_s": "of all devices",
-    "tokens_per_s_per_device": "of one device",
-    "step_time_s": "seconds of an optimizer step",
-    "tflops_per_device": "1e12 FLOP/s of one device; flops= says how they are counted",
-    "mfu": "share of the peak, from 0 to 1; flops= and peak_flops_per_s= say how it is counted",
-}
-CONVENTIONS: Mapping[str, str] = {
-    "causal": "products and causal attention, as this project counts",
-    "6n": "6 N of all N parameters",
-    "palm": "6 N + 12 L a d s: the whole square of attention (PaLM, arXiv 2204.02311, appendix B)",
-    "megatron": "72 L h^2 (1 + s / 6h + V / 12Lh) (Megatron-LM, SC'21, without recomputation)",
-    "megatron_recompute": "96 L h^2 (1 + s / 6h + V / 16Lh): full recomputation counts (Megatron-LM, SC'21)",
-}
 RATES = ("tflops_per_device", "mfu")
 
 

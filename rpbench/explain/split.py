@@ -24,24 +24,12 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Any, Literal
 
-from rpbench.explain.side import AGAIN, CAUSES, COMPUTATION, WAITS, Rate, Side
+from rpbench.explain.side import AGAIN, CAUSES, COMPUTATION, DECLARED, WAITS, Rate, Side
 
 Metric = Literal["pace", "tflops", "mfu"]
-METRICS: Mapping[str, str] = {
-    "pace": "tokens/s of a device",
-    "tflops": "FLOP/s of a device, as each side counts them",
-    "mfu": "share of the peak, as each side counts and divides",
-}
 COMPARABLE: Mapping[str, str] = {  # what both sides have in common, and the way out
     "unit": "take models with a shape on both sides, or on neither",
     "clock": "take costs in seconds on both sides, as in cost=analytic",
-}
-# How causes are known that are not of a side's model: counted FLOPs, and peaks of vendors or of a source.
-OF_CAUSE: Mapping[str, str] = {
-    "shape": "derived",
-    "FLOP convention": "derived",
-    "device": "published",
-    "peak definition": "published",
 }
 NOTHING = 1e-9  # logarithms below it are rounding
 
@@ -71,7 +59,7 @@ class Explanation:
         """As JSON holds it."""
         return {
             "metric": self.metric,
-            "metric_is": METRICS[self.metric],
+            "metric_is": DECLARED["metrics"][self.metric],
             "ratio": exp(self.total),
             "log_ratio": self.total,
             "causes": [self._row(name, part) for name, part in self.parts.items()],
@@ -85,7 +73,7 @@ class Explanation:
         }
 
     def _row(self, name: str, part: float) -> dict[str, Any]:
-        evidence = [OF_CAUSE.get(name, side.model) for side in (self.a, self.b)]
+        evidence = [DECLARED["evidence_of_cause"].get(name, side.model) for side in (self.a, self.b)]
         return {
             "cause": name,
             "is": CAUSES[name],

@@ -4,58 +4,18 @@ Needs the extra `dash` (wandb-workspaces). Building a workspace needs no network
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from rpbench.config.choices import ConfigError
 
 # Runs of one group did the same work by the same schedule; a bar is a group, so that bars of one work may be compared.
 GROUPS = ("work", "schedule.name")
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One panel: bar, scatter, line, parallel, media or comparer, of what runs log; x is along a scatter or a line."""
-
-    kind: str
-    title: str
-    metrics: tuple[str, ...] = ()
-    x: str | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.metrics if self.x is None else (*self.metrics, self.x)
-
-
-SECTIONS: Mapping[str, tuple[Panel, ...]] = {
-    "Schedules at equal work": (
-        Panel("bar", "Pace (tokens/s)", ("tokens_per_s",)),
-        Panel("bar", "Step time (s)", ("step_time_s",)),
-        Panel("bar", "Bubble (fraction of the makespan)", ("bubble_makespan",)),
-        Panel("bar", "Peak memory of the fullest device (B)", ("peak_memory_bytes_max",)),
-        Panel("line", "Loss over tokens", ("train/loss",), x="train/tokens"),
-        Panel("media", "Timelines", ("timeline",)),
-    ),
-    "Bubble and memory": (
-        Panel("scatter", "Bubble against memory", ("bubble_makespan",), x="peak_memory_bytes_max"),
-        Panel("parallel", "All in one", ("bubble_makespan", "peak_memory_bytes_max", "step_time_s", "tokens_per_s")),
-    ),
-    "Predicted and measured": (
-        Panel("scatter", "Replayed against measured makespan (s)", ("makespan_s",), x="replay_makespan_s"),
-        Panel("bar", "Makespan, with the range (s)", ("makespan_s",)),
-    ),
-    "Training": (
-        Panel("line", "Loss against time (s)", ("train/loss",), x="train/time_s"),
-        Panel("line", "Step time (s)", ("train/step_time_s",), x="train/step"),
-        Panel("line", "Tokens/s", ("train/tokens_per_s",), x="train/step"),
-        Panel("line", "Bubble", ("train/bubble",), x="train/step"),
-        Panel("line", "Gradient norm, of runs with optimizer.clip_norm", ("train/gradient_norm",), x="train/step"),
-    ),
-    "Verdicts": (
-        Panel("bar", "Runs by verdict: staleness in steps", ("staleness_steps",)),
-        Panel("comparer", "What differs between runs"),
-    ),
-}
+Panel = Mapping[str, Any]
+PANELS = Path(__file__).parent / "panels.yaml"
+SECTIONS: Mapping[str, list[Panel]] = yaml.safe_load(PANELS.read_text(encoding="utf-8"))
 
 
 def workspace(project: str, entity: str = "") -> Any:
@@ -112,18 +72,16 @@ def _modules() -> tuple[Any, Any]:
 
 def _built(wr: Any, panel: Panel) -> Any:
     """A panel in the words of wandb-workspaces."""
-    title = panel.title
-    if panel.kind == "bar":
-        return wr.BarPlot(
-            title=title, metrics=list(panel.metrics), groupby_aggfunc="median", groupby_rangefunc="minmax"
-        )
-    if panel.kind == "scatter":
-        return wr.ScatterPlot(title=title, x=wr.SummaryMetric(panel.x), y=wr.SummaryMetric(panel.metrics[0]))
-    if panel.kind == "line":
-        return wr.LinePlot(title=title, x=panel.x, y=list(panel.metrics))
-    if panel.kind == "parallel":
-        columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric(name)) for name in panel.metrics]
+    title, metrics, x = panel["title"], panel["metrics"], panel.get("x")
+    if panel["kind"] == "bar":
+        return wr.BarPlot(title=title, metrics=metrics, groupby_aggfunc="median", groupby_rangefunc="minmax")
+    if panel["kind"] == "scatter":
+        return wr.ScatterPlot(title=title, x=wr.SummaryMetric(x), y=wr.SummaryMetric(metrics[0]))
+    if panel["kind"] == "line":
+        return wr.LinePlot(title=title, x=x, y=metrics)
+    if panel["kind"] == "parallel":
+        columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric(name)) for name in metrics]
         return wr.ParallelCoordinatesPlot(title=title, columns=columns)
-    if panel.kind == "media":
-        return wr.MediaBrowser(title=title, media_keys=list(panel.metrics))
+    if panel["kind"] == "media":
+        return wr.MediaBrowser(title=title, media_keys=metrics)
     return wr.RunComparer(diff_only="split")

@@ -1,11 +1,14 @@
-"""Metrics of a tracked run, each with its unit and better direction, and the feed of rows to a tracker."""
+"""Metrics of a tracked run, as `metrics.yaml` has them, and the feed of rows to a tracker."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+
+import yaml
 
 Row = dict[str, Any]
 Listener = Callable[[Row], None]
@@ -43,49 +46,11 @@ class StepFeed:
 
 
 STEP = "train/step"  # the axis of the history: batches that are done, counted from 0
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One number of a run, its unit ("1": a fraction or count), and whether it is best low or high, if either."""
-
-    unit: str
-    goal: str | None = None
-
-
-HISTORY = {
-    "train/loss": Metric("nat", "minimize"),
-    "train/step_time_s": Metric("s", "minimize"),
-    "train/tokens_per_s": Metric("tokens/s", "maximize"),
-    "train/bubble": Metric("1", "minimize"),
-    "train/gradient_norm": Metric("1"),
-    "train/tokens": Metric("tokens"),
-    "train/time_s": Metric("s"),
-    "train/step_time_slots": Metric("slots", "minimize"),
-    "train/time_slots": Metric("slots"),
-    "train/wall_s": Metric("s"),
-}
+_METRICS = yaml.safe_load((Path(__file__).parent / "metrics.yaml").read_text(encoding="utf-8"))
+HISTORY: Mapping[str, Mapping[str, str]] = _METRICS["history"]
+SUMMARY: Mapping[str, Mapping[str, str]] = _METRICS["summary"]
 MEMORY = "train/memory_bytes/device"  # followed by the device's number
-
-SUMMARY = {
-    "tokens_per_s": Metric("tokens/s", "maximize"),
-    "step_time_s": Metric("s", "minimize"),
-    "makespan_s": Metric("s", "minimize"),
-    "step_time_slots": Metric("slots", "minimize"),
-    "makespan_slots": Metric("slots", "minimize"),
-    "bubble_makespan": Metric("1", "minimize"),
-    "bubble_span": Metric("1", "minimize"),
-    "bubble_over_ideal": Metric("1", "minimize"),
-    "comm_exposed_s": Metric("s", "minimize"),
-    "peak_memory_bytes_max": Metric("B", "minimize"),
-    "peak_in_flight_max": Metric("1", "minimize"),
-    "staleness_steps": Metric("1", "minimize"),
-    "replay_makespan_s": Metric("s", "minimize"),
-    "loss": Metric("nat", "minimize"),
-}
 TIMELINE = "timeline"  # the picture of a run's timeline
-
-
 _SLOTS = {"train/step_time_s": "train/step_time_slots", "train/time_s": "train/time_slots"}
 
 
@@ -96,4 +61,4 @@ def in_slots(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def units() -> dict[str, str]:
     """The unit of every metric by name, as a run's configuration holds it."""
-    return {name: metric.unit for name, metric in (HISTORY | SUMMARY).items()} | {f"{MEMORY}*": "B"}
+    return {name: metric["unit"] for name, metric in (*HISTORY.items(), *SUMMARY.items())} | {f"{MEMORY}*": "B"}

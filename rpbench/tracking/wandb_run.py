@@ -179,7 +179,7 @@ def start(request: Request, row: Mapping[str, Any], attempt: int) -> Any:
     run = _initialised(wandb, arguments, tracker.init_timeout_s)
     run.define_metric(STEP, hidden=True)
     for name, metric in HISTORY.items():
-        run.define_metric(name, step_metric=STEP, summary=metric.goal and metric.goal[:3])
+        run.define_metric(name, step_metric=STEP, summary=metric.get("summary"))
     run.define_metric(f"{MEMORY}*", step_metric=STEP)
     for name in SUMMARY:
         run.define_metric(name, summary="last")

@@ -12,7 +12,8 @@ from rpbench.tracking.wandb_run import work_of
 
 
 def named_by_panels():
-    return [name for panels in dashboard_wandb.SECTIONS.values() for panel in panels for name in panel.names]
+    panels = [panel for section in dashboard_wandb.SECTIONS.values() for panel in section]
+    return [name for panel in panels for name in (*panel["metrics"], *([panel["x"]] if "x" in panel else []))]
 
 
 def test_every_metric_of_a_panel_is_one_that_runs_log():
