@@ -18,7 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -188,8 +187,8 @@ _HEADERS = {
 }
 
 
-class Dashboard:
-    """The page, served until it is closed.
+class Dashboard(ThreadingHTTPServer):
+    """The page, served until its block ends.
 
     Args:
         results: the folder of records.
@@ -205,13 +204,12 @@ class Dashboard:
             "curve": rows.curve,
             "timeline": rows.timeline,
         }
-        self._server = _Server(("127.0.0.1", port), lambda *given: _Answer(asked, *given))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        super().__init__(("127.0.0.1", port), lambda *given: _Answer(asked, *given))
+        self._thread = threading.Thread(target=self.serve_forever, daemon=True)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+        return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def wait(self) -> None:
         self._thread.join()
@@ -220,11 +218,14 @@ class Dashboard:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, *request: Any) -> None:
+        """A reader who leaves before the answer is there is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(*request)
 
 
 def serve(results: Path, port: int = 0) -> Dashboard:
@@ -255,13 +256,6 @@ def charts_library() -> bytes:
     return (
         f"(() => {{\n{vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed;')}\n}})()\n".encode()
     )  # its names are its own
-
-
-class _Server(ThreadingHTTPServer):
-    def handle_error(self, *request: Any) -> None:
-        """A reader who leaves before the answer is there is no error."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(*request)
 
 
 class _Answer(BaseHTTPRequestHandler):

@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import rpbench
 from rpbench.advice.interval import Shared, ratio_reach
 from rpbench.cost.footprint.replicas import ssd_bytes
@@ -24,10 +22,11 @@ from rpbench.mesh.step import pipeline_terms, stages_of_step
 from rpbench.plan.contest.plans import Tuned
 from rpbench.plan.contest.terms import Terms
 from rpbench.workload.architecture import Architecture
+from rpbench.yaml_file import read_keys
 
 COVERED = 0.01  # of a plan's pace: what no other plan of its contender can gain counts as searched to the end
 HERE = "here only"
-_FRAMEWORKS = yaml.safe_load((Path(__file__).parent / "frameworks.yaml").read_text(encoding="utf-8"))
+_FRAMEWORKS = read_keys(Path(__file__).with_name("frameworks.yaml"))
 RUNS_IN: Mapping[str, Sequence[str]] = _FRAMEWORKS["runs_in"]
 FRAMEWORKS = tuple(dict.fromkeys(name for each in RUNS_IN.values() for name in each))
 EXPORTS: Mapping[str, str] = _FRAMEWORKS["exports"]

@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from rpbench.drawing.timeline_svg import COLOURS, NAMES, OTHER
+from rpbench.drawing.timeline_svg import look_of
 from rpbench.ir.action import Action, Kind, parts_of
 from rpbench.ir.timeline import Timeline
 
@@ -87,7 +87,7 @@ def bars_of(timeline: Timeline, height: float = 0.84, per_second: float = 1.0) -
             low = span.device - height / 2 + height * number / len(parts)
             high = low + height / len(parts)
             kinds.add(part.kind)
-            colour = COLOURS.get(part.kind, OTHER)
+            colour, _ = look_of(part.kind)
             boxes[colour].append(_box(main, end, low, high))
             if main > start:
                 heads.add(part.kind)
@@ -121,12 +121,10 @@ def put_bars(axes: "Axes", bars: Bars, points: float, *, rasterized: bool = Fals
 
 def handles(kinds: Iterable[Kind], heads: Iterable[Kind] = ()) -> list[Patch]:
     """The legend of what is drawn."""
-    found = [Patch(color=COLOURS.get(kind, OTHER), label=NAMES.get(kind, kind.name)) for kind in sorted(kinds)]
-    pale = {Kind.FB: "pale: forward of FB"}
-    for kind in sorted(heads):
-        name = pale.get(kind, f"pale: recompute before {kind.name}")
-        found.append(Patch(color=paler(COLOURS.get(kind, OTHER)), label=name))
-    return found
+    words = {Kind.FB: "pale: forward of FB"}
+    pale = [(paler(look_of(kind)[0]), words.get(kind, f"pale: recompute before {kind.name}")) for kind in sorted(heads)]
+    looks = [*map(look_of, sorted(kinds)), *pale]
+    return [Patch(color=colour, label=name) for colour, name in looks]
 
 
 @cache

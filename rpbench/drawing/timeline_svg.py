@@ -5,32 +5,25 @@ from html import escape
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.timeline import Timeline
 
-# Okabe-Ito: forward blue, backward vermilion, the halves of a backward apart, recomputation pale.
-COLOURS = {
-    Kind.F: "#56B4E9",
-    Kind.B: "#E69F00",
-    Kind.FB: "#D55E00",
-    Kind.I: "#F0C05A",
-    Kind.W: "#009E73",
-    Kind.R: "#CFCFCF",
-    Kind.STEP: "#CC79A7",
-    Kind.STEP_REST: "#CC79A7",
-    Kind.HF: "#8FD3F4",
-    Kind.HB: "#F7B267",
+# Of each kind its colour and its name. Okabe-Ito: forward blue, backward vermilion, the halves of a backward apart,
+# recomputation pale.
+_LOOKS = {
+    Kind.F: ("#56B4E9", "F forward"),
+    Kind.B: ("#E69F00", "B backward"),
+    Kind.FB: ("#D55E00", "FB fused forward and backward"),
+    Kind.I: ("#F0C05A", "I input gradient"),
+    Kind.W: ("#009E73", "W weight gradient"),
+    Kind.R: ("#CFCFCF", "R recompute"),
+    Kind.STEP: ("#CC79A7", "STEP optimizer"),
+    Kind.STEP_REST: ("#CC79A7", "STEP_REST optimizer of the host"),
+    Kind.HF: ("#8FD3F4", "HF shard of the head, forward"),
+    Kind.HB: ("#F7B267", "HB shard of the head, backward"),
 }
-NAMES = {
-    Kind.F: "F forward",
-    Kind.B: "B backward",
-    Kind.FB: "FB fused forward and backward",
-    Kind.I: "I input gradient",
-    Kind.W: "W weight gradient",
-    Kind.R: "R recompute",
-    Kind.STEP: "STEP optimizer",
-    Kind.STEP_REST: "STEP_REST optimizer of the host",
-    Kind.HF: "HF shard of the head, forward",
-    Kind.HB: "HB shard of the head, backward",
-}
-OTHER = "#999999"  # of a kind that has none
+
+
+def look_of(kind: Kind) -> tuple[str, str]:
+    """The colour of a kind of actions, and its name for people."""
+    return _LOOKS.get(kind, ("#999999", kind.name))
 
 
 _WIDTH, _LEFT, _TOP, _ROW = 960.0, 60.0, 44.0, 22.0
@@ -65,11 +58,10 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
 
 
 def _bar(x: float, y: float, width: float, kind: Kind, name: str, letters: str) -> str:
-    colour = COLOURS.get(kind, OTHER)
     inner = _text(x + 2, y + 13, letters) if width >= _LETTERS_FROM else ""
     return (
         f'<g><title>{escape(name)}</title><rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{_ROW - 4:g}" '
-        f'fill="{colour}" stroke="white" stroke-width="0.3"/>{inner}</g>'
+        f'fill="{look_of(kind)[0]}" stroke="white" stroke-width="0.3"/>{inner}</g>'
     )
 
 
@@ -80,7 +72,7 @@ def _text(x: float, y: float, words: str) -> str:
 def _legend(kinds: set[Kind]) -> str:
     marks, x = [], _LEFT
     for kind in sorted(kinds):
-        marks.append(f'<rect x="{x:g}" y="22" width="10" height="10" fill="{COLOURS.get(kind, OTHER)}"/>')
-        marks.append(_text(x + 14, 31, NAMES.get(kind, kind.name)))
-        x += 26 + 6 * len(NAMES.get(kind, kind.name))
+        colour, name = look_of(kind)
+        marks.append(f'<rect x="{x:g}" y="22" width="10" height="10" fill="{colour}"/>{_text(x + 14, 31, name)}')
+        x += 26 + 6 * len(name)
     return "".join(marks)

@@ -5,15 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from rpbench.registry import unknown_name
 from rpbench.untrusted import positive
 from rpbench.workload.architecture import Architecture
+from rpbench.yaml_file import read_keys
 
-DECLARED: Mapping[str, Mapping[str, str]] = yaml.safe_load(
-    (Path(__file__).parent / "words.yaml").read_text(encoding="utf-8")
-)
+DECLARED: Mapping[str, Mapping[str, str]] = read_keys(Path(__file__).with_name("words.yaml"))
 CAUSES, UNITS, CONVENTIONS = DECLARED["causes"], DECLARED["units"], DECLARED["conventions"]
 COMPUTATION = "computation"
 AGAIN = "recomputation"

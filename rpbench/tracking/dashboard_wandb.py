@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rpbench.config.choices import ConfigError
+from rpbench.yaml_file import read_keys
 
 # Runs of one group did the same work by the same schedule; a bar is a group, so that bars of one work may be compared.
 GROUPS = ("work", "schedule.name")
 Panel = Mapping[str, Any]
-PANELS = Path(__file__).parent / "panels.yaml"
-SECTIONS: Mapping[str, list[Panel]] = yaml.safe_load(PANELS.read_text(encoding="utf-8"))
+SECTIONS: Mapping[str, list[Panel]] = read_keys(Path(__file__).with_name("panels.yaml"))
 
 
 def workspace(project: str, entity: str = "") -> Any:

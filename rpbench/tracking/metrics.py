@@ -8,7 +8,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import yaml
+from rpbench.yaml_file import read_keys
 
 Row = dict[str, Any]
 Listener = Callable[[Row], None]
@@ -46,7 +46,7 @@ class StepFeed:
 
 
 STEP = "train/step"  # the axis of the history: batches that are done, counted from 0
-_METRICS = yaml.safe_load((Path(__file__).parent / "metrics.yaml").read_text(encoding="utf-8"))
+_METRICS = read_keys(Path(__file__).with_suffix(".yaml"))
 HISTORY: Mapping[str, Mapping[str, str]] = _METRICS["history"]
 SUMMARY: Mapping[str, Mapping[str, str]] = _METRICS["summary"]
 MEMORY = "train/memory_bytes/device"  # followed by the device's number

@@ -124,7 +124,10 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
     groups = [tuple(str(row.get(key)) for key in differing if key != "seed") for row in asked]
     verdicts = {key: _verdicts(rows, key, groups) for key in metrics}
     cells = {
-        key: [_cell(row.get(key), *told) for row, *told in zip(rows, ratios[key], verdicts[key], strict=True)]
+        key: [
+            _cell(row.get(key), ratio, noise)
+            for row, ratio, noise in zip(rows, ratios[key], verdicts[key], strict=True)
+        ]
         for key in metrics
     }
     _print_table(asked, differing, cells, people)
