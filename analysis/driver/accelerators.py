@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.driver.sweeps import LOGS, ROOT, run_sweeps
@@ -31,29 +30,12 @@ class TimeIsUp(Exception):
     """The whole has taken as long as it may."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A sweep, and what makes it small where accelerators are made up.
-
-    Args:
-        small: beside the model and the number of accelerators.
-    """
-
-    experiment: str
-    small: tuple[str, ...] = ()
-
-    def sweep(self, dry: int | None) -> Sweep:
-        """It, on real accelerators or on so many made-up ones."""
-        if dry is None:
-            return Sweep(self.experiment)
-        return Sweep(self.experiment, (f"backend.dry_accelerators={dry}", *_TINY, *self.small))
-
-
-PARTS = (
-    Part("gpu_gradients", ("num_steps=1", "num_microbatches=2", "dtype=float32")),
-    Part("gpu_single", ("num_steps=1", "num_microbatches=2", "chunks_per_device=2", "seed=0")),
-    Part("gpu_duel", ("num_microbatches=2", "chunks_per_device=2", "dtype=float32", "mode.num_starts=1")),
-)
+# The experiments, and what makes each small where accelerators are made up, beside the model and their number.
+PARTS = {
+    "gpu_gradients": ("num_steps=1", "num_microbatches=2", "dtype=float32"),
+    "gpu_single": ("num_steps=1", "num_microbatches=2", "chunks_per_device=2", "seed=0"),
+    "gpu_duel": ("num_microbatches=2", "chunks_per_device=2", "dtype=float32", "mode.num_starts=1"),
+}
 
 
 def has_accelerators() -> bool:
@@ -79,12 +61,13 @@ def run_on_accelerators(results: Path, out: Path, dry: int | None, say: Callable
         if time.monotonic() > end:
             raise TimeIsUp
 
-    for number, part in enumerate(PARTS):
-        sweep = part.sweep(dry)
+    made_up = () if dry is None else (f"backend.dry_accelerators={dry}", *_TINY)
+    for number, (experiment, small) in enumerate(PARTS.items()):
+        sweep = Sweep(experiment, (*made_up, *small) if made_up else ())
         try:
             failures = run_sweeps([sweep], results, say, tick)
         except TimeIsUp:
-            left = ", ".join(each.experiment for each in PARTS[number:])
+            left = ", ".join([*PARTS][number:])
             problems.append(f"{LIMIT_S / 60:.0f} minutes are over: {left} did not end; the same command goes on there")
             break
         problems += [f"experiment={each.sweep.experiment}: {each.words} (log: {each.log})" for each in failures]

@@ -45,7 +45,6 @@ class Forked(ForkProcess):
         return self.exitcode
 
     def poll(self) -> int | None:
-        """The same."""
         return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int:

@@ -173,7 +173,6 @@ def among(name: str, asked: Any, there: Collection[Any]) -> list[Any]:
 
 
 def picture(figure: Figure) -> None:
-    """Display a figure."""
     display(Image(png_bytes(figure)))
 
 

@@ -114,7 +114,6 @@ def _repeated(rows: Sequence[Row]) -> str:
 
 
 def work_of(row: Row) -> Work:
-    """The work of a run."""
     asked = row.get("config") or {}
     cost = asked.get("cost") or row.get("cost")
     tokens = row.get("tokens_per_step")

@@ -141,5 +141,4 @@ def look_of(schedule: str) -> Look:
 
 
 def family_of(schedule: str) -> str:
-    """The kind of a registered schedule."""
     return _FAMILY_OF[schedule]

@@ -29,7 +29,6 @@ KNOWN = "8x_rtx4090"
 
 @cache
 def declared_basis(cluster: str) -> Basis:
-    """The declared constants on a machine."""
     return basis_of(machine(cluster), load(["cost=analytic"]).cost)
 
 

@@ -67,7 +67,6 @@ class Advice:
     ranking_late: tuple[Ranked, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return {
             "model": self.terms.model.name,
             "cluster": self.terms.cluster.name,

@@ -85,7 +85,6 @@ class Clock:
         return self._end - self.spent
 
     def is_over(self) -> bool:
-        """Whether time is."""
         return self.left < 0
 
 

@@ -98,7 +98,6 @@ class Around:
         self._refused: dict[Recompute, str] = {}  # whatever the size
 
     def point(self, setting: Setting, is_over: Callable[[], bool]) -> Point:
-        """The point of a setting."""
         at = Point(self.terms.num_devices, setting.microbatch_sequences, setting.recompute)
         if self._is_own and setting == self.plan.setting:
             return self._told(at, self.plan.outcome, self.plan.partition)

@@ -52,7 +52,6 @@ def new(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def text_of(kind: str, name: str) -> str:
-    """The text of a new file."""
     text = (Path(__file__).with_name("texts") / f"new_{kind}.txt").read_text(encoding="utf-8")
     if kind == "schedule":
         return text.replace("NAME", name)

@@ -56,7 +56,6 @@ class Explanation:
         return abs(self.rest / self.total) if abs(self.total) > NOTHING else None
 
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
         return {
             "metric": self.metric,
             "metric_is": DECLARED["metrics"][self.metric],

@@ -162,7 +162,6 @@ class Summary:
 
     @property
     def num_cells(self) -> int:
-        """Cells that it has seen."""
         return self._states.total()
 
     def add(self, row: Mapping[str, Any]) -> None:

@@ -69,7 +69,6 @@ class Case:
 
     @property
     def devices(self) -> int:
-        """Devices of the run."""
         return self.job.machine.size if self.job else self.said.devices if self.said else 1
 
     @property

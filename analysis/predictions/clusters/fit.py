@@ -230,7 +230,6 @@ def fits(leave_out: frozenset[str] = frozenset()) -> dict[str, Fitted]:
 
 
 def rows() -> list[dict[str, str]]:
-    """The rows of the file."""
     return [row for problem, fitted in zip(PROBLEMS, fits().values(), strict=True) for row in _found(problem, fitted)]
 
 

@@ -131,7 +131,6 @@ def orders() -> Iterable[dict[str, str]]:
 
 
 def row_of(case: Case, model: Model) -> dict[str, str]:
-    """The prediction of one case."""
     found = dict.fromkeys(COLUMNS, "")
     found |= {"id": case.id, "status": "not_modelled", "note": case.note}
     if case.job is None and case.said is None:

@@ -290,7 +290,6 @@ def _commands(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def framework_of(row: Mapping[str, Any]) -> str:
-    """The framework that a row's export is for."""
     form = row["export"].rpartition("format=")[2]
     return next(name for name, each in EXPORTS.items() if each == form)
 

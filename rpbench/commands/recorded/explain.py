@@ -348,7 +348,6 @@ def _run(asked: Asked, name: str) -> Record:
 
 
 def print_explanation(answer: Mapping[str, Any], people: TextIO) -> None:
-    """The causes as a table."""
     width = shutil.get_terminal_size((120, 24)).columns
     a, b, rest = answer["a"], answer["b"], answer["unexplained"]
     lines = [f"B over A, {answer['metric_is']}: {_factor(answer['ratio'])}"]
