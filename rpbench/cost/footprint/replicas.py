@@ -52,8 +52,7 @@ Shares = Mapping[int, Fraction]  # stage -> the part of it that is there
 def shares_or_offloads(schedule: Schedule) -> bool:
     """Whether weights or gradients move between devices, or to the host."""
     return not schedule.kinds.isdisjoint(_SHARING) or (
-        has_transfers(schedule)
-        and any(action.object in ("P", "G") for _, _, row in schedule.items() for action in row)
+        has_transfers(schedule) and any(action.object in ("P", "G") for _, _, row in schedule.items() for action in row)
     )
 
 

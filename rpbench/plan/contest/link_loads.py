@@ -31,11 +31,15 @@ NOT_STRAIGHT = 1e-9
 
 
 class Crossing(NamedTuple):
-    """One kind of transfer: what crosses which link, of the stages of which direction."""
+    """One kind of transfer: what crosses which link, of the stages of which direction, in which lane of a device.
+
+    What goes from device to device is sent in one lane and received in another, at the same time.
+    """
 
     object: str
     lane: str
     backward: bool
+    stands_in: str
 
 
 Crossings = Mapping[Crossing, Floats]  # shares of each stage that cross in a step, all devices together, (stages,)
@@ -97,8 +101,10 @@ def _with_transfers(problem: Problem) -> Schedule:
 def crossings(analysis: Analysis) -> Crossings:
     """The crossings of one step of a schedule with all its transfers."""
     shape, found = analysis.schedule.shape, defaultdict[Crossing, Floats](lambda: np.zeros(0))
-    for payload, number in Counter(analysis.payload.values()).items():
-        key = Crossing(payload.object, payload.lane, payload.backward)
+    lanes, lane_of = analysis.index.lanes, analysis.index.lane_of
+    moved = Counter((payload, lanes[lane_of[number]].name) for number, payload in analysis.payload.items())
+    for (payload, lane), number in moved.items():
+        key = Crossing(payload.object, payload.lane, payload.backward, lane)
         if key not in found:
             found[key] = np.zeros(shape.num_backward_stages if payload.backward else shape.num_stages)
         found[key][payload.stage] += number * float(payload.share) / shape.num_steps
@@ -108,12 +114,11 @@ def crossings(analysis: Analysis) -> Crossings:
 def extended(known: list[tuple[int, Crossings]], num_microbatches: int) -> Crossings | None:
     """The crossings of so many microbatches, from those of three fewer ones; None unless all lie on straight lines."""
     (first, at_first), (second, at_second), (third, at_third) = known[:3]
-    if not at_first.keys() == at_second.keys() == at_third.keys():
-        return None
     found = dict[Crossing, Floats]()
-    for key, begun in at_first.items():
-        each = (at_second[key] - begun) / (second - first)
-        if np.abs(begun + each * (third - first) - at_third[key]).max() > NOT_STRAIGHT:
+    for key in at_first.keys() | at_second.keys() | at_third.keys():
+        begun, later, last = (at.get(key, np.zeros(1)) for at in (at_first, at_second, at_third))
+        each = (later - begun) / (second - first)
+        if np.abs(begun + each * (third - first) - last).max() > NOT_STRAIGHT:
             return None
         found[key] = begun + each * (num_microbatches - first)
     return found
@@ -128,7 +133,7 @@ def least_seconds(found: Crossings, sizes: ModelBytes, terms: Terms) -> float:
         moved[key.lane] += carried
         collective = key.lane == "net" and CHARGES[key.object].exchanged and cluster.collective_bytes_per_s
         pace = collective or (None if key.lane == "host" else cluster.link_bytes_per_s(key.lane))
-        own[key.lane] += carried / (pace * num) if pace else 0.0
+        own[key.stands_in] += carried / (pace * num) if pace else 0.0
     memory = cluster.shared_host_bytes_per_s
     shared = [sum(moved[lane] for lane in ("h2d", "d2h", "host")) / memory] if memory else []
     if cluster.devices_per_root_complex is not None and cluster.root_complex_bytes_per_s is not None:
