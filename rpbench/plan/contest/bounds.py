@@ -59,10 +59,14 @@ class _Row:
 
 
 class Bounds:
-    """Bounds on the plans of a contender, each made once."""
+    """Bounds on the plans of a contender, each made once.
 
-    def __init__(self, contender: Contender, terms: Terms, space: Space) -> None:
-        self.contender, self.terms, self.space = contender, terms, space
+    Args:
+        with_links: count what crosses links too; that takes three short orders for every number of stages and option.
+    """
+
+    def __init__(self, contender: Contender, terms: Terms, space: Space, *, with_links: bool = True) -> None:
+        self.contender, self.terms, self.space, self._with_links = contender, terms, space, with_links
         self._paces, self._loose_paces = dict[Setting, float](), dict[Setting, float]()
         self._placed: dict[tuple[object, ...], Schedule] = {}
         self._links = LinkLoads(contender, terms)
@@ -145,16 +149,16 @@ class Bounds:
 
     def _moving(self, setting: Setting) -> Analysis | None:
         """A short order with all its transfers, where stages are shared or streamed; else None."""
-        short = self._links.short(setting) if self._moves else ()
-        return short[0] if short else None
+        found = (self._links.short(setting, most) for most in (1, 2, 3) if self.moves)
+        return next((short[0] for short in found if short), None)
 
     @property
     def count_links(self) -> bool:
         """Whether bounds count what crosses links; else computation alone."""
-        return self._moves and not self.contender.entry.separate_cuts and self.terms.problem is None
+        return self._with_links and self.moves and not self.contender.entry.separate_cuts and self.terms.problem is None
 
     @property
-    def _moves(self) -> bool:
+    def moves(self) -> bool:
         """Whether stages are shared or streamed, whole ones with the same cut both ways."""
         entry = self.contender.entry
         return entry.lower is not None and entry.name not in _LOWERED

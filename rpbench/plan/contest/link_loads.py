@@ -54,23 +54,23 @@ class LinkLoads:
 
     def __init__(self, contender: Contender, terms: Terms) -> None:
         self._contender, self._terms = contender, terms
-        self._known: dict[tuple[object, ...], list[Analysis]] = {}
+        self._known: dict[tuple[object, ...], dict[int, Analysis | None]] = {}
         self._crossings: dict[int, Crossings] = {}
 
-    def short(self, setting: Setting) -> list[Analysis]:
-        """Orders of up to three steps with few microbatches, n, 2n and 3n of them, fewest first; empty if none is made.
+    def short(self, setting: Setting, most: int = 3) -> list[Analysis]:
+        """Up to so many orders of a step with n, 2n and 3n microbatches, n of the fewest, without those it refuses.
 
         Microbatch size, recomputation and prefetching do not matter.
         """
-        key = setting.chunks_per_device, setting.options
-        if key not in self._known:
-            problem = posed(self._contender, setting, self._terms, 1)
-            few = self._terms.num_microbatches(max(self._terms.microbatches))
-            self._known[key] = found = []
-            for number in (few, 2 * few, 3 * few):
+        known = self._known.setdefault((setting.chunks_per_device, setting.options), {})
+        fewest = self._terms.num_microbatches(max(self._terms.microbatches))
+        for times in range(1, most + 1):
+            if times not in known:
+                problem = posed(self._contender, setting, self._terms, 1)
+                known[times] = None
                 with suppress(ValueError):
-                    found.append(analysed(_with_transfers(replace(problem, num_microbatches=number))))
-        return self._known[key]
+                    known[times] = analysed(_with_transfers(replace(problem, num_microbatches=times * fewest)))
+        return [found for times in range(1, most + 1) if (found := known[times]) is not None]
 
     def least_seconds(self, setting: Setting, num_microbatches: int) -> float:
         """Seconds of a step of so many microbatches at least, by the link that is occupied longest.

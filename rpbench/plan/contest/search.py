@@ -1,11 +1,11 @@
 """Search: the best plan of a contender, over every dimension of its space, within a budget.
 
-The search begins at the usual setting and changes one dimension at a time: it tries every other value and takes the
-best, until no single change helps. Each setting is sketched first (`rpbench.plan.contest.sketch`); a promising one is
-timed with all its transfers over a few steps. Layers then move between stages one by one, and where another setting is
-better with the cut that was found, the search goes on from there. Close settings with other numbers of stages are
-searched in the same way. The finalists run as many steps as the terms say. Every contender gets the same budget of
-timelines, and its plan says what was spent. With a time limit, the search begins with recomputation and may be cut off.
+The search begins at the usual setting, or where bounds that count links are highest, and changes one dimension at a
+time: it tries every other value and takes the best, until no single change helps. Each setting is sketched first
+(`rpbench.plan.contest.sketch`); a promising one is timed with all its transfers over a few steps. Layers then move
+between stages one by one, and where another setting is better with the cut that was found, the search goes on there.
+Close settings with other numbers of stages are searched in the same way. The finalists run as many steps as the terms
+say. Every contender has the same budget of timelines. With a time limit, recomputation comes first.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +84,7 @@ class Search:
         self.space = space or space_of(contender, terms)
         self.frames = frames or Frames(contender, terms)
         self.sketcher = Sketcher(contender, terms, budget.climb_work, is_over=is_over)
-        self.bounds = Bounds(contender, terms, self.space)
+        self.bounds = Bounds(contender, terms, self.space, with_links=is_over is None)  # they take their time
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
         self.is_over = is_over
@@ -118,8 +118,7 @@ class Search:
     def _fitting(self, setting: Setting) -> Setting:
         """The setting, or if it does not fit, one near it that fits or lacks least memory.
 
-        Single changes are tried until none lacks less: those that may be fastest first where bounds count links, else
-        smaller microbatches.
+        Single changes are tried until none lacks less.
         """
         best, improved = setting, not self.cannot_fit()
         while improved and not self.time_is_over() and not self.tried[best].timed.fits:
@@ -299,6 +298,9 @@ class Search:
                 if dimension.startswith(OPTION):  # another option may allow the usual recomputation again
                     usual = self.space.first.recompute
                     changes = list(dict.fromkeys(each.changed("recompute", usual) for each in changes)) + changes
+                    sizes = self.space.dimensions["microbatch_sequences"] if self.is_over and self.bounds.moves else ()
+                    larger = [size for size in sizes if size > current.microbatch_sequences]  # moves weights less often
+                    changes += [each.changed("microbatch_sequences", size) for each in changes for size in larger]
                 if dimension == "microbatch_sequences" and self.is_over is not None:
                     changes = self.sketcher.by_promise(current, self.space)
                 for changed in sorted(changes, key=self.sketcher.pace, reverse=True):  # of equals, the usual first
