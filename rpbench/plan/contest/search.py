@@ -219,12 +219,10 @@ class Search:
 
     def climb_from(self, setting: Setting, cut: Partition, work: int) -> None:
         """Move single layers, starting at a cut close to the best; keep the better of the result and the known plan."""
-        known = self.tried.get(setting)
-        try:
+        known, begun = self.tried.get(setting), None
+        with suppress(ValueError):  # the schedule does not take it
             begun = self._timed(setting, cut)
-        except ValueError:  # the schedule does not take it
-            return
-        if not self._is_near(begun, FAR):
+        if begun is None or not self._is_near(begun, FAR):
             return
         self._may_spend, self.tried[setting] = self.work + RESERVED + work, begun
         self._improve_cut(setting)
