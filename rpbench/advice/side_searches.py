@@ -26,7 +26,7 @@ from rpbench.advice.whole_layers import lightest
 from rpbench.cost.hardware.basis import Basis
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.contender import OPTION, Contender, contenders
-from rpbench.plan.contest.frame import Frames, posed
+from rpbench.plan.contest.frame import Frames, posed, uncollected
 from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import GIVEN_UP, OUT_OF_TIME, Search
 from rpbench.plan.contest.terms import Terms
@@ -327,13 +327,8 @@ class Side:
 
 
 def _quietly(method: str, share: Share, *arguments: Any) -> Any:
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         return getattr(share, method)(*arguments)
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def compile_kernels(terms: Terms, basis: Basis) -> None:

@@ -1,6 +1,7 @@
 """Communication: the tensors that cross devices, and the SEND and RECV that move each of them."""
 
 from collections.abc import Iterator
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ def local_hops(index: Index) -> Iterator[Hop]:
 def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
     """Tensors that cross devices, or those that do not: consumers ascending, of each in the order of its needs."""
     device_of, actions = [index.lanes[lane].device for lane in index.lane_of], index.actions
-    found = []
+    found, action = [], partial(tuple.__new__, Action)  # large schedules have many
     for kind, stage, part, producers, consumers, moved in edges_of(index, receives=False):
         above = stage if kind is Kind.F else index.shape.num_stages
         ends = ((Kind.SEND_B, stage + 1), (Kind.RECV_B, stage))
@@ -51,12 +52,9 @@ def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
                     at = [inside[:4] for inside in sub].index(place) if sub else 0
                     found.append((number, at, producer, ends, microbatch, part))
     for number, _, producer, (send, receive), microbatch, part in sorted(found, key=itemgetter(0, 1)):
-        yield Hop(
-            producer,
-            number,
-            Action(*send, microbatch, part, None, None, device_of[number]),
-            Action(*receive, microbatch, part, None, None, device_of[producer]),
-        )
+        sent = action((*send, microbatch, part, None, None, device_of[number], ()))
+        received = action((*receive, microbatch, part, None, None, device_of[producer], ()))
+        yield Hop(producer, number, sent, received)
 
 
 def check_communication(index: Index, *, required: bool = False) -> None:

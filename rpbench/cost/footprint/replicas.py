@@ -40,6 +40,7 @@ from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import inputs_stay
 from rpbench.ir.policy import LateRest, Policy
 from rpbench.ir.schedule import Schedule, Weights
+from rpbench.ir.waits.moves import has_transfers
 
 _SHARING = frozenset({Kind.UNSHARD, Kind.REDUCE_GRAD})
 
@@ -50,8 +51,8 @@ Shares = Mapping[int, Fraction]  # stage -> the part of it that is there
 
 def shares_or_offloads(schedule: Schedule) -> bool:
     """Whether weights or gradients move between devices, or to the host."""
-    return any(
-        action.kind in _SHARING or action.object in ("P", "G") for _, _, row in schedule.items() for action in row
+    return not schedule.kinds.isdisjoint(_SHARING) or (
+        has_transfers(schedule) and any(action.object in ("P", "G") for _, _, row in schedule.items() for action in row)
     )
 
 

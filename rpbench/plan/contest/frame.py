@@ -5,7 +5,8 @@ Recomputation is chosen by stage: `all` of them, none (`none`), all but the last
 """
 
 import gc
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -288,7 +289,7 @@ class Frames:
     def _make_room(self) -> None:
         """Forget those that were not used for longest, but the last, down to half of what may be kept.
 
-        Graphs refer to each other in circles, and runs pause the collection of garbage: it is asked for here.
+        Graphs refer to each other in circles, and searches pause the collection of garbage: it is asked for here.
         """
         kept = sum(frame.num_actions for frame in self._known.values())
         if kept <= MOST_ACTIONS or len(self._known) == 1:
@@ -313,6 +314,18 @@ class Frames:
     def _made_for(self, setting: Setting) -> Setting:
         """The setting whose frame serves this one: the order of most schedules does not depend on recomputation."""
         return setting if self.contender.entry.needs_costs else setting.changed("recompute", "all")
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause the collection of garbage: schedules are many small tuples in no circle."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def order_key(plan: Tuned, terms: Terms) -> Hashable:
