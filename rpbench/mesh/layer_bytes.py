@@ -4,12 +4,14 @@
 attention and experts fit in):
 
     inputs of both norms and of both blocks             8 h                 whole, or cut with sequence parallelism
-    queries, keys, values, output of attention          2 (q + k + v + o)   cut over tensor shards
-    what the MLP keeps                                  2 (3 f | 2 f)       cut over tensor shards
+    attention's heads and the MLP's inner values        2 (2 q + 2 kv + 3 f | 2 f)  cut over tensor shards
+    narrow queries and keys of latent attention         4 (widths)          whole, or cut with sequence parallelism
+    what goes into experts and comes out                4 h a visit         cut over tensor shards
     masks of dropout                                    2 h
     scores of unfused attention                         5 a s               cut over tensor shards
 
-Eager kernels keep more of it (`EagerKernels.kept_bytes`).
+The first two rows are those of figure 2 of RoundPipe (`Counts.kept_values`). Eager kernels keep more of
+it (`EagerKernels.kept_bytes`).
 """
 
 from dataclasses import replace
@@ -27,18 +29,15 @@ def layer_bytes(setting: Setting, layer: Layer) -> float:
     if setting.software.kernels in ("eager", "fused"):
         return eager_kernels(setting).kept_bytes()
     own, software = setting.architecture, setting.software
-    keys = own.heads if own.latent else own.key_value_heads
-    attention = own.heads * (own.score_dim + own.value_dim) + keys * (own.score_dim + own.value_dim)
-    cut, whole = 2.0 * attention, (8.0 + 2.0 * (own.dropout > 0)) * own.hidden
+    inner, visits = float(own.inner), 0.0
+    if layer.routed and own.experts:
+        visits = own.experts.active * software.constants["imbalance"]  # of the busiest experts
+        inner = visits * own.experts.inner + own.experts.shared_inner
+    whole, cut = (float(BYTES_PER_VALUE) * values for values in own.kept_values(inner))
+    whole += 2.0 * (own.dropout > 0) * own.hidden
+    cut += 4.0 * visits * own.hidden
     if own.latent:
         whole += 2.0 * (own.latent.query_rank + own.latent.key_value_rank + own.latent.rotary_dim) * 2
-    copies = 3.0 if own.gated else 2.0
-    if layer.routed and own.experts:
-        busiest = own.experts.active * software.constants["imbalance"]
-        cut += 2.0 * copies * (busiest * own.experts.inner + own.experts.shared_inner)
-        cut += 4.0 * busiest * own.hidden
-    else:
-        cut += 2.0 * copies * own.inner
     if software.attention == "unfused" and setting.recompute != "selective":
         cut += (5.0 if own.dropout else 2.0) * own.heads * setting.seq_len
     return setting.microbatch_tokens * (whole / setting.spread + cut / setting.mesh.tensor)

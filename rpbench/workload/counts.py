@@ -185,7 +185,8 @@ class Counts:
     @property
     def kv_dim(self) -> int:
         """Width of all keys, or of all values, of one token, as a mean of both."""
-        return self.key_value_heads * (self.score_dim + self.value_dim) // 2
+        key_value_heads = self.heads if self.latent else self.key_value_heads
+        return key_value_heads * (self.score_dim + self.value_dim) // 2
 
     @property
     def expert_visits(self) -> float:
@@ -394,9 +395,12 @@ class Counts:
         Source: figure 2 of RoundPipe counts 6 hidden for the first six; that two of them have the width of
         the heads is our reading.
         """
+        return BYTES_PER_VALUE * num_tokens * sum(self.kept_values(self.inner_visits, convention))
+
+    def kept_values(self, inner: float, convention: Convention = "corrected") -> tuple[float, float]:
+        """The values of one token among them: as wide as the stream, and as heads and an MLP of that inner width."""
         q_dim, kv_dim = self._widths(convention)
-        inside = (2 + self.gated) * self.inner_visits
-        return BYTES_PER_VALUE * num_tokens * (4 * self.hidden + 2 * q_dim + 2 * kv_dim + inside)
+        return 4 * self.hidden, 2 * q_dim + 2 * kv_dim + (2 + self.gated) * inner
 
     def boundary_bytes(self, num_tokens: N) -> N:
         """Bytes that pass from one stage to the next."""
