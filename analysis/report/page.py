@@ -43,9 +43,25 @@ _MADE_ON = {"machines": "hardware", "versions": "versions"}  # fields of records
 View = dict[str, Any]
 
 
-def render_all(content: Content, front: str, folder: str, figures: str = "figures") -> dict[str, str]:
-    """Pages, their style and script by file name; `front` stands beside `folder`, `figures` is a path from there."""
-    return dict(_Pages(content, front, folder, figures).each())
+def rendered(content: Content, front: str, folder: str, figures: str = "figures") -> Iterator[tuple[str, str]]:
+    """Pages, their style and script with their file names, the first page first.
+
+    Args:
+        front: its file, which stands beside `folder`.
+        figures: a path from there.
+    """
+    return _Pages(content, front, folder, figures).each()
+
+
+@cache
+def _templates() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 class _Pages:
@@ -58,13 +74,7 @@ class _Pages:
         self._sources = views.Sources()
         self._statements = statements(content.verdicts)
         self._rows = {row["run_id"]: row for row in content.rows}
-        self._templates = Environment(
-            loader=FileSystemLoader(_HERE / "templates"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        self._cards = {each.id: self._card(each) for each in content.shown}
         self._common = {
             "style": (_HERE / "page.css").read_text(encoding="utf-8"),
             "script": (_HERE / "page.js").read_text(encoding="utf-8"),
@@ -100,7 +110,7 @@ class _Pages:
         return f"{name}.html", self._render(template, self._site, **values)
 
     def _render(self, template: str, site: Site, **values: Any) -> str:
-        return self._templates.get_template(template).render(**(self._common | {"site": site} | values))
+        return _templates().get_template(template).render(**(self._common | {"site": site} | values))
 
     # --- the first page ---
 
@@ -114,8 +124,8 @@ class _Pages:
             replace(self._site, on_front=True),
             title=PAPER if content.reproduces else OWN,
             claims=content.reproduces,
-            cards=[self._card(each) for each in cards],
-            others=[self._card(each) for each in content.shown if each not in cards],
+            cards=[self._cards[each.id] for each in cards],
+            others=[self._cards[each.id] for each in content.shown if each not in cards],
             facts=views.facts(content.rows),
             **self._verdicts(),
             red=red,
@@ -151,7 +161,7 @@ class _Pages:
     # --- a page for each part ---
 
     def _exhibit(self, each: Exhibit) -> tuple[str, str]:
-        shown = views.exhibit(each, self._content.images, self._rows) | self._card(each)
+        shown = views.exhibit(each, self._content.images, self._rows) | self._cards[each.id]
         return self._page(f"exhibit-{slug(each.id)}", "exhibit.html", e=shown, here=each.id)
 
     def _claims(self) -> Iterator[tuple[str, str]]:
@@ -283,7 +293,7 @@ def _read() -> frozenset[str]:
 def write(content: Content, out: Path) -> Path:
     """Render all pages, then put them in their places: those of the folder first, each whole or not at all."""
     figures = Path(os.path.relpath(content.figures, out.parent)).as_posix()
-    pages = render_all(content, out.name, folder_of(out), figures)
+    pages = dict(rendered(content, out.name, folder_of(out), figures))
     folder = out.parent / folder_of(out)
     for old in folder.glob("*.html"):
         if old.name not in pages:

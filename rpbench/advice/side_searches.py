@@ -331,11 +331,17 @@ def _quietly(method: str, share: Share, *arguments: Any) -> Any:
         return getattr(share, method)(*arguments)
 
 
+_compiled: list[Terms] = []  # what this process had its kernels compiled with
+
+
 def compile_kernels(terms: Terms, basis: Basis) -> None:
-    """Have the simulator's kernels compiled, or read from their cache, before a clock begins.
+    """Have the simulator's kernels compiled, or read from their cache, before a clock begins; once a process.
 
     The first start on a machine takes some ten seconds for it. As time of a search they would leave nothing searched.
     """
+    if _compiled:
+        return
+    _compiled.append(terms)
     model = replace(terms.model, num_layers=2, num_dense_layers=min(1, terms.model.num_dense_layers), frozen_layers=0)
     cluster = replace(terms.cluster, num_devices=None, device_speeds=None)
     small = terms_of(model, cluster, basis, num_devices=2, sequences_per_step=4, microbatches=(1,), num_steps=3)

@@ -17,6 +17,7 @@ import pytest
 import torch_duel_rows
 from manifests import Cells, put
 from omegaconf import OmegaConf
+from report_page import with_images
 
 from analysis.exhibits.figures.duel import MODELS as DUEL_MODELS
 from analysis.exhibits.figures.duel import NAMES
@@ -27,7 +28,7 @@ from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, look_up
 from analysis.records.runs import MODELS, ONE_ROUND
 from analysis.report.content import Content
-from analysis.report.page import gather
+from analysis.report.page import gather, rendered
 from rpbench.config.composing import Composer
 from rpbench.config.configuration import CONF, composed, swept
 from rpbench.config.request import Request, request_of
@@ -88,6 +89,12 @@ def full_experiments(full_results: Path) -> Experiments:
 def full_content(full_experiments: Experiments) -> Content:
     """Every exhibit and verdict of `full_results`; nothing is drawn."""
     return gather(full_experiments)
+
+
+@pytest.fixture(scope="session")
+def texts(full_content: Content) -> dict[str, str]:
+    """Its pages, as if the figures, which take long to draw, were in their files."""
+    return dict(rendered(with_images(full_content), "report.html", "report_pages"))
 
 
 def _requests(experiment: str) -> Iterator[tuple[dict[str, str], Request]]:

@@ -1,6 +1,19 @@
 """What tests read off the report: its identities, links and outside references."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
+
+from analysis.report.content import Content
+from analysis.report.images import Image, Shown
+
+
+def image(stem: str) -> Image:
+    return Image(Shown(f"{stem}.svg", 600, 300), Shown(f"{stem}.narrow.svg", 400, 800), (f"{stem}.png", f"{stem}.svg"))
+
+
+def with_images(content: Content) -> Content:
+    """The same with a name for every figure, and none drawn."""
+    return replace(content, images={each.id: image(each.id) for each in content.exhibits if each.draw})
 
 
 class Page(HTMLParser):

@@ -9,7 +9,7 @@ import pytest
 from analysis.records.experiments import Experiments
 from analysis.report.content import Content
 from analysis.report.images import draw_all
-from analysis.report.page import gather, render_all
+from analysis.report.page import gather, rendered
 from analysis.report.statements import statements
 from tests.chromium import Tab, needs_axe, needs_chromium
 
@@ -39,7 +39,7 @@ def folder(content: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     (folder / "report_pages").mkdir()
     shutil.copytree(content.figures, folder / "figures")
-    for name, text in render_all(content, "report.html", "report_pages").items():
+    for name, text in rendered(content, "report.html", "report_pages"):
         _path(folder, name).write_text(text)
     return folder
 

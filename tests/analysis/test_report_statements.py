@@ -5,18 +5,11 @@ from collections import Counter
 from dataclasses import replace
 from urllib.parse import parse_qs
 
-import pytest
 from report_page import Page
 
 from analysis.claims.claim import CONTRADICTED, KINDS, NOT_IN_QUICK, REPRODUCED, Verdict
 from analysis.report.content import Content
-from analysis.report.page import render_all
 from analysis.report.statements import FILTERS, Statement, choices, counted, statements
-
-
-@pytest.fixture(scope="module")
-def texts(full_content: Content) -> dict[str, str]:
-    return render_all(full_content, "report.html", "report_pages")
 
 
 def test_one_cell_against_a_statement_is_against_it(full_content: Content) -> None:

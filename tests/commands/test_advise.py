@@ -35,6 +35,19 @@ LLAMA_3B = {
     "tie_word_embeddings": True,
 }
 SMALL = ("num_layers=4", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "schedules=1f1b,gpipe")
+TWO_L40S = ("gpu=l40s", "num_devices=2")
+
+
+@pytest.fixture(scope="module")
+def over_nodes():
+    """The answer for eight devices on two nodes."""
+    return advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
+
+
+@pytest.fixture(scope="module")
+def two_cards():
+    """The answer for two devices of one host."""
+    return advise_on([*SMALL, *TWO_L40S], io.StringIO())
 
 
 @pytest.fixture
@@ -97,21 +110,19 @@ def test_advice_is_json_on_stdout_and_a_table_on_stderr(capsys):
 
 def test_who_trains_on_older_weights_has_a_list_of_its_own_or_joins(capsys):
     words = [*(word for word in SMALL if not word.startswith("schedules=")), "schedules=1f1b,pipedream_2bw"]
-    apart, joined = (
-        advise_on([*words, "gpu=l40s", "num_devices=2", late], io.StringIO()) for late in ("late=no", "late=yes")
-    )
+    apart, joined = (advise_on([*words, *TWO_L40S, late], io.StringIO()) for late in ("late=no", "late=yes"))
     assert {row["schedule"] for row in apart["ranking"]} == {"1f1b"}
     assert {row["schedule"] for row in apart["ranking_late"]} == {"pipedream_2bw"}
     assert {row["schedule"] for row in joined["ranking"]} == {"1f1b", "pipedream_2bw"}
     assert joined["ranking_late"] == []
     assert all(row["command"].startswith("python -m rpbench") for row in apart["ranking_late"])
     with pytest.raises(ValueError, match="late=maybe: one of yes, no"):
-        advise_on([*words, "gpu=l40s", "num_devices=2", "late=maybe"], io.StringIO())
+        advise_on([*words, *TWO_L40S, "late=maybe"], io.StringIO())
 
 
 def test_the_commands_of_its_first_rows_run_and_say_the_same(rpbench):
     sizes = SMALL[:-1]
-    answer = advise_on([*sizes, "schedules=1f1b,gpipe,zb_v,zero_3", "gpu=l40s", "num_devices=2"], io.StringIO())
+    answer = advise_on([*sizes, "schedules=1f1b,gpipe,zb_v,zero_3", *TWO_L40S, "seconds=1"], io.StringIO())
     assert len(answer["ranking"]) == 4
     for row in answer["ranking"]:
         status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
@@ -129,7 +140,7 @@ def test_a_command_names_a_model_that_is_shipped_and_what_is_other_about_it():
         "schedules=1f1b",
         "seconds=1",
     ]
-    (row,) = advise_on([*words, "gpu=l40s", "num_devices=2"], io.StringIO())["ranking"]
+    (row,) = advise_on([*words, *TWO_L40S], io.StringIO())["ranking"]
     given = shlex.split(row["command"])[4:]
     sizes = ["++model.training_mode=lora", "++model.lora_rank=8", "++model.lora_targets=[q_proj,v_proj]"]
     assert given[0] == "model=qwen25_7b"
@@ -139,7 +150,7 @@ def test_a_command_names_a_model_that_is_shipped_and_what_is_other_about_it():
 @pytest.mark.parametrize(
     "words",
     [
-        ("model=llama32_1b", "gpu=l40s", "num_devices=2", "schedules=1f1b", "batch=4", "seq_len=512"),
+        ("model=llama32_1b", *TWO_L40S, "schedules=1f1b", "batch=4", "seq_len=512"),
         ("model=llama32_1b", "cluster=4x_h100", "schedules=1f1b", "batch=4", "seq_len=512"),
         ("model=llama32_1b", "gpu=l40s", "num_devices=4", "devices_per_node=2", "batch=8", "seq_len=512"),
     ],
@@ -169,7 +180,7 @@ def test_a_head_that_is_as_the_usual_one_by_chance_is_spelled():
 
 
 def test_rows_are_restricted_to_what_runs_in_a_framework():
-    words = [*SMALL[:-1], "schedules=1f1b,gpipe,zb_h1,pipedream_2bw", "gpu=l40s", "num_devices=2"]
+    words = [*SMALL[:-1], "schedules=1f1b,gpipe,zb_h1,pipedream_2bw", *TWO_L40S]
     for asked in (["runs_in=Megatron"], ["--runs-in", "megatron"]):
         answer = advise_on([*words, *asked], io.StringIO())
         assert [row["schedule"] for row in answer["ranking"]] == ["1f1b"]
@@ -178,11 +189,11 @@ def test_rows_are_restricted_to_what_runs_in_a_framework():
     with pytest.raises(ValueError, match="unknown runs_in 'megaton'"):
         advise_on([*words, "runs_in=megaton"], io.StringIO())
     with pytest.raises(ValueError, match="none of the schedules that are asked for runs there"):
-        advise_on([*SMALL, "gpu=l40s", "num_devices=2", "runs_in=FSDP2"], io.StringIO())
+        advise_on([*SMALL, *TWO_L40S, "runs_in=FSDP2"], io.StringIO())
 
 
 def test_late_rows_say_what_their_convergence_cost_in_our_study():
-    words = [*SMALL[:-1], "schedules=1f1b,pipedream_2bw", "gpu=l40s", "num_devices=2"]
+    words = [*SMALL[:-1], "schedules=1f1b,pipedream_2bw", *TWO_L40S]
     answer = advise_on(words, io.StringIO())
     (late,) = answer["ranking_late"]
     assert late["convergence"]["final_loss"] > late["convergence"]["final_loss_synchronous"]
@@ -190,23 +201,22 @@ def test_late_rows_say_what_their_convergence_cost_in_our_study():
     assert answer["ranking"][0]["convergence"] is None
 
 
-def test_an_export_is_what_a_framework_reads(capsys):
-    answer = advise_on([*SMALL, "gpu=l40s", "num_devices=2"], io.StringIO())
-    row = next(row for row in answer["ranking"] if row["schedule"] == "1f1b")
+def test_an_export_is_what_a_framework_reads(two_cards, capsys):
+    row = next(row for row in two_cards["ranking"] if row["schedule"] == "1f1b")
     assert dispatch(shlex.split(row["export"])[3:]) == 0
     assert "pipeline_parallel_schedule_csv" in capsys.readouterr().out
 
 
 def test_what_fits_nowhere_says_the_smallest_change():
     words = io.StringIO()
-    answer = advise_on([*SMALL, "gpu=l40s", "num_devices=2", "device_memory_bytes=1e7"], words)
+    answer = advise_on([*SMALL, *TWO_L40S, "device_memory_bytes=1e7"], words)
     assert answer["ranking"] == []
     assert "more memory of each device" in answer["smallest_change"]
     assert answer["smallest_change"][:60] in words.getvalue()
 
 
 def test_the_memory_that_is_said_to_be_lacking_is_enough():
-    words, memory = (*SMALL, "gpu=l40s", "num_devices=2"), 10_000_000
+    words, memory = (*SMALL, *TWO_L40S), 10_000_000
     (more,) = advise_on([*words, f"device_memory_bytes={memory}"], io.StringIO())["change"]
     enough = memory + more["lacks_bytes"]
     answer = advise_on([*words, f"device_memory_bytes={enough}"], io.StringIO())
@@ -215,7 +225,7 @@ def test_the_memory_that_is_said_to_be_lacking_is_enough():
 
 
 def test_the_hosts_memory_that_is_said_to_be_lacking_is_enough():
-    words = ["num_layers=3", *SMALL[1:-1], "gpu=rtx4090", "num_devices=2", "batch=2", "schedules=roundpipe,mobius"]
+    words = ["num_layers=3", *SMALL[1:-1], "gpu=rtx4090", "num_devices=2", "batch=2", "schedules=roundpipe"]
     memory = 100_000_000
     (more,) = advise_on([*words, f"host_memory_bytes={memory}"], io.StringIO())["change"]
     assert more["kind"] == "host_memory_bytes"
@@ -236,33 +246,30 @@ def test_over_nodes_what_fits_nowhere_is_a_verdict_with_the_smallest_change(caps
         assert bool(json.loads(capsys.readouterr().out)["ranking"]) is fits
 
 
-def test_over_nodes_meshes_are_ranked():
-    answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
-    paces = [row["tokens_per_s"] for row in answer["ranking"]]
+def test_over_nodes_meshes_are_ranked(over_nodes):
+    paces = [row["tokens_per_s"] for row in over_nodes["ranking"]]
     assert paces == sorted(paces, reverse=True)
-    for row in answer["ranking"]:
+    for row in over_nodes["ranking"]:
         options = row["options"]
         assert options["data"] * options["pipeline"] * options["tensor"] * options["context"] == 8
-        assert sum(row["why"].values()) == pytest.approx(answer["tokens_per_step"] / row["tokens_per_s"])
+        assert sum(row["why"].values()) == pytest.approx(over_nodes["tokens_per_step"] / row["tokens_per_s"])
 
 
-def test_methods_without_a_pipeline_are_named_alike_on_one_host_and_over_nodes():
-    nodes = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())["ranking"]
+def test_methods_without_a_pipeline_are_named_alike_on_one_host_and_over_nodes(over_nodes):
+    nodes = over_nodes["ranking"]
     assert len({label(row) for row in nodes}) == len(nodes)  # each once
     alone = {row["options"]["shares"]: row["schedule"] for row in nodes if row["options"]["pipeline"] == 1}
     names = {"none": "data_parallel", "optimizer": "zero_1", "gradients": "zero_2", "parameters": "zero_3"}
     assert alone
     assert alone.items() <= names.items()
-    host = advise_on([*SMALL[:-1], "schedules=fsdp,ddp", "gpu=h100", "num_devices=2"], io.StringIO())["ranking"]
+    host = advise_on([*SMALL[:-1], "schedules=fsdp,ddp", *TWO_L40S, "seconds=1"], io.StringIO())["ranking"]
     assert {row["schedule"] for row in host} == {"zero_3", "data_parallel"}
 
 
-def test_rows_of_nodes_and_of_one_host_have_the_same_fields():
-    nodes = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
-    host = advise_on([*SMALL, "gpu=h100", "num_devices=2"], io.StringIO())
-    assert host.keys() - nodes.keys() == set()
-    for row in nodes["ranking"]:
-        assert row.keys() == host["ranking"][0].keys()
+def test_rows_of_nodes_and_of_one_host_have_the_same_fields(over_nodes, two_cards):
+    assert two_cards.keys() - over_nodes.keys() == set()
+    for row in over_nodes["ranking"]:
+        assert row.keys() == two_cards["ranking"][0].keys()
         assert {"microbatch_sequences", "recompute", "chunks_per_device", "partition"} <= row["options"].keys()
         assert sum(row["memory"].values()) == row["peak_memory_bytes"]
         assert 0 < row["mfu"] < 1
@@ -270,12 +277,11 @@ def test_rows_of_nodes_and_of_one_host_have_the_same_fields():
         assert (row["export"] is None) == (row["runs_in"] == ["here only"])
 
 
-def test_a_mesh_is_run_and_exported_by_its_own_commands(rpbench, capsys):
-    answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
-    for row in answer["ranking"][:3]:
+def test_a_mesh_is_run_and_exported_by_its_own_commands(over_nodes, rpbench, capsys):
+    for row in over_nodes["ranking"][:3]:
         status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
         assert (status, record["status"], record["num_devices"]) == (0, "ok", 8)
-        assert record["tokens_per_step"] == answer["tokens_per_step"]
+        assert record["tokens_per_step"] == over_nodes["tokens_per_step"]
         assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-6)
         capsys.readouterr()
         assert dispatch(shlex.split(row["export"])[3:]) == 0
@@ -307,7 +313,7 @@ def test_meshes_are_restricted_to_what_runs_in_a_framework(name):
 
 @pytest.mark.parametrize(
     "count, words",
-    [(2, ("num_layers=4", "schedules=1f1b,gpipe,zero_3")), (8, ("num_layers=8", "schedules=gpipe", "batch=1"))],
+    [(2, ("num_layers=2", "schedules=1f1b,zero_3", "batch=2")), (8, ("num_layers=8", "schedules=gpipe", "batch=1"))],
 )
 def test_one_host_has_one_answer_however_it_is_asked_for(count, words):
     whole = () if count == 8 else (f"num_devices={count}",)
@@ -320,7 +326,7 @@ def test_one_host_has_one_answer_however_it_is_asked_for(count, words):
             del row["command"], row["export"], row["export_note"]  # they name the machine as it was asked for
         assert answer["ranking"] == answers[0]["ranking"]
         assert answer["levers"] == answers[0]["levers"]
-    assert len(answers[0]["ranking"]) == (3 if count == 2 else 1)
+    assert len(answers[0]["ranking"]) == (2 if count == 2 else 1)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +433,7 @@ def test_a_truncated_config_is_named(config, capsys):
 
 
 def test_what_cannot_be_compared_is_named():
-    words = [*SMALL[:-1], "gpu=l40s", "num_devices=2", "compare=1f1b,zb_h1", "runs_in=torchtitan"]
+    words = [*SMALL[:-1], *TWO_L40S, "compare=1f1b,zb_h1", "runs_in=torchtitan"]
     answer = advise_on(words, people := io.StringIO())
     assert answer["comparison"] is None
     assert "zb_h1: no plan that runs in torchtitan and fits" in " ".join(people.getvalue().split())

@@ -11,7 +11,7 @@ from rpbench.commands.advising.advise import advise_on
 
 def test_two_contenders_lie_beside_each_other_by_causes(capsys):
     people = io.StringIO()
-    answer = advise_on([*TWO_CARDS, "compare=fsdp,1f1b"], people)
+    answer = advise_on([*TWO_CARDS, "compare=fsdp,1f1b", "seconds=1"], people)
     rows = {row["schedule"]: row["tokens_per_s"] for row in answer["ranking"]}
     found = answer["comparison"]
     assert (found["a"]["label"], found["b"]["label"]) == ("zero_3 (FSDP)", "1f1b")
@@ -65,7 +65,7 @@ def test_no_fewer_devices_hold_it_than_the_fewest():
 
 
 def test_the_cheapest_rent_of_those_in_time():
-    words = [*TWO_CARDS[:-1], "num_devices=4", "schedules=gpipe", "tokens=1e10", "usd_per_device_hour=0.5"]
+    words = [*TWO_CARDS[:-1], "num_devices=4", "schedules=gpipe", "batch=1", "tokens=1e10", "usd_per_device_hour=0.5"]
     answer = advise_on([*words, "deadline_days=1000"], io.StringIO())
     assert [row["num_devices"] for row in answer["rents"]] == [1, 2, 4]
     for row in answer["rents"]:
