@@ -185,7 +185,9 @@ def all_verbs() -> dict[str, Verb]:
         ),
         "compare": Verb(compare, "two or more runs side by side", "RUN RUN ... [results_dir=DIR]"),
         "export": Verb(export, "records as one table", "[--format csv|jsonl|latex|parquet] [columns=A,B] [out=FILE]"),
-        "query": Verb(query, "rows that an SQL query finds in the table `runs`", '"select ..." [results_dir=DIR]'),
+        "query": Verb(
+            query, "rows that an SQL query finds in the table `runs`", '"select ..." [seconds=60] [results_dir=DIR]'
+        ),
         "pivot": Verb(
             pivot,
             "one value by two keys, against a baseline where asked",
