@@ -281,8 +281,8 @@ def query(arguments: Sequence[str]) -> list[Record]:
         database.register("runs", runs)
         database.execute("set enable_external_access = false")
         database.execute("set lock_configuration = true")
-        stop = threading.Timer(seconds, database.interrupt)
-        stop.start()
+        ended = threading.Event()
+        threading.Thread(target=_interrupt, args=(database, seconds, ended), daemon=True).start()
         try:
             found = database.execute(words[0])
             if found is None or found.description is None:
@@ -294,7 +294,14 @@ def query(arguments: Sequence[str]) -> list[Record]:
         except duckdb.Error as error:
             raise ValueError(f"query: {str(error).partition(chr(10))[0]}") from None
         finally:
-            stop.cancel()
+            ended.set()
+
+
+def _interrupt(database: Any, seconds: float, ended: threading.Event) -> None:
+    """Interrupt a query that has not ended by then; again and again, since one that is being read hears nothing."""
+    while not ended.wait(seconds):
+        database.interrupt()
+        seconds = 0.1
 
 
 def compact(arguments: Sequence[str]) -> Record:
