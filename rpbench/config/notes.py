@@ -37,11 +37,20 @@ def notes_of(
 ) -> tuple[str, ...]:
     """The notes of a request but those of its model; `eager` as of `without_effect`."""
     return (
+        *said_twice(overrides),
         *renamed(choices),
         *frozen(cost),
         *without_effect(mode, overrides, eager=eager),
         *counted_in_slots(mode, cost.name, overrides, choices),
     )
+
+
+def said_twice(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Notes on keys that were given several values, as by a script with words of its own before those of its user."""
+    given: dict[str, list[str]] = {}
+    for item in overrides:
+        given.setdefault(item.lstrip("+").partition("=")[0], []).append(item)
+    return tuple(f"{' '.join(items)}: the last one counts" for items in given.values() if len(set(items)) > 1)
 
 
 def without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> tuple[str, ...]:

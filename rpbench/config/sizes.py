@@ -18,6 +18,7 @@ from typing import Any
 from rpbench.config.choices import BackendConfig, ConfigError, Mode, Simulate, Train, WorkloadConfig, at_least_one
 from rpbench.config.configuration import RunConfig
 from rpbench.config.files import SourceFile, read_source
+from rpbench.ir.partition import MOST_LAYERS
 from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.registry import Entry
 from rpbench.workload.architecture import Architecture
@@ -27,7 +28,6 @@ _LARGEST = 10**6
 _MOST_FORWARDS = 2**22
 _BYTES_PER_FORWARD = 2000  # of a table that is checked and simulated; 900 to 2,800 were measured, by schedule
 _MOST_PLACES = 2**28  # stages x devices: what is asked of every pair of them takes a byte
-MOST_LAYERS_TO_CUT = 10**6  # of the model without a shape, which has as many layers as a schedule has stages
 
 
 def num_layers(config: RunConfig) -> int | None:
@@ -37,8 +37,8 @@ def num_layers(config: RunConfig) -> int | None:
         ConfigError: if it is no number that can be cut.
     """
     given = config.model.get("num_layers")
-    if given is not None and (type(given) is not int or not 1 <= given <= MOST_LAYERS_TO_CUT):
-        raise ConfigError(f"model.num_layers={given!r:.60}: a whole number from 1 to {MOST_LAYERS_TO_CUT:,}")
+    if given is not None and (type(given) is not int or not 1 <= given <= MOST_LAYERS):
+        raise ConfigError(f"model.num_layers={given!r:.60}: a whole number from 1 to {MOST_LAYERS:,}")
     return given
 
 

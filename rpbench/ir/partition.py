@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
+MOST_LAYERS = 10**6  # each has times of its own
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -87,7 +89,7 @@ def parse(text: str) -> Partition:
     """The partition a text such as `3-3-4` or `2-2|1-1-2-0*` stands for; the inverse of `str`.
 
     Raises:
-        ValueError: if a count is not a whole number, or the two directions cover different layers.
+        ValueError: if a count is not a whole number, the two directions cover different layers, or they are too many.
     """
     forward, bar, backward = text.partition("|")
     fused = backward.endswith("*")
@@ -98,7 +100,10 @@ def parse(text: str) -> Partition:
         raise ValueError(
             f"bad partition {text!r}: write layers per stage as 3-3-4, or forward|backward as 2-2|1-1-2-0*"
         ) from None
-    return Partition(cut, other, fused)
+    found = Partition(cut, other, fused)
+    if found.num_layers > MOST_LAYERS:
+        raise ValueError(f"partition of {found.num_layers:.3g} layers: at most {MOST_LAYERS:,}")
+    return found
 
 
 def symmetric(counts: tuple[int, ...]) -> Partition:

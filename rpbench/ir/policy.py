@@ -156,12 +156,25 @@ class LateRest:
     @classmethod
     def parse(cls, text_form: str) -> "LateRest":
         """The rule that `str` wrote."""
-        topk, interval, select, overlap, warmup = text_form.split("/")
-        return cls(float(topk), int(interval), int(select), overlap == "1", int(warmup))
+        try:
+            topk, interval, select, overlap, warmup = text_form.split("/")
+            numbers = float(topk), int(interval), int(select), overlap == "1", int(warmup)
+        except ValueError:
+            raise ValueError(f"late_rest={text_form:.40}: five numbers, such as 0.1/4/8/1/0") from None
+        return cls(*numbers)
 
     def __str__(self) -> str:
         numbers = self.update_interval, self.select_interval, int(self.overlap), self.num_warmup_steps
         return "/".join(map(str, (self.topk, *numbers)))
+
+
+def check_selective(policy: Policy, rule: LateRest | None) -> None:
+    """Refuse a late rest without policy selective, and the policy without one, by a ValueError."""
+    if (rule is None) != (policy is not Policy.SELECTIVE):
+        raise ValueError(
+            f"policy {policy.value} with late_rest={rule}: policy selective has a late rest, and no other; "
+            "take both or neither"
+        )
 
 
 def _check_whole(name: str, value: object, least: int, what: str) -> None:

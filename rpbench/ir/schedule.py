@@ -7,12 +7,12 @@ from enum import Enum
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from rpbench.ir import partition as partitions
 from rpbench.ir.action import Action, Kind, PlainRow, parse, parts_of, text
 from rpbench.ir.partition import Partition
-from rpbench.ir.policy import LateRest, Policy
+from rpbench.ir.policy import LateRest, Policy, check_selective
 
 LANES = ("compute", "h2d", "d2h", "net", "host")
 ON_SSD = {"none": "", "optimizer": "O", "all": "OP"}  # option -> objects that live on SSDs
@@ -20,6 +20,7 @@ SCHEMA = "rpbench-schedule 1"
 VISIT_LETTERS = 1024  # of a row, at most, for each visit of a microbatch to a stage; a few actions, and what they move
 
 Row = tuple[Action, ...] | PlainRow
+Named = TypeVar("Named", bound=Enum)
 Lanes = tuple[tuple[str, Row], ...]
 
 
@@ -372,14 +373,15 @@ def _read_header(line: str, num_rows: int) -> Schedule:
             shape,
             ((),) * shape.num_ranks,
             name="" if header["name"] == "-" else header["name"],
-            policy=Policy(header["policy"]),
-            weights=Weights(header["weights"]),
+            policy=_one_of(Policy, "policy", header["policy"]),
+            weights=_one_of(Weights, "weights", header["weights"]),
             placement=()
             if placement == "-"
             else tuple(tuple(map(int, part.split("+"))) for part in placement.split(",")),
             late_rest=LateRest.parse(header["late_rest"]) if "late_rest" in header else None,
             on_ssd=header.get("on_ssd", ""),
         )
+        check_selective(schedule.policy, schedule.late_rest)
         if cut != "-":
             schedule = schedule.with_partition(partitions.parse(cut))
     except KeyError as error:
@@ -389,6 +391,12 @@ def _read_header(line: str, num_rows: int) -> Schedule:
     if _header(schedule) != line:
         raise ScheduleError(f"line 2: bad header: it is read as\n  {_header(schedule)}\nwrite it like that")
     return schedule
+
+
+def _one_of(known: type[Named], key: str, value: str) -> Named:
+    if value not in (names := [each.value for each in known]):
+        raise ValueError(f"{key}={value}: one of {', '.join(names)}")
+    return known(value)
 
 
 def _read_row(rows: list[dict[str, Row]], line: str, number: int) -> None:

@@ -10,7 +10,7 @@ from rpbench.advice.ranking import Misfit, advise
 from rpbench.advice.side_searches import Clock, Share
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.plan.contest.contender import contender, space_of
-from rpbench.plan.contest.frame import Frames
+from rpbench.plan.contest.frame import Frame, Frames
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import OUT_OF_TIME, Search, tune
 from rpbench.plan.contest.sketch import Sketch, Sketcher
@@ -248,3 +248,15 @@ def test_a_clock_ends_when_it_is_told():
     assert not clock.is_over()
     clock.allow(-1.0)
     assert clock.is_over()
+
+
+def test_an_order_that_is_refused_is_told_before_the_time_that_was_over(monkeypatch):
+    """A generator that is wrong in its order, whose first setting took all the time."""
+    search = Search(contender("1f1b"), small(), BUDGET, is_over=lambda: bool(search._refused))
+
+    def refuse(frame, recompute):
+        raise ValueError("no rank can move on")
+
+    monkeypatch.setattr(Frame, "check", refuse)
+    with pytest.raises(ValueError, match=r"refused: no rank can move on; .* the time was over; give more seconds"):
+        search.look()

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from rpbench.commands.recorded import store
-from rpbench.commands.recorded.store import export, pack, table
+from rpbench.commands.recorded.store import export, pack, query, table
 from rpbench.config.request import load
 from rpbench.records import record
 from rpbench.run.recording import run
@@ -99,6 +99,20 @@ def test_compact_is_a_command(rpbench):
     status, _, err = rpbench("compact", "results_dir=nothing")
     assert status == 2
     assert "no record in it" in err
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("seconds=0.05",), "query: it took longer than 0.05 s; ask for less, or give seconds="),
+        (("seconds=soon",), "seconds=soon: how long the query may take, a number above 0"),
+    ],
+)
+def test_a_query_without_an_end_is_stopped(words, said, row, tmp_path):
+    put(tmp_path, row, 0)
+    endless = "with recursive t(n) as (select 1 union all select n + 1 from t) select max(n) from t"
+    with pytest.raises(ValueError, match=said):
+        query([endless, *words, f"results_dir={tmp_path}"])
 
 
 def exported(results, *words):

@@ -144,3 +144,16 @@ def test_a_model_changed_in_many_ways_has_a_name_that_is_short_enough():
     assert few == "mixtral_8x7b-num_layers-2-hidden-64"
     assert len(many) <= 100
     assert many != others
+
+
+@pytest.mark.parametrize(
+    "words, notes",
+    [
+        (["num_devices=2", "num_devices=3"], ("num_devices=2 num_devices=3: the last one counts",)),
+        (["num_devices=2", "num_devices=2"], ()),
+    ],
+)
+def test_a_key_with_two_values_takes_the_last_and_says_so(words, notes):
+    """A script's own words before those of its user."""
+    found = load(["schedule=1f1b", "num_microbatches=4", "cost=constant", *words])
+    assert (found.notes, found.num_devices) == (notes, int(words[-1][-1]))

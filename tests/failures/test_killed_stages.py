@@ -93,6 +93,20 @@ def test_a_killed_rank_and_files_alone(tmp_path):
     assert found.num_actions == (STEPS + 2) * in_all + sum(back.num_actions)
 
 
+def test_a_return_names_the_step_that_was_running_and_a_death_comes_once(tmp_path, monkeypatch):
+    """Files of step 3 and a death while number 5 runs: two steps are lost. Nobody is started or spoken to."""
+    deaths = Death(1, 5), Death(1, 7), Death(0, 2)
+    plan = replace(plan_of(copies=1), source="store", store_every=3, folder=str(tmp_path), num_steps=9, deaths=deaths)
+    watch = Watch(plan)
+    for name in ("_tell", "_start", "_hear"):
+        monkeypatch.setattr(watch, name, lambda *_: None)
+    watch._num_steps, watch._stored, watch._has_begun, watch._lost = 5, 3, True, {1}
+    watch._recover()
+    (back,) = watch._returns
+    assert (back.ranks, back.step, back.source, back.lost_steps, watch._num_steps) == ((1,), 5, "store", 2, 3)
+    assert watch._deaths == deaths[1:]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpipe", "zb_h1"])
 def test_three_ranks_two_deaths_and_the_last_step(name):

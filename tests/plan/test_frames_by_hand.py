@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from contest_terms import small
 from contest_terms import terms as terms_of_figure_10
@@ -21,6 +23,7 @@ from rpbench.plan.contest.plans import Budget, Tuned
 from rpbench.plan.contest.search import Search
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.terms import Limits
+from rpbench.sim import metrics
 
 F, R, B, LAYERS, M = 1.0, 1.0, 2.5, 6, 8
 NOTHING = LayerSize(0, 0, 0)
@@ -83,6 +86,37 @@ def test_steps_that_do_not_overlap_take_the_same_however_many_there_are(num_step
     case = terms()
     frame = Frames(contender("1f1b"), case).of(setting_of(case, recompute="none"), EVEN, num_steps)
     assert frame.outcome(EVEN, "none").step_time_s == pytest.approx((M + 1) * 3 * (F + B))
+
+
+def test_the_pace_of_two_steps_is_the_second_and_of_more_the_middle_ones(monkeypatch):
+    """What is loaded before the first step is no part of the pace. Ten units are a second."""
+    case = terms(units=10)
+    alone = (M + 1) * 3 * (F + B) / 10
+    for num_steps, ends, pace in ((2, [9, 16], 0.7), (3, [9, 16, 21], 0.5), (1, [9], alone)):
+        frame = Frames(contender("1f1b"), case).of(setting_of(case, recompute="none"), EVEN, num_steps)
+        for module in (frame_of, metrics):
+            monkeypatch.setattr(module, "step_ends", lambda graph, timeline, ends=ends: np.array(ends, float))
+        assert frame.paced(frame.costs(EVEN, (0, 1))) == pytest.approx(pace)
+
+
+@pytest.mark.parametrize(
+    "asked, overlaps, posed, searching, ended",
+    [
+        (4, False, False, 2, 4),
+        (1, False, False, 1, 1),
+        (4, True, False, 6, 6),
+        (9, True, False, 9, 9),
+        (4, True, True, 4, 4),
+    ],
+)
+def test_two_steps_are_timed_while_searching_and_of_steps_that_overlap_six_at_least(
+    asked, overlaps, posed, searching, ended
+):
+    search = SimpleNamespace(
+        terms=SimpleNamespace(num_steps=asked, problem="posed" if posed else None),
+        sketcher=SimpleNamespace(of=lambda setting: SimpleNamespace(overlaps=overlaps)),
+    )
+    assert [Search._num_steps(search, None, all_steps=each) for each in (False, True)] == [searching, ended]
 
 
 def test_the_last_stage_alone_may_keep_its_activations():

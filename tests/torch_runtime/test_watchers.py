@@ -3,14 +3,17 @@
 import os
 import signal
 import socket
+import time
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch_cases import TINY
 
 from rpbench.engine.workload import Workload
-from rpbench.torch_runtime.processes.diagnosis import Phase, RunFailed, Standing
-from rpbench.torch_runtime.processes.launch import Sentinel
+from rpbench.torch_runtime.processes.diagnosis import Evidence, Phase, RunFailed, Standing
+from rpbench.torch_runtime.processes.launch import LAST_WORDS_S, PERIOD_S, Sentinel
 from rpbench.torch_runtime.processes.member import Member
 from rpbench.torch_runtime.processes.ranks import START_S, _Watch
 from rpbench.torch_runtime.request import TorchRequest
@@ -44,6 +47,76 @@ def test_the_first_rank_and_the_one_at_fault_say_what_happened(sentinel, capsys,
     found._leave()
     assert ("rank 1 died" in capsys.readouterr().err) is says
     assert done == [1]
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_after_anothers_failure_a_rank_leaves_only_if_its_main_thread_does_not_come(sentinel, comes):
+    """What the main thread waits for others' last words must be over before."""
+    found, _ = sentinel
+    waited, answers, left = [], iter([False, comes, True]), []
+    found._stop = SimpleNamespace(wait=lambda seconds: waited.append(seconds) or next(answers))
+    found._rank, found._set, found._get = 0, lambda *_: None, {"failed": b"1"}.get
+    found._place.pack, found._leave = lambda: b"", lambda: left.append(True)
+    found._publish_and_look()
+    assert left == [True] * (not comes)
+    assert waited[1] > LAST_WORDS_S
+    assert waited[::2] == [PERIOD_S] * 2
+
+
+def test_the_evidence_is_who_is_gone_here_who_raised_and_who_says_nothing(sentinel):
+    """Rank 0 raised, 1 is gone, 2 is silent elsewhere, 3 speaks, 4 has not come yet."""
+    found, _ = sentinel
+    here, now = socket.gethostname(), time.time()
+    boards = {f"board/{rank}": f"{host}:/absent".encode() for rank, host in enumerate((here, here, "there", "there"))}
+    spoke = {f"alive/{rank}": repr(now - ago_s).encode() for rank, ago_s in enumerate((9.0, 9.0, 9.0, 1.0, 1.0))}
+    found._get = (boards | spoke | {"error/0": b"ValueError: so", "pid/1": b"4711"}).get
+    found._world, found._lives = 5, lambda rank: rank == 0
+    hosts = {0: here, 1: here, 2: "there", 3: "there"}
+    errors, gone = {0: "ValueError: so"}, {1: None}
+    assert found._evidence() == Evidence([Standing()] * 5, errors, gone, hosts, frozenset({2}))
+
+
+def test_a_ranks_state_has_the_moments_of_what_has_stepped():
+    stepped, fresh = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    other = torch.nn.Parameter(torch.ones(1))
+    member = object.__new__(Member)
+    member.parameters = {(0, "a"): stepped, (1, "b"): fresh, (2, "c"): other}
+    member.optimizers = [
+        SimpleNamespace(state={stepped: {"exp_avg": torch.zeros(2)}}),
+        SimpleNamespace(state={other: {"step": torch.ones(())}}),
+    ]
+    named = member._named()
+    assert named.keys() == {
+        "model.0.a", "model.1.b", "model.2.c", "optimizer.state.0.a.exp_avg", "optimizer.state.2.c.step"
+    }  # fmt: skip
+    assert not any(tensor.requires_grad for tensor in named.values())
+
+
+def test_a_step_is_remembered_with_its_moments_its_ends_and_the_sum_of_its_losses(monkeypatch):
+    """From second 2 to second 5; what is reduced afterwards is no part of it."""
+    done, clock = [], iter([2.0, 5.0])
+    monkeypatch.setattr(dist, "barrier", lambda: done.append("met"))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    member = object.__new__(Member)
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    member.parameters, member.steps, member.losses = {(0, "a"): weight}, [], []
+    member.lowered, member.device = SimpleNamespace(num_microbatches=2), torch.device("cpu")
+    member.recorder = SimpleNamespace(
+        begin=done.append, on_gpu=False, moments=["0F0"], place=SimpleNamespace(write=lambda *said: done.append(said))
+    )
+    member._batch = lambda step: {"tokens": torch.zeros(2)}
+    member.groups = SimpleNamespace(add_up=lambda parameters: done.append("added up"))
+
+    def step(*, tokens, target, losses, return_outputs):
+        assert weight.grad is None
+        losses += [torch.tensor([0.5, 1.0]), torch.tensor([2.0])]
+
+    member.runtime = SimpleNamespace(step=step)
+    member._step(7)
+    assert member.steps == [(["0F0"], 2.0, 5.0)]
+    assert member.losses == [3.5]
+    assert done == [7, "met", (Phase.BETWEEN, -1), "added up"]
 
 
 @pytest.mark.parametrize("came, waits", [((1.0, 1.0), False), ((1.0, 0.0), True), ((0.0, 0.0), True)])

@@ -14,6 +14,8 @@ import hashlib
 import io
 import json
 import os
+import re
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -244,13 +246,19 @@ def latex_table(lines: Sequence[Sequence[Any]]) -> str:
 def query(arguments: Sequence[str]) -> list[Record]:
     """The rows that an SQL query finds in the table `runs`; files and settings are out of its reach.
 
+    It may take a minute, or `seconds=`: one without an end would run for good.
+
     Raises:
-        ValueError: for no query, one that DuckDB cannot read, or no DuckDB.
+        ValueError: for no query, one that DuckDB cannot read or that takes longer, or no DuckDB.
     """
-    words = [item for item in arguments if not item.startswith("results_dir=")]
+    words = [item for item in arguments if not item.startswith(("results_dir=", "seconds="))]
     if len(words) != 1:
         raise ValueError('query takes one statement, as in: rpbench query "select schedule, bubble_span from runs"')
-    options = options_of([item for item in arguments if item not in words], {"results_dir": "results"})
+    known = {"results_dir": "results", "seconds": "60"}
+    options = options_of([item for item in arguments if item not in words], known)
+    seconds = float(options["seconds"]) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", options["seconds"]) else 0.0
+    if not seconds:
+        raise ValueError(f"seconds={options['seconds']}: how long the query may take, a number above 0, such as 60")
     try:
         import duckdb
     except ImportError:
@@ -260,14 +268,27 @@ def query(arguments: Sequence[str]) -> list[Record]:
         database.register("runs", runs)
         database.execute("set enable_external_access = false")
         database.execute("set lock_configuration = true")
+        ended = threading.Event()
+        threading.Thread(target=_interrupt, args=(database, seconds, ended), daemon=True).start()
         try:
             found = database.execute(words[0])
             if found is None or found.description is None:
                 raise ValueError(f"query: {words[0]!r} selects nothing; write one statement, as in select * from runs")
             names = [column[0] for column in found.description]
             return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        except duckdb.InterruptException:
+            raise ValueError(f"query: it took longer than {seconds:g} s; ask for less, or give seconds=") from None
         except duckdb.Error as error:
             raise ValueError(f"query: {str(error).partition(chr(10))[0]}") from None
+        finally:
+            ended.set()
+
+
+def _interrupt(database: Any, seconds: float, ended: threading.Event) -> None:
+    """Interrupt a query that has not ended by then; again and again, since one that is being read hears nothing."""
+    while not ended.wait(seconds):
+        database.interrupt()
+        seconds = 0.1
 
 
 def compact(arguments: Sequence[str]) -> Record:

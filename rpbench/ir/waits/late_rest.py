@@ -15,7 +15,7 @@ from itertools import pairwise
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
-from rpbench.ir.policy import Boundary, Policy, boundaries, versions_stored
+from rpbench.ir.policy import Boundary, boundaries, check_selective, versions_stored
 from rpbench.ir.schedule import ScheduleError
 from rpbench.ir.waits.saved_inputs import What
 from rpbench.ir.waits.visits import Transfer, Visit
@@ -88,11 +88,10 @@ def check_late_rest(index: Index) -> None:
         ScheduleError: naming the first action that breaks a rule.
     """
     schedule, rule = index.schedule, index.schedule.late_rest
-    if (rule is None) != (schedule.policy is not Policy.SELECTIVE):
-        raise ScheduleError(
-            f"policy {schedule.policy.value} with late_rest={rule}: policy selective has a late rest, and no other; "
-            "take both or neither"
-        )
+    try:
+        check_selective(schedule.policy, rule)
+    except ValueError as error:
+        raise ScheduleError(str(error)) from None
     if rule is None:
         for number in index.rests.values():
             raise broken(schedule, f"{index.actions[number]}: nothing is late here", [number], way_out="take it out")

@@ -33,7 +33,8 @@ FINALISTS, CLOSE = 3, 0.02  # most plans timed with all steps at the end, and ho
 FAR, LACKS = 0.25, 0.1  # a restart that begins further behind the best, or lacks more memory, is dropped
 GIVEN_UP = 0.5  # a contender below this fraction of the pace to beat is dropped
 ATTEMPTS, RESERVED = 3, FINALISTS * (FRAME + 1)  # cuts tried to relieve full devices; work reserved for the finalists
-OUT_OF_TIME = "not searched: the time was over; give more seconds"
+TIME_OVER = "the time was over; give more seconds"
+OUT_OF_TIME = f"not searched: {TIME_OVER}"
 
 
 def tune(
@@ -273,7 +274,7 @@ class Search:
         near = [first, *(changed for _, changed in self._changes(first))]
         for setting in dict.fromkeys([*near, *(far for one in near for _, far in self._changes(one))]):
             if refused and self.time_is_over():
-                raise ValueError(OUT_OF_TIME)
+                raise ValueError(f"{refused}; before another setting could be tried {TIME_OVER}")
             found = self._look_at(setting)
             if found.outcome is not None:
                 return setting
