@@ -441,3 +441,17 @@ def test_a_layer_more_in_a_stage_that_devices_step_is_one_less_on_the_host():
     states = 2 * layer.optimizer  # and the copy from which steps are taken back
     assert host[0] - host[1] == states + layer.gradients
     assert host[1] == Frame(who, setting, case, first_has_more, 2).outcome(first_has_more, "all").host_bytes
+
+
+def test_a_search_with_a_time_limit_takes_an_option_and_a_larger_microbatch_at_once():
+    """ZeRO-3 where the smaller microbatch alone fits: offloading alone is slower, a larger microbatch alone too large."""
+    found, free = contender("zero_3"), small(sequences_per_step=16, microbatches=(2, 4))
+    space = space_of(found, free).restricted(chunks_per_device=(2,), recompute=("all",), prefetch=(1,))
+    first = space.first.changed("microbatch_sequences", 2).changed("schedule.offload", False)
+    limit = Search(found, free, Budget(200, 10_000), space)._look_at(first).timed.peak_bytes
+    case = small(limit, sequences_per_step=16, microbatches=(2, 4))
+    search = Search(found, case, Budget(200, 10_000), space.beginning_at(first), is_over=lambda: False)
+    search.look()
+    assert search.best().setting == first
+    best = search.finish(everywhere=False, recuts=False)
+    assert (best.setting.microbatch_sequences, dict(best.setting.options)["offload"]) == (4, True)
