@@ -444,7 +444,7 @@ def test_a_layer_more_in_a_stage_that_devices_step_is_one_less_on_the_host():
 
 
 def test_a_search_with_a_time_limit_takes_an_option_and_a_larger_microbatch_at_once():
-    """ZeRO-3 where the smaller microbatch alone fits: offloading alone is slower, a larger microbatch alone too large."""
+    """ZeRO-3 where the smaller microbatch fits: offloading alone is slower, a larger microbatch alone too large."""
     found, free = contender("zero_3"), small(sequences_per_step=16, microbatches=(2, 4))
     space = space_of(found, free).restricted(chunks_per_device=(2,), recompute=("all",), prefetch=(1,))
     first = space.first.changed("microbatch_sequences", 2).changed("schedule.offload", False)
