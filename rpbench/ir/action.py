@@ -88,7 +88,7 @@ class Action(NamedTuple):
         return text(self)
 
 
-_from_fields = partial(tuple.__new__, Action)
+from_fields = partial(tuple.__new__, Action)  # of all fields in their order: large schedules are made of these
 
 
 def actions(kind: Kind, stage: int, microbatches: Iterable[int], part: int = 0) -> list[Action]:
@@ -106,7 +106,7 @@ def listed(
     """The actions of these kinds, stages and microbatches, one of each for an action; all move one object, or none."""
     empty = repeat(None)
     fields = kinds, stages, microbatches, repeat(part), empty, repeat(moved), empty, repeat(())
-    return list(map(_from_fields, zip(*fields, strict=False)))
+    return list(map(from_fields, zip(*fields, strict=False)))
 
 
 def text(action: Action) -> str:
@@ -192,7 +192,7 @@ def _parse_overlap(token: str) -> Action:
 def overlap(*sub: Action) -> Action:
     """Actions that run together on one device; stage and microbatch are those of the first."""
     _, stage, microbatch, part, *_ = sub[0]
-    return _from_fields((Kind.OVERLAP, stage, microbatch, part, None, None, None, sub))
+    return from_fields((Kind.OVERLAP, stage, microbatch, part, None, None, None, sub))
 
 
 def parts_of(action: Action) -> tuple[Action, ...]:

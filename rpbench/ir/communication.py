@@ -1,11 +1,10 @@
 """Communication: the tensors that cross devices, and the SEND and RECV that move each of them."""
 
 from collections.abc import Iterator
-from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
-from rpbench.ir.action import RECV, SEND, Action, Kind, receive_of
+from rpbench.ir.action import RECV, SEND, Action, Kind, from_fields, receive_of
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.waits.edges import edges_of
@@ -39,7 +38,7 @@ def local_hops(index: Index) -> Iterator[Hop]:
 def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
     """Tensors that cross devices, or those that do not: consumers ascending, of each in the order of its needs."""
     device_of, actions = [index.lanes[lane].device for lane in index.lane_of], index.actions
-    found, action = [], partial(tuple.__new__, Action)  # large schedules have many
+    found = []
     for kind, stage, part, producers, consumers, moved in edges_of(index, receives=False):
         above = stage if kind is Kind.F else index.shape.num_stages
         ends = ((Kind.SEND_B, stage + 1), (Kind.RECV_B, stage))
@@ -52,8 +51,8 @@ def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
                     at = [inside[:4] for inside in sub].index(place) if sub else 0
                     found.append((number, at, producer, ends, microbatch, part))
     for number, _, producer, (send, receive), microbatch, part in sorted(found, key=itemgetter(0, 1)):
-        sent = action((*send, microbatch, part, None, None, device_of[number], ()))
-        received = action((*receive, microbatch, part, None, None, device_of[producer], ()))
+        sent = from_fields((*send, microbatch, part, None, None, device_of[number], ()))
+        received = from_fields((*receive, microbatch, part, None, None, device_of[producer], ()))
         yield Hop(producer, number, sent, received)
 
 

@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ import pyarrow.parquet
 from rpbench.records import record
 from rpbench.records.record import Record, check_target
 from rpbench.registry import unknown_name
-from rpbench.untrusted import is_finite
+from rpbench.untrusted import is_finite, positive
 from rpbench.whole_file import read_bytes
 
 FORMATS = ("csv", "jsonl", "latex", "parquet")
@@ -256,9 +255,7 @@ def query(arguments: Sequence[str]) -> list[Record]:
         raise ValueError('query takes one statement, as in: rpbench query "select schedule, bubble_span from runs"')
     known = {"results_dir": "results", "seconds": "60"}
     options = options_of([item for item in arguments if item not in words], known)
-    seconds = float(options["seconds"]) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", options["seconds"]) else 0.0
-    if not seconds:
-        raise ValueError(f"seconds={options['seconds']}: how long the query may take, a number above 0, such as 60")
+    seconds = min(positive("seconds", options["seconds"]), threading.TIMEOUT_MAX)
     try:
         import duckdb
     except ImportError:
