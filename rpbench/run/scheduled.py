@@ -295,6 +295,7 @@ def plan_fields(assembled: Assembled) -> Fields:
         "num_settings_tried": len(plan.tried),
         "num_restarts": plan.restarted.number,
         "restart_gain": plan.restarted.gain,
+        "pace_gap": plan.gap if plan.outcome.fits else None,
         "least_memory_bytes": plan.least_bytes or None,
     }
 

@@ -382,6 +382,7 @@ def _chosen(name: str) -> dict[str, object]:
         "num_settings_tried": 12,
         "num_restarts": 10,
         "restart_gain": 0.001,
+        "pace_gap": 0.02,
     }
 
 

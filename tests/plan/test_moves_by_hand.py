@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from math import inf
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -247,6 +248,7 @@ class Searching:
     refuses: bool = False
     ends_after: int = 1000
     pace: float = 100.0
+    gap: float = 1.0
     budget: Budget = field(default_factory=lambda: Budget(100))
     space: Space = field(default_factory=lambda: Space({"microbatch_sequences": (1, 2), "chunks_per_device": (1, 2),
                                                         "recompute": ("all", "none"), "prefetch": (1,)}))  # fmt: skip
@@ -262,6 +264,9 @@ class Searching:
 
     def best_pace(self):
         return self.pace
+
+    def plan(self):
+        return SimpleNamespace(gap=self.gap)
 
     def begin_at(self, setting, work):
         self.begun.append((setting, work))
@@ -316,6 +321,7 @@ def test_restarts_end_with_time_with_the_work_and_where_nothing_fits():
     assert restart(Searching(work=161), 8) == (0, None)
     assert restart(Searching(pace=0.0), 8) == (0, None)
     assert restart(Searching(), 0) == (0, None)
+    assert restart(Searching(gap=0.004), 8) == (0, None), "a bound says that no restart gains more than 0.5 %"
 
 
 def test_a_climb_ends_when_no_shifted_cut_is_better_and_takes_each_that_is():

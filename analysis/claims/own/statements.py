@@ -132,7 +132,9 @@ def _contest_as_a_whole() -> Iterator[Claim]:
 
 
 def _gains(found: tuple[Record, ...]) -> list[float]:
-    return [run["restart_gain"] for run in found if run["status"] == "ok"]
+    """Gains of the last round of restarts; of plans that a bound holds so close that none began, what it leaves."""
+    fitting = [run for run in found if run["status"] == "ok"]
+    return [run["pace_gap"] if run.get("restart_gain") is None else run["restart_gain"] for run in fitting]
 
 
 def _first(*found: Record) -> str:

@@ -12,8 +12,7 @@ the other, with whole layers, and each is recomputed or is not; elsewhere `x` ma
 stage (`rpbench.plan.linear`). What crosses links adds time to a plan and none to the bound.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -25,13 +24,15 @@ import numpy.typing as npt
 from rpbench.cost.footprint.memory import Footprint
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES
 from rpbench.ir.action import Kind
+from rpbench.ir.analysis import Analysis
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.passes.recomputation import check_recompute
 from rpbench.plan.contest.contender import Contender, Setting, Space
 from rpbench.plan.contest.frame import posed
+from rpbench.plan.contest.link_loads import LinkLoads
 from rpbench.plan.contest.terms import Terms
-from rpbench.plan.counts import plain_partitions, promising_counts
+from rpbench.plan.counts import promising_counts
 from rpbench.plan.linear import prices
 from rpbench.plan.problem import Problem
 
@@ -58,12 +59,17 @@ class _Row:
 
 
 class Bounds:
-    """Bounds on the plans of a contender, each made once."""
+    """Bounds on the plans of a contender, each made once.
 
-    def __init__(self, contender: Contender, terms: Terms, space: Space) -> None:
-        self.contender, self.terms, self.space = contender, terms, space
+    Args:
+        with_links: count what crosses links too; that takes three short orders for every number of stages and option.
+    """
+
+    def __init__(self, contender: Contender, terms: Terms, space: Space, *, with_links: bool = True) -> None:
+        self.contender, self.terms, self.space, self._with_links = contender, terms, space, with_links
         self._paces, self._loose_paces = dict[Setting, float](), dict[Setting, float]()
         self._placed: dict[tuple[object, ...], Schedule] = {}
+        self._links = LinkLoads(contender, terms)
 
     def settings(self) -> Iterator[Setting]:
         """One setting for each that differs in more than recomputation and prefetching."""
@@ -77,15 +83,21 @@ class Bounds:
     def nearest_first(self, best: Setting) -> list[Setting]:
         """The `settings`, sorted by distance of their microbatch size from that of `best`, then by bound.
 
-        Each comes with the usual recomputation, and with that of `best`.
+        Each comes with the usual recomputation, and with that of `best`; where orders follow from times, with each.
         """
         found = [each.changed("prefetch", best.prefetch) for each in self.settings()]
-        again = [each.changed("recompute", best.recompute) for each in found]
+        needs_costs = self.contender.entry.needs_costs
+        others = self.space.dimensions["recompute"] if needs_costs else (best.recompute,)
+        again = [each.changed("recompute", other) for other in others for each in found]
         size = best.microbatch_sequences
         return sorted(
             dict.fromkeys(found + again),
             key=lambda each: (abs(log2(each.microbatch_sequences / size)), -self.pace(each)),
         )
+
+    def fastest_first(self, settings: Iterable[Setting]) -> list[Setting]:
+        """Settings by the bound of their pace, without those of which no plan fits."""
+        return sorted(filter(self.pace, settings), key=self.pace, reverse=True)
 
     def best_pace(self, is_over: Callable[[], bool]) -> float:
         """Tokens per second that no plan exceeds; after the time limit by `loose_pace`."""
@@ -137,24 +149,29 @@ class Bounds:
                     break
         return int(found) if found < inf else 0
 
-    def _moving(self, setting: Setting) -> Schedule | None:
-        """The order with all its transfers, of few microbatches, where stages are shared or streamed; else None."""
-        if not self.moves:
-            return None
-        for size in sorted(self.terms.microbatches, reverse=True):
-            problem = posed(self.contender, setting.changed("microbatch_sequences", size), self.terms, 1)
-            with suppress(ValueError):
-                return problem.finished(problem.order(plain_partitions(problem, promising_counts(problem)[0])[0]))
-        return None
+    def _moving(self, setting: Setting) -> Analysis | None:
+        """A short order with all its transfers, where stages are shared or streamed; else None."""
+        found = (self._links.short(setting, most) for most in (1, 2, 3) if self.moves)
+        return next((short[0] for short in found if short), None)
+
+    @property
+    def count_links(self) -> bool:
+        """Whether bounds count what crosses links; else computation alone."""
+        return self._with_links and self.moves and not self.contender.entry.separate_cuts and self.terms.problem is None
 
     @property
     def moves(self) -> bool:
-        """Whether stages are shared or streamed by the method itself."""
-        return self.contender.entry.lower is not None and self.contender.entry.name not in _LOWERED
+        """Whether stages are shared or streamed, whole ones with the same cut both ways."""
+        entry = self.contender.entry
+        return entry.lower is not None and entry.name not in _LOWERED
 
     def _pace(self, setting: Setting) -> float:
         orders = self._orders(setting)
         step_s = orders.least_step()
+        if self.count_links:
+            step_s = max(step_s, self._links.least_seconds(setting, orders.num_microbatches))
+            if orders.least_bytes(self._moving(setting)) > (self.terms.limits.device_memory_bytes or inf):
+                return 0.0
         tokens = self.terms.tokens(setting.microbatch_sequences) * orders.num_microbatches
         return tokens / step_s if step_s < inf else 0.0
 
@@ -232,7 +249,7 @@ class _Orders:
                 step = _least_of_whole_layers(rows, self._device_of, self._keeps(), step, self.problem.num_layers)
         return step / self.problem.times.units_per_second
 
-    def least_bytes(self, moving: Schedule | None) -> int:
+    def least_bytes(self, moving: Analysis | None) -> int:
         """A lower bound on the bytes of the fullest device.
 
         Args:
@@ -241,13 +258,13 @@ class _Orders:
         if self.schedule is None:
             return 0
         if moving is not None:
-            none = [0] * moving.shape.num_ranks
-            widest = -(-self.problem.num_layers // moving.shape.num_stages)
+            schedule = moving.schedule
+            none = [0] * schedule.shape.num_ranks
+            widest = -(-self.problem.num_layers // schedule.shape.num_stages)
             at_once = 1 if self._sizes.by_layer else widest
             running = at_once * min(each.activations for each in self._sizes.layers)
-            return Footprint(moving, self._sizes, none, keeps=()).least_bytes + (
-                0 if moving.weights is Weights.STREAMED else running
-            )
+            least = Footprint(schedule, self._sizes, none, keeps=(), analysis=moving).least_bytes
+            return least + (0 if schedule.weights is Weights.STREAMED else running)
         if not self._is_plain or self.terms.limits.device_memory_bytes is None:
             return self._footprint.least_bytes
         rows = [replace(row, room=None) for row in self._memory() if not row.of_kept.any()]

@@ -10,6 +10,8 @@ from rpbench.plan.contest.contender import Contender, Setting
 
 # Least relative gain in pace that counts as an improvement.
 TOLERANCE = 1e-4
+# How close to a bound a plan is searched no further.
+PROVEN = 1e-3
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,19 @@
 
 A climb sees only cuts near the one it began at. Each restart begins elsewhere: half of them at a random setting, where
 layers move and then one dimension at a time changes, half at the best plan or another close to it, with some layers
-moved at random; so does a restart whose random setting is known or refused. Rounds go on as long as one gains more than
-`SETTLED`; the plan keeps the gain of the last round, which says how hard the plan is to beat. A round divides the rest
-of the budget among its restarts, so that it comes to its end.
+moved at random; so does a restart whose random setting is known, refused or bounded. Rounds go on as long as one gains
+more than `SETTLED`, and none begins where a bound says that none can; the plan keeps the gain of the last round, which
+says how hard the plan is to beat. A round divides the rest of the budget among its restarts, so that it ends.
 """
 
 import random
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Protocol
 
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.plan.contest.contender import Setting, Space
-from rpbench.plan.contest.plans import Budget, Restarted, Tried, beats
+from rpbench.plan.contest.plans import Budget, Restarted, Tried, Tuned, beats
 
 MOST_FAR = 250  # moves to distant stages in a row without a better cut, after which a climb ends
 
@@ -22,6 +23,7 @@ def climbed(
     begun: Tried,
     recut: Callable[[Tried, Partition], Tried | None],
     is_spent: Callable[[], bool],
+    enough: float = inf,
     *,
     far: bool = False,
 ) -> Tried:
@@ -30,11 +32,12 @@ def climbed(
     Args:
         recut: times the plan with another cut; None: not promising.
         is_spent: whether the budget is spent.
+        enough: tokens per second at which the climb ends.
         far: move to distant stages, in random order; else to neighbours, one stage after the other.
     """
     best, place, quiet = begun, 0, 0
     moves = _shuffled(best.cut, far)
-    while not is_spent() and quiet < (min(len(moves), MOST_FAR) if far else len(moves)):
+    while not is_spent() and best.score < enough and quiet < (min(len(moves), MOST_FAR) if far else len(moves)):
         moved = recut(best, moves[place % len(moves)])
         if moved is not None and beats(moved, best):
             best, quiet = moved, 0
@@ -95,6 +98,7 @@ class Beatable(Protocol):
     def time_is_over(self) -> bool: ...
     def close(self) -> list[Tried]: ...
     def best_pace(self) -> float: ...
+    def plan(self) -> Tuned: ...
     def begin_at(self, setting: Setting, work: int) -> None: ...
     def climb_from(self, setting: Setting, cut: Partition, work: int) -> None: ...
 
@@ -108,7 +112,7 @@ def restart(search: Beatable, each_round: int) -> Restarted:
     chance, number, gain = random.Random(0), 0, None
     for _ in range(ROUNDS if each_round else 0):
         before = search.best_pace()
-        if not before:
+        if not before or search.plan().gap <= SETTLED:
             break
         for turn in range(each_round):
             left = int(MORE * search.budget.work) - search.work

@@ -1,11 +1,11 @@
 """Search: the best plan of a contender, over every dimension of its space, within a budget.
 
-The search begins at the usual setting and changes one dimension at a time: it tries every other value and takes the
-best, until no single change helps. Each setting is sketched first (`rpbench.plan.contest.sketch`); a promising one is
-timed with all its transfers over a few steps. Layers then move between stages one by one, and where another setting is
-better with the cut that was found, the search goes on from there. Close settings with other numbers of stages are
-searched in the same way. The finalists run as many steps as the terms say. Every contender gets the same budget of
-timelines, and its plan says what was spent. With a time limit, the search begins with recomputation and may be cut off.
+The search begins at the usual setting, or where bounds that count links are highest, and changes one dimension at a
+time: it tries every other value and takes the best, until no single change helps. Each setting is sketched first
+(`rpbench.plan.contest.sketch`); a promising one is timed with all its transfers over a few steps. Layers then move
+between stages one by one, and where another setting is better with the cut that was found, the search goes on there.
+Close settings with other numbers of stages are searched in the same way. The finalists run as many steps as the terms
+say. Every contender has the same budget of timelines. With a time limit, recomputation comes first.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from rpbench.passes.recomputation import Recompute
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import OPTION, Contender, Setting, Space, space_of
 from rpbench.plan.contest.frame import FRAME, Frame, Frames, uncollected
-from rpbench.plan.contest.plans import NONE, TOLERANCE, Budget, Outcome, Tried, Tuned, beats, leaders, rank
+from rpbench.plan.contest.plans import NONE, PROVEN, Budget, Outcome, Tried, Tuned, beats, leaders, rank
 from rpbench.plan.contest.restarts import climbed, restart
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.terms import Terms
@@ -85,14 +85,13 @@ class Search:
         self.space = space or space_of(contender, terms)
         self.frames = frames or Frames(contender, terms)
         self.sketcher = Sketcher(contender, terms, budget.climb_work, is_over=is_over)
-        self.bounds = Bounds(contender, terms, self.space)
+        self.bounds = Bounds(contender, terms, self.space, with_links=is_over is None)  # they take their time
         self.tried: dict[Setting, Tried] = {}
         self.num_timed = 0
         self.is_over = is_over
         self._cut_short: set[Setting] = set()  # settings that did not fit when time ran out
         self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
         self._restarted, self._may_spend, self._to_beat = NONE, budget.work, 0.0
-        self._began: Setting | None = None
         self._final: Tried | None = None
 
     @property
@@ -110,17 +109,17 @@ class Search:
         Raises:
             ValueError: if the schedule takes no setting at all, or time was over before one had been found.
         """
-        self._began = self._fitting(self._start())
-        if self.is_over is not None and self._began.recompute != "fitting":
-            for changed in [each for dimension, each in self._changes(self._began) if dimension == "recompute"]:
-                if not self.time_is_over() and beats(self._look_at(changed), self.tried[self._began]):
-                    self._began = changed
-        return self.tried[self._began].timed
+        begun = self._fitting(self._start())
+        if self.is_over is not None and begun.recompute != "fitting":
+            for changed in [begun.changed("recompute", value) for value in self.space.dimensions["recompute"]]:
+                if not self.time_is_over() and beats(self._look_at(changed), self.tried[begun]):
+                    begun = changed
+        return self.tried[begun].timed
 
     def _fitting(self, setting: Setting) -> Setting:
         """The setting, or if it does not fit, one near it that fits or lacks least memory.
 
-        Smaller microbatches are tried first, then the other dimensions, until no single change lacks less.
+        Single changes are tried until none lacks less.
         """
         best, improved = setting, not self.cannot_fit()
         while improved and not self.time_is_over() and not self.tried[best].timed.fits:
@@ -134,6 +133,9 @@ class Search:
 
     def _lighter(self, setting: Setting) -> Iterator[Setting]:
         """Single changes of a setting that may take less memory, the likeliest first."""
+        if self.bounds.count_links:
+            yield from self.bounds.fastest_first(each for _, each in self.space.changes(setting))
+            return
         size = setting.microbatch_sequences
         limit = self.terms.limits.device_memory_bytes
         if limit is None or self._frame(setting).least_bytes <= limit:  # else smaller microbatches cannot help
@@ -207,6 +209,8 @@ class Search:
 
     def begin_at(self, setting: Setting, work: int) -> None:
         """Search from a setting, as from the first one, and move single layers there too."""
+        if self.bounds.pace(setting) <= self.best_pace() * (1 + PROVEN):
+            return
         self._may_spend = self.work + RESERVED + work
         if self._look_at(setting) in self.close():
             self._improve_cut(setting)
@@ -260,7 +264,8 @@ class Search:
 
     def _start(self) -> Setting:
         """The usual setting, or one near it that the schedule takes."""
-        first, refused = self.space.first, ""
+        best = self.bounds.fastest_first(self.bounds.settings()) if self.bounds.count_links and not self.is_over else ()
+        first, refused = next(iter(best), self.space.first), ""
         recomputes = () if self.is_over is None else self.space.dimensions["recompute"]
         for recompute in sorted(recomputes, key=lambda each: each != "fitting"):  # it covers the others
             first = self.sketcher.first_size(self.space.first.changed("recompute", recompute), self.space)
@@ -278,8 +283,7 @@ class Search:
 
     def _changes(self, setting: Setting) -> list[tuple[str, Setting]]:
         """Every setting one change away; under a time limit, first those that need no other frame."""
-        found = list(self.space.changes(setting))
-        return found if self.is_over is None else sorted(found, key=lambda change: change[0] != "recompute")
+        return sorted(self.space.changes(setting), key=lambda change: bool(self.is_over) and change[0] != "recompute")
 
     def _descend(self, current: Setting) -> Setting:
         """The setting reached by single changes, judged by sketches, until none improves it."""
@@ -324,7 +328,7 @@ class Search:
             if not self.time_is_over():
                 self.tried.setdefault(changed, Tried(changed, remark="not timed: the budget was spent"))
             return False
-        if (bound := self.bounds.pace(changed)) <= self.best_pace() * (1 + TOLERANCE):
+        if (bound := self.bounds.pace(changed)) <= self.best_pace() * (1 + PROVEN):
             remark = f"bounded: at most {bound:,.0f} tokens/s; not timed"
             self.tried.setdefault(changed, Tried(changed, remark=remark))  # what time cut short keeps its outcome
             return False
@@ -367,7 +371,7 @@ class Search:
         """Whether the setting with `recompute=fitting`, which is at least as fast, has been timed.
 
         It may be slower where an order follows from times, for that of a run without recomputation may hold less, and
-        where activations move, for recomputed ones take no time on a link. Those settings are not covered.
+        where activations move, for recomputed ones take no time on a link.
         """
         entry = self.contender.entry
         if setting.recompute == "fitting" or (setting.recompute == "none" and entry.needs_costs):
@@ -393,8 +397,8 @@ class Search:
         while not self.tried[setting].timed.fits and len(seen) < ATTEMPTS:
             seen.add(cut)
             frame = self._frame(setting, cut)
-            is_cheap = frame.serves_any_cut  # little beside the frame's own time: allowed after the time limit
-            cut = frame.emptier(cut, setting.recompute) if is_cheap or not self.time_is_over() else cut
+            if frame.serves_any_cut or not self.time_is_over():  # else another frame, after the time limit
+                cut = frame.emptier(cut, setting.recompute)
             if cut in seen:
                 return
             again = self._timed(setting, cut)
@@ -424,7 +428,8 @@ class Search:
     # --- cuts ---
 
     def _improve_cut(self, setting: Setting, *, far: bool = False) -> None:
-        self.tried[setting] = climbed(self.tried[setting], self._recut, self.is_spent, far=far)
+        enough = self.bounds.pace(setting) / (1 + PROVEN)
+        self.tried[setting] = climbed(self.tried[setting], self._recut, self.is_spent, enough, far=far)
 
     def _recut(self, current: Tried, cut: Partition) -> Tried | None:
         """The plan with another cut; None if its order is refused or promises less."""
@@ -457,16 +462,12 @@ class Search:
             known = self.tried.get(near, Tried(near))
             if known.partition == cut or self.is_spent():
                 continue
-            try:
-                if not self.frames.has(near, cut, self._num_steps(near)):
-                    continue
-                recut = self._timed(near, cut)
-            except ValueError:  # the schedule does not take the setting, or its order for this cut does not
-                continue
-            if beats(recut, known):
-                self.tried[near] = recut
-            if beats(recut, self.tried[setting]):
-                return near
+            with suppress(ValueError):  # the schedule does not take the setting, or its order for this cut does not
+                if self.frames.has(near, cut, self._num_steps(near)):
+                    recut = self._timed(near, cut)
+                    self.tried[near] = recut if beats(recut, known) else known
+                    if beats(recut, self.tried[setting]):
+                        return near
         return None
 
     def _runner_up(self, seen: Sequence[Setting]) -> Setting | None:
