@@ -56,6 +56,7 @@ from rpbench.ordering.list_order import (
     repeat_steps,
     time_rows,
 )
+from rpbench.ordering.loops import Means, means
 from rpbench.registry import schedule
 
 SLOTS = 6  # of a microbatch on a rank: F, I and W of two chunks
@@ -174,6 +175,17 @@ def _block_schedule(
 
 @lru_cache(maxsize=64)  # a partition search asks for an order several times, and for more steps of it
 def _rows(shape: Shape, costs: StageCosts, blocks: tuple[Block, ...], by_priority: bool) -> Rows:
+    equal, limit = _at_equal_times(shape, blocks, means())
+    made = _tuned(equal, shape, costs, limit)
+    return (_shorter(made, shape, costs, limit) if by_priority else made).rows
+
+
+# Cached: a partition search asks for the same blocks under many times.
+
+
+@lru_cache(maxsize=8)
+def _at_equal_times(shape: Shape, blocks: tuple[Block, ...], using: Means) -> tuple[Timed, int]:
+    """The order of the blocks for F = I = W, and the most chunk activations on a rank."""
     m = shape.num_microbatches
     slots = [
         {Pass(*what, mb): first + SLOTS * mb for what, first in zip(PASSES, block, strict=True) for mb in range(m)}
@@ -182,30 +194,41 @@ def _rows(shape: Shape, costs: StageCosts, blocks: tuple[Block, ...], by_priorit
     held = [_held(rank) for rank in slots]
     limit = max(map(max, held))
     _reorder(slots, held, limit, blocks)
-    orders = stage_passes([sorted(rank, key=rank.__getitem__) for rank in slots])
-    made = _tuned(orders, shape, costs, limit)
-    return (_shorter(made, shape, costs, limit) if by_priority else made).rows
+    return _squeezed(stage_passes([sorted(rank, key=rank.__getitem__) for rank in slots]), shape, limit), limit
 
 
-def _tuned(orders: Rows, shape: Shape, costs: StageCosts, limit: int) -> Timed:
-    """The order that these times lead to from orders without W, into which W come as they would for F = I = W."""
-    rank_of, equal = v_rank_of(shape.num_stages), unit_costs(shape)
-    squeezed = time_rows(orders, rank_of, equal, fill=Fill.ANY, limit=limit)
-    made = squeezed if costs == equal else time_rows(squeezed.rows, rank_of, costs)
-    return tune(made, costs, limit)
+@lru_cache(maxsize=8)
+def _at_equal_times_by_priority(shape: Shape, limit: int, using: Means) -> Timed | None:
+    """The order by priority for F = I = W; None where there is none.
+
+    Of the lower chunk it holds two chunks less than there is room for: of the caps up to the limit, that is the one
+    which is shorter for most numbers of ranks.
+    """
+    orders = order_by_priority(shape.num_ranks, shape.num_microbatches, limit, limit - 2)
+    return None if orders is None else _squeezed(orders, shape, limit)
+
+
+def _squeezed(orders: Rows, shape: Shape, limit: int) -> Timed:
+    """Orders without W for F = I = W, with W in them and without empty slots."""
+    return time_rows(orders, v_rank_of(shape.num_stages), unit_costs(shape), fill=Fill.ANY, limit=limit)
+
+
+def _tuned(equal: Timed, shape: Shape, costs: StageCosts, limit: int) -> Timed:
+    """The order that these times lead to from that for F = I = W."""
+    is_equal = costs == unit_costs(shape)
+    return tune(equal if is_equal else time_rows(equal.rows, v_rank_of(shape.num_stages), costs), costs, limit)
 
 
 def _shorter(made: Timed, shape: Shape, costs: StageCosts, limit: int) -> Timed:
     """The order, or one by priority where that spans less, ends no later and holds no more than the limit.
 
-    Of the lower chunk it holds two chunks less than there is room for: of the caps up to the limit, that is the one
-    which is shorter for most numbers of ranks. More passes than there is time to try are left as they are.
+    More passes than there is time to try are left as they are.
     """
-    p, m = shape.num_ranks, shape.num_microbatches
-    orders = order_by_priority(p, m, limit, limit - 2) if SLOTS * p * m <= PASSES_TO_TRY else None
-    if orders is None:
+    is_short = SLOTS * shape.num_ranks * shape.num_microbatches <= PASSES_TO_TRY
+    equal = _at_equal_times_by_priority(shape, limit, means()) if is_short else None
+    if equal is None:
         return made
-    trial = _tuned(orders, shape, costs, limit)
+    trial = _tuned(equal, shape, costs, limit)
     ends_no_later = trial.makespan <= made.makespan * (1 + ROUNDING)
     return trial if trial.span < made.span * (1 - ROUNDING) and ends_no_later and trial.peak <= limit else made
 
