@@ -198,6 +198,7 @@ def _batches(p: int, m: int) -> list[list[int]]:
     return [[mb for mb in range(m) if _goes_down(mb, p) == down] for down in (True, False)]
 
 
+@lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
 def _repeat(p: int, m: int, forward: float, backward: float) -> Rows:
     """A microbatch of each direction a period."""
     routes = [list(range(p)), list(reversed(range(p)))]
@@ -210,6 +211,7 @@ def _repeat(p: int, m: int, forward: float, backward: float) -> Rows:
     return [[what for _, what in sorted(row)] for row in rows]
 
 
+@lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
 def _merge(p: int, m: int) -> Rows:
     """Units one after another, found on a grid of equal slots."""
     grid = _Grid(p, _batches(p, m))

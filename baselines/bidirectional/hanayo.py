@@ -85,6 +85,7 @@ def hanayo(
     return Schedule(shape, repeat_steps(shape, step), name="hanayo", placement=placement)
 
 
+@lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
 def _grid(shape: Shape, backward_slots: int) -> Rows:
     return as_passes(_Greedy(shape, backward_slots).rows())
 
@@ -112,6 +113,7 @@ def _by_times(shape: Shape, costs: StageCosts, in_flight: int) -> Rows:
     return shortest(made, trials(), limit).rows
 
 
+@lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
 def _repeat(shape: Shape, forward: float, backward: float) -> Rows:
     """A wave a period. Groups of microbatches go through a wave, then through the next.
 

@@ -26,7 +26,7 @@ from itertools import zip_longest
 from rpbench.ir.action import Kind, actions
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Row, Schedule, Shape, check_one_stage, looped_placement, step_rows
-from rpbench.ordering.list_order import ROUNDING, as_passes, time_rows
+from rpbench.ordering.list_order import ROUNDING, Rows, as_passes, time_rows
 from rpbench.registry import schedule
 
 
@@ -74,5 +74,9 @@ def _choose(p: int, m: int, costs: StageCosts, in_flight: int) -> int:
 
 
 def _makespan(p: int, batch: range, size: int, costs: StageCosts) -> float:
-    rows = as_passes(_step(p, rank, batch, size) for rank in range(p))
-    return time_rows(rows, lambda stage, _: stage, costs).makespan
+    return time_rows(_passes(p, batch, size), lambda stage, _: stage, costs).makespan
+
+
+@lru_cache(maxsize=16)  # the same under many times, as a search of cuts asks
+def _passes(p: int, batch: range, size: int) -> Rows:
+    return as_passes(_step(p, rank, batch, size) for rank in range(p))

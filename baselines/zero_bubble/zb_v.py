@@ -41,9 +41,13 @@ def zb_v(shape: Shape, costs: StageCosts) -> Schedule:
 
 @lru_cache(maxsize=64)  # a partition search asks for an order several times, and for more steps of it
 def _rows(shape: Shape, costs: StageCosts) -> Rows:
-    handmade = stage_passes([_order(shape, rank) for rank in range(shape.num_ranks)])
-    made = time_rows(handmade, v_rank_of(shape.num_stages), costs)
+    made = time_rows(_handmade(shape), v_rank_of(shape.num_stages), costs)
     return tune(made, costs, 2 * shape.num_ranks).rows
+
+
+@lru_cache(maxsize=8)  # the same under many times, as a search of cuts asks
+def _handmade(shape: Shape) -> Rows:
+    return stage_passes([_order(shape, rank) for rank in range(shape.num_ranks)])
 
 
 def _order(shape: Shape, rank: int) -> list[Pass]:
