@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rpbench.cost.hardware.basis import make_basis
 from rpbench.ir.partition import symmetric
 from rpbench.mesh.plan_search.terms import terms_of
+from rpbench.passes.recomputation import RECOMPUTES
 from rpbench.plan.contest.bounds import Bounds
 from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.frame import Frame, Frames, posed
@@ -219,3 +220,14 @@ def test_prices_bound_a_program_known_by_hand():
     assert (found @ rows >= np.array([3.0, 5]) - 1e-9).all()
     assert np.isinf(prices(np.array([[1.0, 0]]), np.array([1.0]), np.array([1.0, 1]))).all(), "nothing limits y"
     assert not prices(rows, limits, np.zeros(2)).any(), "nothing is worth anything"
+
+
+def test_where_orders_follow_from_times_every_recomputation_is_near_with_every_microbatch_size():
+    """Their best plan may be two changes away from where single ones end; others come as usual and as the best does."""
+    case = small(num_devices=2, sequences_per_step=16, microbatches=(1, 2, 4))
+    for name, recomputes in (("v_half", set(RECOMPUTES)), ("1f1b", {"fitting", "except_last"})):
+        space = space_of(contender(name), case)
+        best = space.first.changed("recompute", "except_last")
+        assert space.first.recompute == "fitting"
+        near = Bounds(contender(name), case, space).nearest_first(best)
+        assert {(each.microbatch_sequences, each.recompute) for each in near} == set(product((1, 2, 4), recomputes))
