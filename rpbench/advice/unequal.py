@@ -5,7 +5,7 @@ memory as the largest; what it chooses is timed again with each as long as it is
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from rpbench.cost.footprint.sizes import LayerActivations, ModelBytes, layer_activations
+from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.pieces import mean_times
 from rpbench.cost.table import LayerTimes
@@ -29,13 +29,6 @@ class UnequalTerms(Terms):
     def tokens(self, sequences: float) -> int:
         """Mean tokens of so many sequences."""
         return round(sequences * sum(self.lengths) / len(self.lengths))
-
-    def activations(self, sequences: float) -> LayerActivations:
-        """What a layer keeps of the largest microbatch."""
-        return layer_activations(self.model, self._largest(sequences))
-
-    def _largest(self, sequences: float) -> int:
-        return max(map(sum, dealt(self.lengths, sequences)))
 
 
 def dealt(lengths: Sequence[int], sequences: float) -> list[tuple[int, ...]]:

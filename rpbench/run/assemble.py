@@ -16,7 +16,7 @@ from rpbench.config.keys import MOVES, check_figures
 from rpbench.config.request import Request
 from rpbench.cost.charges import check_ssd, with_charges
 from rpbench.cost.footprint.memory import Footprint
-from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, ModelBytes, layer_activations, model_bytes
+from rpbench.cost.footprint.sizes import UNKNOWN, DeviceMemory, ModelBytes, model_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.published import published_partition, published_tokens_per_microbatch
 from rpbench.cost.table import CostTable, LayerTimes, Number
@@ -216,7 +216,7 @@ def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, .
 
 def pose(request: Request) -> Problem:
     """The planning problem of a request: what is cut, for which schedule and costs; ValueError if it cannot be."""
-    entry, cost, cluster, model = request.entry, request.cost, request.cluster, request.model
+    entry, cost, cluster = request.entry, request.cost, request.cluster
     if request.mesh is not None and request.mesh.machine is not None:
         raise ConfigError(
             "mesh: only runs and rpbench plan mesh=search take one; for the schedule alone leave it out and set "
@@ -244,9 +244,7 @@ def pose(request: Request) -> Problem:
         fused_ahead=cost.fused_ahead,
         published=_published(request),
         memory=None if sizes is None or (limit := cluster.usable_memory_bytes) is None else DeviceMemory(sizes, limit),
-        activations=layer_activations(model, max(tokens, default=request.tokens_per_microbatch or 0))
-        if model
-        else UNKNOWN,
+        activations=UNKNOWN if sizes is None else sizes.of_a_layer,
         finish=partial(_finished, request),
         traffic=_traffic(request, sizes),
         each=microbatch_times(request, _num_layers(request)),

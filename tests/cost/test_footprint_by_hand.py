@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rpbench.cost.footprint.fitting import Moments, fitting_stages, undominated
 from rpbench.cost.footprint.memory import Footprint, classes_of
 from rpbench.cost.footprint.replicas import host_bytes, ssd_bytes
-from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, layer_activations, model_bytes, saved_state
+from rpbench.cost.footprint.sizes import LayerSize, ModelBytes, model_bytes, saved_state
 from rpbench.ir.action import Kind
 from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
@@ -232,12 +232,12 @@ def test_frozen_layers_have_weights_alone():
     assert model_bytes(OWN, 32, kept=123.9).layers[0].activations == 123
 
 
-def test_activations_of_a_layer_are_34_and_5_with_32_of_them_for_its_weights():
-    """Korthikanti et al., equation 1: s b h (34 + 5 a s / h); Qi et al., section 2.1: 32 s b h for W."""
-    model, s, b = Architecture("gpt", 1, 12288, 96, 100, seq_len=2048), 2048, 2
-    found = layer_activations(model, b * s)
-    assert found.whole == pytest.approx(s * b * 12288 * (34 + 5 * 96 * s / 12288))
-    assert found.for_weights == 32 * s * b * 12288
+def test_orders_hold_what_memory_counts_of_a_layer_that_learns():
+    sizes = model_bytes(replace(OWN, frozen_layers=3), 32)
+    kept = OWN.layer_activation_bytes(32)
+    assert sizes.of_a_layer == (kept, kept)
+    assert replace(sizes, until_weights=0.25).of_a_layer == (kept, kept / 4)
+    assert model_bytes(replace(OWN, frozen_layers=OWN.num_layers), 32).of_a_layer == (1, 1)
 
 
 # --- the host --------------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from typing import NamedTuple
 import pytest
 
 from rpbench.cost.constant import constant_times
-from rpbench.cost.footprint.sizes import LayerActivations, layer_activations
+from rpbench.cost.footprint.sizes import LayerActivations
 from rpbench.ir.partition import symmetric
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.metrics import measure
-from rpbench.workload.architecture import Architecture
 
 P = 8
 
@@ -49,6 +48,11 @@ TABLE = {
 }
 
 
+def kept(setting: Setting) -> LayerActivations:
+    """Bytes of a layer and a token: 34 hidden and 5 scores, 32 hidden of them until W (M_B and M_W, section 2.1)."""
+    return LayerActivations(34 * setting.hidden + 5 * setting.heads * 1024, 32 * setting.hidden)
+
+
 def measured(name: str, setting: Setting, *, chunks: int = 1, activations: LayerActivations | None = None, **options):
     """Metrics of a schedule in a setting, from its simulated timeline; times in seconds."""
     partition = symmetric((1,) * (P * chunks))
@@ -60,7 +64,6 @@ def measured(name: str, setting: Setting, *, chunks: int = 1, activations: Layer
         weight_grad_ms=setting.weight_grad,
         hop_ms=setting.hop,
     )
-    model = Architecture("gpt", num_layers=P, hidden=setting.hidden, heads=setting.heads, vocab=50_304, seq_len=1024)
     problem = Problem(
         entry(name),
         times,
@@ -68,7 +71,7 @@ def measured(name: str, setting: Setting, *, chunks: int = 1, activations: Layer
         setting.m,
         chunks_per_rank=chunks,
         options=options,
-        activations=activations or layer_activations(model, 1024),
+        activations=activations or kept(setting),
     )
     graph, costs = build_graph(problem.order(partition)), problem.costs(partition)
     return measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=False)

@@ -44,6 +44,22 @@ class LayerSize(NamedTuple):
     inputs: Any = 0
 
 
+class LayerActivations(NamedTuple):
+    """Bytes of one microbatch in one layer.
+
+    Args:
+        whole: held from F on.
+        for_weights: the part held until W; the rest goes at I.
+    """
+
+    whole: float
+    for_weights: float
+
+
+# Of unknown layers, all is held until W.
+UNKNOWN = LayerActivations(1, 1)
+
+
 @dataclass(frozen=True)
 class ModelBytes:
     """Sizes of a model's layers for one microbatch size.
@@ -109,6 +125,12 @@ class ModelBytes:
         return (*self.layers, self.embedding, self.head)
 
     @property
+    def of_a_layer(self) -> LayerActivations:
+        """Activations that a layer which learns keeps where nothing is recomputed, for orders that depend on them."""
+        whole = max(layer.activations for layer in self.layers)
+        return LayerActivations(whole, whole * self.until_weights) if whole else UNKNOWN
+
+    @property
     def of_each(self) -> tuple["ModelBytes", ...]:
         """The sizes for every microbatch of a step, all by tokens; these alone where all are alike."""
         if not self.each:
@@ -169,36 +191,3 @@ def _size(parameters: int, trainable: int, state: float = OPTIMIZER_BYTES) -> La
 def saved_state(size: LayerSize) -> int:
     """Bytes by which optimizer state is smaller than with moments in 32 bits."""
     return OPTIMIZER_BYTES // BYTES_PER_VALUE * size.gradients - size.optimizer
-
-
-# --- activations held for the halves of a backward, without recomputation -----------------------------------------
-
-
-class LayerActivations(NamedTuple):
-    """Bytes of one microbatch in one layer.
-
-    Args:
-        whole: held from F on.
-        for_weights: the part held until W; the rest goes at I.
-    """
-
-    whole: int
-    for_weights: int
-
-
-# Of unknown layers, all is held until W.
-UNKNOWN = LayerActivations(1, 1)
-
-
-def layer_activations(model: Architecture, num_tokens: int) -> LayerActivations:
-    """Bytes a decoder layer of that hidden size, number of heads and sequence length keeps.
-
-    34 B S H + 5 A B S^2 in all, 32 B S H of them for the weight gradients (B sequences of S tokens, H hidden, A heads).
-
-    Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24, section 2.1 (M_B and M_W), after Korthikanti et
-    al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, equation 1: 16 bits, attention
-    scores kept, no tensor parallelism.
-    """
-    return LayerActivations(
-        num_tokens * (34 * model.hidden + 5 * model.heads * model.seq_len), num_tokens * 32 * model.hidden
-    )

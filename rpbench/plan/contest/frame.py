@@ -368,7 +368,7 @@ def posed(contender: Contender, setting: Setting, terms: Terms, num_steps: int) 
         fused_ahead=terms.fused_ahead,
         memory=None if limit is None else DeviceMemory(sizes, limit),
         keeps_last=setting.recompute == "except_last",
-        activations=terms.activations(setting.microbatch_sequences),
+        activations=sizes.of_a_layer,
         finish=partial(_finished, contender, setting, terms),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rpbench.cost.footprint.sizes import LayerActivations, ModelBytes, layer_activations, model_bytes
+from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.table import LayerTimes
 from rpbench.cost.transfers import OptimizerTraffic
@@ -111,10 +111,6 @@ class Terms:
     def num_microbatches(self, sequences: float) -> int:
         """Microbatches of a step."""
         return max(1, round(self.sequences_per_step / sequences))
-
-    def activations(self, sequences: float) -> LayerActivations:
-        """Activations a layer keeps of such a microbatch, for orders that depend on them."""
-        return layer_activations(self.model, self.tokens(sequences))
 
 
 def default_microbatches(sequences_per_step: int, num_devices: int) -> tuple[int, ...]:
