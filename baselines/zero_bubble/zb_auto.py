@@ -48,13 +48,23 @@ class Switches(NamedTuple):
 
 
 @schedule("zb_auto", source="Qi et al., ICLR'24", needs_costs=True, searched={"memory_limit": ("2p", "1p", "1.5p")})
-def zb_auto(shape: Shape, costs: StageCosts, *, memory_limit: str = "2p") -> Schedule:
+def zb_auto(
+    shape: Shape, costs: StageCosts, *, memory_limit: str = "2p", until_weights: float | None = None
+) -> Schedule:
     """No rank ever holds more than the limit: `1p`, `2p`, or a number of the fullest stage's activations.
 
+    Args:
+        until_weights: fraction of the activations that an order counts until W; None: what memory counts.
+
     Raises:
-        ValueError: for more or fewer stages than ranks, or a limit that is none or lets nothing run.
+        ValueError: for more or fewer stages than ranks, a fraction that is none, or a limit that is none or lets
+            nothing run.
     """
     check_one_stage("zb_auto", shape, "interleaved_zb")
+    if until_weights is not None:
+        if not 0 <= until_weights <= 1:
+            raise ValueError(f"schedule.until_weights={until_weights}: a fraction of the activations, 0 to 1; try 0.5")
+        costs = costs.keeping(until_weights)
     limit = read_limit(memory_limit, shape.num_ranks) * max(costs.activations)
     rows = repeat_steps(shape, _passes(_best_order(shape.num_microbatches, costs, limit)))
     return Schedule(shape, rows, name="zb_auto", placement=looped_placement(shape))

@@ -65,6 +65,11 @@ class StageCosts:
         """The costs of a microbatch."""
         return self.each[microbatch % len(self.each)] if self.each else self
 
+    def keeping(self, share: float) -> "StageCosts":
+        """The same costs with that fraction of the activations held until W."""
+        kept = tuple(share * held for held in self.activations)
+        return replace(self, kept_for_weights=kept, each=tuple(own.keeping(share) for own in self.each))
+
     @property
     def backward(self) -> tuple[float, ...]:
         """Times of whole backwards, I and W together."""

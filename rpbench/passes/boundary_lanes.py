@@ -76,13 +76,15 @@ def _placed(row: list[Action], index: Index, lane: Lane) -> Placed:
     Raises:
         ScheduleError: if it is neither a sum of gradients nor an activation that moves.
     """
-    placed, version, loaded = Placed(), Counter[int](), set[Action]()
+    placed, version = Placed(), Counter[int]()
+    marked = map(index.actions.__getitem__, index.marked)
+    away = {_names(action) for action in marked if action.kind is Kind.STORE and action.object == "A"}
     for action in row:
         if action.kind is Kind.REDUCE_GRAD:
             version[action.stage] += 1
             found = _last_gradient(action, version[action.stage], index, lane)
         else:
-            found = _beside_activation(action, loaded, index, lane)
+            found = _beside_activation(action, away, index, lane)
         before = placed[-1][0] if placed else lane.start
         if found is None or (found < before and action.kind is Kind.REDUCE_GRAD):
             raise ScheduleError(
@@ -98,19 +100,28 @@ def _last_gradient(action: Action, version: int, index: Index, lane: Lane) -> in
     return max(own, default=None)
 
 
-def _beside_activation(action: Action, loaded: set[Action], index: Index, lane: Lane) -> int | None:
+def _names(action: Action) -> tuple[int, int, int]:
+    """The stage, microbatch and part whose activations it moves."""
+    return action.stage, action.microbatch or 0, action.part
+
+
+def _beside_activation(action: Action, away: set[tuple[int, int, int]], index: Index, lane: Lane) -> int | None:
     """The action that a STORE:A, LOAD:A or FREE:A follows; None for any other kind.
 
-    A STORE:A and its FREE:A follow the forward; a LOAD:A stands shortly before the backward, its FREE:A after that.
+    A STORE:A and its FREE:A follow the forward; a LOAD:A stands shortly before the backward, its FREE:A after that, and
+    so does the FREE:A of what never leaves.
+
+    Args:
+        away: what is on the host now; a LOAD:A takes its own out.
     """
     if action.object != "A":
         return None
-    place = (action.stage, action.microbatch or 0, action.part)
+    place = _names(action)
     users = [number for kind in _READERS if (number := index.at(kind, *place)) >= 0]
-    maker, name = index.at(Kind.F, *place), action._replace(kind=Kind.LOAD, peer=None)
+    maker = index.at(Kind.F, *place)
     if maker < 0 or not users:
         return None
     if action.kind is Kind.LOAD:
-        loaded.add(name)
+        away.discard(place)
         return max(maker, min(users) - AHEAD, lane.start)
-    return max(users) if name in loaded else maker
+    return maker if place in away else max(users)

@@ -11,7 +11,7 @@ from rpbench.cost.constant import constant_times
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES, model_bytes
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.transfers import OptimizerTraffic, Traffic, moved_bytes
-from rpbench.ir.action import RECV, SEND, Kind
+from rpbench.ir.action import RECV, SEND, Kind, parse
 from rpbench.ir.checks.check import check
 from rpbench.ir.index import Index
 from rpbench.ir.partition import split_evenly, symmetric
@@ -117,6 +117,18 @@ def test_activations_move_in_the_order_they_did(name, chunks, direct):
         for lane in ("h2d", "d2h", "net"):
             row = schedule.lanes[device].get(lane, ())
             assert [each for each in row if each.kind not in SEND | RECV] == list(order.lanes[device].get(lane, ()))
+
+
+def test_a_load_that_waits_for_room_of_what_never_leaves_comes_after_the_gradients_it_needs():
+    """The LOAD of the second microbatch waits for the W of the first, whose gradient comes over the same link."""
+    rows = (
+        {"compute": "0F0 0F1 0I0 0W0 0I1 0W1", "d2h": "0STORE:A1 0FREE:A1", "h2d": "0FREE:A0 0LOAD:A1 0FREE:A1"},
+        {"compute": "1F0 1I0 1W0 1F1 1I1 1W1"},
+    )
+    lanes = tuple({name: tuple(map(parse, row.split())) for name, row in own.items()} for own in rows)
+    schedule = send_over_links(Schedule(Shape(2, 2, 2), lanes, name="waits", placement=((0,), (1,))), direct=False)
+    check(schedule)
+    assert " ".join(map(str, schedule.lanes[0]["h2d"])) == "0RECV_B0>1 0RECV_B1>1 0FREE:A0 0LOAD:A1 0FREE:A1"
 
 
 @pytest.mark.parametrize("direct", [None, 1e6])

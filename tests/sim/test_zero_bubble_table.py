@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pytest
 
 from rpbench.cost.constant import constant_times
-from rpbench.cost.footprint.sizes import LayerActivations
 from rpbench.ir.partition import symmetric
 from rpbench.plan.problem import Problem
 from rpbench.registry import entry
@@ -48,12 +47,12 @@ TABLE = {
 }
 
 
-def kept(setting: Setting) -> LayerActivations:
-    """Bytes of a layer and a token: 34 hidden and 5 scores, 32 hidden of them until W (M_B and M_W, section 2.1)."""
-    return LayerActivations(34 * setting.hidden + 5 * setting.heads * 1024, 32 * setting.hidden)
+def until_weights(setting: Setting) -> float:
+    """Of 34 hidden and 5 scores of a layer and a token, 32 hidden are held until W (M_B and M_W, section 2.1)."""
+    return 32 * setting.hidden / (34 * setting.hidden + 5 * setting.heads * 1024)
 
 
-def measured(name: str, setting: Setting, *, chunks: int = 1, activations: LayerActivations | None = None, **options):
+def measured(name: str, setting: Setting, *, chunks: int = 1, **options):
     """Metrics of a schedule in a setting, from its simulated timeline; times in seconds."""
     partition = symmetric((1,) * (P * chunks))
     times = constant_times(
@@ -71,7 +70,6 @@ def measured(name: str, setting: Setting, *, chunks: int = 1, activations: Layer
         setting.m,
         chunks_per_rank=chunks,
         options=options,
-        activations=activations or kept(setting),
     )
     graph, costs = build_graph(problem.order(partition)), problem.costs(partition)
     return measure(graph, simulate_graph(graph, costs), costs, switch_after_last_forward=False)
@@ -80,7 +78,8 @@ def measured(name: str, setting: Setting, *, chunks: int = 1, activations: Layer
 @pytest.mark.parametrize("setting", TABLE)
 def test_handcrafted_and_automatic_schedules(setting):
     found = [measured(name, setting)["bubble_span"] for name in ("1f1b", "zb_h1", "zb_h2")]
-    found += [measured("zb_auto", setting, memory_limit=limit)["bubble_span"] for limit in ("1p", "2p")]
+    known = {"until_weights": until_weights(setting)}
+    found += [measured("zb_auto", setting, memory_limit=limit, **known)["bubble_span"] for limit in ("1p", "2p")]
     one_f_one_b, _, *zero_bubble = TABLE[setting]
     assert [round(rate, 4) for rate in found] == [one_f_one_b, *zero_bubble]
 
@@ -98,10 +97,11 @@ def test_interleaved_1f1b(setting):
 def test_when_activations_go_is_part_of_the_order():
     """Held until W, they leave less room, and the first setting's ZB-2p is far from the paper's rate."""
     setting = next(iter(TABLE))
-    until_w = measured("zb_auto", setting, memory_limit="2p", activations=LayerActivations(1, 1))
+    until_w = measured("zb_auto", setting, memory_limit="2p")
     assert until_w["bubble_span"] > 2 * TABLE[setting][-1]
 
 
 def test_the_makespan_of_a_schedule_without_bubbles_has_some():
-    rates = measured("zb_auto", list(TABLE)[3], memory_limit="2p")
+    setting = list(TABLE)[3]
+    rates = measured("zb_auto", setting, memory_limit="2p", until_weights=until_weights(setting))
     assert rates["bubble_makespan"] > 0.1 > 0.003 > rates["bubble_span"]
