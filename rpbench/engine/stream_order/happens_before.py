@@ -85,17 +85,11 @@ class HappensBefore:
                 self._join(self.clocks[stream], self.clocks[thread])
                 self._tick(stream)
                 self._events[event] = list(self.clocks[stream]), thread, self._tick(thread)
-            case Waits(thread=thread, stream=stream, event=event):
+            case Waits(thread=thread, stream=stream) | WaitsForStream(thread=thread, stream=stream):
                 self._join(self.clocks[stream], self.clocks[thread])
-                self._join(self.clocks[stream], self._event(entry, event))
-            case WaitsForStream(thread=thread, stream=stream, other=other):
-                self._join(self.clocks[stream], self.clocks[thread])
-                self._join(self.clocks[stream], self.clocks[other])
-            case Synchronised(thread=thread, streams=streams):
-                for stream in streams:
-                    self._join(self.clocks[thread], self.clocks[stream])
-            case SynchronisedEvent(thread=thread, event=event):
-                self._join(self.clocks[thread], self._event(entry, event))
+                self._join(self.clocks[stream], self.carried_by(entry))
+            case Synchronised(thread=thread) | SynchronisedEvent(thread=thread):
+                self._join(self.clocks[thread], self.carried_by(entry))
             case Signalled(thread=thread, token=token):
                 self._tick(thread)
                 self._tokens[token] = list(self.clocks[thread])
@@ -108,18 +102,16 @@ class HappensBefore:
                 self._memory(entry)
 
     def carried_by(self, entry: Entry) -> Clock:
-        """The clock that a waiting entry adds to its thread's."""
+        """The clock that a waiting entry adds to that of its stream or thread."""
         clock = [0] * len(self.clocks)
         match entry:
             case Waits(event=event) | SynchronisedEvent(event=event):
-                self._join(clock, self._events[event][0] if event in self._events else [])
+                self._join(clock, self._event(entry, event))
             case WaitsForStream(other=other):
                 self._join(clock, self.clocks[other])
             case Synchronised(streams=streams):
                 for stream in streams:
                     self._join(clock, self.clocks[stream])
-            case _:
-                pass
         return clock
 
     def _memory(self, entry: Entry) -> None:
