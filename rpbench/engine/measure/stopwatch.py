@@ -107,7 +107,10 @@ class CoreStopwatch:
         def job(worker: int) -> Callable[[], None]:
             def timed() -> None:
                 try:
-                    least[worker] = self._least(made, ready)
+                    work = made()
+                    work()
+                    ready.wait()
+                    least[worker] = _least(work, self._repeats, time.thread_time)
                 except BaseException as error:
                     errors.append(error)
                     ready.abort()
@@ -129,12 +132,6 @@ class CoreStopwatch:
     def seconds_on_host(self, made: Made) -> float:
         """Seconds of some work on the processor, where the devices are."""
         return self.seconds(made)
-
-    def _least(self, made: Made, ready: threading.Barrier) -> float:
-        work = made()
-        work()
-        ready.wait()
-        return _least(work, self._repeats, time.thread_time)
 
 
 def _least(work: Work, repeats: int, clock: Callable[[], float]) -> float:

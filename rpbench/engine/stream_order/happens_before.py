@@ -121,7 +121,8 @@ class HappensBefore:
                 self._owner[storage] = stream
                 for use in self._pool.pop(stream, ()):
                     if not self._knows(stream, use):
-                        self._find("REUSE", f"{self._on(entry, stream)} may be given memory", use, "may still use")
+                        where = f"{self.trace.names[stream]} ({entry.action}, {entry.place})"
+                        self._find("REUSE", f"{where} may be given memory", use, "may still use")
             case Freed(thread=thread, storage=storage):
                 self._free(thread, storage)
             case Kept(storage=storage, stream=stream):
@@ -189,9 +190,6 @@ class HappensBefore:
     def _is_ordered(self, who: Timeline, use: _Use) -> bool:
         threads = self.trace.threads
         return self._knows(who, use) or (who in threads and use.timeline in threads)
-
-    def _on(self, entry: Entry, stream: Timeline) -> str:
-        return f"{self.trace.names[stream]} ({entry.action}, {entry.place})"
 
     def _find(self, kind: str, what: str, other: _Use, does: str) -> None:
         self.findings[Finding(kind, f"{what} that {self.trace.describe(other.entry)} {does}, not ordered")] = None
