@@ -15,6 +15,7 @@ Where important columns are stepped at once and the rest late: `rpbench.engine.r
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -144,7 +145,7 @@ def train_reference(
             found.begun_with.append({place: master.clone() for place, master in masters.items()})
         read = past.reads.backward(workload.chain[-1], step * workload.num_microbatches)
         scale = scales[read].value if rule else None
-        losses, gradients = _gradients(workload, layout, groups, past, step, num_parts, scale, num_replicas)
+        losses, gradients = _gradients(past, groups, step, num_parts, scale, num_replicas)
         found.losses.append(losses)
         found.gradients.append(gradients)
         if updates:
@@ -179,38 +180,29 @@ def _optimizer(
     spikes = taus if late and compensation.spike_compensation else None
     optimizer = settings.make([{"params": group} for group in groups], spikes)
 
-    def rate_of(tau: float) -> Callable[[int], float]:
-        to_full, synchronous = compensation.rescheduling_steps, compensation.num_sync_steps
-        per_update = 2 if trials else 1
+    def rate(tau: float, step: int) -> float:
+        update = (first_step + step) // (2 if trials else 1) + 1
+        factor = rate_factor(tau, step, compensation.rescheduling_steps, compensation.num_sync_steps)
+        return settings.rate(update) * factor
 
-        def rate(step: int) -> float:
-            update = (first_step + step) // per_update + 1
-            return settings.rate(update) * rate_factor(tau, step, to_full, synchronous)
-
-        return rate
-
-    return optimizer, [rate_of(tau) for tau in taus]
+    return optimizer, [partial(rate, tau) for tau in taus]
 
 
+@dataclass
 class _Past:
     """All weight versions so far, and the weights of a microbatch made from them."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        layout: Layout,
-        settings: OptimizerSettings,
-        compensation: Compensation,
-        late: Lateness | None,
-    ) -> None:
-        self.workload, self.layout, self.settings = workload, layout, settings
-        self.compensation, self.late = compensation, late
-        self.working: dict[int, Tensors] = {}
-        self.newest = -1
-        self.masters: list[Tensors] = []
-        self.directions: list[dict[Place, torch.Tensor | None]] = []
-        self.moves: list[Tensors] = []
-        self.reads: Reads
+    workload: Workload
+    layout: Layout
+    settings: OptimizerSettings
+    compensation: Compensation
+    late: Lateness | None
+    working: dict[int, Tensors] = field(default_factory=dict)
+    newest: int = -1
+    masters: list[Tensors] = field(default_factory=list)
+    directions: list[dict[Place, torch.Tensor | None]] = field(default_factory=list)
+    moves: list[Tensors] = field(default_factory=list)
+    reads: Reads = field(init=False)
 
     def note(self, masters: Tensors, optimizer: torch.optim.Optimizer) -> None:
         self.newest += 1
@@ -278,21 +270,19 @@ class _Past:
 
 
 def _gradients(
-    workload: Workload,
-    layout: Layout,
-    groups: Mapping[tuple[int, int], Groups],
     past: _Past,
+    groups: Mapping[tuple[int, int], Groups],
     step: int,
     num_parts: int,
     scale: float | None,
     num_replicas: int,
 ) -> tuple[float, Tensors]:
     """Loss and gradients of a step, added up stage by stage in the order of the groups."""
-    window = range(step * workload.num_microbatches, (step + 1) * workload.num_microbatches)
+    layout, num = past.layout, past.workload.num_microbatches
     sums = [OrderedSum(groups[stage, step + 1], num_replicas) for stage in range(len(layout.backward))]
     loss = 0.0
-    for microbatch in window:
-        run = _Microbatch(workload, past, microbatch, num_parts, scale)
+    for microbatch in range(step * num, (step + 1) * num):
+        run = _Microbatch(past, microbatch, num_parts, scale)
         whole = past.same_both_ways(microbatch)
         share, by_segment = run.in_one_graph() if whole else run.by_pieces(layout)
         loss += share
@@ -308,11 +298,11 @@ def _gradients(
 class _Microbatch:
     """Forward and backward of one microbatch."""
 
-    def __init__(self, workload: Workload, past: _Past, microbatch: int, num_parts: int, scale: float | None) -> None:
-        self.workload, self.past, self.scale = workload, past, scale
+    def __init__(self, past: _Past, microbatch: int, num_parts: int, scale: float | None) -> None:
+        self.workload, self.past, self.scale = past.workload, past, scale
         self.microbatch, self.num_parts = microbatch, num_parts
-        self.last = workload.chain[-1]  # the head, or its norm where it is cut
-        self.seen: list[list[KeysValues]] = [[] for _ in workload.modules]  # what earlier segments left behind
+        self.last = self.workload.chain[-1]  # the head, or its norm where it is cut
+        self.seen: list[list[KeysValues]] = [[] for _ in self.workload.modules]  # what earlier segments left behind
 
     def in_one_graph(self) -> tuple[float, list[Tensors]]:
         """Loss, as its part of the step's mean, and the weight gradients of each segment."""

@@ -126,8 +126,7 @@ class LateRestReference:
         for place, mask in self.masks.items():
             for whole in (self.masters, self.seen):
                 whole[place] = whole[place].copy_(torch.where(mask, self.on_device[place], whole[place]))
-        for place, gradient in gradients.items():
-            self.sums[place] = self.sums[place] + gradient if place in self.sums else gradient
+        _add(self.sums, gradients)
         ends = step + 1 == self.num_steps
         if (behind + 1) % self.rule.update_interval == 0 or ends:
             chooses = self.rule.select_interval and (behind + 1) % self.rule.select_interval == 0
@@ -262,58 +261,6 @@ def _add(total: Tensors, more: Tensors) -> None:
         total[place] = total[place] + gradient if place in total else gradient
 
 
-def update(
-    workload: Workload,
-    masters: Tensors,
-    gradients: Tensors,
-    settings: OptimizerSettings,
-    optimizer: torch.optim.Optimizer,
-    scale: float | None,
-) -> None:
-    """One step with the gradients of all places, divided by the loss scale; masters that several share get the sum."""
-    for master in masters.values():
-        master.grad = None
-    for place, owner in workload.owner_of.items():
-        if place in gradients:
-            master, gradient = masters[owner], gradients[place].to(masters[owner].dtype)
-            if scale is not None:
-                gradient = gradient / scale
-            if master.grad is None:
-                master.grad = torch.empty_like(master).copy_(gradient)  # with its strides: fused AdamW goes by memory
-            else:
-                master.grad = master.grad + gradient
-    if settings.clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(masters.values(), settings.clip_norm)
-    optimizer.step()
-
-
-def try_step(
-    workload: Workload,
-    masters: Tensors,
-    gradients: Tensors,
-    settings: OptimizerSettings,
-    optimizer: torch.optim.Optimizer,
-    note: Callable[[Tensors, torch.optim.Optimizer], None],
-) -> None:
-    """Note the masters after a trial step, then restore masters and optimizer state."""
-    before = deepcopy((masters, optimizer.state_dict()))
-    update(workload, masters, gradients, settings, optimizer, None)
-    note(masters, optimizer)
-    optimizer.load_state_dict(before[1])
-    for place, master in masters.items():
-        master.copy_(before[0][place])
-
-
-def halved(masters: Tensors, workload: Workload, first: Tensors, second: Tensors) -> Tensors:
-    """Half of the sum of two gradients, in the type of the masters; 0 for one that is not there."""
-    found: Tensors = {}
-    for place in {**first, **second}:
-        like = masters[workload.owner_of[place]]
-        pair = [g[place].to(like.dtype) if place in g else torch.zeros_like(like) for g in (first, second)]
-        found[place] = (pair[0] + pair[1]) / 2
-    return found
-
-
 @dataclass(frozen=True)
 class Steps:
     """The weight updates of a run, step by step, where `note` keeps the masters as the newest version.
@@ -339,15 +286,41 @@ class Steps:
             self.halves.step(step, made[-1], scale, finite=finite)
             self.note(self.halves.seen, self.optimizer)
         elif finite and self.trials and step % 2 == 0:
-            self._set_rates(step)
-            try_step(self.workload, self.masters, made[-1], self.settings, self.optimizer, self.note)
+            before = deepcopy((self.masters, self.optimizer.state_dict()))
+            self._update(step, made[-1], None)
+            self.note(self.masters, self.optimizer)
+            self.optimizer.load_state_dict(before[1])
+            for place, master in self.masters.items():
+                master.copy_(before[0][place])
         else:
             if finite:
-                self._set_rates(step)
-                gradients = halved(self.masters, self.workload, *made[-2:]) if self.trials else made[-1]
-                update(self.workload, self.masters, gradients, self.settings, self.optimizer, scale)
+                self._update(step, self._mean(*made[-2:]) if self.trials else made[-1], scale)
             self.note(self.masters, self.optimizer)
 
-    def _set_rates(self, step: int) -> None:
+    def _update(self, step: int, gradients: Tensors, scale: float | None) -> None:
+        """Step with the gradients of all places, divided by the loss scale; masters that several share get the sum."""
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate(step)
+        for master in self.masters.values():
+            master.grad = None
+        for place, owner in self.workload.owner_of.items():
+            if place in gradients:
+                master, gradient = self.masters[owner], gradients[place].to(self.masters[owner].dtype)
+                if scale is not None:
+                    gradient = gradient / scale
+                if master.grad is None:  # with the master's strides: fused AdamW goes by memory
+                    master.grad = torch.empty_like(master).copy_(gradient)
+                else:
+                    master.grad = master.grad + gradient
+        if self.settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.masters.values(), self.settings.clip_norm)
+        self.optimizer.step()
+
+    def _mean(self, first: Tensors, second: Tensors) -> Tensors:
+        """The mean of two gradients, in the type of the masters; 0 for one that is not there."""
+        found: Tensors = {}
+        for place in {**first, **second}:
+            like = self.masters[self.workload.owner_of[place]]
+            pair = [g[place].to(like.dtype) if place in g else torch.zeros_like(like) for g in (first, second)]
+            found[place] = (pair[0] + pair[1]) / 2
+        return found

@@ -19,7 +19,7 @@ from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.layout import layout_of
 from rpbench.engine.program import Program, gather_steps, make_program
-from rpbench.engine.shards.cut import cut, joined_head_state, joined_state
+from rpbench.engine.shards.cut import cut, joined, joined_head_state
 from rpbench.engine.shards.reduced_gradients import ReducedWindow
 from rpbench.engine.shards.replica_weights import ReplicaWeights
 from rpbench.engine.shards.tensor_parallel import Team, TeamGradients
@@ -323,7 +323,7 @@ class Training:
         )
         if self.workload.num_head_shards:
             return joined_head_state(state, self.workload)
-        return joined_state(state) if self.team else state
+        return state.changed(joined) if self.team else state
 
     def _num_stale(self) -> int:
         """The number of versions before the first one that this run reads."""

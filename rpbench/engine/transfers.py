@@ -104,7 +104,7 @@ class Transfers:
             Kind.STORE: self._store,
             Kind.FREE: self._free,
             Kind.UNSHARD: self._gather,
-            Kind.RESHARD: self._leave,
+            Kind.RESHARD: self._free,
             Kind.REDUCE_GRAD: self._reduce,
         }
 
@@ -130,26 +130,19 @@ class Transfers:
                 )
 
     def _free(self, action: Action, number: int, gate: Gate) -> None:
-        """Weights go; gradients and activations have gone with the action that took them."""
-        if isinstance(self._weights, DeviceWeights) and action.object == "P":
+        """Weights go, gathered ones too; gradients and activations have gone with the action that took them."""
+        if isinstance(self._weights, DeviceWeights) and action.object in ("P", None):
             self._weights.free(number)
 
     def _gather(self, action: Action, number: int, gate: Gate) -> None:
         assert isinstance(self._weights, ReplicaWeights)
         self._weights.gather(number)
 
-    def _leave(self, action: Action, number: int, gate: Gate) -> None:
-        assert isinstance(self._weights, ReplicaWeights)
-        self._weights.free(number)
-
     def _reduce(self, action: Action, number: int, gate: Gate) -> None:
         transfer = self._sums[number]
         microbatches = microbatches_of(self._index, transfer)
         window = self._reduced[action.stage, transfer.visits[0].step + 1]
-        window.reduce(self._index.device(number), microbatches[0], self._between)
-
-    def _between(self, tensor: torch.Tensor, device: int) -> torch.Tensor:
-        return self._copy(tensor, device, "net")
+        window.reduce(self._index.device(number), microbatches[0], lambda tensor, to: self._copy(tensor, to, "net"))
 
     def _hop(self, action: Action, number: int, gate: Gate) -> None:
         if self._lane(number) in ("h2d", "d2h"):

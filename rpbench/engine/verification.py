@@ -17,7 +17,7 @@ from rpbench.engine.reference import (
     reads_of,
     train_reference,
 )
-from rpbench.engine.shards.cut import joined, joined_state
+from rpbench.engine.shards.cut import joined
 from rpbench.engine.shards.tensor_parallel import TeamGradients
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.gradients import Tensors
@@ -154,7 +154,7 @@ def _whole_gradient(training: Training, step: int, begun_with: Tensors) -> Tenso
         for (stage, version), found in training.groups.items()
         if version == step + 1
     }
-    begun = joined_state(State(first, begun_with, {}))
+    begun = State(first, begun_with, {}).changed(joined)
     workload = replace(training.uncut, first_step=first)
     optimizer = training.settings.optimizer
     return train_reference(workload, training.layout, groups, optimizer, updates=False, start=begun).gradients[0]

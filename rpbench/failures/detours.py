@@ -94,14 +94,13 @@ def pace(
     num_microbatches: int,
     times: SplitTimes,
     most_in_flight: Sequence[int],
-    num_steps: int = STEPS,
 ) -> Pace:
     """The pace of pipelines, of so many microbatches each, under detours; `peers` are, for each stage, the pipelines
     that have a rank of it, and one of these may hold `most_in_flight` microbatches.
     """
-    run = _Run(peers, num_pipelines, num_microbatches, times, most_in_flight, num_steps)
+    run = _Run(peers, num_pipelines, num_microbatches, times, most_in_flight)
     ends = run.to_the_end()
-    return Pace((ends[-1] - ends[0]) / (num_steps - 1), tuple(run.peak))
+    return Pace((ends[-1] - ends[0]) / (STEPS - 1), tuple(run.peak))
 
 
 Fits = Callable[[Sequence[int]], bool]
@@ -174,21 +173,19 @@ class _Run:
         num_microbatches: int,
         times: SplitTimes,
         most_in_flight: Sequence[int],
-        num_steps: int,
     ) -> None:
         self.peers, self.times, self.limits = peers, times, most_in_flight
         self.num_pipelines, self.last = num_pipelines, len(peers) - 1
         ranks = [(k, stage) for stage, there in enumerate(peers) for k in there]
         self.ready: dict[Rank, tuple[list[Part], ...]] = {rank: ([], [], []) for rank in ranks}  # by order
         self.free, self.held, self.peak = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0), [0] * len(peers)
-        steps = [(step, stage) for step in range(num_steps) for stage in range(len(peers))]
+        steps = [(step, stage) for step in range(STEPS) for stage in range(len(peers))]
         self.left = dict.fromkeys(steps, num_pipelines * num_microbatches)  # weight gradients
         self.stepped = dict.fromkeys(steps, 0.0)  # when the last of them has ended
-        self.moments: list[
-            tuple[float, int, Part | None, Rank]
-        ] = []  # events: a part that arrives, or None for a rank to look again
+        # Events: a part that arrives, or None for a rank to look again.
+        self.moments: list[tuple[float, int, Part | None, Rank]] = []
         self.num_moments = 0
-        for step, microbatch, k in product(range(num_steps), range(num_microbatches), range(num_pipelines)):
+        for step, microbatch, k in product(range(STEPS), range(num_microbatches), range(num_pipelines)):
             part = Part(FORWARD, step, microbatch, k, 0)
             self._arrive(0.0, part, self._rank(part))
 
@@ -204,8 +201,7 @@ class _Run:
                 if self.free[each] <= now:
                     self._take(each, now)
         assert not any(self.left.values()), "ranks that wait for each other"
-        stages, num_steps = len(self.peers), len(self.stepped) // len(self.peers)
-        return [max(self.stepped[step, stage] for stage in range(stages)) for step in range(num_steps)]
+        return [max(self.stepped[step, stage] for stage in range(len(self.peers))) for step in range(STEPS)]
 
     def _rank(self, part: Part) -> Rank:
         return runs_on(part.pipeline, part.microbatch, self.peers[part.stage], self.num_pipelines), part.stage

@@ -50,34 +50,28 @@ class Lowered:
         if not sharded:
             return found
         stages = self.chains.stages_of(rank)
-        last = {self.chains.to_torch(part)[0]: place for place, part in self._gradients(rank)}
-        for stage, place in sorted(last.items(), key=lambda item: -item[1]):
-            found.insert(place + 1, f"{stage}REDUCE_GRAD")
-        return [f"{stage}UNSHARD" for stage in stages] + found + [f"{stage}RESHARD" for stage in stages]
-
-    def _gradients(self, rank: int) -> list[tuple[int, Action]]:
-        return [
-            (place, part)
+        last = {
+            self.chains.to_torch(part)[0]: place
             for place, action in enumerate(self.row(rank))
             for part in parts_of(action)
             if part.kind in (Kind.B, Kind.W)
-        ]
+        }
+        for stage, place in sorted(last.items(), key=lambda item: -item[1]):
+            found.insert(place + 1, f"{stage}REDUCE_GRAD")
+        return [f"{stage}UNSHARD" for stage in stages] + found + [f"{stage}RESHARD" for stage in stages]
 
     def to_csv(self, *, sharded: bool = False, waits: bool = False) -> str:
         """All rows as `compute_comms` of `_load_csv`; `waits`: for a torch that has them (`versions.Facts`)."""
         rows = [self.tokens(rank, sharded=sharded) for rank in range(self.num_ranks)]
         if waits:
-            rows = [_waiting(row, rank) for rank, row in enumerate(rows)]
+            tokens = [[read_token(cell, rank) for cell in row] for rank, row in enumerate(rows)]
+            rows = [list(map(str, with_send_waits(with_reduction_waits(row)))) for row in tokens]
         return "\n".join(map(",".join, rows))
 
     @cached_property
     def digest(self) -> str:
         """A hash of the table and its cut: equal on all ranks, or they would wait for each other for good."""
         return hashlib.sha256((to_text(self.table) + to_text(self.schedule)).encode()).hexdigest()
-
-
-def _waiting(row: list[str], rank: int) -> list[str]:
-    return list(map(str, with_send_waits(with_reduction_waits([read_token(cell, rank) for cell in row]))))
 
 
 def lower(schedule: Schedule) -> Lowered:

@@ -227,10 +227,13 @@ def shard_matrices(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for layer in module.layers.values():
         if isinstance(layer, DecoderLayer):
             _check_layer(layer, mesh.size())
+            plan: dict[str, Any] = {}
             for name in (*BY_OUTPUTS, *BY_INPUTS):
-                _as_torch_linear(layer, name)
-            plan: dict[str, Any] = {name: ColwiseParallel() for name in BY_OUTPUTS if _has(layer, name)}
-            plan |= {name: RowwiseParallel() for name in BY_INPUTS}
+                parent, _, child = name.rpartition(".")
+                holder = layer.get_submodule(parent)
+                if (ours := getattr(holder, child)) is not None:
+                    setattr(holder, child, _as_torch_linear(ours))
+                    plan[name] = ColwiseParallel() if name in BY_OUTPUTS else RowwiseParallel()
             parallelize_module(layer, mesh, plan)
     return module
 
@@ -252,23 +255,14 @@ def _check_layer(layer: DecoderLayer, num_ranks: int) -> None:
         raise ValueError("tensor_parallel: adapters have no style in torch; use model.training_mode=full")
 
 
-def _has(layer: nn.Module, name: str) -> bool:
-    parent, _, child = name.rpartition(".")
-    return getattr(layer.get_submodule(parent), child) is not None
-
-
-def _as_torch_linear(layer: nn.Module, name: str) -> None:
-    """Put an `nn.Linear` with the same parameters in the place of ours: torch's styles take no other."""
-    if not _has(layer, name):
-        return
-    parent, _, child = name.rpartition(".")
-    ours = layer.get_submodule(name)
-    outputs, inputs = ours.weight.shape  # type: ignore[union-attr, misc]
-    theirs = nn.Linear(int(inputs), int(outputs), bias=ours.bias is not None, device="meta")
-    theirs.weight = ours.weight  # type: ignore[assignment]
+def _as_torch_linear(ours: Linear) -> nn.Linear:
+    """An `nn.Linear` with the same parameters: torch's styles take no other."""
+    outputs, inputs = ours.weight.shape
+    theirs = nn.Linear(inputs, outputs, bias=ours.bias is not None, device="meta")
+    theirs.weight = ours.weight
     if ours.bias is not None:
-        theirs.bias = ours.bias  # type: ignore[assignment]
-    setattr(layer.get_submodule(parent), child, theirs)
+        theirs.bias = ours.bias
+    return theirs
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

@@ -9,13 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 
 from rpbench.engine.compute.randomness import seeded
-from rpbench.engine.layout import Layout
 from rpbench.engine.workload import Workload
-from rpbench.torch_runtime.formats.tables import Chains
 
 
 class StageModule(nn.Module):
@@ -84,42 +81,3 @@ class ChainStage(PipelineStage):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
         finally:
             self.stage_index = index
-
-
-def make_stages(
-    workload: Workload,
-    layout: Layout,
-    chains: Chains,
-    rank: int,
-    device: torch.device,
-    group: ProcessGroup | None,
-    boundary: torch.Tensor,
-    wrap: Any = None,
-) -> list[PipelineStage]:
-    """The stages of a pipeline rank, ascending, as torch's warm-up needs them.
-
-    Args:
-        boundary: one microbatch's tensor between two stages, (B, S, H), with `requires_grad` or none comes back.
-        wrap: what is done to each stage's module before (data or tensor parallelism).
-    """
-    found: list[PipelineStage] = []
-    length = len(chains.routes[0])
-    tokens = workload.batch(0).tokens.to(device)
-    loss = torch.empty(1, dtype=boundary.dtype, device=device, requires_grad=True)
-    for stage in chains.stages_of(rank):
-        chain, own = chains.place(stage)
-        module: nn.Module = StageModule(workload, layout.forward[own], chain).to(device)
-        module = module if wrap is None else wrap(module)
-        found.append(
-            ChainStage(
-                module,
-                stage,
-                chains.num_stages,
-                device,
-                input_args=(tokens if own == 0 else boundary,),
-                output_args=(loss if own == length - 1 else boundary,),
-                group=group,
-                chain_length=length,
-            )
-        )
-    return found

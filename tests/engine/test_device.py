@@ -155,7 +155,7 @@ def without_events_on_the_host(monkeypatch):
 
 
 def without_recorded_streams(monkeypatch):
-    monkeypatch.setattr("rpbench.engine.stream_order.shown.Faces._record_stream", lambda *_: None)
+    monkeypatch.setattr("rpbench.engine.stream_order.machine.Faces._record_stream", lambda *_: None)
 
 
 def without_synchronising(monkeypatch):
@@ -163,7 +163,7 @@ def without_synchronising(monkeypatch):
 
 
 def without_pinning(monkeypatch):
-    monkeypatch.setattr("rpbench.engine.stream_order.shown.Faces._pinned", lambda _, tensor: tensor)
+    monkeypatch.setattr("rpbench.engine.stream_order.machine.Faces._pinned", lambda _, tensor: tensor)
 
 
 BROKEN = [

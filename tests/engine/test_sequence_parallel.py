@@ -15,7 +15,7 @@ from rpbench.cost.transfers import moved_bytes
 from rpbench.engine.backends.threads import CpuBackend
 from rpbench.engine.reference import largest_difference
 from rpbench.engine.shards import tensor_parallel
-from rpbench.engine.shards.cut import cut_layers_state, joined_state
+from rpbench.engine.shards.cut import cut_layers_state, joined
 from rpbench.engine.training import Settings, Training
 from rpbench.engine.verification import WHOLE_BOUNDS, verified
 from rpbench.ir.checks.check import check
@@ -150,10 +150,10 @@ def test_a_checkpoint_does_not_know_of_slices():
     training = train(schedule, workload_of(schedule, MODELS["qwen3"]), keep_state=True).training
     state = training.state()
     assert not any(".shares." in name for _, name in state.masters)
-    again = joined_state(cut_layers_state(state, training.workload, 2))
+    again = cut_layers_state(state, training.workload, 2).changed(joined)
     assert largest_difference(again.masters, state.masters) == 0.0
     whole = Training(workload_of(schedule, MODELS["qwen3"]), of(2, 2, along=False), start=state)
-    assert largest_difference(joined_state(whole.start).masters, state.masters) == 0.0
+    assert largest_difference(whole.start.changed(joined).masters, state.masters) == 0.0
 
 
 @pytest.mark.parametrize("lost", ["gather", "scatter"])

@@ -6,14 +6,13 @@ import pytest
 from torch_cases import TINY, request_for, schedule_near
 
 from rpbench.cost.constant import unit_times
+from rpbench.engine.measure.profiles import measured_costs
 from rpbench.ir.schedule import Shape
 from rpbench.ir.timeline import Timeline
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
 from rpbench.torch_runtime.recorded.outcome import (
     Outcome,
-    predicted_makespan,
-    profiled_costs,
     replay_makespan,
     time_parts,
     unexplained,
@@ -42,8 +41,8 @@ def test_a_replay_takes_the_gaps_out(name):
 def test_costs_of_a_run_predict_that_run():
     schedule = schedule_near("zb_v", 4, 8)
     plain, _ = slowed(schedule, 0.0)
-    costs = profiled_costs(plain, hop_s=0.0)
-    assert predicted_makespan(schedule, costs) == pytest.approx(float(plain.makespan))
+    costs = measured_costs(plain, recompute_ahead=False)
+    assert float(simulate(schedule, costs).makespan) == pytest.approx(float(plain.makespan))
 
 
 def outcome_of(moments):

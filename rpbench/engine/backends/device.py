@@ -48,6 +48,24 @@ class DeviceFailed(RuntimeError):
     """An accelerator has no memory, is lost, or its driver has an error; the cause is what torch said."""
 
 
+@contextmanager
+def failing(when: str = "") -> Iterator[None]:
+    """Inside, what fails of an accelerator raises DeviceFailed, with what each holds by its allocator's count, which
+    outlives it.
+
+    That is no memory, a lost accelerator, an error of its driver or a library: of what is asked of it here, or of what
+    was asked before, which an accelerator says later.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_its_error(error):
+            raise
+        held = [torch.accelerator.memory_allocated(number) for number in range(torch.accelerator.device_count())]
+        what = f"{when}{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise DeviceFailed(f"{what}; bytes held by accelerator: {', '.join(map(str, held))}") from error
+
+
 class DeviceBackend(ThreadBackend):
     """Real work on accelerators, timed by their own events."""
 
@@ -125,12 +143,9 @@ class _Issue:
                 self._origins[found] = torch.Event(found, enable_timing=True)
                 self._origins[found].record(torch.accelerator.current_stream(found))
 
+    @failing()
     def perform(self, number: int, gate: Gate) -> None:
         """Issue an action behind the events of what it waits for; raises DeviceFailed if an accelerator fails."""
-        with failing():
-            self._issue(number, gate)
-
-    def _issue(self, number: int, gate: Gate) -> None:
         lane = self._program.lanes[self._program.index.lane_of[number]]
         edges = self._program.waits[number]
         if not self._on_device[number]:
@@ -190,24 +205,6 @@ class _Issue:
         end[number] = time.perf_counter() - self._began
 
 
-@contextmanager
-def failing(when: str = "") -> Iterator[None]:
-    """Inside, what fails of an accelerator raises DeviceFailed, with what each holds by its allocator's count, which
-    outlives it.
-
-    That is no memory, a lost accelerator, an error of its driver or a library: of what is asked of it here, or of what
-    was asked before, which an accelerator says later.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_its_error(error):
-            raise
-        held = [torch.accelerator.memory_allocated(number) for number in range(torch.accelerator.device_count())]
-        what = f"{when}{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise DeviceFailed(f"{what}; bytes held by accelerator: {', '.join(map(str, held))}") from error
-
-
 @dataclass(frozen=True)
 class OnCurrentDevice:
     """Microbatches of another source, copied to the current accelerator on the current stream."""
@@ -215,7 +212,9 @@ class OnCurrentDevice:
     data: Data
 
     def microbatch(self, step: int, microbatch: int) -> Batch:
-        return Batch(*(_brought(each) for each in self.data.microbatch(step, microbatch)))
+        here = place(torch.accelerator.current_device_index())
+        found = self.data.microbatch(step, microbatch)
+        return Batch(*(each.pin_memory().to(here, non_blocking=True) for each in found))
 
 
 def brought_here(workload: Workload) -> Workload:
@@ -223,7 +222,3 @@ def brought_here(workload: Workload) -> Workload:
     here = place(torch.accelerator.current_device_index())
     layers = copy.deepcopy(nn.ModuleList(workload.modules)).to(here)
     return replace(workload, modules=list(layers), data=OnCurrentDevice(workload.data))
-
-
-def _brought(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.pin_memory().to(place(torch.accelerator.current_device_index()), non_blocking=True)

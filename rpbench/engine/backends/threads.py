@@ -13,9 +13,10 @@ from typing import Self
 
 import torch
 
-from rpbench.engine.backends.walk import Walk, lane_lost
+from rpbench.engine.backends.walk import Walk
 from rpbench.engine.executor import Perform
 from rpbench.engine.program import Program
+from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.timeline import Timeline
 
 Job = Callable[[], None]
@@ -117,7 +118,9 @@ class ThreadBackend:
     def _wait(self, walk: Walk, places: list[int]) -> None:
         while places and not walk.over.wait(POLL_S):
             for number in self._workers.dead():
-                walk.fail(lane_lost(walk.program, places[number]))
+                lane = walk.program.lanes[places[number]]
+                rule = f"the worker of device {lane.device}, lane {lane.name} has died"
+                walk.fail(RuntimeError(str(broken(walk.program.schedule, rule, [lane.start]))))
             if walk.error is not None:
                 break
         if walk.error is not None:

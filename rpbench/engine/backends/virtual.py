@@ -39,10 +39,8 @@ class Together:
             self._perform(number, gate)
             return
         self._missing[shares] -= 1
-        if not self._missing[shares]:
-            self._all(shares, gate)
-
-    def _all(self, shares: tuple[int, ...], gate: Gate) -> None:
+        if self._missing[shares]:
+            return
         running = [self._threads.submit(self._one, share, gate) for share in shares]
         try:
             wait(running)
@@ -51,9 +49,8 @@ class Together:
             raise
         errors = [(share, done.exception()) for share, done in zip(shares, running, strict=True)]
         for share, error in sorted(errors, key=lambda found: isinstance(found[1], Parted)):
-            if error is None:
-                continue
-            raise failed(self._program, share, error) from error
+            if error is not None:
+                raise failed(self._program, share, error) from error
 
     def _one(self, share: int, gate: Gate) -> None:
         try:
@@ -103,7 +100,7 @@ def run_clock(program: Program, works: Sequence[Work], perform: Perform, costs: 
     """
     clock = _Clock(program, works, costs)
     while clock.coming:
-        number = clock.advance()
+        _, _, number = heapq.heappop(clock.coming)  # the action that ends next
         try:
             perform(number, _pass)
         except ActionFailed:
@@ -146,10 +143,6 @@ class _Clock:
         for number in range(num):
             if not self.missing[number]:
                 self._begin(number)
-
-    def advance(self) -> int:
-        """The action that ends next."""
-        return heapq.heappop(self.coming)[2]
 
     def finish(self, number: int) -> None:
         """Let go what waited for an action."""

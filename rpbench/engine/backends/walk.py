@@ -16,7 +16,6 @@ from contextlib import suppress
 from rpbench.engine.executor import Perform, failed
 from rpbench.engine.host_order import host_order
 from rpbench.engine.program import Edge, Program
-from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.timeline import Timeline
 
 
@@ -203,10 +202,3 @@ class _Lane:
         self.began = self.main - ahead
         walk.pre_cpu[number] = used
         self.cpu = time.thread_time()
-
-
-def lane_lost(program: Program, place: int) -> Exception:
-    """The error of a worker that ended without a word."""
-    lane = program.lanes[place]
-    rule = f"the worker of device {lane.device}, lane {lane.name} has died"
-    return RuntimeError(str(broken(program.schedule, rule, [lane.start])))

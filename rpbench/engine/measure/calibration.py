@@ -89,26 +89,26 @@ def _random(watch: Stopwatch, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, device=watch.device, dtype=watch.dtype)
 
 
+def _product_s(watch: Stopwatch, rows: int, width: int) -> float:
+    """Seconds of a product of (rows, width) and (width, width)."""
+
+    def made() -> Callable[[], object]:
+        left, right, out = (_random(watch, num, width) for num in (rows, width, rows))
+        return lambda: torch.mm(left, right, out=out)
+
+    return watch.seconds(made)
+
+
 def _product_rate(watch: Stopwatch, width: int, *, fast: bool) -> float:
     """FLOP/s of a square product; `fast` sums in 16 bits where the device can."""
     with summed_in_16_bits(fast and watch.dtype is torch.float16):
-
-        def made() -> Callable[[], object]:
-            left, right, out = (_random(watch, width, width) for _ in range(3))
-            return lambda: torch.mm(left, right, out=out)
-
-        return 2 * width**3 / watch.seconds(made)
+        return 2 * width**3 / _product_s(watch, width, width)
 
 
 def _half_rate_width(watch: Stopwatch, width: int, rate: float) -> float:
     """The smallest dimension at which a product reaches half the rate, from that of a thin one; at least 1."""
     thin = min(THIN_TOKENS, width)
-
-    def made() -> Callable[[], object]:
-        left, right, out = _random(watch, thin, width), _random(watch, width, width), _random(watch, thin, width)
-        return lambda: torch.mm(left, right, out=out)
-
-    return max(1.0, thin * (watch.seconds(made) * rate / (2 * thin * width**2) - 1))
+    return max(1.0, thin * (_product_s(watch, thin, width) * rate / (2 * thin * width**2) - 1))
 
 
 def _attention_rate(watch: Stopwatch, batch: int, heads: int, tokens: int, width: int) -> float:

@@ -105,10 +105,7 @@ def halves_on_cores(probe: Probe, num_devices: int) -> Shares:
         for split in (False, True)
     )
     again, backward_s = whole[Kind.B, layer]
-    return (
-        (sum(halves[Kind.I, layer]) - again) / backward_s,
-        halves[Kind.W, layer][1] / backward_s,
-    )
+    return (sum(halves[Kind.I, layer]) - again) / backward_s, halves[Kind.W, layer][1] / backward_s
 
 
 def _workload(probe: Probe, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Workload:

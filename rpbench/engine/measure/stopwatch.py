@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 
@@ -67,12 +67,9 @@ def _busy_s() -> float | None:
 
 def _own_s(pids: Sequence[int] = ()) -> float:
     used = os.times()
-    return time.process_time() + used.children_user + used.children_system + sum(map(_used_s, pids))
-
-
-def _used_s(pid: int) -> float:
-    """Processor time of a process that runs, by its own clock: its file in /proc counts in ticks."""
-    return time.clock_gettime(~pid << 3 | 2)  # how Linux numbers these clocks: clock_getcpuclockid(3)
+    # Processes that run, by their own clocks, for /proc counts in ticks; numbered as by clock_getcpuclockid(3).
+    running_s = sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
+    return time.process_time() + used.children_user + used.children_system + running_s
 
 
 Work = Callable[[], object]
@@ -81,26 +78,13 @@ Made = Callable[[], Work]  # makes work ready to be done, with its tensors
 REPEATS = 5
 
 
-class Stopwatch(Protocol):
-    """A device with its clock; whether host memory is pinned for copies, and how many devices work at a time."""
-
-    device: str
-    dtype: torch.dtype
-    pins: bool
-    num_workers: int
-
-    def seconds(self, made: Made) -> float:
-        """Seconds of some work on the device."""
-
-    def seconds_together(self, one: Made, other: Made) -> float:
-        """Seconds of two works done at the same time: the slower one's."""
-
-    def seconds_on_host(self, made: Made) -> float:
-        """Seconds of some work on the processor."""
-
-
 class CoreStopwatch:
-    """Devices that are threads with one core each. Use it in a `with` block."""
+    """Devices that are threads with one core each. Use it in a `with` block.
+
+    Attributes:
+        pins: whether host memory is pinned for copies.
+        num_workers: how many devices work at a time.
+    """
 
     device, dtype, pins = "cpu", torch.float32, False
 
@@ -108,14 +92,14 @@ class CoreStopwatch:
         self.num_workers, self._repeats = num_workers, repeats
         self._workers = Workers(lambda: torch.set_num_threads(1))
 
-    def __enter__(self) -> "CoreStopwatch":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._workers.close(timeout_s=1.0)
 
     def seconds(self, made: Made) -> float:
-        """The mean of the workers' least times."""
+        """Seconds of some work on the device: the mean of the workers' least times."""
         least = [0.0] * self.num_workers
         errors: list[BaseException] = []
         ready, over = threading.Barrier(self.num_workers), threading.Barrier(self.num_workers + 1)
@@ -123,7 +107,10 @@ class CoreStopwatch:
         def job(worker: int) -> Callable[[], None]:
             def timed() -> None:
                 try:
-                    least[worker] = self._least(made, ready)
+                    work = made()
+                    work()
+                    ready.wait()
+                    least[worker] = _least(work, self._repeats, time.thread_time)
                 except BaseException as error:
                     errors.append(error)
                     ready.abort()
@@ -139,18 +126,12 @@ class CoreStopwatch:
         return mean(least)
 
     def seconds_together(self, one: Made, other: Made) -> float:
-        """A copy within memory reads and writes: it is both ways already."""
+        """Seconds of two works at the same time, the slower one's: a copy within memory is both ways already."""
         return max(self.seconds(one), self.seconds(other))
 
     def seconds_on_host(self, made: Made) -> float:
-        """The devices are on the host."""
+        """Seconds of some work on the processor, where the devices are."""
         return self.seconds(made)
-
-    def _least(self, made: Made, ready: threading.Barrier) -> float:
-        work = made()
-        work()
-        ready.wait()
-        return _least(work, self._repeats, time.thread_time)
 
 
 def _least(work: Work, repeats: int, clock: Callable[[], float]) -> float:
@@ -163,7 +144,7 @@ def _least(work: Work, repeats: int, clock: Callable[[], float]) -> float:
 
 
 class AcceleratorStopwatch:
-    """The first accelerator, real or made up."""
+    """The first accelerator, real or made up; used like a `CoreStopwatch`."""
 
     dtype, pins, num_workers = torch.float16, True, 1
 
@@ -197,8 +178,7 @@ class AcceleratorStopwatch:
             for stream in streams:  # not before both are issued: the second would come after the first
                 main.wait_stream(stream)
 
-        both()
-        return min(self._between_events(both) for _ in range(self._repeats))
+        return self.seconds(lambda: both)
 
     def seconds_on_host(self, made: Made) -> float:
         """By the clock on the wall, on one core: what the host lane of a device has."""
@@ -217,3 +197,6 @@ class AcceleratorStopwatch:
             end.record(stream)
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
+
+
+Stopwatch = CoreStopwatch | AcceleratorStopwatch

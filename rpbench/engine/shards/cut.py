@@ -146,13 +146,8 @@ def cut_layers_state(state: State, cut: Workload, num_shards: int) -> State:
     return state.changed(in_shards)
 
 
-def joined_state(state: State) -> State:
-    """A state of shares as one of the whole model."""
-    return state.changed(joined)
-
-
 def joined(tensors: Tensors) -> Tensors:
-    """Weights, or gradients, of shares as those of the whole layers."""
+    """Weights, or gradients, of shares as those of the whole layers; a state's by `State.changed`."""
     return _by_module(tensors, joined_tensors)
 
 

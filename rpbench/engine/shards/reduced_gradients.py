@@ -20,7 +20,7 @@ import torch
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.peers import at, here
 from rpbench.engine.state.accumulation import Reduction
-from rpbench.engine.state.gradients import Place, Sum, Tensors
+from rpbench.engine.state.gradients import Place, Sum, Tensors, Window
 from rpbench.engine.state.ownership import Sharing, join, take
 
 Carry = Callable[[torch.Tensor, int], torch.Tensor]
@@ -41,7 +41,7 @@ class _Sum:
         self.num_home = 0
 
 
-class ReducedWindow:
+class ReducedWindow(Window):
     """A shared stage's gradient of a step, summed over replicas; `hold` is told of gradients not reduced yet."""
 
     def __init__(self, sums: Sequence[Reduction], sharing: Sharing, hold: Hold) -> None:

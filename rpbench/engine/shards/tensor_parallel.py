@@ -15,10 +15,8 @@ of their F or B, which must have made as many sums as they stand for.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -36,6 +34,8 @@ from rpbench.ir.action import SUMS, Action, Kind
 from rpbench.ir.moved_objects import SUMS_A_LAYER, sums_of_ends
 from rpbench.models.shards import one_shard
 
+Operator = Callable[[torch.Tensor], torch.Tensor]
+
 # --- what a device has -----------------------------------------------------------------------------------------
 
 
@@ -46,10 +46,10 @@ class AcrossRanks:
         self._rank = rank
 
     def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
-        return [_SumBack.apply(x, self._rank)]
+        return [_ForthAndBack.apply(x, _as_it_is, self._rank.all_reduce)]
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        found: torch.Tensor = _SumForth.apply(parts[0], self._rank)
+        found: torch.Tensor = _ForthAndBack.apply(parts[0], self._rank.all_reduce, _as_it_is)
         return found
 
     def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -62,66 +62,42 @@ class AcrossRanks:
 class AlongSequence(AcrossRanks):
     """The same where a device has a slice of the tokens between its matrices (`Shape.sequence_parallel`).
 
-    What was one all-reduce, forth or back, is its two halves: slices are gathered on the way in, and on the way out
-    each device adds up its own.
+    What was one all-reduce, forth or back, is its two halves: slices (B, S / p, H) are gathered on the way in, and on
+    the way out each device adds up its own.
 
     Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, section
     4.2.2.
     """
 
     def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
-        return [_Gather.apply(x, self._rank)]
+        return [_ForthAndBack.apply(x, self._gather, self._scatter)]
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        found: torch.Tensor = _Scatter.apply(parts[0], self._rank)
+        found: torch.Tensor = _ForthAndBack.apply(parts[0], self._scatter, self._gather)
         return found
 
+    def _gather(self, slices: torch.Tensor) -> torch.Tensor:
+        return self._rank.gather_slices(slices, 1)
 
-class _Gather(torch.autograd.Function):
-    """x (B, S / p, H) -> (B, S, H); back, each device adds up its slice."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
-        ctx.rank = rank
-        return rank.gather_slices(x, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.rank.scatter_sum(gradients[0], 1), None
+    def _scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        return self._rank.scatter_sum(whole, 1)
 
 
-class _Scatter(torch.autograd.Function):
-    """x (B, S, H) of every device -> (B, S / p, H), the sum of this device's slices; back, all slices are gathered."""
+class _ForthAndBack(torch.autograd.Function):
+    """One operator on x, and another on its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
-        ctx.rank = rank
-        return rank.scatter_sum(x, 1)
+    def forward(ctx: Any, x: torch.Tensor, forth: Operator, back: Operator) -> torch.Tensor:
+        ctx.back = back
+        return forth(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.rank.gather_slices(gradients[0], 1), None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.back(gradients[0]), None, None
 
 
-class _SumBack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
-        ctx.rank = rank
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.rank.all_reduce(gradients[0]), None
-
-
-class _SumForth(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
-        return rank.all_reduce(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0], None
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x.view_as(x)
 
 
 class OwnWeights:
@@ -178,21 +154,19 @@ NUMBERS_A_TOKEN = {Kind.SUM_F: 3, Kind.SUM_B: 0}
 # --- the devices together --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Member:
+_HANDLERS = {
+    Kind.F: Passes.forward,
+    Kind.B: Passes.backward,
+    Kind.I: Passes.backward_for_input,
+    Kind.W: Passes.backward_for_weights,
+}
+
+
+class Member(NamedTuple):
     """One device: its end of the collectives and its passes."""
 
     rank: Rank
     passes: Passes
-
-    @cached_property
-    def handlers(self) -> dict[Kind, Handler]:
-        return {
-            Kind.F: self.passes.forward,
-            Kind.B: self.passes.backward,
-            Kind.I: self.passes.backward_for_input,
-            Kind.W: self.passes.backward_for_weights,
-        }
 
 
 class Team:
@@ -231,16 +205,16 @@ class Team:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        return dict.fromkeys((Kind.F, Kind.B, Kind.I, Kind.W), self._run) | dict.fromkeys(SUMS, self._close)
+        return dict.fromkeys(_HANDLERS, self._run) | dict.fromkeys(SUMS, self._close)
 
     def _run(self, action: Action, number: int, gate: Gate) -> None:
         """A device's share of an action, which is a whole action to its passes."""
-        member = self.members[action.part]
-        before = member.rank.num_sums
-        member.handlers[action.kind](action._replace(part=0), number, gate)
+        rank, passes = self.members[action.part]
+        before = rank.num_sums
+        _HANDLERS[action.kind](passes, action._replace(part=0), number, gate)
         if action.kind is not Kind.W:  # which leaves sums to its I
             kind = Kind.SUM_F if action.kind is Kind.F else Kind.SUM_B
-            self._accounts[action._replace(kind=kind, version=None)] = member.rank.num_sums - before
+            self._accounts[action._replace(kind=kind, version=None)] = rank.num_sums - before
 
     def _close(self, action: Action, number: int, gate: Gate) -> None:
         """See that the sums which an action stands for have all been made."""

@@ -166,11 +166,7 @@ def write(data: Path, tensors: Mapping[str, torch.Tensor], *, alone: bool) -> No
 
 
 def commit(
-    folder: Path,
-    data: Path,
-    num_steps: int,
-    subject: Mapping[str, Any],
-    scales: Mapping[int, Scale] | None = None,
+    folder: Path, data: Path, num_steps: int, subject: Mapping[str, Any], scales: Mapping[int, Scale] | None = None
 ) -> None:
     """Make `data` the checkpoint of a folder, and remove the former one."""
     content = {

@@ -161,19 +161,16 @@ class StageBytes:
         found: list[Counter[str]] = [Counter() for _ in range(self.schedule.shape.num_ranks)]
         if self._is_streamed:
             return found
-        visits = (
-            (device, part)
+        visits = {
+            (device, what, module)
             for device, _, row in self.schedule.items()
             for action in row
             for part in parts_of(action)
             if part.kind in COMPUTE
-        )
-        for device, what, module in {
-            (device, what, module)
-            for device, part in visits
             for what in (("weights",) if part.kind is Kind.F else ("weights", "gradients"))
             for module in self.layout.modules_of(part)
-        }:
+        }
+        for device, what, module in visits:
             found[device][what] += self._staying(device, module)[what]
         return found
 

@@ -15,17 +15,15 @@ With STORE:G>q a sum goes from device to device, or sums of groups of devices go
 The order of a sum follows from the schedule, whatever the pace of the devices.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.state.accumulation import Groups, microbatches_of
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.index import Index
-from rpbench.ir.waits.handovers import GroupSum
 from rpbench.ir.waits.moves import has_transfers
 
 Place = tuple[int, str]  # module of the model, name of the parameter in it
@@ -60,47 +58,39 @@ class Sum:
                 self.owned.add(place)
 
 
-class Window(Protocol):
-    """The gradient of one stage for one step while it grows."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every microbatch is in the total."""
-
-    @property
-    def total(self) -> Tensors:
-        """The sum over the step's microbatches."""
-
-    def shard(self, device: int) -> Tensors:
-        """The gradient that a device steps with."""
-
-    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
-        """Add the gradient of one microbatch."""
-
-    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Bring home what a device has of these microbatches."""
-
-    def drop(self) -> None:
-        """Let go of the total."""
-
-
-class _OneSum:
-    """A window whose total is one sum, and whole on every device."""
+class Window(ABC):
+    """The gradient of one stage for one step while it grows. Here the total is one sum, and whole on every device."""
 
     _sum: Sum
 
     @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether every microbatch is in the total."""
+
+    @abstractmethod
+    def add(self, microbatch: int, gradients: Mapping[Place, torch.Tensor]) -> None:
+        """Add the gradient of one microbatch."""
+
+    @abstractmethod
+    def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Bring home what a device has of these microbatches."""
+
+    @property
     def total(self) -> Tensors:
+        """The sum over the step's microbatches."""
         return self._sum.values
 
     def shard(self, device: int) -> Tensors:
+        """The gradient that a device steps with."""
         return self._sum.values
 
     def drop(self) -> None:
+        """Let go of the total."""
         self._sum = Sum()
 
 
-class _Window(_OneSum):
+class _Window(Window):
     """A gradient that is added up where it is made, group by group."""
 
     def __init__(self, groups: Groups, *, at_home: bool) -> None:
@@ -146,7 +136,7 @@ class _Window(_OneSum):
             self._fold()
 
 
-class CarriedWindow(_OneSum):
+class CarriedWindow(Window):
     """A gradient whose sum goes from device to device, and reaches the step's microbatches in this order."""
 
     def __init__(self, order: Sequence[int]) -> None:
@@ -199,7 +189,7 @@ class _GroupSum:
         self.at_home = {place: copy(value) for place, value in total.values.items()}
 
 
-class GroupedWindow(_OneSum):
+class GroupedWindow(Window):
     """A gradient whose home adds up the sums that groups of devices send: `parts` and `last` of each `_GroupSum`."""
 
     def __init__(self, sums: Sequence[tuple[Sequence[tuple[int, ...]], int]]) -> None:
@@ -232,17 +222,10 @@ class GroupedWindow(_OneSum):
         found.send(first, copy)
         with self._lock:
             found.missing -= set(own)
-            self._add_up()
-
-    def _add_up(self) -> None:
-        """Add the sums at home to the total, in order, up to the first that is missing."""
-        while self._num_added < len(self._sums):
-            values = self._sums[self._num_added].at_home
-            if values is None:
-                return
-            self._sum.add(values)
-            self._sums[self._num_added].at_home = {}
-            self._num_added += 1
+            while not self.is_complete and (values := self._sums[self._num_added].at_home) is not None:
+                self._sum.add(values)  # in order, up to the first that is missing
+                self._sums[self._num_added].at_home = {}
+                self._num_added += 1
 
     @property
     def is_complete(self) -> bool:
@@ -328,9 +311,7 @@ def carried_windows(analysis: Analysis) -> dict[tuple[int, int], Window]:
         for (stage, step), carriers in handovers.carried.items()
     }
     for (stage, step), sums in handovers.grouped.items():
-        found[stage, step + 1] = GroupedWindow([_parts(index, one) for one in sums])
+        found[stage, step + 1] = GroupedWindow(
+            [([microbatches_of(index, p) for p in one.parts], microbatches_of(index, one.last)[0]) for one in sums]
+        )
     return found
-
-
-def _parts(index: Index, one: GroupSum) -> tuple[list[tuple[int, ...]], int]:
-    return [microbatches_of(index, part) for part in one.parts], microbatches_of(index, one.last)[0]

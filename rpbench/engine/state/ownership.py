@@ -109,7 +109,11 @@ class Sharing:
     def kept_elements(self, module: int, device: int) -> tuple[int, int]:
         """Elements of a module's weights and of its gradient that stay on a device."""
         trained, frozen = (
-            {owner: _num_elements(pieces, module) for owner, pieces in cut.items()} for cut in (self.owned, self.frozen)
+            {
+                owner: sum(stop - start for (other, _), start, stop in pieces if other == module)
+                for owner, pieces in cut.items()
+            }
+            for cut in (self.owned, self.frozen)
         )
         every = sum(trained.values())
         weights = every + sum(frozen.values())
@@ -121,18 +125,14 @@ class Sharing:
         return weights, gradients
 
 
-def _num_elements(pieces: Pieces, module: int) -> int:
-    return sum(stop - start for (other, _), start, stop in pieces if other == module)
-
-
 def sharing_of(analysis: Analysis, layout: Layout, workload: Workload) -> dict[int, Sharing]:
     """Stage -> how it is shared, for those that are gathered or reduced."""
     if not {Kind.UNSHARD, Kind.REDUCE_GRAD} & analysis.schedule.kinds:
         return {}
     moves = analysis.moves
     devices: dict[int, set[int]] = defaultdict(set)
-    for what in ((Kind.UNSHARD, None), (Kind.REDUCE_GRAD, None)):
-        for transfer in moves.transfers[what]:
+    for kind in (Kind.UNSHARD, Kind.REDUCE_GRAD):
+        for transfer in moves.transfers[kind, None]:
             devices[transfer.visits[0].stage].add(transfer.visits[0].device)
     return {
         stage: _sharing(moves, stage, sorted(found), layout.backward[stage], workload)

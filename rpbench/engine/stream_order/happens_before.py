@@ -85,17 +85,11 @@ class HappensBefore:
                 self._join(self.clocks[stream], self.clocks[thread])
                 self._tick(stream)
                 self._events[event] = list(self.clocks[stream]), thread, self._tick(thread)
-            case Waits(thread=thread, stream=stream, event=event):
+            case Waits(thread=thread, stream=stream) | WaitsForStream(thread=thread, stream=stream):
                 self._join(self.clocks[stream], self.clocks[thread])
-                self._join(self.clocks[stream], self._event(entry, event))
-            case WaitsForStream(thread=thread, stream=stream, other=other):
-                self._join(self.clocks[stream], self.clocks[thread])
-                self._join(self.clocks[stream], self.clocks[other])
-            case Synchronised(thread=thread, streams=streams):
-                for stream in streams:
-                    self._join(self.clocks[thread], self.clocks[stream])
-            case SynchronisedEvent(thread=thread, event=event):
-                self._join(self.clocks[thread], self._event(entry, event))
+                self._join(self.clocks[stream], self.carried_by(entry))
+            case Synchronised(thread=thread) | SynchronisedEvent(thread=thread):
+                self._join(self.clocks[thread], self.carried_by(entry))
             case Signalled(thread=thread, token=token):
                 self._tick(thread)
                 self._tokens[token] = list(self.clocks[thread])
@@ -108,18 +102,16 @@ class HappensBefore:
                 self._memory(entry)
 
     def carried_by(self, entry: Entry) -> Clock:
-        """The clock that a waiting entry adds to its thread's."""
+        """The clock that a waiting entry adds to that of its stream or thread."""
         clock = [0] * len(self.clocks)
         match entry:
             case Waits(event=event) | SynchronisedEvent(event=event):
-                self._join(clock, self._events[event][0] if event in self._events else [])
+                self._join(clock, self._event(entry, event))
             case WaitsForStream(other=other):
                 self._join(clock, self.clocks[other])
             case Synchronised(streams=streams):
                 for stream in streams:
                     self._join(clock, self.clocks[stream])
-            case _:
-                pass
         return clock
 
     def _memory(self, entry: Entry) -> None:
@@ -129,7 +121,8 @@ class HappensBefore:
                 self._owner[storage] = stream
                 for use in self._pool.pop(stream, ()):
                     if not self._knows(stream, use):
-                        self._find("REUSE", f"{self._on(entry, stream)} may be given memory", use, "may still use")
+                        where = f"{self.trace.names[stream]} ({entry.action}, {entry.place})"
+                        self._find("REUSE", f"{where} may be given memory", use, "may still use")
             case Freed(thread=thread, storage=storage):
                 self._free(thread, storage)
             case Kept(storage=storage, stream=stream):
@@ -197,9 +190,6 @@ class HappensBefore:
     def _is_ordered(self, who: Timeline, use: _Use) -> bool:
         threads = self.trace.threads
         return self._knows(who, use) or (who in threads and use.timeline in threads)
-
-    def _on(self, entry: Entry, stream: Timeline) -> str:
-        return f"{self.trace.names[stream]} ({entry.action}, {entry.place})"
 
     def _find(self, kind: str, what: str, other: _Use, does: str) -> None:
         self.findings[Finding(kind, f"{what} that {self.trace.describe(other.entry)} {does}, not ordered")] = None

@@ -64,7 +64,8 @@ def mutants(trace: Trace) -> Iterator[Mutant]:
         yield Mutant("dropped", place, entry, replace(trace, entries=[*before, *after]))
         if isinstance(entry, Pinned):
             continue
-        later = next((n for n, other in enumerate(after) if _ends_action(other, entry)), len(after) - 1) + 1
+        ends = (n for n, other in enumerate(after) if isinstance(other, Signalled) and other.thread == entry.thread)
+        later = next(ends, len(after) - 1) + 1  # behind the end of its action
         yield Mutant("delayed", place, entry, replace(trace, entries=[*before, *after[:later], entry, *after[later:]]))
         moved = _misplaced(entry, neighbours)
         if moved is not None:
@@ -122,10 +123,6 @@ def without_private_memory(trace: Trace) -> Trace:
         given.clear()
         entries.append(entry)
     return replace(trace, entries=entries)
-
-
-def _ends_action(entry: Entry, of: Entry) -> bool:
-    return isinstance(entry, Signalled) and entry.thread == of.thread
 
 
 def _neighbours(trace: Trace) -> dict[Timeline, Timeline]:

@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,11 +67,6 @@ def home_of(tensor: torch.Tensor, freed: Callable[[Home], None]) -> Home:
             found = _homes[key] = Home(-(-storage.nbytes() // 512) * 512)
             weakref.finalize(storage, _forget, key, freed).atexit = False
         return found
-
-
-def known_home(tensor: torch.Tensor) -> Home | None:
-    """The home of a tensor's storage, if `home_of` has made it."""
-    return _homes.get(tensor.untyped_storage()._cdata)
 
 
 def _forget(key: int, freed: Callable[[Home], None]) -> None:
@@ -230,7 +225,7 @@ class Notes(HostOrder):
     def _publish_constants(self) -> None:
         """Signal constants whose maker has waited for them: other threads read them without a wait."""
         for tensor in constants():
-            home = known_home(tensor)
+            home = _homes.get(tensor.untyped_storage()._cdata)
             if home is not None and home.machine == self.identity and self._made_by.get(home.number) == self.thread():
                 del self._made_by[home.number]
                 self._constants.add(home.number)
@@ -282,21 +277,25 @@ class Notes(HostOrder):
     @contextmanager
     def making_on(self, index: int | None) -> Iterator[None]:
         """Factories of this thread make tensors on a device."""
-        before, self.local.makes_on = self.local.makes_on, index
-        try:
-            with self.calling():
-                yield
-        finally:
-            self.local.makes_on = before
+        with self._having("makes_on", index), self.calling():
+            yield
+
+    def calling(self, *given: Any) -> AbstractContextManager[None]:
+        """Inside is a call of torch: tensors it makes internally are on the device of its arguments."""
+        return self._having("within", given)
+
+    def device_index(self, index: int | None) -> AbstractContextManager[None]:
+        return self._having("device", self.local.device if index is None else index)
 
     @contextmanager
-    def calling(self, *given: Any) -> Iterator[None]:
-        """Inside is a call of torch: tensors it makes internally are on the device of its arguments."""
-        before, self.local.within = self.local.within, given
+    def _having(self, name: str, value: Any) -> Iterator[None]:
+        """An attribute of the calling thread's state has a value inside."""
+        before = getattr(self.local, name)
+        setattr(self.local, name, value)
         try:
             yield
         finally:
-            self.local.within = before
+            setattr(self.local, name, before)
 
     def device_called(self) -> int | None:
         """The device of the call's arguments; None: the host."""
@@ -308,15 +307,6 @@ class Notes(HostOrder):
         index = self.chosen(device)
         streams = tuple(stream for stream, found in self.trace.devices.items() if found == index)
         self.note(Synchronised, streams)
-
-    @contextmanager
-    def device_index(self, index: int | None) -> Iterator[None]:
-        before = self.local.device
-        self.local.device = before if index is None else index
-        try:
-            yield
-        finally:
-            self.local.device = before
 
     def new_stream(self, index: int, name: str | None = None) -> Timeline:
         """The timeline of a new stream of a device; without a name it takes that of the first lane that uses it."""

@@ -248,7 +248,8 @@ class _Call:
         if device is not None and stream is not None:
             for home in fresh.values():
                 machine.is_born(home, device, stream)
-        self._work(stream, self._reads, self._writes | fresh)
+        self._writes |= fresh
+        self._work(stream)
         if stream is not None and self.name in _READ_BACK:
             machine.note(Synchronised, (stream,))
 
@@ -258,30 +259,24 @@ class _Call:
         target, source = (machine.home(tensor) for tensor in self._tensors[:2])
         devices = {home.device for home in (target, source)} - {None}
         if not devices:
-            self._work(None, self._reads, self._writes)
+            self._work(None)
         elif len(devices) == 2:
             there, here = (current_stream(machine, home.device).timeline for home in (target, source))
             machine.note(WaitsForStream, here, there)
-            self._work(here, self._reads, self._writes)
+            self._work(here)
             machine.note(WaitsForStream, there, here)
         else:
             (device,) = devices
             assert device is not None
             stream = current_stream(machine, device).timeline
             hosts = frozenset(home.number for home in (target, source) if home.device is None)
-            self._work(stream, self._reads, self._writes, hosts if non_blocking else frozenset())
+            self._work(stream, hosts if non_blocking else frozenset())
             if hosts and not non_blocking:
                 machine.note(Synchronised, (stream,))
 
-    def _work(
-        self,
-        stream: int | None,
-        reads: Mapping[int, Home],
-        writes: Mapping[int, Home],
-        hosts: frozenset[int] = frozenset(),
-    ) -> None:
+    def _work(self, stream: int | None, hosts: frozenset[int] = frozenset()) -> None:
         name = self.name.removeprefix("aten::")
-        entry = self._machine.note(Work, stream, name, frozenset(reads), frozenset(writes), hosts)
+        entry = self._machine.note(Work, stream, name, frozenset(self._reads), frozenset(self._writes), hosts)
         if self._machine.keeps_calls:
             for tensor in self._outputs:
                 self._machine.keep_storage(tensor)

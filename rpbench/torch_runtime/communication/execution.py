@@ -28,15 +28,7 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import NamedTuple
 
-from rpbench.torch_runtime.communication.tokens import (
-    BACKWARD,
-    COMPUTE,
-    RECEIVES,
-    SENDS,
-    WAITS,
-    Table,
-    Token,
-)
+from rpbench.torch_runtime.communication.tokens import BACKWARD, COMPUTE, RECEIVES, SENDS, WAITS, Table, Token
 
 
 class Queues(StrEnum):
@@ -169,9 +161,9 @@ def find_faults(table: Table) -> Faults:
     """Why the runtime raises, by rank and place; empty where it does not."""
     found: dict[tuple[int, int], str] = {}
     for rank, row in enumerate(table.rows):
-        walk = _Walk(table, rank)
+        passed: set[Token] = set()
         for place, token in enumerate(row):
-            why = next(filter(None, map(walk.meet, token.parts)), "")
+            why = next(filter(None, (_fault(table, rank, part, passed) for part in token.parts)), "")
             if why:
                 found[rank, place] = why
     return found
@@ -185,48 +177,26 @@ def needed(table: Table, rank: int, token: Token) -> Token | None:
     return token._replace(kind="RECV_F" if token.kind == "F" else "RECV_B")
 
 
-class _Walk:
-    """The actions of a row passed so far."""
-
-    def __init__(self, table: Table, rank: int) -> None:
-        self._table, self._rank = table, rank
-        self._received: set[Token] = set()
-        self._computed: set[Token] = set()
-
-    def meet(self, token: Token) -> str:
-        """Pass an action; the reason why the runtime raises there, or an empty text."""
-        if token.kind in COMPUTE:
-            return self._compute(token)
-        if token.kind in RECEIVES:
-            self._received.add(token)
-        if token.kind in SENDS:
-            return self._send(token)
-        return ""
-
-    def _compute(self, token: Token) -> str:
-        receive = needed(self._table, self._rank, token)
-        if receive is not None and receive not in self._received:
-            return f"{receive} does not stand before it"
-        self._computed.add(token)
-        return self._local_input(token)
-
-    def _local_input(self, token: Token) -> str:
-        """A neighbour of the same rank hands over what it has made, so it must have run."""
-        beside = self._table.feeder(token)
-        if beside is None or self._table.rank_of[beside] != self._rank:
-            return ""
-        kinds = ("F",) if token.kind == "F" else BACKWARD
-        if any(Token(beside, kind, token.microbatch) in self._computed for kind in kinds):
-            return ""
-        return f"stage {beside} of the same rank has not run microbatch {token.microbatch} before it"
-
-    def _send(self, token: Token) -> str:
+def _fault(table: Table, rank: int, token: Token, passed: set[Token]) -> str:
+    """Why the runtime raises at a plain action behind those it has `passed`, or an empty text; it joins them."""
+    if token.kind in SENDS:
         makes = ("F",) if token.kind == "SEND_F" else BACKWARD
-        if not any(token._replace(kind=kind) in self._computed for kind in makes):
+        if not any(token._replace(kind=kind) in passed for kind in makes):
             return f"what it sends has not been computed before it: {' or '.join(makes)} comes later"
-        if token.kind == "SEND_F" and any(token._replace(kind=kind) in self._computed for kind in BACKWARD):
+        if token.kind == "SEND_F" and any(token._replace(kind=kind) in passed for kind in BACKWARD):
             return "the backward of its microbatch, which frees what it sends, stands before it"
         return ""
+    receive = needed(table, rank, token)
+    if receive is not None and receive not in passed:
+        return f"{receive} does not stand before it"
+    passed.add(token)
+    beside = table.feeder(token)
+    if beside is None or table.rank_of[beside] != rank:
+        return ""
+    kinds = ("F",) if token.kind == "F" else BACKWARD  # a neighbour of the same rank hands over what it has made
+    if any(Token(beside, kind, token.microbatch) in passed for kind in kinds):
+        return ""
+    return f"stage {beside} of the same rank has not run microbatch {token.microbatch} before it"
 
 
 NEVER = None
@@ -356,13 +326,11 @@ class _Run:
             times[rank] = begin + lasts
             self.state.busy[rank] += lasts
         elif token.kind == "UNSHARD":
-            free[0] = self._gathered[token.stage] = max(times[rank], free[0]) + self.durations.gather.get(
-                token.stage, 0.0
-            )
+            lasts = self.durations.gather.get(token.stage, 0.0)
+            free[0] = self._gathered[token.stage] = max(times[rank], free[0]) + lasts
         elif token.kind == "REDUCE_GRAD":
-            free[1] = self._reduced[token.stage] = max(times[rank], free[1]) + self.durations.reduce.get(
-                token.stage, 0.0
-            )
+            lasts = self.durations.reduce.get(token.stage, 0.0)
+            free[1] = self._reduced[token.stage] = max(times[rank], free[1]) + lasts
             if not self.table.has_waits:  # before 2.15 it is waited for where it stands
                 times[rank] = free[1]
         elif token.kind == "WAIT_REDUCE_GRAD":
@@ -408,8 +376,20 @@ def find_levels(
 ) -> Levels:
     """The levels of a table, by the bytes of each stage's weights and gradients."""
     most: Counter[str] = Counter()
-    for rank in range(len(table.rows)):
-        most |= _of_rank(table, rank, weights or {}, gradients or {})
+    for rank, row in enumerate(table.rows):
+        now: Counter[str] = Counter()
+        sends: set[Token] = set()
+        for token in row:
+            for part in token.parts:
+                sends ^= {part} if part.kind in SENDS else _ended(part, sends, waits=table.has_waits)
+                now["receives"] += (part.kind in RECEIVES) - (needed(table, rank, part) is not None)
+                step = {"UNSHARD": 1, "RESHARD": -1}.get(part.kind, 0)
+                now["stages"] += step
+                now["weights"] += step * (weights or {}).get(part.stage, 0)
+                pending = {"REDUCE_GRAD": 1, "WAIT_REDUCE_GRAD": -1}.get(part.kind, 0)
+                now["gradients"] += pending * (gradients or {}).get(part.stage, 0)
+            now["sends"] = len(sends)
+            most |= now
     return Levels(
         most["sends"],
         most["receives"],
@@ -417,24 +397,6 @@ def find_levels(
         most["weights"] if weights else None,
         most["gradients"] if gradients else None,
     )
-
-
-def _of_rank(table: Table, rank: int, weights: Mapping[int, int], gradients: Mapping[int, int]) -> Counter[str]:
-    now: Counter[str] = Counter()
-    most: Counter[str] = Counter()
-    sends: set[Token] = set()
-    for token in table.rows[rank]:
-        for part in token.parts:
-            sends ^= {part} if part.kind in SENDS else _ended(part, sends, waits=table.has_waits)
-            now["receives"] += (part.kind in RECEIVES) - (needed(table, rank, part) is not None)
-            step = {"UNSHARD": 1, "RESHARD": -1}.get(part.kind, 0)
-            now["stages"] += step
-            now["weights"] += step * weights.get(part.stage, 0)
-            pending = {"REDUCE_GRAD": 1, "WAIT_REDUCE_GRAD": -1}.get(part.kind, 0)
-            now["gradients"] += pending * gradients.get(part.stage, 0)
-        now["sends"] = len(sends)
-        most |= now
-    return most
 
 
 def _ended(part: Token, sends: set[Token], *, waits: bool) -> set[Token]:

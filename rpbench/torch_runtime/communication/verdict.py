@@ -19,7 +19,6 @@ from rpbench.torch_runtime.communication.execution import (
     Durations,
     End,
     Execution,
-    Message,
     Queues,
     execute,
     find_messages,
@@ -48,12 +47,6 @@ def waiting(table: Table, end: End, why: str) -> Waiting:
     shown = [f">{token}<" if place == end.place else token for place, token in enumerate(tokens)][first:last]
     text = " ".join(["..."] * bool(first) + shown + ["..."] * (last < len(tokens)))
     return Waiting(end.rank, end.place, tokens[end.place], why, text)
-
-
-def no_other_end(message: Message) -> str:
-    if message.send is None:
-        return f"rank {message.source} has no send left for it"
-    return f"rank {message.target} has no receive left for it"
 
 
 Node = tuple[str, int]  # ("rank", its number) or ("message", its number)
@@ -85,7 +78,8 @@ def _steps(execution: Execution, node: Node) -> Iterator[Step]:
         return
     message = execution.messages.all[number]
     if not message.is_whole:
-        yield None, waiting(execution.table, message.ends[0], no_other_end(message))
+        rank, what = (message.source, "send") if message.send is None else (message.target, "receive")
+        yield None, waiting(execution.table, message.ends[0], f"rank {rank} has no {what} left for it")
     for end in message.ends:
         if not execution.handed_over(end):
             at = execution.places[end.rank]

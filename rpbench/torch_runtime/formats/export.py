@@ -54,11 +54,6 @@ def export(schedule: Schedule, form: str, given: Given) -> str:
     return FORMS[form](schedule, given)
 
 
-def chrome_trace(timeline: Timeline) -> str:
-    """A timeline for chrome://tracing or Perfetto, one JSON object."""
-    return json.dumps(timeline.to_chrome_trace()) + "\n"
-
-
 def _cut(schedule: Schedule, form: str) -> Partition:
     """The schedule's partition; raises ValueError if it has none."""
     if schedule.partition is None:
@@ -132,10 +127,6 @@ class Flavor(NamedTuple):
     vocab: int
     config: str = ""
 
-    def has_sizes_of(self, model: Architecture) -> bool:
-        given = (model.num_layers, model.hidden, model.heads, model.key_value_heads, model.vocab)
-        return given == self[1:6]
-
 
 FLAVORS = {
     "llama3": (
@@ -175,7 +166,8 @@ def model_notes(model: Architecture, *, pipeline: bool) -> Iterator[str]:
         yield f"model: llama3 and qwen3 of torchtitan 0.3 lack parts of {model.name}: take a module that has them"
     else:
         norms = "with norms of queries and keys (qk_norm)" if model.qk_norm else "without norms of queries and keys"
-        found = next((each for each in FLAVORS[module] if each.has_sizes_of(model)), None)
+        sizes = (model.num_layers, model.hidden, model.heads, model.key_value_heads, model.vocab)
+        found = next((each for each in FLAVORS[module] if each[1:6] == sizes), None)
         yield f"model: --module {module}{f' --config {found.config}' if found and found.config else ''}, {norms}"
         if found is None or not found.config:
             has = f"the flavour {found.name}" if found else f"{model.num_layers} layers of {model.hidden}"
@@ -187,7 +179,7 @@ def model_notes(model: Architecture, *, pipeline: bool) -> Iterator[str]:
 FORMS: Mapping[str, Callable[[Schedule, Given], str]] = {
     "text": lambda schedule, given: to_text(schedule),
     "torch_csv": lambda schedule, given: to_csv(schedule),
-    "chrome_trace": lambda schedule, given: chrome_trace(given.times()),
+    "chrome_trace": lambda schedule, given: json.dumps(given.times().to_chrome_trace()) + "\n",
     "megatron_layout": _megatron,
     "torchtitan": _framework_lines,
     "deepspeed": _deepspeed_config,

@@ -156,11 +156,7 @@ def module_names_per_stage(partition: Partition, names: ModuleNames) -> list[lis
 
 
 def table_lines(
-    schedule: Schedule,
-    csv_path: str,
-    framework: Framework = "torchtitan",
-    names: ModuleNames | None = None,
-    plan: PlanNumbers | None = None,
+    schedule: Schedule, csv_path: str, framework: Framework = "torchtitan", plan: PlanNumbers | None = None
 ) -> Lines:
     """The options that make a framework run a plan, by default one sequence a microbatch; a pipeline's by its table.
 
@@ -176,7 +172,7 @@ def table_lines(
         staged = {"schedule": _placed_by(table, framework), "schedule_csv": csv_path}
         notes.append(f"the name {staged['schedule']} decides where stages are, the file in which order they run")
         if table.partition is not None:
-            parts = module_names_per_stage(table.partition, names or NAMES[framework])
+            parts = module_names_per_stage(table.partition, NAMES[framework])
             staged["module_fqns_per_model_part"] = parts
             notes.append("names of modules differ by model and version: compare them with model.named_modules()")
         else:

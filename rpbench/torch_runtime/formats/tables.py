@@ -27,7 +27,7 @@ from rpbench.ir.action import Action, Kind, overlap, parts_of
 from rpbench.ir.checks.check import check
 from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Row, Schedule, ScheduleError, Shape, Weights, from_text, to_torch_csv
-from rpbench.torch_runtime.communication.tokens import COMPUTE, Token, TokenRow, read_rows
+from rpbench.torch_runtime.communication.tokens import COMPUTE, Token, TokenRow, read_rows, read_token
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,6 @@ class Chains:
         chain, number = self._numbers[action.microbatch]
         return chain * len(self.routes[0]) + action.stage, number
 
-    def from_torch(self, kind: Kind, stage: int, microbatch: int) -> Action:
-        """Our action behind torch's stage and microbatch."""
-        chain, own = self.place(stage)
-        return Action(kind, own, self.microbatches[chain][microbatch])
-
     def token(self, action: Action) -> str:
         if action.sub:
             return f"({';'.join(map(self.token, action.sub))})OVERLAP_F_B"
@@ -82,12 +77,14 @@ class Chains:
 
     def action(self, token: str) -> Action:
         """The inverse of `token`, peers apart."""
-        if token.startswith("("):
-            inner = token[1 : token.index(")")]
-            return overlap(*(self.action(part) for part in inner.split(";")))
-        digits = len(token) - len(token.lstrip("0123456789"))
-        kind = token[digits:].rstrip("0123456789")
-        return self.from_torch(Kind[kind], int(token[:digits]), int(token[digits + len(kind) :]))
+        found = read_token(token, 0)
+        return overlap(*map(self._from_torch, found.members)) if found.members else self._from_torch(found)
+
+    def _from_torch(self, token: Token) -> Action:
+        """Our action behind torch's stage and microbatch."""
+        assert token.microbatch is not None
+        chain, own = self.place(token.stage)
+        return Action(Kind[token.kind], own, self.microbatches[chain][token.microbatch])
 
 
 def find_chains(schedule: Schedule) -> Chains:

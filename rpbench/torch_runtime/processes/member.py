@@ -6,7 +6,6 @@ two-way schedule, or data-parallel ranks.
 
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rpbench.engine.layout import layout_of
+from rpbench.engine.layout import Layout, layout_of
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.updates.optimizer import laid_out_as
@@ -25,7 +24,7 @@ from rpbench.torch_runtime.processes.diagnosis import Phase, Place
 from rpbench.torch_runtime.recorded.recording import Recorder, recording_runtime
 from rpbench.torch_runtime.request import DTYPES, TorchRequest
 from rpbench.torch_runtime.shards import Groups, is_sharded, whole, wrapper
-from rpbench.torch_runtime.stages import make_stages
+from rpbench.torch_runtime.stages import ChainStage, StageModule
 from rpbench.torch_runtime.versions import facts_of
 
 
@@ -51,16 +50,7 @@ class Member:
         self.modules = sorted({module for modules in own for module in modules})
         self.workload = request.workload(own=self.modules)
         self.boundary = self._boundary()
-        stages = make_stages(
-            self._scaled(self.workload),
-            layout,
-            chains,
-            self.rank,
-            self.device,
-            self.groups.pipeline,
-            self.boundary,
-            wrapper(request, self.groups),
-        )
+        stages = self._make_stages(layout)
         positions = {chains.token(action): number for number, action in enumerate(self.lowered.row(self.rank))}
         self.recorder = Recorder(place, positions, on_gpu=self.device.type == "cuda")
         self.runtime = recording_runtime(self.recorder, stages, self.lowered.num_microbatches, request.order_of)
@@ -73,9 +63,33 @@ class Member:
         self.losses: list[float] = []
 
     def _boundary(self) -> torch.Tensor:
+        """One microbatch's tensor between two stages, (B, S, H), with `requires_grad` or none comes back."""
         batch, length = self.workload.batch(0).tokens.shape
         sizes, dtype = (batch, length, self.request.model["hidden"]), DTYPES[self.request.dtype]
         return torch.empty(sizes, dtype=dtype, device=self.device, requires_grad=True)
+
+    def _make_stages(self, layout: Layout) -> list[Any]:
+        """The stages of this rank, ascending, as torch's warm-up needs them."""
+        chains, wrap, found = self.lowered.chains, wrapper(self.request, self.groups), []
+        workload, length = self._scaled(self.workload), len(chains.routes[0])
+        tokens = workload.batch(0).tokens.to(self.device)
+        loss = torch.empty(1, dtype=self.boundary.dtype, device=self.device, requires_grad=True)
+        for stage in chains.stages_of(self.rank):
+            chain, own = chains.place(stage)
+            module = StageModule(workload, layout.forward[own], chain).to(self.device)
+            found.append(
+                ChainStage(
+                    module if wrap is None else wrap(module),
+                    stage,
+                    chains.num_stages,
+                    self.device,
+                    input_args=(tokens if own == 0 else self.boundary,),
+                    output_args=(loss if own == length - 1 else self.boundary,),
+                    group=self.groups.pipeline,
+                    chain_length=length,
+                )
+            )
+        return found
 
     def _scaled(self, workload: Workload) -> Workload:
         """FSDP averages over data-parallel ranks, so there a loss is divided by one rank's microbatches."""
@@ -111,7 +125,12 @@ class Member:
     def _go_on(self, data: Path) -> None:
         """Take weights and the optimizer's state from a checkpoint's data; every rank its own part."""
         kept = checkpoint.metadata_of(data).state_dict_metadata
-        states = {parameter: optimizer for optimizer in self.optimizers for parameter in _parameters_of(optimizer)}
+        states = {
+            parameter: optimizer
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
         for place, parameter in self.parameters.items():
             for moment in self.request.settings().moments if parameter in states else ():
                 if checkpoint.moment_name(place, moment) in kept:
@@ -214,8 +233,3 @@ class Member:
     def weights(self) -> Tensors:
         """As they are now, whole."""
         return {place: whole(parameter.detach()) for place, parameter in self.parameters.items()}
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]

@@ -17,12 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from rpbench.engine.layout import layout_of
-from rpbench.engine.reference import (
-    Trajectory,
-    largest_difference,
-    largest_relative_difference,
-    train_reference,
-)
+from rpbench.engine.reference import Trajectory, largest_difference, largest_relative_difference, train_reference
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.accumulation import Groups, gradient_groups
 from rpbench.engine.state.gradients import Tensors

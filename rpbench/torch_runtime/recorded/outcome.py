@@ -8,17 +8,12 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 from typing import Any, NamedTuple
 
-from rpbench.cost.table import CostTable
-from rpbench.engine.measure.profiles import measured_costs
 from rpbench.ir.action import Action
 from rpbench.ir.checks.deadlock import execution_order
 from rpbench.ir.index import Index
-from rpbench.ir.schedule import Row, Schedule
 from rpbench.ir.timeline import Timeline
-from rpbench.sim.longest_path import simulate
 from rpbench.torch_runtime.request import TorchRequest
 
 
@@ -68,8 +63,8 @@ class Outcome:
     def rows_as_ours(self) -> bool:
         """Whether every rank ran our lowered row, action for action, in every step."""
         lowered = self.request.lowered
-        return all(
-            tuple(ran.action for ran in self.ran(rank, step)) == without_peers(lowered.row(rank))
+        return all(  # recorded tokens have no peers
+            [ran.action for ran in self.ran(rank, step)] == [own._replace(peer=None) for own in lowered.row(rank)]
             for rank in range(lowered.num_ranks)
             for step in range(self.num_steps)
         )
@@ -135,14 +130,6 @@ class Outcome:
         )
         return found | {name: self.answer[name] for name in names if name in self.answer}
 
-    def median_wall_s(self) -> float:
-        return median(self.wall_s(step) for step in range(self.num_steps))
-
-
-def without_peers(row: Row) -> tuple[Action, ...]:
-    """A row without peers, as in recorded tokens."""
-    return tuple(action._replace(peer=None) for action in row)
-
 
 def _is_ours(token: str) -> bool:
     return not token.endswith(("UNSHARD", "RESHARD", "REDUCE_GRAD")) and "WAIT_SEND" not in token
@@ -178,10 +165,11 @@ class TimeParts:
     between: float
 
 
-def time_parts(outcome: Outcome, step: int = -1) -> TimeParts:
+def time_parts(outcome: Outcome) -> TimeParts:
+    """Where the time of the last step went."""
     computing = waiting = messages = after = between = 0.0
     for rank in range(outcome.request.num_pipeline_ranks):
-        row = outcome.ran(rank, step)
+        row = outcome.ran(rank)
         between += sum(later.start - earlier.end for earlier, later in itertools.pairwise(row))
         for own in row:
             if own.begun is None or own.done is None:
@@ -208,17 +196,3 @@ def unexplained(wall_s: float, replay_s: float, parts: TimeParts, num_ranks: int
         "between": parts.between,
         "outside": num_ranks * wall_s - inside,
     }
-
-
-def profiled_costs(profile: Timeline, hop_s: float) -> CostTable:
-    """Median times of every kind and stage, as torch's own split functions took them in a run.
-
-    There the first stage's I does nothing and its W is the whole backward, and the members of an overlap run one after
-    the other: both are in the times, so nothing is gained by an overlap.
-    """
-    return measured_costs(profile, recompute_ahead=False, hop_s=hop_s)
-
-
-def predicted_makespan(schedule: Schedule, costs: CostTable) -> float:
-    """Seconds of a step as the simulator has it."""
-    return float(simulate(schedule, costs).makespan)

@@ -58,7 +58,7 @@ def of_pieces(masks: Tensors, pieces: Iterable[Piece] | None) -> Tensors:
     return masks if pieces is None else take(masks, pieces)
 
 
-class SplitWindow:
+class SplitWindow(Window):
     """A gradient of which devices step the important elements and the host gets the rest.
 
     Args:

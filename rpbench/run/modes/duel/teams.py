@@ -22,12 +22,11 @@ from rpbench.ir.action import Kind
 from rpbench.ir.timeline import Timeline
 from rpbench.models.data import SyntheticTokens
 from rpbench.plan.whole import WholePlan
+from rpbench.sim.longest_path import simulate
 from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.torch_runtime.processes.worker import StepRequest, cpu_s
 from rpbench.torch_runtime.recorded.outcome import (
     TimeParts,
-    predicted_makespan,
-    profiled_costs,
     replay_makespan,
     time_parts,
     unexplained,
@@ -228,8 +227,10 @@ class RankTeam(_OnRanks):
             found = self._ranks.step(self._asked)
         timeline, table = found.timeline(), self._asked.request.lowered.table
         wall_s, replay_s = found.wall_s(), replay_makespan(timeline)
-        predicted_s = None if self._costs is None else predicted_makespan(table, self._costs)
-        self._costs = profiled_costs(timeline, found.hop_s)
+        predicted_s = None if self._costs is None else float(simulate(table, self._costs).makespan)
+        # torch's own split functions: the first stage's I does nothing and its W is the whole backward, and the members
+        # of an overlap run one after the other. Both are in the times, so nothing is gained by an overlap.
+        self._costs = measured_costs(timeline, recompute_ahead=False, hop_s=found.hop_s)
         parts = time_parts(found)
         if self._asked.request.order_of in ONE_STAGE:  # whose messages are not recorded apart
             parts = _all_late(parts, wall_s, len(self._ranks.pids))
@@ -269,7 +270,7 @@ class ThreadTeam:
             timeline = self._execute(training)
             wall_s, used = time.perf_counter() - began, time.process_time() - used
         replay_s = replay_makespan(timeline)
-        predicted_s = None if self._costs is None else predicted_makespan(self._table, self._costs)
+        predicted_s = None if self._costs is None else float(simulate(self._table, self._costs).makespan)
         self._costs = measured_costs(timeline, recompute_ahead=False)
         return Sample(
             wall_s,
