@@ -229,23 +229,14 @@ class Dashboard(ThreadingHTTPServer):
 
 
 def serve(results: Path, port: int = 0) -> Dashboard:
-    """The page over a folder, to be entered.
-
-    Raises:
-        OSError: if the port is taken.
-        ValueError: if the chart library is not installed.
-    """
+    """The page over a folder, to be entered; OSError if the port is taken, ValueError without the chart library."""
     charts_library()
     return Dashboard(results, port)
 
 
 @cache
 def charts_library() -> bytes:
-    """Vega, Vega-Lite and Vega-Embed in one script.
-
-    Raises:
-        ValueError: if the package that holds them is not installed.
-    """
+    """Vega, Vega-Lite and Vega-Embed in one script; ValueError if the package that holds them is not installed."""
     try:
         import vl_convert
     except ImportError:
@@ -304,10 +295,8 @@ _USAGE = "dashboard [results_dir=DIR] [port=N], or dashboard wandb [project=NAME
 
 
 def dashboard(arguments: Sequence[str]) -> int:
-    """Serve the page until interrupted, or make what W&B shows; what was made goes to stdout.
-
-    Raises:
-        ConfigError: for an argument it does not take.
+    """Serve the page until interrupted, or make what W&B shows; what was made goes to stdout. Raises ConfigError for an
+    argument it does not take.
     """
     words = {item for item in arguments if "=" not in item}
     options = dict(item.partition("=")[::2] for item in arguments if "=" in item)

@@ -73,11 +73,7 @@ class Study:
             yield f"schedule.{name}={round(updates * value) if counts else f'{value:.3g}'}"
 
     def run(self, method: str, overrides: Sequence[str], seed: int) -> Row:
-        """A run's record, made or found.
-
-        Raises:
-            RuntimeError: if it could not be made.
-        """
+        """A run's record, made or found; RuntimeError if it could not be made."""
         command = [
             *(sys.executable, "-m", "rpbench", "experiment=convergence_study", f"schedule={method}"),
             *overrides,
@@ -147,10 +143,8 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def check_same(runs: Mapping[str, Sequence[Row]]) -> float:
-    """The most that synchronous methods' validation losses differ, seed by seed.
-
-    Raises:
-        RuntimeError: if that is more than the order of additions can do.
+    """The most that synchronous methods' validation losses differ, seed by seed; RuntimeError if that is more than the
+    order of additions can do.
     """
     curves = [[curve(row)[1] for row in runs[method]] for method in SYNCHRONOUS if method in runs]
     far = max(

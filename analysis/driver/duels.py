@@ -85,10 +85,8 @@ class Kept:
 
 
 def records_of(results: Path, experiment: str) -> list[Record]:
-    """The records of a duel, in the order of its cells, whatever version of the code they are of.
-
-    Raises:
-        MissingRuns: if there is no such duel, or a record of it is gone.
+    """The records of a duel, in the order of its cells, whatever version of the code they are of; MissingRuns if there
+    is no such duel, or a record of it is gone.
     """
     if not results.is_dir():
         raise MissingRuns(f"{results}: no folder of results; what is kept as a table has no runs")
@@ -152,11 +150,8 @@ def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[s
 
 
 def read(source: Path, experiment: str = "cpu_duel") -> dict[Key, Kept]:
-    """A duel from a folder of results, or from a table that was kept.
-
-    Raises:
-        MissingRuns: if there is no duel in it.
-        ValueError: if it is no such table.
+    """A duel from a folder of results, or from a table that was kept; MissingRuns if there is no duel in it, ValueError
+    if it is no such table.
     """
     if source.is_dir():
         kept = kept_of(records_of(source, experiment))

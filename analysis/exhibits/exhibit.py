@@ -130,10 +130,8 @@ class Shown(NamedTuple):
 def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker]:
     """Put into the report what a function finds in the records, with the texts that `exhibits.yaml` has for it.
 
-    The maker that comes of it raises MissingRuns if a run behind the exhibit is not there.
-
-    Raises:
-        ValueError: if another exhibit has this identity, or none is declared.
+    Raises ValueError if another exhibit has this identity, or none is declared; the maker that comes of it, MissingRuns
+    if a run behind the exhibit is not there.
     """
     if identity in LISTED:
         raise ValueError(f"two exhibits are called {identity}; an identity belongs to one")
@@ -223,11 +221,7 @@ def theirs(value: Any, form: str, source: str) -> Cell:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """A table whose rows all have as many cells as there are columns.
-
-    Raises:
-        ValueError: naming the first row that does not.
-    """
+    """A table whose rows all have as many cells as there are columns; ValueError naming the first row that does not."""
     kept = tuple(tuple(row) for row in rows)
     for row in kept:
         if len(row) != len(columns):

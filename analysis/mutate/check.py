@@ -75,11 +75,7 @@ Draw = Callable[[], Mutant]
 
 
 def mutants(experiments: Experiments, experiment: str) -> Iterator[tuple[str, Draw]]:
-    """Every mutant of an experiment: its kind, and what makes it.
-
-    Raises:
-        MissingRuns: if the experiment has not been run.
-    """
+    """Every mutant of an experiment: its kind, and what makes it; MissingRuns if the experiment has not been run."""
     rows, cells = experiments.checked(experiment), experiments.cells_of(experiment)
     for row in rows:
         yield GONE, partial(Mutant, experiment, GONE, "record", "gone", {row["run_id"]: None})

@@ -72,9 +72,7 @@ def _parts(times: LayerTimes, unit_s: float) -> dict[str, float]:
 def fit(name: str, cells: Sequence[compare.Cell], basis: Basis) -> float:
     """The value of a constant at which the cells are met on average, the more sensitive ones counting for more, as in
     least squares; of lengths, which come in steps, all count alike, and the value is the middle of those that do.
-
-    Raises:
-        ValueError: if none is within a factor of four of the declared value.
+    Raises ValueError if none is within a factor of four of the declared value.
     """
 
     declared_value = basis.values[name]

@@ -206,10 +206,8 @@ _EVERY_S = 3.0
 def build(results: Path, out: Path) -> Path:
     """Write the report of a results folder, a first page and a folder of pages, and say where the first is.
 
-    Claims and exhibits are those of the sweeps that are there; sweeps that none of them is about are compared.
-
-    Raises:
-        ValueError: if the folder holds no record.
+    Claims and exhibits are those of the sweeps that are there; sweeps that none of them is about are compared. Raises
+    ValueError if the folder holds no record.
     """
     experiments = Experiments(results)
     _say(f"reading the records of {results}")

@@ -24,10 +24,8 @@ from rpbench.whole_file import read_text
 
 
 def compare_plans(request: Request) -> dict[str, Any]:
-    """The plans of every method, the best first; a method that cannot be used says why.
-
-    Raises:
-        ValueError: if the request is wrong for every method.
+    """The plans of every method, the best first; a method that cannot be used says why. Raises ValueError if the
+    request is wrong for every method.
     """
     problem = pose(request)
     plans: list[dict[str, Any]] = []

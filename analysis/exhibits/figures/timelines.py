@@ -42,11 +42,7 @@ def _shown(
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """The 25 records.
-
-    Raises:
-        MissingRuns: if one, or its timeline.csv, is not there.
-    """
+    """The 25 records; MissingRuns if one, or its timeline.csv, is not there."""
     return _with_timelines(runs.calls(experiments), experiments.results, "figure17")
 
 
@@ -62,10 +58,8 @@ def _path(results: Path, run_id: str) -> Path:
 
 
 def read_timeline(row: dict, results: Path) -> Timeline:
-    """The timeline that a run left beside its record; its schedule is read off the same rows.
-
-    Raises:
-        ValueError: naming the row, if the file is torn or does not fit its record.
+    """The timeline that a run left beside its record; its schedule is read off the same rows. Raises ValueError naming
+    the row, if the file is torn or does not fit its record.
     """
     source = record.kept_file(results / row["run_id"], row, TIMELINE)
     if source is None:

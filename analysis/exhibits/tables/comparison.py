@@ -38,10 +38,8 @@ LEADERS = 3
 
 
 def contest_numbers(experiments: Experiments) -> pd.DataFrame:
-    """The rows of every schedule that takes a model, by model; those that do not fit included.
-
-    Raises:
-        MissingRuns: if a run is not there; schedules that refuse every setting have none.
+    """The rows of every schedule that takes a model, by model; those that do not fit included. Raises MissingRuns if a
+    run is not there; schedules that refuse every setting have none.
     """
     rows, manifest = experiments.cells(EXPERIMENT), experiments.manifest(EXPERIMENT)
     if manifest is None:

@@ -134,10 +134,8 @@ def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, 
 
 
 def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
-    """`plan mesh=search`: the fastest meshes of a model on nodes, as JSON-ready data.
-
-    Raises:
-        ValueError: as of `advise_on`, and for a machine with unknown links.
+    """`plan mesh=search`: the fastest meshes of a model on nodes, as JSON-ready data; ValueError as of `advise_on`, and
+    for a machine with unknown links.
     """
     asked = read_asked(arguments)
     if question := questions.question_of(asked.own):

@@ -122,10 +122,8 @@ PASS_ON = ("tokens_per_s_low", "tokens_per_s_high", "tokens_per_day")  # what is
 def lengths_asked(
     own: Mapping[str, str], model: Architecture, machine: Machine, question: str | None
 ) -> tuple[int, ...]:
-    """Tokens of every sequence of a step, of a file or as typed; none where all are as long as the model's.
-
-    Raises:
-        ConfigError: as of `workload.lengths`, or where microbatches are all alike.
+    """Tokens of every sequence of a step, of a file or as typed; none where all are as long as the model's. Raises
+    ConfigError as of `workload.lengths`, or where microbatches are all alike.
     """
     if "lengths" not in own:
         return ()

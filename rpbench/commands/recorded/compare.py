@@ -106,10 +106,8 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
     """Print a table of the named runs and return it: choices that differ, metrics, and each metric over the first.
 
     A difference from the first run is `beyond` the noise of the two, or `within` it, or nothing tells (`unknown`); runs
-    that differ in their seed alone are repetitions. A name is a run_id or the beginning of one.
-
-    Raises:
-        ValueError: if fewer than two runs are named, or a name fits none or several.
+    that differ in their seed alone are repetitions. A name is a run_id or the beginning of one. Raises ValueError if
+    fewer than two runs are named, or a name fits none or several.
     """
     if len(names) < 2:
         raise ValueError("compare needs two or more run ids, as in: python -m rpbench compare 3f9a 81c2")

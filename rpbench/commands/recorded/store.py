@@ -50,10 +50,8 @@ _STAMP = ("file_ns", "file_bytes")  # columns of a pack that no record has
 
 
 def canonical(results: Path) -> list[Record]:
-    """Every sound record of a folder by run_id, without times of day and machine; what is nested as JSON text.
-
-    Raises:
-        ValueError: if there is none.
+    """Every sound record of a folder by run_id, without times of day and machine; what is nested as JSON text. Raises
+    ValueError if there is none.
     """
     rows = [_flat(row) for row in record.read_all(results)]
     _check_some(rows, results)
@@ -62,19 +60,13 @@ def canonical(results: Path) -> list[Record]:
 
 def table(results: Path) -> pa.Table:
     """The rows of `canonical` as a table, a column for every key; one of several kinds of values is a column of texts.
-
-    Raises:
-        ValueError: if there is none.
+    Raises ValueError if there is none.
     """
     return _table(results, _stamps(results))
 
 
 def pack(results: Path) -> tuple[Path, int]:
-    """Pack every sound record of a folder: the file, and how many they are. Earlier packs go.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Pack every sound record of a folder, ValueError if none: the file, and how many they are. Earlier packs go."""
     stamps = _stamps(results)  # before anything is read: what is written meanwhile is read again the next time
     found = _table(results, stamps)
     told = [stamps.get(run, (0, 0)) for run in found["run_id"].to_pylist()]
@@ -178,9 +170,7 @@ def _digest(content: bytes) -> str:
 
 def export(arguments: Sequence[str], out: TextIO) -> None:
     """The canonical table on `out`, or in the file that `out=FILE` names; `columns=A,B` chooses and orders its columns.
-
-    Raises:
-        ValueError: for an unknown option, format or column, or Parquet without a file.
+    Raises ValueError for an unknown option, format or column, or Parquet without a file.
     """
     options = options_of(arguments, {"format": "csv", "columns": "", "results_dir": "results", "out": ""})
     form, target = options["format"], options["out"]
@@ -245,10 +235,8 @@ def latex_table(lines: Sequence[Sequence[Any]]) -> str:
 def query(arguments: Sequence[str]) -> list[Record]:
     """The rows that an SQL query finds in the table `runs`; files and settings are out of its reach.
 
-    It may take a minute, or `seconds=`: one without an end would run for good.
-
-    Raises:
-        ValueError: for no query, one that DuckDB cannot read or that takes longer, or no DuckDB.
+    It may take a minute, or `seconds=`: one without an end would run for good. Raises ValueError for no query, one that
+    DuckDB cannot read or that takes longer, or no DuckDB.
     """
     words = [item for item in arguments if not item.startswith(("results_dir=", "seconds="))]
     if len(words) != 1:
@@ -289,10 +277,8 @@ def _interrupt(database: Any, seconds: float, ended: threading.Event) -> None:
 
 
 def compact(arguments: Sequence[str]) -> Record:
-    """Pack the records of a folder, so that they are read fast; where the pack is, and of how many.
-
-    Raises:
-        ValueError: for an unknown option, or a folder without a record.
+    """Pack the records of a folder, so that they are read fast; where the pack is, and of how many. Raises ValueError
+    for an unknown option, or a folder without a record.
     """
     results = Path(options_of(arguments, {"results_dir": "results"})["results_dir"])
     path, number = pack(results)
@@ -300,11 +286,7 @@ def compact(arguments: Sequence[str]) -> Record:
 
 
 def options_of(arguments: Sequence[str], known: dict[str, str]) -> dict[str, str]:
-    """Options as `key=value`, `--key=value` or `--key value`.
-
-    Raises:
-        ValueError: for one that is not known.
-    """
+    """Options as `key=value`, `--key=value` or `--key value`; ValueError for one that is not known."""
     options, waiting = dict(known), list(arguments)
     while waiting:
         key, equals, value = waiting.pop(0).partition("=")
