@@ -30,11 +30,7 @@ def all_claims() -> tuple[Claim, ...]:
 def evaluate(
     claims: Iterable[Claim], experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True
 ) -> list[Verdict]:
-    """A verdict on each claim.
-
-    Args:
-        planned: which runs were to be made; see `judge`.
-    """
+    """A verdict on each claim; `planned` says which runs were to be made, see `judge`."""
     return [judge(claim, experiments, planned) for claim in claims]
 
 

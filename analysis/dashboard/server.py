@@ -55,11 +55,7 @@ _MOST_SPANS = 20_000
 
 
 class Rows:
-    """The records of a results folder.
-
-    Args:
-        results: the folder; it may be written to while this reads.
-    """
+    """The records of a results folder, which may be written to while this reads."""
 
     def __init__(self, results: Path) -> None:
         self._results = results

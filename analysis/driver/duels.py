@@ -128,12 +128,8 @@ def kept_of(rows: Iterable[Record]) -> list[Kept]:
 def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[str]:
     """A line a contender: its speed over the base by the clock; the verdicts of all lines are given together.
 
-    Args:
-        names: the contenders that are asked about; all but the base if empty. What differs between starts is
-            estimated from all either way.
-
-    Raises:
-        LookupError: if the base or a name has no runs.
+    `names` are asked about, all but the base if empty; what differs between starts is estimated from all either way.
+    Raises LookupError if the base or a name has no runs.
     """
     duels = by_model(rows)
     together = sum(len(names) or len(timed(duel)) - 1 for duel in duels.values())

@@ -81,11 +81,7 @@ def better_cut(cut: str | None, known: pd.DataFrame, model: str, schedule: str) 
 
 
 def even_link(link_bytes_per_s: float | None, record: pd.Series) -> Verdict:
-    """Is this the link on which reloading a layer's activations takes as long as computing them again?
-
-    Args:
-        record: of `experiment=roofline`.
-    """
+    """Is this the link on which reloading a layer's activations takes as long as recomputing, by a roofline record?"""
     if link_bytes_per_s is None:
         return OPEN
     own = record["config"]["cluster"]["host_to_device_bytes_per_s"]

@@ -142,13 +142,8 @@ class Experiments:
         return [row for row in found if row is not None]
 
     def find(self, experiment: str, choices: Mapping[str, str], contender: str | None = None) -> Record | None:
-        """The record of the cell that makes these choices; None if the sweep has none, or it came to no verdict.
-
-        Args:
-            contender: whose record, of a duel's cell.
-
-        Raises:
-            MissingRuns: as of `cells`.
+        """The record of the cell that makes these choices, of a duel's cell that of a contender; None if the sweep has
+        none, or it came to no verdict. Raises MissingRuns as of `cells`.
         """
         wanted = choices.items()
         number = next((cell.number for cell in self._sound(experiment).cells if wanted <= cell.overrides.items()), None)
@@ -271,11 +266,7 @@ def open_cells(results: Path, sweep: Sweep) -> list[str]:
 
 
 def is_complete(results: Path, sweep: Sweep, holds: Callable[[str], bool]) -> bool:
-    """True if a sweep was run to its end by this code and configuration and all of its records are still there.
-
-    Args:
-        holds: whether what a run left is whole.
-    """
+    """True if this code and configuration ran a sweep to its end, and all of its runs are there and whole (`holds`)."""
     try:
         manifest = read_manifest(results, sweep.manifest)
     except ManifestError:

@@ -112,11 +112,7 @@ def commands(each: Exhibit) -> list[str]:
 
 
 def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row]) -> View:
-    """What the page of an exhibit has beside its card; of each of its further figures, how it is drawn again.
-
-    Args:
-        rows: records by their ids.
-    """
+    """What an exhibit's page has beside its card; of each further figure, how it is drawn again by the rows' words."""
     drawn = {
         stem: shlex.join(["python", "-m", "rpbench", "show", *rows[run]["overrides"], f"draw={stem}.pdf"])
         for stem, run in each.drawn_from.items()

@@ -92,11 +92,8 @@ LISTS = ("machines_per_level", "bandwidth_bytes_per_s")
 def partition_profile(arguments: Sequence[str]) -> dict[str, Any]:
     """The pipeline that PipeDream makes of a profile, with what it predicts, as JSON-ready data.
 
-    Args:
-        arguments: `key=value`, the keys being the fields of `PartitionRequest`.
-
-    Raises:
-        ValueError: if the request or the profile is wrong.
+    Arguments are `key=value`, the keys being the fields of `PartitionRequest`; ValueError if they or the profile are
+    wrong.
     """
     request = _request(arguments)
     network = _network(request)

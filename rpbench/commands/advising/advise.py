@@ -49,11 +49,7 @@ SECONDS = 10.0  # of each processor, for the searches; to start, and to tell wha
 
 
 def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = False) -> dict[str, Any]:
-    """The advice as JSON-ready data; its table goes to `people`.
-
-    Args:
-        with_around: also the rows at other settings, `around`, for a page.
-    """
+    """The advice as JSON-ready data, its table for `people`; for a page with the rows at other settings, `around`."""
     asked = read_asked(arguments)
     question = questions.question_of(asked.own)
     found, _, _ = _machine(asked), schedules_in(asked), framework_in(asked)

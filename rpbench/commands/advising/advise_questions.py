@@ -329,11 +329,7 @@ def question_lines(answer: Mapping[str, Any]) -> list[str]:
 
 
 def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> dict[str, Any]:
-    """The least memory that makes something fit, as a sentence and as data.
-
-    Args:
-        seconds: of the whole advice.
-    """
+    """The least memory that makes something fit, as a sentence and as data; `seconds` are of the whole advice."""
     found = least_more(misfits, terms, CHANGING * seconds)
     where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
     told = "; or ".join(

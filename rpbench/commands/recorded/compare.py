@@ -23,11 +23,7 @@ _LEAST_STEPS = 3  # after the first, which finds nothing warm
 
 
 def noises(rows: Sequence[Record], key: str, groups: Sequence[object]) -> list[Interval | None]:
-    """Run -> where a metric would lie were it taken again; None where nothing tells.
-
-    Args:
-        groups: run -> what it is a run of; those of one group are repetitions.
-    """
+    """Run -> where a metric would lie were it taken again, None where nothing tells; a group's runs are repetitions."""
     own = [interval(row, key) for row in rows]
     found = []
     for group, each, row in zip(groups, own, rows, strict=True):

@@ -197,8 +197,7 @@ def _unevenness(assembled: Assembled) -> float:
 def _replayed(row: Record, simulated: Mapping[str, float]) -> dict[str, float]:
     """Seconds of a measured step by cause: the same order with the processor time of its own actions.
 
-    Args:
-        simulated: seconds by cause at given costs, which say what part of the work is recomputation.
+    Seconds by cause at given costs, `simulated`, say what part of the work is recomputation.
     """
     makespan = row.get("replay_makespan_s") or row["makespan_s"]
     busy = row.get("replay_busy_s") or row["busy_s"]
