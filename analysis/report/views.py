@@ -25,19 +25,8 @@ View = dict[str, Any]
 
 # What stands beside the metrics of a record and not among them.
 _NOT_METRICS = (
-    "run_id",
-    "config",
-    "versions",
-    "hardware",
-    "started_at",
-    "digest",
-    "code_version",
-    "git_commit",
-    "reason",
-    "choices",
-    "overrides",
-    "files",
-    "file_digests",
+    *("run_id", "config", "versions", "hardware", "started_at", "digest", "code_version", "git_commit", "reason"),
+    *("choices", "overrides", "files", "file_digests"),
 )
 
 

@@ -24,25 +24,12 @@ from rpbench.whole_file import read_text
 
 Record = dict[str, Any]
 
+# What was chosen, by name and by number; and times of day and the machine: what differs between two runs of one sweep.
+NAMES = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend")
+COUNTS = ("num_devices", "num_microbatches", "seed")
+PASSING = ("started_at", "git_commit", "hardware", "versions", "surroundings", "digest")
 # What every record holds; `analysis` relies on it.
-REQUIRED = (
-    "run_id",
-    "schedule",
-    "model",
-    "cluster",
-    "workload",
-    "cost",
-    "mode",
-    "backend",
-    "choices",
-    "num_devices",
-    "num_microbatches",
-    "seed",
-    "status",
-    "evidence",
-    "config",
-    "started_at",
-)
+REQUIRED = ("run_id", *NAMES, "choices", *COUNTS, "status", "evidence", "config", "started_at")
 STATUSES = ("ok", "oom", "infeasible", "failed", "not applicable")
 
 
@@ -50,14 +37,15 @@ STATUSES = ("ok", "oom", "infeasible", "failed", "not applicable")
 SCHEMA = 3
 _NEVER_NEGATIVE = ("makespan_s", "step_time_s", "tokens_per_s")
 METRICS = (*_NEVER_NEGATIVE, "bubble_makespan", "bubble_span", "bubble_over_ideal")
-_TEXTS = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "evidence", "reason")
+
 _LARGEST = 2**63
 _MOST_BYTES = 2**28  # of a file beside a record
 # What readers rely on: the types of values, and in which words one is refused.
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(METRICS, (int | float | None, "no number")),
-    **dict.fromkeys(("num_devices", "num_microbatches", "seed"), (int | None, "no whole number")),
-    **dict.fromkeys((*_TEXTS, "started_at", "code_version", "contender"), (str | None, "no text")),
+    **dict.fromkeys(COUNTS, (int | None, "no whole number")),
+    **dict.fromkeys((*NAMES, "experiment", "evidence", "reason"), (str | None, "no text")),
+    **dict.fromkeys(("started_at", "code_version", "contender"), (str | None, "no text")),
     **dict.fromkeys(
         ("choices", "config", "surroundings", "versions", "hardware", "file_digests"), (dict | None, "no object")
     ),

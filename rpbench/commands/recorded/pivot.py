@@ -24,7 +24,7 @@ ASKED = {
 }
 # Choices that a table should say if runs of one cell differ in them.
 _CHOICES = (
-    *("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "partition", "dispatch"),
+    *(*record.NAMES, "experiment", "partition", "dispatch"),
     *("offload", "num_devices", "num_microbatches", "num_steps", "seed", "overrides"),
 )
 

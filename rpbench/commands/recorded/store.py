@@ -44,8 +44,7 @@ _PRINTED = (
 )
 PACKS = "records-*.parquet"
 MOST_BYTES = 2**31  # of a pack
-# Times of day, and the machine: what differs between two undisturbed runs of one sweep.
-_PASSING = ("started_at", "git_commit", "hardware", "versions", "surroundings", "digest")
+
 _STAMP = ("file_ns", "file_bytes")  # columns of a pack that no record has
 
 
@@ -117,7 +116,7 @@ def _check_some(rows: Collection[Any], results: Path) -> None:
 
 
 def _flat(row: Record) -> Record:
-    kept = {key: value for key, value in sorted(row.items()) if key not in _PASSING}
+    kept = {key: value for key, value in sorted(row.items()) if key not in record.PASSING}
     nested = {k: json.dumps(v, sort_keys=True) for k, v in kept.items() if isinstance(v, (dict, list))}
     return {"run_id": kept.pop("run_id"), **kept, **nested}
 
