@@ -9,7 +9,6 @@ ordinary runs of `experiment=convergence_study`, found again if they are there: 
 """
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -201,9 +200,7 @@ def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE
 
 
 def markdown(path: Path = OUT) -> str:
-    with path.open(newline="", encoding="utf-8") as source:
-        rows = list(csv.DictReader(source))
-    found = []
+    rows, found = tables.read(path.stem, path.parent), []
     for row in sorted(rows, key=lambda row: float(row["final_loss"] or "inf")):
         needed = _with_interval(row, "tokens_to_goal", 0) or f"{row['seeds_at_goal']} of {row['seeds']} seeds reach it"
         settings = " ".join(word.partition(".")[2] for word in row["settings"].split())

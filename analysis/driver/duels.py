@@ -28,7 +28,7 @@ from pathlib import Path
 from analysis.exhibits.figures.duel import by_model, plan
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.records import record
-from rpbench.records.record import Record, write_atomically
+from rpbench.records.record import Record, as_csv, write_atomically
 from rpbench.run.modes.duel.findings import findings, findings_over, timed
 from rpbench.whole_file import read_text
 
@@ -216,13 +216,11 @@ def _shown(kept: Kept) -> str:
 
 def table_of(kept: Iterable[Kept]) -> str:
     """The table that `read` reads; its last line is a digest of the others."""
-    text = StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Kept)], lineterminator="\n")
-    writer.writeheader()
-    for each in kept:
-        row = asdict(each)
-        writer.writerow({name: f"{value:.5g}" if isinstance(value, float) else value for name, value in row.items()})
-    return sealed(text.getvalue())
+    rows = [
+        {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in asdict(each).items()}
+        for each in kept
+    ]
+    return sealed(as_csv(rows, [field.name for field in fields(Kept)]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,6 @@
 """The predicted tables, row by row, and their files."""
 
 import csv
-import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import exp, log, sqrt
@@ -25,7 +24,7 @@ from rpbench.predict.case import Case
 from rpbench.predict.prediction import NORMAL, STEP_TOKENS, longest_sequence
 from rpbench.predict.settings import Settings
 from rpbench.predict.systems import STEP
-from rpbench.records.record import write_atomically
+from rpbench.records.record import as_csv, write_atomically
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
@@ -182,14 +181,6 @@ def all_tables() -> dict[str, list[Row]]:
         "cost_efficiency": lambda: cost_efficiency(rates),
     }
     return {"throughput": rates + cross_platform()} | {name: make() for name, make in makers.items()}
-
-
-def as_csv(rows: list[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def write(path: Path, rows: list[Row]) -> int:

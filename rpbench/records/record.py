@@ -4,15 +4,17 @@
 again finds what is finished, and a changed program, package, file or machine never passes off old numbers as its own.
 """
 
+import csv
 import difflib
 import errno
 import glob
 import hashlib
+import io
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -279,6 +281,15 @@ def _remove_left(path: Path) -> None:
         number = left.name.rpartition("-")[2]
         if number.isdecimal() and not began(int(number)):
             left.unlink(missing_ok=True)
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Rows as CSV in some columns, those of the first row if left out; ValueError for a row that has another."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns or list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def boundary() -> None:

@@ -24,8 +24,9 @@ ASKED = {
 }
 # Choices that a table should say if runs of one cell differ in them.
 _CHOICES = (
-    *(*record.NAMES, "experiment", "partition", "dispatch"),
-    *("offload", "num_devices", "num_microbatches", "num_steps", "seed", "overrides"),
+    *record.NAMES,
+    *("experiment", "partition", "dispatch", "offload"),
+    *("num_devices", "num_microbatches", "num_steps", "seed", "overrides"),
 )
 
 

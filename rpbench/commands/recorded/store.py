@@ -9,7 +9,6 @@ change that it had, so that a run that was removed, added or written again is ne
 of a pack that was changed.
 """
 
-import csv
 import hashlib
 import io
 import json
@@ -188,7 +187,12 @@ def export(arguments: Sequence[str], out: TextIO) -> None:
         return
     rows = canonical(results)
     names = _checked(chosen, columns_of(rows))
-    text = {"csv": _csv, "jsonl": _jsonl, "latex": _latex}[form](rows, names)
+    if form == "latex":
+        text = _latex(rows, names)
+    else:
+        kept = [{name: row.get(name) for name in names} for row in rows] if names else rows
+        lines = (json.dumps(row, sort_keys=not names, allow_nan=False) + "\n" for row in kept)
+        text = "".join(lines) if form == "jsonl" else record.as_csv(kept, names or columns_of(rows))
     if target:
         record.write_atomically(Path(target), text)
     else:
@@ -200,19 +204,6 @@ def _checked(chosen: Sequence[str], known: Sequence[str]) -> list[str]:
         if name not in known:
             raise ValueError(unknown_name("column", name, list(known)))
     return list(chosen)
-
-
-def _csv(rows: Sequence[Record], names: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names or columns_of(rows), extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _jsonl(rows: Sequence[Record], names: Sequence[str]) -> str:
-    kept = [{name: row.get(name) for name in names} for row in rows] if names else rows
-    return "".join(json.dumps(row, sort_keys=not names, allow_nan=False) + "\n" for row in kept)
 
 
 def _latex(rows: Sequence[Record], names: Sequence[str]) -> str:
