@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rpbench.records import provenance
 from rpbench.records.provenance import began
@@ -319,19 +319,15 @@ def append_line(path: Path, line: str) -> None:
     """Append a line to a journal; a line before it that a kill has torn ends there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _naming(path), path.open("a+b") as journal:
-        if journal.tell() and not _ends_a_line(journal):
-            line = "\n" + line
+        if journal.tell():
+            journal.seek(-1, os.SEEK_END)
+            line = line if journal.read(1) == b"\n" else "\n" + line
         boundary()
         journal.write(line.encode())
         journal.flush()
         boundary()
         journal.write(b"\n")
     boundary()
-
-
-def _ends_a_line(journal: BinaryIO) -> bool:
-    journal.seek(-1, os.SEEK_END)
-    return journal.read(1) == b"\n"
 
 
 class Events:

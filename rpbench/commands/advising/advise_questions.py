@@ -290,13 +290,13 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
     rows: list[dict[str, Any]] = []
     answers: dict[int, dict[str, Any]] = {}
     for count in counts:
+        why = "nothing fits"
         try:
             answer = ask(machine.with_devices(count))
         except ValueError as error:
-            rows.append({"num_devices": count, "days": None, "usd": None, "why": str(error)})
-            continue
+            answer, why = {"ranking": []}, str(error)
         if not answer["ranking"]:
-            rows.append({"num_devices": count, "days": None, "usd": None, "why": "nothing fits"})
+            rows.append({"num_devices": count, "days": None, "usd": None, "why": why})
             continue
         answers[count], first = answer, answer["ranking"][0]
         needs = tokens / first["tokens_per_day"]
