@@ -7,14 +7,7 @@ from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from analysis.predictions.compare import (
-    CROSS_MODELS,
-    CROSS_PLATFORMS,
-    PLATFORMS,
-    case_of,
-    predicted,
-    throughput_cells,
-)
+from analysis.predictions.compare import CROSS_MODELS, CROSS_PLATFORMS, PLATFORMS, case_of, predicted, throughput_cells
 from analysis.records.published import PUBLISHED_MODELS
 from rpbench.cost.hardware.machine import machine
 from rpbench.cost.published import published_rows
@@ -32,18 +25,9 @@ ROOMY_BYTES = 1e12  # of a device whose memory is not the question
 
 # Bytes whose deviation decides a longest sequence.
 _MEMORY_CONSTANTS = (
-    "reserved_memory_bytes",
-    "kept_norm_bytes",
-    "kept_gate_bytes",
-    "kept_clamped_gate_bytes",
-    "kept_dispatch_bytes",
-    "working_gate_bytes",
-    "chunk_logit_bytes",
-    "eager_logit_bytes",
-    "pipeline_logit_bytes",
-    "tensor_logit_bytes",
-    "megatron_state_bytes",
-    "bucket_bytes",
+    *("reserved_memory_bytes", "kept_norm_bytes", "kept_gate_bytes", "kept_clamped_gate_bytes", "kept_dispatch_bytes"),
+    *("working_gate_bytes", "chunk_logit_bytes", "eager_logit_bytes", "pipeline_logit_bytes", "tensor_logit_bytes"),
+    *("megatron_state_bytes", "bucket_bytes"),
 )
 
 

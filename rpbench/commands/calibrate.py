@@ -20,15 +20,9 @@ if TYPE_CHECKING:
 DEFAULT_NAME = "this_machine"
 OPTIONS = "name=NAME, device=cpu|accelerator, num_devices=NUMBER, ranks=NUMBER, out=FOLDER and dry=NUMBER"
 SAID = (
-    "matmul_flops_per_s",
-    "wide_matmul_flops_per_s",
-    "memory_bytes_per_s",
-    "host_to_device_bytes_per_s",
-    "device_to_host_bytes_per_s",
-    "copy_bytes_per_s",
-    "intra_bytes_per_s",
-    "host_bytes_per_s",
-    "launch_s",
+    *("matmul_flops_per_s", "wide_matmul_flops_per_s", "memory_bytes_per_s"),
+    *("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "copy_bytes_per_s", "intra_bytes_per_s"),
+    *("host_bytes_per_s", "launch_s"),
 )
 BUSY = 0.15  # cores that other programs may have before it is worth a warning
 

@@ -16,14 +16,7 @@ from rpbench.advice.unequal import with_lengths
 from rpbench.commands.advising import advise_questions as questions
 from rpbench.commands.advising.advise_around import NOTE, advise_nodes, around, lengths_asked, timed_again
 from rpbench.commands.advising.advise_table import table
-from rpbench.commands.advising.advise_words import (
-    Asked,
-    count_in,
-    framework_in,
-    read_asked,
-    schedules_in,
-    seq_len_in,
-)
+from rpbench.commands.advising.advise_words import Asked, count_in, framework_in, read_asked, schedules_in, seq_len_in
 from rpbench.commands.recorded.explain import print_explanation
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of

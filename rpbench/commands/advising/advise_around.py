@@ -45,10 +45,7 @@ CHANGED = {
 
 
 def around(
-    answer: Mapping[str, Any],
-    plans: Sequence[Tuned | Job],
-    machine: Machine,
-    terms_on: Callable[[Machine], Any],
+    answer: Mapping[str, Any], plans: Sequence[Tuned | Job], machine: Machine, terms_on: Callable[[Machine], Any]
 ) -> dict[str, Any] | None:
     """The rows of an answer at other microbatch sizes, recomputation and numbers of devices, as a page holds them.
 
