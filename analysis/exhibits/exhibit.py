@@ -91,6 +91,12 @@ def declared_table(identity: str, rows: pd.DataFrame | Iterable[Mapping[str, Any
     )
 
 
+def wide(data: pd.DataFrame, rows: Sequence[str], across: str) -> pd.DataFrame:
+    """What stands in a column for each value of another beside one another, as `bubble_ideal`, a row for each key."""
+    found = data.pivot(index=list(rows), columns=across)
+    return found.set_axis([f"{name}_{value}" for name, value in found.columns], axis=1)
+
+
 def _declared_cell(row: Mapping[str, Any], field: str, form: str = "", *behind: str) -> Cell:
     value, form = row[field], row.get(form, form)
     if isinstance(value, Cell):

@@ -156,9 +156,8 @@ def draw_schedule(row: dict, results: Path) -> Figure:
 
 def draw_atlas(rows: pd.DataFrame, results: Path) -> Figure:
     """Panels in rows of four, all with one time axis."""
-    with style.applied():
-        down = -(-len(rows) // _ACROSS)
-        figure = Figure(figsize=(13, 1.05 * down + 0.6), layout="constrained")
+    down = -(-len(rows) // _ACROSS)
+    with style.figure(13, 1.05 * down + 0.6) as figure:
         panels = figure.subplots(down, _ACROSS, sharex=True, sharey=True, squeeze=False).ravel()
         drawn: list[Bars] = []
         for axes, row in zip(panels, rows.to_dict("records"), strict=False):
