@@ -93,10 +93,6 @@ class Study:
             found.append((loss, overrides))
         return min(found)[1]
 
-    def finals(self, method: str, overrides: Sequence[str]) -> list[Row]:
-        """The runs of every seed; none of them is the seed that was searched with."""
-        return [self.run(method, overrides, seed) for seed in range(1, self.num_seeds + 1)]
-
 
 def _between(ends: tuple[float, float], place: float) -> float:
     return ends[0] + place * (ends[1] - ends[0])
@@ -191,7 +187,8 @@ def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE
     for method in methods:
         known = next((settings[name] for name in SYNCHRONOUS if name in settings), None)
         settings[method] = known if method in SYNCHRONOUS and known else asked.search(method)
-        runs[method] = asked.finals(method, settings[method])
+        seeds = range(1, asked.num_seeds + 1)  # none of them is the one that was searched with
+        runs[method] = [asked.run(method, settings[method], seed) for seed in seeds]
         _tell(f"{method}: {' '.join(settings[method])}, seeds {[round(last_loss(row), 4) for row in runs[method]]}")
     _tell(f"synchronous methods differ by at most {check_same(runs):.2g} nats")
     rows = tabulate(runs, settings, command)

@@ -73,9 +73,7 @@ def _request(overrides: tuple[str, ...], code_version: str, conf_version: str) -
     return request_of(_composer().compose(overrides))
 
 
-@cache
-def _composer() -> Composer:
-    return Composer()
+_composer = cache(Composer)
 
 
 def _stated_by(request: Request, row: Record) -> Record:
