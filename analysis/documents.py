@@ -42,21 +42,15 @@ def documents() -> list[Path]:
 
 
 def written(text: str, number_of: Callable[[str], str]) -> str:
-    """The text with the number of each mark as its claim has it, and the tables as they are kept.
-
-    Raises:
-        LookupError: for a mark whose claim or table is not known.
+    """The text with the number of each mark as its claim has it, and the tables as they are kept; LookupError for a
+    mark whose claim or table is not known.
     """
     text = _TABLE.sub(lambda found: f"<!--table={found['name']}-->\n{table_of(found['name'])}<!--/table-->", text)
     return _MARK.sub(lambda found: f"{number_of(found['claim'])}<!--={found['claim']}-->", text)
 
 
 def number_of(claim_id: str) -> str:
-    """The digits in which a claim says its number.
-
-    Raises:
-        LookupError: naming the nearest claim there is.
-    """
+    """The digits in which a claim says its number; LookupError naming the nearest claim there is."""
     claims = {claim.id: claim for claim in all_claims()}
     if claim_id not in claims:
         near = difflib.get_close_matches(claim_id, claims, n=1, cutoff=0.4)
@@ -68,21 +62,15 @@ def number_of(claim_id: str) -> str:
 
 
 def table_of(name: str) -> str:
-    """The lines of a kept table.
-
-    Raises:
-        LookupError: if there is none of that name.
-    """
+    """The lines of a kept table; LookupError if there is none of that name."""
     if name not in TABLES:
         raise LookupError(f"no table {name!r}; there are {', '.join(TABLES)}")
     return TABLES[name]()
 
 
 def headline(readme: str) -> str:
-    """The paper's claim, the verdict and its evidence, as in the README, for a page of `docs/`.
-
-    Raises:
-        LookupError: if the README does not say it.
+    """The paper's claim, the verdict and its evidence, as in the README, for a page of `docs/`; LookupError if the
+    README does not say it.
     """
     found = _HEADLINE.search(readme)
     if found is None:

@@ -15,11 +15,7 @@ from analysis.records.runs import grouped
 
 @cache
 def all_claims() -> tuple[Claim, ...]:
-    """The claims of every section.
-
-    Raises:
-        ValueError: if two claims have the same id.
-    """
+    """The claims of every section; ValueError if two claims have the same id."""
     for module in walk_packages([str(Path(__file__).parent)], "analysis.claims."):
         import_module(module.name)
     claims = [claim for _, found in sorted(SECTIONS, key=itemgetter(0)) for claim in found()]
@@ -34,11 +30,7 @@ def all_claims() -> tuple[Claim, ...]:
 def evaluate(
     claims: Iterable[Claim], experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True
 ) -> list[Verdict]:
-    """A verdict on each claim.
-
-    Args:
-        planned: which runs were to be made; see `judge`.
-    """
+    """A verdict on each claim; `planned` says which runs were to be made, see `judge`."""
     return [judge(claim, experiments, planned) for claim in claims]
 
 

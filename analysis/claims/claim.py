@@ -18,11 +18,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Need:
-    """One run of an experiment of `conf/experiment/`, by the choices its sweep makes.
-
-    Args:
-        contender: of a duel, whose cell leaves a record for each.
-    """
+    """One run of an experiment of `conf/experiment/`, by the choices its sweep makes; of a duel, by its contender."""
 
     experiment: str
     choices: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -75,11 +71,7 @@ SECTIONS: list[tuple[int, Section]] = []
 
 
 def section(place: int, heading: str = "", source: str = "") -> Callable[[Section], Section]:
-    """Put the claims that a function gives into the report, at a place among the other sections.
-
-    Args:
-        heading, source: those of its claims that have none of their own.
-    """
+    """Put a function's claims at a place of the report; heading and source are of those that have none of their own."""
 
     def listing(claims: Section) -> Section:
         def headed() -> Iterator[Claim]:
@@ -266,11 +258,7 @@ class Verdict:
 
 
 def judge(claim: Claim, experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True) -> Verdict:
-    """The verdict on a claim.
-
-    Args:
-        planned: whether a run belongs to what was to be run; the absence of one that does not is no fault.
-    """
+    """The verdict on a claim; the absence of a run that was not `planned` is no fault."""
     if claim.value is None:
         return Verdict(claim, NOT_TESTABLE, reason=claim.not_testable)
     found = [(need, _find(need, experiments)) for need in claim.needs]

@@ -26,40 +26,18 @@ from rpbench.records import record
 from rpbench.records.describe import under_unit, unit
 from rpbench.records.manifest import PLANNED, Manifest, read_manifests
 from rpbench.run.recording import TIMELINE
+from rpbench.untrusted import is_finite
 
 SHOWN = (
-    "run_id",
-    "schedule",
-    "model",
-    "cluster",
-    "workload",
-    "cost",
-    "mode",
-    "backend",
-    "experiment",
-    "contender",
-    "num_devices",
-    "num_microbatches",
-    "seed",
-    "status",
-    "reason",
-    "evidence",
-    "tokens_per_s",
-    "step_time_s",
-    "makespan_s",
-    "bubble_makespan",
-    "loss",
+    *("run_id", *record.NAMES, "experiment", "contender", *record.COUNTS, "status", "reason", "evidence"),
+    *("tokens_per_s", "step_time_s", "makespan_s", "bubble_makespan", "loss"),
 )
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _MOST_SPANS = 20_000
 
 
 class Rows:
-    """The records of a results folder.
-
-    Args:
-        results: the folder; it may be written to while this reads.
-    """
+    """The records of a results folder, which may be written to while this reads."""
 
     def __init__(self, results: Path) -> None:
         self._results = results
@@ -97,7 +75,7 @@ class Rows:
         if not (isinstance(losses, list) and isinstance(seconds, list) and len(losses) == len(seconds)):
             return []
         points = [[step, loss, second] for step, (loss, second) in enumerate(zip(losses, seconds, strict=True))]
-        return [point for point in points if all(map(_is_number, point))]
+        return [point for point in points if all(map(is_finite, point))]
 
     def timeline(self, run_id: str) -> list[list[Any]] | None:
         """Device, lane, action, start and end in seconds of each action; None where none was kept, or another."""
@@ -109,10 +87,6 @@ class Rows:
             return [_span(row) for row in islice(csv.DictReader(io.StringIO(text)), _MOST_SPANS)]
         except (ValueError, KeyError, TypeError, csv.Error):
             return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _span(row: dict[str, str]) -> list[Any]:
@@ -129,7 +103,7 @@ def _row(folder: Path) -> dict[str, Any] | None:
     row = {under_unit(found, key): found.get(key) for key in SHOWN}
     for key in ("peak_memory_bytes", "peak_in_flight"):  # of the fullest device
         values = found.get(key)
-        row[key] = max(filter(_is_number, values), default=None) if isinstance(values, list) else None
+        row[key] = max(filter(is_finite, values), default=None) if isinstance(values, list) else None
     row["times_in"] = unit(found)
     row["has_curve"] = isinstance(found.get("loss_curve"), list)
     row["command"] = " ".join(["python -m rpbench", *map(str, found.get("overrides") or ())])
@@ -229,23 +203,14 @@ class Dashboard(ThreadingHTTPServer):
 
 
 def serve(results: Path, port: int = 0) -> Dashboard:
-    """The page over a folder, to be entered.
-
-    Raises:
-        OSError: if the port is taken.
-        ValueError: if the chart library is not installed.
-    """
+    """The page over a folder, to be entered; OSError if the port is taken, ValueError without the chart library."""
     charts_library()
     return Dashboard(results, port)
 
 
 @cache
 def charts_library() -> bytes:
-    """Vega, Vega-Lite and Vega-Embed in one script.
-
-    Raises:
-        ValueError: if the package that holds them is not installed.
-    """
+    """Vega, Vega-Lite and Vega-Embed in one script; ValueError if the package that holds them is not installed."""
     try:
         import vl_convert
     except ImportError:
@@ -304,10 +269,8 @@ _USAGE = "dashboard [results_dir=DIR] [port=N], or dashboard wandb [project=NAME
 
 
 def dashboard(arguments: Sequence[str]) -> int:
-    """Serve the page until interrupted, or make what W&B shows; what was made goes to stdout.
-
-    Raises:
-        ConfigError: for an argument it does not take.
+    """Serve the page until interrupted, or make what W&B shows; what was made goes to stdout. Raises ConfigError for an
+    argument it does not take.
     """
     words = {item for item in arguments if "=" not in item}
     options = dict(item.partition("=")[::2] for item in arguments if "=" in item)

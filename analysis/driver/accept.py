@@ -9,11 +9,9 @@ Nothing is written without a reason, nor while a claim is red that rests on no a
 """
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 
 from analysis.claims.catalogue import all_claims, evaluate, red_text
@@ -24,7 +22,7 @@ from analysis.driver.sweeps import ROOT, experiments
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.records import provenance
 from rpbench.records.manifest import ENDED, manifest_names, no_sweep_in
-from rpbench.records.record import append_line, write_atomically
+from rpbench.records.record import append_line, as_csv, write_atomically
 
 Rows = Sequence[Mapping[str, str]]
 
@@ -166,11 +164,8 @@ def _half_unit(text: str) -> float:
 def _write(name: str, rows: Sequence[Mapping[str, str]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     columns = [key for key in columns if any(row.get(key) for row in rows)]
-    text = StringIO()
-    writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(FOLDER / f"{name}.csv", text.getvalue())
+    kept = [{key: row.get(key, "") for key in columns} for row in rows]
+    write_atomically(FOLDER / f"{name}.csv", as_csv(kept, columns))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ ordinary runs of `experiment=convergence_study`, found again if they are there: 
 """
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -73,11 +72,7 @@ class Study:
             yield f"schedule.{name}={round(updates * value) if counts else f'{value:.3g}'}"
 
     def run(self, method: str, overrides: Sequence[str], seed: int) -> Row:
-        """A run's record, made or found.
-
-        Raises:
-            RuntimeError: if it could not be made.
-        """
+        """A run's record, made or found; RuntimeError if it could not be made."""
         command = [
             *(sys.executable, "-m", "rpbench", "experiment=convergence_study", f"schedule={method}"),
             *overrides,
@@ -97,10 +92,6 @@ class Study:
             _tell(f"{method} {number + 1} of {self.budget}: {' '.join(overrides)}: {loss:.4f}")
             found.append((loss, overrides))
         return min(found)[1]
-
-    def finals(self, method: str, overrides: Sequence[str]) -> list[Row]:
-        """The runs of every seed; none of them is the seed that was searched with."""
-        return [self.run(method, overrides, seed) for seed in range(1, self.num_seeds + 1)]
 
 
 def _between(ends: tuple[float, float], place: float) -> float:
@@ -147,10 +138,8 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def check_same(runs: Mapping[str, Sequence[Row]]) -> float:
-    """The most that synchronous methods' validation losses differ, seed by seed.
-
-    Raises:
-        RuntimeError: if that is more than the order of additions can do.
+    """The most that synchronous methods' validation losses differ, seed by seed; RuntimeError if that is more than the
+    order of additions can do.
     """
     curves = [[curve(row)[1] for row in runs[method]] for method in SYNCHRONOUS if method in runs]
     far = max(
@@ -198,7 +187,8 @@ def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE
     for method in methods:
         known = next((settings[name] for name in SYNCHRONOUS if name in settings), None)
         settings[method] = known if method in SYNCHRONOUS and known else asked.search(method)
-        runs[method] = asked.finals(method, settings[method])
+        seeds = range(1, asked.num_seeds + 1)  # none of them is the one that was searched with
+        runs[method] = [asked.run(method, settings[method], seed) for seed in seeds]
         _tell(f"{method}: {' '.join(settings[method])}, seeds {[round(last_loss(row), 4) for row in runs[method]]}")
     _tell(f"synchronous methods differ by at most {check_same(runs):.2g} nats")
     rows = tabulate(runs, settings, command)
@@ -207,9 +197,7 @@ def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE
 
 
 def markdown(path: Path = OUT) -> str:
-    with path.open(newline="", encoding="utf-8") as source:
-        rows = list(csv.DictReader(source))
-    found = []
+    rows, found = tables.read(path.stem, path.parent), []
     for row in sorted(rows, key=lambda row: float(row["final_loss"] or "inf")):
         needed = _with_interval(row, "tokens_to_goal", 0) or f"{row['seeds_at_goal']} of {row['seeds']} seeds reach it"
         settings = " ".join(word.partition(".")[2] for word in row["settings"].split())

@@ -28,7 +28,7 @@ from pathlib import Path
 from analysis.exhibits.figures.duel import by_model, plan
 from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.records import record
-from rpbench.records.record import Record, write_atomically
+from rpbench.records.record import Record, as_csv, write_atomically
 from rpbench.run.modes.duel.findings import findings, findings_over, timed
 from rpbench.whole_file import read_text
 
@@ -85,10 +85,8 @@ class Kept:
 
 
 def records_of(results: Path, experiment: str) -> list[Record]:
-    """The records of a duel, in the order of its cells, whatever version of the code they are of.
-
-    Raises:
-        MissingRuns: if there is no such duel, or a record of it is gone.
+    """The records of a duel, in the order of its cells, whatever version of the code they are of; MissingRuns if there
+    is no such duel, or a record of it is gone.
     """
     if not results.is_dir():
         raise MissingRuns(f"{results}: no folder of results; what is kept as a table has no runs")
@@ -130,12 +128,8 @@ def kept_of(rows: Iterable[Record]) -> list[Kept]:
 def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[str]:
     """A line a contender: its speed over the base by the clock; the verdicts of all lines are given together.
 
-    Args:
-        names: the contenders that are asked about; all but the base if empty. What differs between starts is
-            estimated from all either way.
-
-    Raises:
-        LookupError: if the base or a name has no runs.
+    `names` are asked about, all but the base if empty; what differs between starts is estimated from all either way.
+    Raises LookupError if the base or a name has no runs.
     """
     duels = by_model(rows)
     together = sum(len(names) or len(timed(duel)) - 1 for duel in duels.values())
@@ -152,11 +146,8 @@ def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[s
 
 
 def read(source: Path, experiment: str = "cpu_duel") -> dict[Key, Kept]:
-    """A duel from a folder of results, or from a table that was kept.
-
-    Raises:
-        MissingRuns: if there is no duel in it.
-        ValueError: if it is no such table.
+    """A duel from a folder of results, or from a table that was kept; MissingRuns if there is no duel in it, ValueError
+    if it is no such table.
     """
     if source.is_dir():
         kept = kept_of(records_of(source, experiment))
@@ -225,13 +216,11 @@ def _shown(kept: Kept) -> str:
 
 def table_of(kept: Iterable[Kept]) -> str:
     """The table that `read` reads; its last line is a digest of the others."""
-    text = StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Kept)], lineterminator="\n")
-    writer.writeheader()
-    for each in kept:
-        row = asdict(each)
-        writer.writerow({name: f"{value:.5g}" if isinstance(value, float) else value for name, value in row.items()})
-    return sealed(text.getvalue())
+    rows = [
+        {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in asdict(each).items()}
+        for each in kept
+    ]
+    return sealed(as_csv(rows, [field.name for field in fields(Kept)]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -57,10 +57,8 @@ class Kernel:
         self._close()
 
     def run(self, content: NotebookNode) -> None:
-        """Execute a notebook in place, from an empty namespace.
-
-        Raises:
-            CellExecutionError: of the first cell that fails; the next notebook runs all the same.
+        """Execute a notebook in place, from an empty namespace; CellExecutionError of the first cell that fails, after
+        which the next notebook runs all the same.
         """
         try:
             if self._client is None:

@@ -48,11 +48,7 @@ class Forked(ForkProcess):
         return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end.
-
-        Raises:
-            TimeoutExpired: if it takes longer.
-        """
+        """Wait for its end; TimeoutExpired if it takes longer."""
         self.join(timeout)
         if self.exitcode is None:
             raise subprocess.TimeoutExpired("rpbench", timeout or 0.0)

@@ -91,6 +91,12 @@ def declared_table(identity: str, rows: pd.DataFrame | Iterable[Mapping[str, Any
     )
 
 
+def wide(data: pd.DataFrame, rows: Sequence[str], across: str) -> pd.DataFrame:
+    """What stands in a column for each value of another beside one another, as `bubble_ideal`, a row for each key."""
+    found = data.pivot(index=list(rows), columns=across)
+    return found.set_axis([f"{name}_{value}" for name, value in found.columns], axis=1)
+
+
 def _declared_cell(row: Mapping[str, Any], field: str, form: str = "", *behind: str) -> Cell:
     value, form = row[field], row.get(form, form)
     if isinstance(value, Cell):
@@ -130,10 +136,8 @@ class Shown(NamedTuple):
 def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker]:
     """Put into the report what a function finds in the records, with the texts that `exhibits.yaml` has for it.
 
-    The maker that comes of it raises MissingRuns if a run behind the exhibit is not there.
-
-    Raises:
-        ValueError: if another exhibit has this identity, or none is declared.
+    Raises ValueError if another exhibit has this identity, or none is declared; the maker that comes of it, MissingRuns
+    if a run behind the exhibit is not there.
     """
     if identity in LISTED:
         raise ValueError(f"two exhibits are called {identity}; an identity belongs to one")
@@ -223,11 +227,7 @@ def theirs(value: Any, form: str, source: str) -> Cell:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """A table whose rows all have as many cells as there are columns.
-
-    Raises:
-        ValueError: naming the first row that does not.
-    """
+    """A table whose rows all have as many cells as there are columns; ValueError naming the first row that does not."""
     kept = tuple(tuple(row) for row in rows)
     for row in kept:
         if len(row) != len(columns):

@@ -21,10 +21,8 @@ _NEAR = 0.02  # of what is right, where an answer is a real number
 
 
 def simulated(*overrides: str) -> dict[str, Any]:
-    """The fields that `python -m rpbench` with these words would record of a timeline; nothing is written.
-
-    Raises:
-        ValueError: for a request that is wrong.
+    """The fields that `python -m rpbench` with these words would record of a timeline; nothing is written. Raises
+    ValueError for a request that is wrong.
     """
     assembled = assembled_of(load(overrides))
     graph, costs = assembled.graph, assembled.costs
@@ -83,11 +81,7 @@ def better_cut(cut: str | None, known: pd.DataFrame, model: str, schedule: str) 
 
 
 def even_link(link_bytes_per_s: float | None, record: pd.Series) -> Verdict:
-    """Is this the link on which reloading a layer's activations takes as long as computing them again?
-
-    Args:
-        record: of `experiment=roofline`.
-    """
+    """Is this the link on which reloading a layer's activations takes as long as recomputing, by a roofline record?"""
     if link_bytes_per_s is None:
         return OPEN
     own = record["config"]["cluster"]["host_to_device_bytes_per_s"]
@@ -126,8 +120,7 @@ def chosen(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 
         chosen(data, model=["qwen3_1p7b", "qwen3_32b"], bar=None)
 
-    Raises:
-        ValueError: for a value that no row has; it names those that there are.
+    Raises ValueError for a value that no row has; it names those that there are.
     """
     kept = pd.Series(True, index=data.index)
     for column, asked in wanted.items():
@@ -139,10 +132,8 @@ def chosen(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 
 
 def crossed(data: pd.DataFrame, down: str, across: str, value: str) -> pd.DataFrame:
-    """One column's values by two others; the mean where rows share a place, as those of what is not varied do.
-
-    Raises:
-        ValueError: for a column that the frame lacks, naming those it has; for values that are no numbers.
+    """One column's values by two others; the mean where rows share a place, as those of what is not varied do. Raises
+    ValueError for a column that the frame lacks, naming those it has; for values that are no numbers.
     """
     for name, column in (("down", down), ("across", across), ("value", value)):
         among(name, column, list(data.columns))
@@ -157,10 +148,8 @@ def crossed(data: pd.DataFrame, down: str, across: str, value: str) -> pd.DataFr
 
 
 def among(name: str, asked: Any, there: Collection[Any]) -> list[Any]:
-    """The values asked for, one or several.
-
-    Raises:
-        ValueError: if one is unknown, or none is asked for; it names those that there are.
+    """The values asked for, one or several; ValueError if one is unknown, or none is asked for; it names those that
+    there are.
     """
     values = list(asked) if isinstance(asked, list | tuple | set | range) else [asked]
     known = ", ".join(map(str, there))

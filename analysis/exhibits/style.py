@@ -77,11 +77,7 @@ def figure(width: float, height: float) -> Iterator[Figure]:
 
 
 def model_panels(figure: Figure, models: Collection[str], **shared: Any) -> list[Axes]:
-    """One row of panels, one a model, with its name as the title.
-
-    Args:
-        shared: as in `Figure.subplots`.
-    """
+    """One row of panels, one a model, with its name as the title; `shared` as in `Figure.subplots`."""
     panels = list(figure.subplots(1, len(models), squeeze=False, **shared)[0])
     for axes, model in zip(panels, models, strict=True):
         axes.set_title(model_name(model))
@@ -89,11 +85,7 @@ def model_panels(figure: Figure, models: Collection[str], **shared: Any) -> list
 
 
 def grid_for_rows(axes: Axes, num_ticks: int = 0) -> None:
-    """Vertical grid lines only, for panels whose rows are bars or points.
-
-    Args:
-        num_ticks: at most so many ticks, written as `12,345`; 0 leaves the ticks as they are.
-    """
+    """Vertical grid lines alone, for panels whose rows are bars or points; at most so many ticks, as `12,345`."""
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
     if num_ticks:

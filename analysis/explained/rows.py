@@ -39,11 +39,7 @@ def row_names(name: str) -> list[str]:
 
 
 def side_of(word: str) -> Side:
-    """The side of `NAME:ROW`.
-
-    Raises:
-        ConfigError: for a table or row that is not there, that prints no time, or that is not modelled.
-    """
+    """The side of `NAME:ROW`; ConfigError for a table or row that is not there, prints no time, or is not modelled."""
     name, _, row = word.partition(":")
     if name not in names():
         raise ConfigError(f"table={word}: {unknown_name('table', name, names())}")
@@ -56,11 +52,7 @@ def side_of(word: str) -> Side:
 
 
 def case_of_row(name: str, row: str) -> Case:
-    """The run of a row under a mesh, modelled and timed.
-
-    Raises:
-        ConfigError: as of `side_of`.
-    """
+    """The run of a row under a mesh, modelled and timed; ConfigError as of `side_of`."""
     found = {each["id"].split("/")[1]: each for each in rows_of("measured", name)}
     number = row.rstrip("b")  # of a row with two configurations, the one in brackets
     if number not in found:
@@ -116,11 +108,8 @@ def _key(table: str, row: Row) -> tuple[str, ...]:
 
 
 def side_of_number(word: str, number: Number, settings: Mapping[str, str]) -> Side:
-    """A typed number of a run that is like that of a row but for some settings.
-
-    Raises:
-        ConfigError: as of `side_of`, and for a setting that a row cannot take.
-        ValueError: for a rate without a peak.
+    """A typed number of a run that is like that of a row but for some settings; ConfigError as of `side_of`, and for a
+    setting that a row cannot take; ValueError for a rate without a peak.
     """
     name, _, row = word.partition(":")
     words = " ".join(f"{key}={value}" for key, value in settings.items())

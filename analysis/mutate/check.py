@@ -34,11 +34,9 @@ GONE, MANIFEST, TABLE = "record gone", "manifest", "accepted table"
 KINDS = (ASKED, ORIGIN, FOUND, GONE, MANIFEST, TABLE)
 
 _OF_THE_QUESTION = (
-    *("schedule", "generator", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "choices"),
-    *("config", "overrides", "notes", "partition", "dispatch", "offload", "num_devices", "num_microbatches"),
-    *("num_steps", "seed", "mesh", "contender", "code_version", "schema"),
+    *(*record.NAMES, *record.COUNTS, "generator", "experiment", "choices", "config", "overrides", "notes"),
+    *("partition", "dispatch", "offload", "num_steps", "mesh", "contender", "code_version", "schema"),
 )
-_OF_THE_ORIGIN = ("versions", "surroundings", "hardware", "git_commit", "started_at")
 _NAMES = ("run_id", "digest", "cell")  # written anew with every falsehood
 
 Path = tuple[str, ...]
@@ -75,11 +73,7 @@ Draw = Callable[[], Mutant]
 
 
 def mutants(experiments: Experiments, experiment: str) -> Iterator[tuple[str, Draw]]:
-    """Every mutant of an experiment: its kind, and what makes it.
-
-    Raises:
-        MissingRuns: if the experiment has not been run.
-    """
+    """Every mutant of an experiment: its kind, and what makes it; MissingRuns if the experiment has not been run."""
     rows, cells = experiments.checked(experiment), experiments.cells_of(experiment)
     for row in rows:
         yield GONE, partial(Mutant, experiment, GONE, "record", "gone", {row["run_id"]: None})
@@ -118,7 +112,7 @@ def sampled(found: Iterable[tuple[str, Draw]], number: int, seed: int) -> list[M
 
 
 def _kind(path: Path) -> str:
-    if path[0] in _OF_THE_ORIGIN or path == ("choices", "tracker"):  # who listened
+    if path[0] in record.PASSING or path == ("choices", "tracker"):  # who listened
         return ORIGIN
     return ASKED if path[0] in _OF_THE_QUESTION else FOUND
 

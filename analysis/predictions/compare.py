@@ -101,11 +101,7 @@ def _on(cell: Cell, basis: Basis | None) -> Basis | None:
 
 
 def log_error(cell: Cell, basis: Basis) -> float:
-    """Logarithm of predicted over published, as fits minimise it.
-
-    Raises:
-        ValueError: for a cell that has no value on either side.
-    """
+    """Logarithm of predicted over published, as fits minimise it; ValueError where a side has no value."""
     off = error(cell, basis)
     if off is None:
         raise ValueError(f"{cell.key} has no value on one side: it cannot be fitted on")

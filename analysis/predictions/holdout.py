@@ -72,9 +72,7 @@ def _parts(times: LayerTimes, unit_s: float) -> dict[str, float]:
 def fit(name: str, cells: Sequence[compare.Cell], basis: Basis) -> float:
     """The value of a constant at which the cells are met on average, the more sensitive ones counting for more, as in
     least squares; of lengths, which come in steps, all count alike, and the value is the middle of those that do.
-
-    Raises:
-        ValueError: if none is within a factor of four of the declared value.
+    Raises ValueError if none is within a factor of four of the declared value.
     """
 
     declared_value = basis.values[name]
@@ -183,11 +181,7 @@ class Left(NamedTuple):
 
 
 def without(leaves_out: Callable[[compare.Cell], bool], model: str = "") -> Left:
-    """The constants fitted on every cell that tells them but those left out.
-
-    Args:
-        model: whose corrections are left out, too.
-    """
+    """The constants fitted on every cell that tells them but those left out, and without a model's corrections."""
     bases = {cluster: _without_corrections(compare.declared_basis(cluster), model) for cluster in compare.PLATFORMS}
     untold = []
     for known in KNOWN_BY:
@@ -283,11 +277,7 @@ class Held(NamedTuple):
 def errors_without(
     axis: str, name: str, cells: Sequence[compare.Cell]
 ) -> tuple[dict[compare.Cell, Held], tuple[str, ...]]:
-    """Errors of the cells of one model, system or platform, everything fitted without them, and what took its prior.
-
-    Args:
-        axis: `model`, `system` or `cluster`.
-    """
+    """Errors of the cells of one `model`, `system` or `cluster`, all fitted without them, and what took its prior."""
     left = without(lambda cell: getattr(cell, axis) == name, name if axis == "model" else "")
     found = {}
     for cell in cells:

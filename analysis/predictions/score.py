@@ -142,11 +142,7 @@ def bias_and_coverage() -> dict[str, tuple[int, float, int]]:
 
 
 def held_out_coverage(axis: str = "") -> tuple[int, int]:
-    """Published values inside the interval around what is predicted with their own in no fit, and all.
-
-    Args:
-        axis: `model`, `system` or `platform`; all of them if empty.
-    """
+    """Published values in the interval predicted without their `model`, `system` or `platform` (or any), and all."""
     inside, held_rows = 0, [row for row in read("holdout") if axis in ("", row["held_out"])]
     for held in held_rows:
         low, high = ((1 + float(held["error"])) * float(held[f"{end}_ratio"]) for end in ("low", "high"))

@@ -1,21 +1,13 @@
 """The predicted tables, row by row, and their files."""
 
 import csv
-import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
 
-from analysis.predictions.compare import (
-    CROSS_MODELS,
-    CROSS_PLATFORMS,
-    PLATFORMS,
-    case_of,
-    predicted,
-    throughput_cells,
-)
+from analysis.predictions.compare import CROSS_MODELS, CROSS_PLATFORMS, PLATFORMS, case_of, predicted, throughput_cells
 from analysis.records.published import PUBLISHED_MODELS
 from rpbench.cost.hardware.machine import machine
 from rpbench.cost.published import published_rows
@@ -25,7 +17,7 @@ from rpbench.predict.case import Case
 from rpbench.predict.prediction import NORMAL, STEP_TOKENS, longest_sequence
 from rpbench.predict.settings import Settings
 from rpbench.predict.systems import STEP
-from rpbench.records.record import write_atomically
+from rpbench.records.record import as_csv, write_atomically
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
@@ -33,18 +25,9 @@ ROOMY_BYTES = 1e12  # of a device whose memory is not the question
 
 # Bytes whose deviation decides a longest sequence.
 _MEMORY_CONSTANTS = (
-    "reserved_memory_bytes",
-    "kept_norm_bytes",
-    "kept_gate_bytes",
-    "kept_clamped_gate_bytes",
-    "kept_dispatch_bytes",
-    "working_gate_bytes",
-    "chunk_logit_bytes",
-    "eager_logit_bytes",
-    "pipeline_logit_bytes",
-    "tensor_logit_bytes",
-    "megatron_state_bytes",
-    "bucket_bytes",
+    *("reserved_memory_bytes", "kept_norm_bytes", "kept_gate_bytes", "kept_clamped_gate_bytes", "kept_dispatch_bytes"),
+    *("working_gate_bytes", "chunk_logit_bytes", "eager_logit_bytes", "pipeline_logit_bytes", "tensor_logit_bytes"),
+    *("megatron_state_bytes", "bucket_bytes"),
 )
 
 
@@ -182,14 +165,6 @@ def all_tables() -> dict[str, list[Row]]:
         "cost_efficiency": lambda: cost_efficiency(rates),
     }
     return {"throughput": rates + cross_platform()} | {name: make() for name, make in makers.items()}
-
-
-def as_csv(rows: list[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def write(path: Path, rows: list[Row]) -> int:

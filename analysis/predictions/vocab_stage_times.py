@@ -77,13 +77,10 @@ class Turn(NamedTuple):
 
 
 def build_order(method: str, num_ranks: int, num_microbatches: int, forward: float, backward: float) -> Schedule:
-    """The schedule of a method of `METHODS`, one stage on each rank.
+    """The schedule of a method of `METHODS`, one stage on each rank, for times of a mean stage, which some orders
+    depend on.
 
-    Args:
-        forward, backward: times of a mean stage, which some orders depend on; any unit.
-
-    Raises:
-        ValueError: for an unknown method, or so few microbatches that the steady phase is empty.
+    Raises ValueError for an unknown method, or so few microbatches that the steady phase is empty.
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r}: one of {', '.join(METHODS)}")
@@ -220,10 +217,8 @@ def known() -> dict[str, tuple[Run, float, float]]:
 
 @cache
 def simulated_ms(run: Run, embedding_us: float = 0.0) -> float:
-    """Time of one step in the order of the run's method.
-
-    Args:
-        embedding_us: of a rank's share of the embedding's gradient, for one microbatch.
+    """Time of one step in the order of the run's method; `embedding_us` is of a rank's share of the embedding's
+    gradient, for one microbatch.
     """
     num_ranks, hop = len(run.forward), LATENCY_US + run.boundary_bytes / LINK_BYTES_PER_US
     work = {Kind.F: _works(run.forward), Kind.B: _works(time + embedding_us for time in run.backward)}

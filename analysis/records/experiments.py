@@ -85,11 +85,9 @@ class Experiments:
         return found  # type: ignore[no-any-return]
 
     def cells(self, experiment: str) -> pd.DataFrame:
-        """The records of an experiment's cells that came to a verdict, a row each, with the cell's number as `cell`.
-
-        Raises:
-            MissingRuns: if its sweep was not run by this code and configuration, or has no record or lost one.
-            WrongRecord: if a record does not answer its cell.
+        """The records of an experiment's cells that came to a verdict, a row each, with the cell's number as `cell`;
+        MissingRuns if its sweep was not run by this code and configuration, or has no record or lost one; WrongRecord
+        if a record does not answer its cell.
         """
         return self._once(self._frame, experiment)
 
@@ -97,11 +95,7 @@ class Experiments:
         return pd.DataFrame(self.checked(experiment))
 
     def checked(self, experiment: str) -> list[Record]:
-        """The same as they stand in their files: what a record does not hold is not there.
-
-        Raises:
-            MissingRuns, WrongRecord: as of `cells`.
-        """
+        """The same as they stand in their files: what a record does not hold is not there; errors as of `cells`."""
         return self._once(self._all_records, experiment)
 
     def refusals(self) -> Iterator[str]:
@@ -118,11 +112,7 @@ class Experiments:
         return replace(self, _known=known | {(self._frame.__name__, experiment): rows})
 
     def manifest(self, experiment: str) -> Manifest | None:
-        """The manifest that stands for an experiment, if there is one: the first of this code and configuration.
-
-        Raises:
-            ManifestError: if it cannot be read.
-        """
+        """The manifest that stands for an experiment, if any: the first of this code; ManifestError if it is torn."""
         sweeps = (Sweep(experiment), *(sweep for sweep in self.narrowed if sweep.experiment == experiment))
         read = (read_manifest(self.results, sweep.manifest) for sweep in sweeps)
         found = [manifest for manifest in read if manifest is not None]
@@ -152,13 +142,8 @@ class Experiments:
         return [row for row in found if row is not None]
 
     def find(self, experiment: str, choices: Mapping[str, str], contender: str | None = None) -> Record | None:
-        """The record of the cell that makes these choices; None if the sweep has none, or it came to no verdict.
-
-        Args:
-            contender: whose record, of a duel's cell.
-
-        Raises:
-            MissingRuns: as of `cells`.
+        """The record of the cell that makes these choices, of a duel's cell that of a contender; None if the sweep has
+        none, or it came to no verdict. Raises MissingRuns as of `cells`.
         """
         wanted = choices.items()
         number = next((cell.number for cell in self._sound(experiment).cells if wanted <= cell.overrides.items()), None)
@@ -173,19 +158,11 @@ class Experiments:
         }
 
     def records(self, experiment: str) -> list[Record]:
-        """The records of an experiment's cells that came to a verdict, in the order of its cells.
-
-        Raises:
-            MissingRuns: as of `cells`.
-        """
+        """The records of an experiment's cells that came to a verdict, in their order; MissingRuns as of `cells`."""
         return list(self._once(self._by_cell, experiment).values())
 
     def cells_of(self, experiment: str) -> list[Cell]:
-        """The cells of an experiment's manifest that came to a verdict.
-
-        Raises:
-            MissingRuns: as of `cells`.
-        """
+        """The cells of an experiment's manifest that came to a verdict; MissingRuns as of `cells`."""
         return [cell for cell in self._sound(experiment).cells if cell.state in ENDED]
 
     def plans(self, experiment: str, choices: Mapping[str, str]) -> bool:
@@ -255,11 +232,7 @@ def is_current(manifest: Manifest) -> bool:
 
 
 def index(rows: pd.DataFrame, keys: Sequence[str], wanted: Sequence[tuple[Any, ...]], experiment: str) -> pd.DataFrame:
-    """The rows by `keys`, in the order of `wanted`.
-
-    Raises:
-        MissingRuns: if one is not there; it names the experiment that makes it.
-    """
+    """The rows by `keys`, in the order of `wanted`; MissingRuns names the experiment that makes one that is missing."""
     named = [] if rows.empty else rows[list(keys)].to_dict("records")
     found = {tuple(row[key] for key in keys): at for row, at in zip(named, rows.index, strict=True)}
     missing = [key for key in wanted if key not in found]
@@ -293,11 +266,7 @@ def open_cells(results: Path, sweep: Sweep) -> list[str]:
 
 
 def is_complete(results: Path, sweep: Sweep, holds: Callable[[str], bool]) -> bool:
-    """True if a sweep was run to its end by this code and configuration and all of its records are still there.
-
-    Args:
-        holds: whether what a run left is whole.
-    """
+    """True if this code and configuration ran a sweep to its end, and all of its runs are there and whole (`holds`)."""
     try:
         manifest = read_manifest(results, sweep.manifest)
     except ManifestError:

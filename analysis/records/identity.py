@@ -30,8 +30,7 @@ _FREE = ("overrides", "choices.tracker")
 def problem(row: Record, experiment: str | None, cell: Cell, digests: Collection[str]) -> str | None:
     """The first field by which a record is not the answer to a cell; None where there is none.
 
-    Args:
-        digests: those that the manifests which name the record keep of it; sweeps that share one may each make it anew.
+    The manifests which name the record keep `digests` of it; sweeps that share one may each make it anew.
     """
     if unlike := _unlike(row, experiment, cell):
         return unlike
@@ -74,9 +73,7 @@ def _request(overrides: tuple[str, ...], code_version: str, conf_version: str) -
     return request_of(_composer().compose(overrides))
 
 
-@cache
-def _composer() -> Composer:
-    return Composer()
+_composer = cache(Composer)
 
 
 def _stated_by(request: Request, row: Record) -> Record:

@@ -112,11 +112,7 @@ Drawing = tuple[str, Callable[[], Figure], bool]
 
 @dataclass(frozen=True)
 class Shown:
-    """A file that a page shows, and its size there in pixels.
-
-    Args:
-        dark: the file for a dark page; empty for a vector drawing, which knows both.
-    """
+    """A file that a page shows, its size there in pixels, and the one for a dark page; none if it knows both."""
 
     name: str
     width: int
@@ -139,12 +135,9 @@ class Image:
 
 
 def draw_all(exhibits: Sequence[Exhibit], folder: Path, done: Callable[[str], object] = str) -> dict[str, Image]:
-    """Draw every figure into files of a folder; what there is of each, by its file stem.
+    """Draw every figure into files of a folder; what there is of each, by its file stem, of which `done` is told.
 
     Two processes draw where there are two cores and a process can fork.
-
-    Args:
-        done: told the stem of each figure that is ready.
     """
     drawings = [
         (stem, draw, stem in exhibit.drawings) for exhibit in exhibits for stem, draw in drawings_of(exhibit).items()

@@ -206,10 +206,8 @@ _EVERY_S = 3.0
 def build(results: Path, out: Path) -> Path:
     """Write the report of a results folder, a first page and a folder of pages, and say where the first is.
 
-    Claims and exhibits are those of the sweeps that are there; sweeps that none of them is about are compared.
-
-    Raises:
-        ValueError: if the folder holds no record.
+    Claims and exhibits are those of the sweeps that are there; sweeps that none of them is about are compared. Raises
+    ValueError if the folder holds no record.
     """
     experiments = Experiments(results)
     _say(f"reading the records of {results}")
@@ -251,13 +249,8 @@ def _say(words: str) -> None:
 def gather(
     experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True, scope: str = "full"
 ) -> Content:
-    """Exhibits and verdicts of a results folder, and comparisons of the user's own sweeps.
-
-    Args:
-        planned: which runs were to be made; claims that need others are no fault.
-
-    Raises:
-        ValueError: if no sweep of the folder left a record.
+    """Exhibits and verdicts of a results folder, and comparisons of the user's own sweeps; ValueError if no sweep left
+    a record. Claims that need runs which were not `planned` are no fault.
     """
     if not experiments.manifests or not (experiments.rows or any(each.cells for each in experiments.manifests)):
         raise ValueError(no_sweep_in(experiments.results))

@@ -25,19 +25,8 @@ View = dict[str, Any]
 
 # What stands beside the metrics of a record and not among them.
 _NOT_METRICS = (
-    "run_id",
-    "config",
-    "versions",
-    "hardware",
-    "started_at",
-    "digest",
-    "code_version",
-    "git_commit",
-    "reason",
-    "choices",
-    "overrides",
-    "files",
-    "file_digests",
+    *("run_id", "config", "versions", "hardware", "started_at", "digest", "code_version", "git_commit", "reason"),
+    *("choices", "overrides", "files", "file_digests"),
 )
 
 
@@ -112,11 +101,7 @@ def commands(each: Exhibit) -> list[str]:
 
 
 def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row]) -> View:
-    """What the page of an exhibit has beside its card; of each of its further figures, how it is drawn again.
-
-    Args:
-        rows: records by their ids.
-    """
+    """What an exhibit's page has beside its card; of each further figure, how it is drawn again by the rows' words."""
     drawn = {
         stem: shlex.join(["python", "-m", "rpbench", "show", *rows[run]["overrides"], f"draw={stem}.pdf"])
         for stem, run in each.drawn_from.items()

@@ -56,11 +56,7 @@ def can_draw(name: str) -> bool:
 
 
 def with_facts(text: str, name: str) -> str:
-    """A page of a method with its drawing and the facts of the registry in their place.
-
-    Raises:
-        ValueError: if the page has no place for them.
-    """
+    """A page of a method with its drawing and the facts of the registry in their place; ValueError if it has none."""
     if _PLACE not in text:
         raise ValueError(f"docs/methods/{name}.md has no line {_PLACE!r}; the drawing goes there")
     return text.replace(_PLACE, _facts(entry(name)))

@@ -90,11 +90,7 @@ def answer(address: str) -> dict[str, Any]:
 
 
 def read(address: str) -> Asked:
-    """The question of an address.
-
-    Raises:
-        ValueError: for a key or a value that cannot be, with what can.
-    """
+    """The question of an address; ValueError for a key or a value that cannot be, with what can."""
     if len(address) > MOST_TEXT:
         raise ValueError(f"an address of {len(address):,} letters: at most {MOST_TEXT:,}; keep the order in a file")
     given = dict(parse_qsl(address, keep_blank_values=True))

@@ -1,6 +1,5 @@
 """The verb calibrate: measure this machine, and write what was found as a cluster file that `cluster=` takes."""
 
-import os
 import re
 import sys
 import time
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpbench.config.choices import ConfigError
 from rpbench.places import CONF, home
-from rpbench.records.provenance import now
+from rpbench.records.provenance import now, usable_cores
 from rpbench.records.record import check_writable, write_atomically
 
 if TYPE_CHECKING:
@@ -20,15 +19,9 @@ if TYPE_CHECKING:
 DEFAULT_NAME = "this_machine"
 OPTIONS = "name=NAME, device=cpu|accelerator, num_devices=NUMBER, ranks=NUMBER, out=FOLDER and dry=NUMBER"
 SAID = (
-    "matmul_flops_per_s",
-    "wide_matmul_flops_per_s",
-    "memory_bytes_per_s",
-    "host_to_device_bytes_per_s",
-    "device_to_host_bytes_per_s",
-    "copy_bytes_per_s",
-    "intra_bytes_per_s",
-    "host_bytes_per_s",
-    "launch_s",
+    *("matmul_flops_per_s", "wide_matmul_flops_per_s", "memory_bytes_per_s"),
+    *("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "copy_bytes_per_s", "intra_bytes_per_s"),
+    *("host_bytes_per_s", "launch_s"),
 )
 BUSY = 0.15  # cores that other programs may have before it is worth a warning
 
@@ -170,7 +163,7 @@ def _num_devices(options: dict[str, str], device: str) -> int:
         import torch
 
         return torch.accelerator.device_count()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if asked is None:
         return cores
     if not asked.isdecimal() or not 1 <= int(asked) <= cores:

@@ -54,11 +54,7 @@ SHELLS = {
 
 
 def completion(arguments: Sequence[str], verbs: Sequence[str]) -> str:
-    """The script for a shell.
-
-    Raises:
-        ConfigError: for a shell that is not one of `SHELLS`.
-    """
+    """The script for a shell; ConfigError for a shell that is not one of `SHELLS`."""
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         raise ConfigError(f"{' '.join(['completion', *arguments])}: write rpbench completion bash, zsh or fish")
     (shell,) = arguments

@@ -26,10 +26,8 @@ _RUNS = {
 
 
 def new(arguments: Sequence[str]) -> dict[str, str]:
-    """Write the file; says where it is and what runs it.
-
-    Raises:
-        ConfigError: for another kind, a name that is none or is taken, or a place that cannot be written.
+    """Write the file; says where it is and what runs it. Raises ConfigError for another kind, a name that is none or is
+    taken, or a place that cannot be written.
     """
     if len(arguments) != 2 or arguments[0] not in _RUNS:
         raise ConfigError(

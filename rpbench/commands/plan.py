@@ -24,10 +24,8 @@ from rpbench.whole_file import read_text
 
 
 def compare_plans(request: Request) -> dict[str, Any]:
-    """The plans of every method, the best first; a method that cannot be used says why.
-
-    Raises:
-        ValueError: if the request is wrong for every method.
+    """The plans of every method, the best first; a method that cannot be used says why. Raises ValueError if the
+    request is wrong for every method.
     """
     problem = pose(request)
     plans: list[dict[str, Any]] = []
@@ -94,11 +92,8 @@ LISTS = ("machines_per_level", "bandwidth_bytes_per_s")
 def partition_profile(arguments: Sequence[str]) -> dict[str, Any]:
     """The pipeline that PipeDream makes of a profile, with what it predicts, as JSON-ready data.
 
-    Args:
-        arguments: `key=value`, the keys being the fields of `PartitionRequest`.
-
-    Raises:
-        ValueError: if the request or the profile is wrong.
+    Arguments are `key=value`, the keys being the fields of `PartitionRequest`; ValueError if they or the profile are
+    wrong.
     """
     request = _request(arguments)
     network = _network(request)

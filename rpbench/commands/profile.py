@@ -29,12 +29,9 @@ class ProfileRequest:
 def write_profile(arguments: Sequence[str]) -> dict[str, Any]:
     """Write the profile of a model; where it is and what it adds up to, as JSON-ready data.
 
-    Args:
-        arguments: overrides of the configuration, which say what the model is, and the keys of `ProfileRequest`.
-            With `cost=NAME` among them times come from that table, otherwise they are measured here.
-
-    Raises:
-        ValueError: if the request is wrong; nothing is measured or written then.
+    Arguments are overrides, which say what the model is, and the keys of `ProfileRequest`. With `cost=NAME` among them
+    times come from that table, otherwise they are measured here. Raises ValueError for a wrong request, before anything
+    is measured.
     """
     own = {key: value for key, _, value in (item.partition("=") for item in arguments) if key in ("out", "num_runs")}
     asked = typed(ProfileRequest, own)

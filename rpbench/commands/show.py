@@ -16,11 +16,7 @@ FILES = ("torchtitan", "megatron_layout", "deepspeed", "fsdp2")  # forms that sa
 
 
 def drawing_path(name: str) -> Path:
-    """The file to draw to.
-
-    Raises:
-        ValueError: for an ending that is not svg, pdf or png, or a place where no file can be.
-    """
+    """The file to draw to; ValueError for an ending that is not svg, pdf or png, or a place where no file can be."""
     path = Path(name)
     if path.suffix not in (".svg", ".pdf", ".png"):
         raise ValueError(f"draw={name}: the ending decides the format; take .svg, .pdf or .png")
@@ -30,10 +26,8 @@ def drawing_path(name: str) -> Path:
 
 
 def show_schedule(request: Request, out: TextIO, form: str = "text") -> Assembled:
-    """Print a checked schedule in its text form, or another one, to `out`, its sizes to stderr.
-
-    Raises:
-        ValueError: if the schedule cannot be built or does not hold, or the form cannot hold it.
+    """Print a checked schedule in its text form, or another one, to `out`, its sizes to stderr; ValueError if the
+    schedule cannot be built or does not hold, or the form cannot hold it.
     """
     mesh = request.mesh.mesh if request.mesh is not None and request.mesh.machine is not None else None
     alone = request if mesh is None else replace(request, mesh=None, num_devices=mesh.pipeline)

@@ -47,10 +47,8 @@ class Asked:
 
 
 def check_communication(words: Sequence[str], out: TextIO, told: TextIO) -> int:
-    """Print one JSON object to `out` and the same in words to `told`; 1 if the table is not alive, else 0.
-
-    Raises:
-        ValueError: for a request or a table that cannot be.
+    """Print one JSON object to `out` and the same in words to `told`; 1 if the table is not alive, else 0. Raises
+    ValueError for a request or a table that cannot be.
     """
     names = (*OWN, *SETTINGS)
     own = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in names)

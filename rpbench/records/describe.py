@@ -12,13 +12,9 @@ IN_SLOTS = "times are slots, not seconds; cost=analytic or other costs in second
 
 
 def clock(row: Mapping[str, Any]) -> Clock:
-    """In what a record counts its fields that end in `_s`; those of `cost=unit` on a virtual clock are slots.
-
-    So are those of a dry run, whose accelerators are made up.
-    """
-    if row.get("evidence") == "dry":
-        return "slots"
-    return "slots" if row.get("cost") == "unit" and row.get("evidence") == "simulated" else "seconds"
+    """In what a record counts its fields that end in `_s`: slots for `cost=unit` on a virtual clock, or a dry run."""
+    evidence = row.get("evidence")
+    return "slots" if evidence == "dry" or (row.get("cost") == "unit" and evidence == "simulated") else "seconds"
 
 
 def unit(row: Mapping[str, Any]) -> Literal["s", "slots"]:

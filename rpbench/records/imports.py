@@ -20,8 +20,7 @@ from rpbench.untrusted import parsed
 
 MEASURED_ELSEWHERE = "measured elsewhere"
 MOST_BYTES = 256 * 2**20
-_NAMES = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend")
-_COUNTS = ("num_devices", "num_microbatches", "seed")
+
 # What a record says of its own making; in a stranger's it is of another program.
 _OURS = ("run_id", "config", "choices", "started_at", "schema", "digest", "surroundings", "code_version", "overrides")
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # what a device does, by the profiler's categories
@@ -111,12 +110,12 @@ def _record(given: Mapping[str, Any], place: str) -> Record:
             raise ConfigError(f"import: {place}: {key}={value} is no number to keep; leave the field empty")
     if not isinstance(given.get("schedule"), str):
         raise ConfigError(f"import: {place}: no schedule; every record says which one it ran")
-    for key in _COUNTS:
+    for key in record.COUNTS:
         if type(given.get(key, 0)) is not int or given.get(key, 0) < 0:
             raise ConfigError(f"import: {place}: {key}={given[key]!r}: a whole number of at least 0")
     digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
-    names = {key: str(given.get(key, "elsewhere")) for key in _NAMES}
-    counts = {key: given.get(key, 0) for key in _COUNTS}
+    names = {key: str(given.get(key, "elsewhere")) for key in record.NAMES}
+    counts = {key: given.get(key, 0) for key in record.COUNTS}
     kept = {key: value for key, value in given.items() if key not in _OURS}
     found = {
         **kept,

@@ -128,16 +128,8 @@ def recall(results: Path, plan: Plan) -> tuple[Cell, ...]:
 
 # What a cell's identity may hold besides its plan: files, by their bytes; and keys that ask for more than a record.
 _LOOKED_INTO = (
-    "schedule_file",
-    *ORDERS,
-    "path",
-    "profile",
-    "resume_from",
-    "save_to",
-    "save_timeline",
-    "force",
-    "tracker",
-    "text",
+    *("schedule_file", *ORDERS, "path", "profile", "text"),
+    *("resume_from", "save_to", "save_timeline", "force", "tracker"),
 )
 
 

@@ -4,18 +4,20 @@
 again finds what is finished, and a changed program, package, file or machine never passes off old numbers as its own.
 """
 
+import csv
 import difflib
 import errno
 import glob
 import hashlib
+import io
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rpbench.records import provenance
 from rpbench.records.provenance import began
@@ -24,25 +26,12 @@ from rpbench.whole_file import read_text
 
 Record = dict[str, Any]
 
+# What was chosen, by name and by number; and times of day and the machine: what differs between two runs of one sweep.
+NAMES = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend")
+COUNTS = ("num_devices", "num_microbatches", "seed")
+PASSING = ("started_at", "git_commit", "hardware", "versions", "surroundings", "digest")
 # What every record holds; `analysis` relies on it.
-REQUIRED = (
-    "run_id",
-    "schedule",
-    "model",
-    "cluster",
-    "workload",
-    "cost",
-    "mode",
-    "backend",
-    "choices",
-    "num_devices",
-    "num_microbatches",
-    "seed",
-    "status",
-    "evidence",
-    "config",
-    "started_at",
-)
+REQUIRED = ("run_id", *NAMES, "choices", *COUNTS, "status", "evidence", "config", "started_at")
 STATUSES = ("ok", "oom", "infeasible", "failed", "not applicable")
 
 
@@ -50,14 +39,15 @@ STATUSES = ("ok", "oom", "infeasible", "failed", "not applicable")
 SCHEMA = 3
 _NEVER_NEGATIVE = ("makespan_s", "step_time_s", "tokens_per_s")
 METRICS = (*_NEVER_NEGATIVE, "bubble_makespan", "bubble_span", "bubble_over_ideal")
-_TEXTS = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "evidence", "reason")
+
 _LARGEST = 2**63
 _MOST_BYTES = 2**28  # of a file beside a record
 # What readers rely on: the types of values, and in which words one is refused.
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(METRICS, (int | float | None, "no number")),
-    **dict.fromkeys(("num_devices", "num_microbatches", "seed"), (int | None, "no whole number")),
-    **dict.fromkeys((*_TEXTS, "started_at", "code_version", "contender"), (str | None, "no text")),
+    **dict.fromkeys(COUNTS, (int | None, "no whole number")),
+    **dict.fromkeys((*NAMES, "experiment", "evidence", "reason"), (str | None, "no text")),
+    **dict.fromkeys(("started_at", "code_version", "contender"), (str | None, "no text")),
     **dict.fromkeys(
         ("choices", "config", "surroundings", "versions", "hardware", "file_digests"), (dict | None, "no object")
     ),
@@ -293,6 +283,15 @@ def _remove_left(path: Path) -> None:
             left.unlink(missing_ok=True)
 
 
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Rows as CSV in some columns, those of the first row if left out; ValueError for a row that has another."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns or list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 def boundary() -> None:
     """Between two steps of a write. Nothing happens here; tests pull the plug."""
 
@@ -320,19 +319,15 @@ def append_line(path: Path, line: str) -> None:
     """Append a line to a journal; a line before it that a kill has torn ends there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _naming(path), path.open("a+b") as journal:
-        if journal.tell() and not _ends_a_line(journal):
-            line = "\n" + line
+        if journal.tell():
+            journal.seek(-1, os.SEEK_END)
+            line = line if journal.read(1) == b"\n" else "\n" + line
         boundary()
         journal.write(line.encode())
         journal.flush()
         boundary()
         journal.write(b"\n")
     boundary()
-
-
-def _ends_a_line(journal: BinaryIO) -> bool:
-    journal.seek(-1, os.SEEK_END)
-    return journal.read(1) == b"\n"
 
 
 class Events:

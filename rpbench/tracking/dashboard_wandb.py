@@ -24,8 +24,7 @@ def workspace(project: str, entity: str = "") -> Any:
         for name, panels in SECTIONS.items()
     ]
     settings = ws.RunsetSettings(
-        groupby=[ws.Config(key) for key in GROUPS],
-        order=[ws.Ordering(ws.Summary("tokens_per_s"), ascending=False)],
+        groupby=[ws.Config(key) for key in GROUPS], order=[ws.Ordering(ws.Summary("tokens_per_s"), ascending=False)]
     )
     return ws.Workspace(
         name="rpbench: schedules", entity=entity, project=project, sections=sections, runset_settings=settings

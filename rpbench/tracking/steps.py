@@ -28,10 +28,8 @@ class Clocked:
 
 
 class StepWatch:
-    """Watches the handlers of a training run and feeds a row for each batch of so many microbatches and tokens.
-
-    Args:
-        known: the timeline, where the clock is virtual; None: the wall clock.
+    """Watches the handlers of a training run and feeds a row for each batch of so many microbatches and tokens, by a
+    timeline that is `known` where the clock is virtual, else by the wall clock.
     """
 
     def __init__(

@@ -31,12 +31,7 @@ def claims() -> Iterator[Claim]:
         )
     for schedule in SCHEDULES:
         for model in PUBLISHED_MODELS:
-            yield _derived(
-                "lead/searched/{schedule}/{model}",
-                over_fastest,
-                schedule=schedule,
-                model=model,
-            )
+            yield _derived("lead/searched/{schedule}/{model}", over_fastest, schedule=schedule, model=model)
     devices, microbatches = 8, 1024
     yield _derived(
         "thousand_devices/1f1b/{devices}",

@@ -11,17 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import (
-    NOTHING,
-    Cell,
-    Table,
-    blank,
-    declared_table,
-    exhibit_of,
-    ours,
-    ranged,
-    short_cut,
-)
+from analysis.exhibits.exhibit import NOTHING, Cell, Table, blank, declared_table, exhibit_of, ours, ranged, short_cut
 from analysis.records.experiments import MissingRuns
 from analysis.records.runs import grouped
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, REFERENCES, TWINS

@@ -42,11 +42,7 @@ def _shown(
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """The 25 records.
-
-    Raises:
-        MissingRuns: if one, or its timeline.csv, is not there.
-    """
+    """The 25 records; MissingRuns if one, or its timeline.csv, is not there."""
     return _with_timelines(runs.calls(experiments), experiments.results, "figure17")
 
 
@@ -62,10 +58,8 @@ def _path(results: Path, run_id: str) -> Path:
 
 
 def read_timeline(row: dict, results: Path) -> Timeline:
-    """The timeline that a run left beside its record; its schedule is read off the same rows.
-
-    Raises:
-        ValueError: naming the row, if the file is torn or does not fit its record.
+    """The timeline that a run left beside its record; its schedule is read off the same rows. Raises ValueError naming
+    the row, if the file is torn or does not fit its record.
     """
     source = record.kept_file(results / row["run_id"], row, TIMELINE)
     if source is None:
@@ -162,9 +156,8 @@ def draw_schedule(row: dict, results: Path) -> Figure:
 
 def draw_atlas(rows: pd.DataFrame, results: Path) -> Figure:
     """Panels in rows of four, all with one time axis."""
-    with style.applied():
-        down = -(-len(rows) // _ACROSS)
-        figure = Figure(figsize=(13, 1.05 * down + 0.6), layout="constrained")
+    down = -(-len(rows) // _ACROSS)
+    with style.figure(13, 1.05 * down + 0.6) as figure:
         panels = figure.subplots(down, _ACROSS, sharex=True, sharey=True, squeeze=False).ravel()
         drawn: list[Bars] = []
         for axes, row in zip(panels, rows.to_dict("records"), strict=False):

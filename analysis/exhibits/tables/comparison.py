@@ -38,10 +38,8 @@ LEADERS = 3
 
 
 def contest_numbers(experiments: Experiments) -> pd.DataFrame:
-    """The rows of every schedule that takes a model, by model; those that do not fit included.
-
-    Raises:
-        MissingRuns: if a run is not there; schedules that refuse every setting have none.
+    """The rows of every schedule that takes a model, by model; those that do not fit included. Raises MissingRuns if a
+    run is not there; schedules that refuse every setting have none.
     """
     rows, manifest = experiments.cells(EXPERIMENT), experiments.manifest(EXPERIMENT)
     if manifest is None:
@@ -242,9 +240,8 @@ def _moved(row: dict, link: str) -> float:
 def draw(rows: pd.DataFrame) -> Figure:
     """One panel a model, a bar a system, the fastest on top; late systems are hatched, what cannot run has a word."""
     models = list(dict.fromkeys(rows["model"]))
-    with style.applied():
-        most = max(len(rows[rows["model"] == model]) for model in models)
-        figure = Figure(figsize=(2.75 * len(models), 0.9 + 0.2 * most), layout="constrained")
+    most = max(len(rows[rows["model"] == model]) for model in models)
+    with style.figure(2.75 * len(models), 0.9 + 0.2 * most) as figure:
         for axes, model in zip(style.model_panels(figure, models), models, strict=True):
             _draw_model(axes, rows[rows["model"] == model])
         figure.supxlabel("tokens/s, simulated on equal terms", fontsize=8.5)

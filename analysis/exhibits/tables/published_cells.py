@@ -95,7 +95,7 @@ def compared(experiments: Experiments) -> pd.DataFrame:
     found = []
     for row in numbers(experiments):
         for column, value in cell_numbers(row).items():
-            known = _published(row, column).value
+            known = published_of(row, column).value
             place = {"schedule": row["schedule"], "model": row["model"], "number": column}
             found.append(place | {"simulated": value, "published": known, "is equal": _are_equal(value, known)})
     return pd.DataFrame(found)
@@ -108,7 +108,7 @@ def _are_equal(value: float, known: float) -> bool:
 
 def num_equal(row: dict) -> tuple[int, int]:
     """Numbers of a cell that agree to all printed decimals, and all of them."""
-    pairs = [(value, _published(row, column).value) for column, value in cell_numbers(row).items()]
+    pairs = [(value, published_of(row, column).value) for column, value in cell_numbers(row).items()]
     return sum(_are_equal(value, known) for value, known in pairs), len(pairs)
 
 
@@ -117,7 +117,8 @@ def answer(rows: list[dict]) -> str:
     return f"{whole} of {len(rows)} cells agree in every number."
 
 
-def _published(row: dict, column: str) -> Published:
+def published_of(row: dict, column: str) -> Published:
+    """The printed number of a record's cell."""
     scheduler = row["schedule"].replace("_", "-")
     return look_up("bubble", column, scheduler=scheduler, model=PUBLISHED_MODELS[row["model"]])
 
@@ -128,7 +129,7 @@ def _tabulate(rows: list[dict]) -> Table:
         equal, total = num_equal(row)
         shown = row | {"equal": Cell(equal, f"{equal} of {total}", (row["run_id"],))}
         for column, value in cell_numbers(row).items():
-            known = _published(row, column)
+            known = published_of(row, column)
             shown |= {column: value, f"{column}_known": known.value, f"{column}_in": known.source}
         found.append(shown)
     return declared_table("published_cells", found)

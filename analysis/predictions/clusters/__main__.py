@@ -5,19 +5,24 @@ import sys
 from analysis.predictions import tables
 from analysis.predictions.clusters import fit, holdout, league, memory_holdout, writing
 
-# Command -> the file, its rows, and who says them on a page, and how.
+# Command -> the file and its rows.
 _MADE = {
-    "fit": (fit.FILE, fit.rows, None, None),
-    "holdout": (holdout.FILE, holdout.rows, None, None),
+    "fit": (fit.FILE, fit.rows),
+    "holdout": (holdout.FILE, holdout.rows),
+    "memory": (memory_holdout.FILE, memory_holdout.rows),
+    "predict": (writing.FILE, writing.predictions),
+    "league": (league.FILE, league.table),
+    "outcomes": (writing.OUTCOMES_FILE, writing.rows),
+}
+# Command -> the page that has a table of it, the marks it stands between, and how it is said there.
+_TOLD = {
     "memory": (
-        memory_holdout.FILE,
-        memory_holdout.rows,
+        memory_holdout.PAGE,
         memory_holdout,
         lambda rows: memory_holdout.table_text(memory_holdout.summaries(rows)),
     ),
-    "predict": (writing.FILE, writing.predictions, None, None),
-    "league": (league.FILE, league.table, league, league.table_text),
-    "outcomes": (writing.OUTCOMES_FILE, writing.rows, writing, lambda _: writing.table_text(writing.summary())),
+    "league": (writing.PAGE, league, league.table_text),
+    "outcomes": (writing.PAGE, writing, lambda _: writing.table_text(writing.summary())),
 }
 
 
@@ -26,10 +31,11 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1 or argv[0] not in _MADE:
         print(f"one of: {', '.join(_MADE)}", file=sys.stderr)
         return 2
-    file, make, page, text = _MADE[argv[0]]
+    file, make = _MADE[argv[0]]
     rows = list(make())
-    if page is not None and text is not None:
-        tables.put(page.PAGE, page.BEGIN, text(rows), page.END)
+    if argv[0] in _TOLD:
+        page, marks, text = _TOLD[argv[0]]
+        tables.put(page, marks.BEGIN, text(rows), marks.END)
     print(f"{argv[0]}: {tables.write(file, rows)} rows", file=sys.stderr)
     return 0
 

@@ -107,11 +107,7 @@ def parameters_of(problem: Problem, known: Mapping[str, Mapping[str, float]]) ->
 def fit(
     problem: Problem, cases: Sequence[Case], known: Mapping[str, Mapping[str, float]], iterations: int = 12
 ) -> Fitted:
-    """The constants of a problem from its cases.
-
-    Args:
-        known: constants of frameworks that were fitted before.
-    """
+    """The constants of a problem from its cases; `known` are those of frameworks that were fitted before."""
     parameters = parameters_of(problem, known)
     chosen = [case for case in cases if case.fits and case.step_time_s and case.job]
     earlier = known.get(problem.prior_from, {})
@@ -215,11 +211,7 @@ NOT_INHERITED = frozenset({"inter", "step_s", "session", "jitter", "broadcast_s"
 
 
 def fits(leave_out: frozenset[str] = frozenset()) -> dict[str, Fitted]:
-    """Every problem's fit, by name.
-
-    Args:
-        leave_out: ids of rows that are not to be seen.
-    """
+    """Every problem's fit, by name, without the rows of some ids."""
     known: dict[str, dict[str, float]] = {}
     found = {}
     for problem in PROBLEMS:

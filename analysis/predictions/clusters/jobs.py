@@ -8,7 +8,6 @@ the one that stands in brackets there with a `b` behind its id.
 These runs are no jobs of a mesh; what is said of them follows from a few counts, and constants that name their rows.
 """
 
-import csv
 import json
 import re
 from collections import defaultdict
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from analysis.predictions import tables
 from analysis.predictions.clusters.case import Case, Row, Said, number
 from rpbench.cost.hardware.device import names
 from rpbench.cost.hardware.machine import machine
@@ -161,9 +161,8 @@ def cases_of_row(row: Row) -> list[Case]:
 def _rows(name: str) -> Mapping[str, list[Row]]:
     """The rows of a set without their empty cells, by the id of the published row."""
     found = defaultdict(list)
-    with (FOLDER / f"{name}.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            found[row["id"].rstrip("b")].append({column: cell for column, cell in row.items() if cell})
+    for row in tables.read(name, FOLDER):
+        found[row["id"].rstrip("b")].append({column: cell for column, cell in row.items() if cell})
     return found
 
 

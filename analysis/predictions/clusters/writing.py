@@ -6,7 +6,6 @@ Errors are predicted / measured - 1; pairs are of one model and device, more tha
 `docs/second_round.md`; the sealed table itself stays as it was committed.
 """
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -115,7 +114,7 @@ def predictions() -> Iterable[dict[str, str]]:
 
 def orders() -> Iterable[dict[str, str]]:
     """Rows that are about orders alone, from their own tables: iterations of known stages, and relative paces."""
-    stages = {row["id"]: row for row in csv.DictReader((FILE.parent / "vocab_stage_times.csv").open(newline=""))}
+    stages = {row["id"]: row for row in tables.read("vocab_stage_times")}
     for row in rows_of("challenge", "vocab_stage_times"):
         known, tokens = stages[row["id"]], int(row["micro_batch"]) * int(row["num_microbatches"]) * int(row["seq"])
         low, step, high = (float(known[f"iteration_ms{end}"]) / 1e3 for end in ("_low", "", "_high"))

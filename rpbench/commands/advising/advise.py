@@ -16,14 +16,7 @@ from rpbench.advice.unequal import with_lengths
 from rpbench.commands.advising import advise_questions as questions
 from rpbench.commands.advising.advise_around import NOTE, advise_nodes, around, lengths_asked, timed_again
 from rpbench.commands.advising.advise_table import table
-from rpbench.commands.advising.advise_words import (
-    Asked,
-    count_in,
-    framework_in,
-    read_asked,
-    schedules_in,
-    seq_len_in,
-)
+from rpbench.commands.advising.advise_words import Asked, count_in, framework_in, read_asked, schedules_in, seq_len_in
 from rpbench.commands.recorded.explain import print_explanation
 from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import options_of
@@ -49,11 +42,7 @@ SECONDS = 10.0  # of each processor, for the searches; to start, and to tell wha
 
 
 def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = False) -> dict[str, Any]:
-    """The advice as JSON-ready data; its table goes to `people`.
-
-    Args:
-        with_around: also the rows at other settings, `around`, for a page.
-    """
+    """The advice as JSON-ready data, its table for `people`; for a page with the rows at other settings, `around`."""
     asked = read_asked(arguments)
     question = questions.question_of(asked.own)
     found, _, _ = _machine(asked), schedules_in(asked), framework_in(asked)
@@ -134,10 +123,8 @@ def _limits(model: Architecture, cluster: Machine, asked: Asked, question: str, 
 
 
 def plan_meshes(arguments: Sequence[str]) -> dict[str, Any]:
-    """`plan mesh=search`: the fastest meshes of a model on nodes, as JSON-ready data.
-
-    Raises:
-        ValueError: as of `advise_on`, and for a machine with unknown links.
+    """`plan mesh=search`: the fastest meshes of a model on nodes, as JSON-ready data; ValueError as of `advise_on`, and
+    for a machine with unknown links.
     """
     asked = read_asked(arguments)
     if question := questions.question_of(asked.own):

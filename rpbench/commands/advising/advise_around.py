@@ -45,10 +45,7 @@ CHANGED = {
 
 
 def around(
-    answer: Mapping[str, Any],
-    plans: Sequence[Tuned | Job],
-    machine: Machine,
-    terms_on: Callable[[Machine], Any],
+    answer: Mapping[str, Any], plans: Sequence[Tuned | Job], machine: Machine, terms_on: Callable[[Machine], Any]
 ) -> dict[str, Any] | None:
     """The rows of an answer at other microbatch sizes, recomputation and numbers of devices, as a page holds them.
 
@@ -122,10 +119,8 @@ PASS_ON = ("tokens_per_s_low", "tokens_per_s_high", "tokens_per_day")  # what is
 def lengths_asked(
     own: Mapping[str, str], model: Architecture, machine: Machine, question: str | None
 ) -> tuple[int, ...]:
-    """Tokens of every sequence of a step, of a file or as typed; none where all are as long as the model's.
-
-    Raises:
-        ConfigError: as of `workload.lengths`, or where microbatches are all alike.
+    """Tokens of every sequence of a step, of a file or as typed; none where all are as long as the model's. Raises
+    ConfigError as of `workload.lengths`, or where microbatches are all alike.
     """
     if "lengths" not in own:
         return ()

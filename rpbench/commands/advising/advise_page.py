@@ -21,14 +21,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#999999", "#5
 
 
 def write_page(answer: Mapping[str, Any], around: Mapping[str, Any] | None = None, path: Path = PAGE) -> Path:
-    """Write the page of an answer.
-
-    Args:
-        around: its rows at other settings (`rpbench.commands.advising.advise_around`).
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write the page of an answer and its rows at other settings (`advise_around`); OSError if it cannot be written."""
     write_atomically(path, page(answer, around))
     return path
 

@@ -106,11 +106,7 @@ HOURS_A_DAY = 24.0
 
 
 def question_of(own: Mapping[str, str]) -> str | None:
-    """The question among the words; None for plain advice.
-
-    Raises:
-        ConfigError: for two at once, or a value that cannot be.
-    """
+    """The question among the words, None for plain advice; ConfigError for two at once, or a value that cannot be."""
     asked = [name for name in QUESTIONS if name in own and own[name] != "no"]
     if len(asked) > 1:
         raise ConfigError(f"{asked[0]}= and {asked[1]}=: one question at a time; leave one out")
@@ -128,11 +124,7 @@ def question_of(own: Mapping[str, str]) -> str | None:
 
 
 def compared(own: Mapping[str, str]) -> tuple[str, str]:
-    """The schedules of `compare=A,B`.
-
-    Raises:
-        ConfigError: for other than two names.
-    """
+    """The schedules of `compare=A,B`; ConfigError for other than two names."""
     names = [ALSO.get(name, name) for name in own["compare"].split(",")]
     if len(names) != 2 or "" in names or names[0] == names[1]:
         raise ConfigError(f"compare={own['compare']}: two schedules with a comma between, as in compare=fsdp,roundpipe")
@@ -147,11 +139,7 @@ def compared(own: Mapping[str, str]) -> tuple[str, str]:
 
 
 def mesh_spaces(names: tuple[str, str], space: Space) -> list[Space]:
-    """The space of a search over meshes for each of two compared schedules.
-
-    Raises:
-        ConfigError: for a schedule that it does not have.
-    """
+    """The space of a mesh search for each of two compared schedules; ConfigError for one that it does not have."""
     found = []
     for name in names:
         if name == "zero_3":
@@ -288,10 +276,8 @@ def fewest_devices(machine: Machine, ask: Callable[[Machine], dict[str, Any]]) -
 
 
 def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dict[str, Any]]) -> dict[str, Any]:
-    """Days and dollars of the tokens on a few numbers of devices, and the cheapest in time.
-
-    Raises:
-        ConfigError: where the price of a device is unknown.
+    """Days and dollars of the tokens on a few numbers of devices, and the cheapest in time; ConfigError where the price
+    of a device is unknown.
     """
     days, tokens = positive("deadline_days", own["deadline_days"]), positive("tokens", own["tokens"])
     if "usd_per_device_hour" in own:
@@ -304,13 +290,13 @@ def rents(machine: Machine, own: Mapping[str, str], ask: Callable[[Machine], dic
     rows: list[dict[str, Any]] = []
     answers: dict[int, dict[str, Any]] = {}
     for count in counts:
+        why = "nothing fits"
         try:
             answer = ask(machine.with_devices(count))
         except ValueError as error:
-            rows.append({"num_devices": count, "days": None, "usd": None, "why": str(error)})
-            continue
+            answer, why = {"ranking": []}, str(error)
         if not answer["ranking"]:
-            rows.append({"num_devices": count, "days": None, "usd": None, "why": "nothing fits"})
+            rows.append({"num_devices": count, "days": None, "usd": None, "why": why})
             continue
         answers[count], first = answer, answer["ranking"][0]
         needs = tokens / first["tokens_per_day"]
@@ -343,11 +329,7 @@ def question_lines(answer: Mapping[str, Any]) -> list[str]:
 
 
 def smallest_change(misfits: Sequence[Misfit], terms: Terms, seconds: float) -> dict[str, Any]:
-    """The least memory that makes something fit, as a sentence and as data.
-
-    Args:
-        seconds: of the whole advice.
-    """
+    """The least memory that makes something fit, as a sentence and as data; `seconds` are of the whole advice."""
     found = least_more(misfits, terms, CHANGING * seconds)
     where = {"device_memory_bytes": "each device", "host_memory_bytes": "the host"}
     told = "; or ".join(

@@ -23,11 +23,7 @@ _LEAST_STEPS = 3  # after the first, which finds nothing warm
 
 
 def noises(rows: Sequence[Record], key: str, groups: Sequence[object]) -> list[Interval | None]:
-    """Run -> where a metric would lie were it taken again; None where nothing tells.
-
-    Args:
-        groups: run -> what it is a run of; those of one group are repetitions.
-    """
+    """Run -> where a metric would lie were it taken again, None where nothing tells; a group's runs are repetitions."""
     own = [interval(row, key) for row in rows]
     found = []
     for group, each, row in zip(groups, own, rows, strict=True):
@@ -88,17 +84,8 @@ _REMARKS = {
 }
 _CLOCKS = "some runs count slots and others seconds: their times have no ratio"
 _METRICS = (
-    "step_time_s",
-    "makespan_s",
-    "tokens_per_s",
-    "bubble_makespan",
-    "bubble_span",
-    "bubble_over_ideal",
-    "fill_s",
-    "switch_s",
-    "drain_s",
-    "intra_s",
-    "comm_exposed_s",
+    *("step_time_s", "makespan_s", "tokens_per_s", "bubble_makespan", "bubble_span", "bubble_over_ideal"),
+    *("fill_s", "switch_s", "drain_s", "intra_s", "comm_exposed_s"),
 )
 
 
@@ -106,10 +93,8 @@ def compare_records(results: Path, names: list[str], people: TextIO) -> dict[str
     """Print a table of the named runs and return it: choices that differ, metrics, and each metric over the first.
 
     A difference from the first run is `beyond` the noise of the two, or `within` it, or nothing tells (`unknown`); runs
-    that differ in their seed alone are repetitions. A name is a run_id or the beginning of one.
-
-    Raises:
-        ValueError: if fewer than two runs are named, or a name fits none or several.
+    that differ in their seed alone are repetitions. A name is a run_id or the beginning of one. Raises ValueError if
+    fewer than two runs are named, or a name fits none or several.
     """
     if len(names) < 2:
         raise ValueError("compare needs two or more run ids, as in: python -m rpbench compare 3f9a 81c2")

@@ -37,11 +37,7 @@ MODES = ("simulate", "train", "predict")
 
 
 def side_of_record(row: Record) -> Side:
-    """The side of a record.
-
-    Raises:
-        ConfigError: for a record without a time, or of a mode that takes no step.
-    """
+    """The side of a record; ConfigError for a record without a time, or of a mode that takes no step."""
     name = f"run {row['run_id'][:8]}"
     if row["status"] != "ok":
         raise ConfigError(
@@ -115,11 +111,8 @@ def _notes(row: Record, request: Request) -> tuple[str, ...]:
 
 
 def side_of_number(row: Record, number: Number, settings: Mapping[str, str]) -> Side:
-    """A typed number of a run that is like a record but for some settings.
-
-    Raises:
-        ConfigError: for a setting that is not known, or a record that has no configuration.
-        ValueError: for a rate whose FLOPs or peak are not known.
+    """A typed number of a run that is like a record but for some settings; ConfigError for a setting that is not known,
+    or a record that has no configuration; ValueError for a rate whose FLOPs or peak are not known.
     """
     if "overrides" not in row:
         raise ConfigError(f"run {row['run_id'][:8]} says no choices that typed settings could stand beside")
@@ -204,8 +197,7 @@ def _unevenness(assembled: Assembled) -> float:
 def _replayed(row: Record, simulated: Mapping[str, float]) -> dict[str, float]:
     """Seconds of a measured step by cause: the same order with the processor time of its own actions.
 
-    Args:
-        simulated: seconds by cause at given costs, which say what part of the work is recomputation.
+    Seconds by cause at given costs, `simulated`, say what part of the work is recomputation.
     """
     makespan = row.get("replay_makespan_s") or row["makespan_s"]
     busy = row.get("replay_busy_s") or row["busy_s"]

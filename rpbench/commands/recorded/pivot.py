@@ -24,8 +24,9 @@ ASKED = {
 }
 # Choices that a table should say if runs of one cell differ in them.
 _CHOICES = (
-    *("schedule", "model", "cluster", "workload", "cost", "mode", "backend", "experiment", "partition", "dispatch"),
-    *("offload", "num_devices", "num_microbatches", "num_steps", "seed", "overrides"),
+    *record.NAMES,
+    *("experiment", "partition", "dispatch", "offload"),
+    *("num_devices", "num_microbatches", "num_steps", "seed", "overrides"),
 )
 
 
@@ -57,10 +58,8 @@ class Pivot:
 
 
 def pivot(arguments: Sequence[str], out: TextIO, err: TextIO) -> None:
-    """Write a pivot: for people to `err` and as lines of JSON to `out`, or in a format of documents to `out` or a file.
-
-    Raises:
-        ValueError: for an unknown option or format, a column that no record has, or a baseline that is no column.
+    """Write a pivot: for people to `err` and as lines of JSON to `out`, or in a format of documents to `out` or a file;
+    ValueError for an unknown option or format, a column that no record has, or a baseline that is no column.
     """
     options = options_of(arguments, ASKED)
     form, target = options["format"], options["out"]
@@ -81,11 +80,7 @@ def pivot(arguments: Sequence[str], out: TextIO, err: TextIO) -> None:
 
 
 def pivoted(options: dict[str, str]) -> Pivot:
-    """A metric by two choices, its median over what else varies; with a baseline, over that column's.
-
-    Raises:
-        ValueError: as of `pivot`.
-    """
+    """A metric by two choices, its median over what else varies; over a baseline's column; ValueError as of `pivot`."""
     frame = table(Path(options["results_dir"])).to_pandas(integer_object_nulls=True)
     row, column, value, baseline = (options[key] for key in ("rows", "columns", "value", "baseline"))
     for name in (row, column, value):

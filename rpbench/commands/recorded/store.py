@@ -9,7 +9,6 @@ change that it had, so that a run that was removed, added or written again is ne
 of a pack that was changed.
 """
 
-import csv
 import hashlib
 import io
 import json
@@ -44,16 +43,13 @@ _PRINTED = (
 )
 PACKS = "records-*.parquet"
 MOST_BYTES = 2**31  # of a pack
-# Times of day, and the machine: what differs between two undisturbed runs of one sweep.
-_PASSING = ("started_at", "git_commit", "hardware", "versions", "surroundings", "digest")
+
 _STAMP = ("file_ns", "file_bytes")  # columns of a pack that no record has
 
 
 def canonical(results: Path) -> list[Record]:
-    """Every sound record of a folder by run_id, without times of day and machine; what is nested as JSON text.
-
-    Raises:
-        ValueError: if there is none.
+    """Every sound record of a folder by run_id, without times of day and machine; what is nested as JSON text. Raises
+    ValueError if there is none.
     """
     rows = [_flat(row) for row in record.read_all(results)]
     _check_some(rows, results)
@@ -62,19 +58,13 @@ def canonical(results: Path) -> list[Record]:
 
 def table(results: Path) -> pa.Table:
     """The rows of `canonical` as a table, a column for every key; one of several kinds of values is a column of texts.
-
-    Raises:
-        ValueError: if there is none.
+    Raises ValueError if there is none.
     """
     return _table(results, _stamps(results))
 
 
 def pack(results: Path) -> tuple[Path, int]:
-    """Pack every sound record of a folder: the file, and how many they are. Earlier packs go.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Pack every sound record of a folder, ValueError if none: the file, and how many they are. Earlier packs go."""
     stamps = _stamps(results)  # before anything is read: what is written meanwhile is read again the next time
     found = _table(results, stamps)
     told = [stamps.get(run, (0, 0)) for run in found["run_id"].to_pylist()]
@@ -125,7 +115,7 @@ def _check_some(rows: Collection[Any], results: Path) -> None:
 
 
 def _flat(row: Record) -> Record:
-    kept = {key: value for key, value in sorted(row.items()) if key not in _PASSING}
+    kept = {key: value for key, value in sorted(row.items()) if key not in record.PASSING}
     nested = {k: json.dumps(v, sort_keys=True) for k, v in kept.items() if isinstance(v, (dict, list))}
     return {"run_id": kept.pop("run_id"), **kept, **nested}
 
@@ -178,9 +168,7 @@ def _digest(content: bytes) -> str:
 
 def export(arguments: Sequence[str], out: TextIO) -> None:
     """The canonical table on `out`, or in the file that `out=FILE` names; `columns=A,B` chooses and orders its columns.
-
-    Raises:
-        ValueError: for an unknown option, format or column, or Parquet without a file.
+    Raises ValueError for an unknown option, format or column, or Parquet without a file.
     """
     options = options_of(arguments, {"format": "csv", "columns": "", "results_dir": "results", "out": ""})
     form, target = options["format"], options["out"]
@@ -199,7 +187,12 @@ def export(arguments: Sequence[str], out: TextIO) -> None:
         return
     rows = canonical(results)
     names = _checked(chosen, columns_of(rows))
-    text = {"csv": _csv, "jsonl": _jsonl, "latex": _latex}[form](rows, names)
+    if form == "latex":
+        text = _latex(rows, names)
+    else:
+        kept = [{name: row.get(name) for name in names} for row in rows] if names else rows
+        lines = (json.dumps(row, sort_keys=not names, allow_nan=False) + "\n" for row in kept)
+        text = "".join(lines) if form == "jsonl" else record.as_csv(kept, names or columns_of(rows))
     if target:
         record.write_atomically(Path(target), text)
     else:
@@ -211,19 +204,6 @@ def _checked(chosen: Sequence[str], known: Sequence[str]) -> list[str]:
         if name not in known:
             raise ValueError(unknown_name("column", name, list(known)))
     return list(chosen)
-
-
-def _csv(rows: Sequence[Record], names: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names or columns_of(rows), extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _jsonl(rows: Sequence[Record], names: Sequence[str]) -> str:
-    kept = [{name: row.get(name) for name in names} for row in rows] if names else rows
-    return "".join(json.dumps(row, sort_keys=not names, allow_nan=False) + "\n" for row in kept)
 
 
 def _latex(rows: Sequence[Record], names: Sequence[str]) -> str:
@@ -245,10 +225,8 @@ def latex_table(lines: Sequence[Sequence[Any]]) -> str:
 def query(arguments: Sequence[str]) -> list[Record]:
     """The rows that an SQL query finds in the table `runs`; files and settings are out of its reach.
 
-    It may take a minute, or `seconds=`: one without an end would run for good.
-
-    Raises:
-        ValueError: for no query, one that DuckDB cannot read or that takes longer, or no DuckDB.
+    It may take a minute, or `seconds=`: one without an end would run for good. Raises ValueError for no query, one that
+    DuckDB cannot read or that takes longer, or no DuckDB.
     """
     words = [item for item in arguments if not item.startswith(("results_dir=", "seconds="))]
     if len(words) != 1:
@@ -289,10 +267,8 @@ def _interrupt(database: Any, seconds: float, ended: threading.Event) -> None:
 
 
 def compact(arguments: Sequence[str]) -> Record:
-    """Pack the records of a folder, so that they are read fast; where the pack is, and of how many.
-
-    Raises:
-        ValueError: for an unknown option, or a folder without a record.
+    """Pack the records of a folder, so that they are read fast; where the pack is, and of how many. Raises ValueError
+    for an unknown option, or a folder without a record.
     """
     results = Path(options_of(arguments, {"results_dir": "results"})["results_dir"])
     path, number = pack(results)
@@ -300,11 +276,7 @@ def compact(arguments: Sequence[str]) -> Record:
 
 
 def options_of(arguments: Sequence[str], known: dict[str, str]) -> dict[str, str]:
-    """Options as `key=value`, `--key=value` or `--key value`.
-
-    Raises:
-        ValueError: for one that is not known.
-    """
+    """Options as `key=value`, `--key=value` or `--key value`; ValueError for one that is not known."""
     options, waiting = dict(known), list(arguments)
     while waiting:
         key, equals, value = waiting.pop(0).partition("=")

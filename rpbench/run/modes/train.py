@@ -146,7 +146,9 @@ def check_request(request: Request, assembled: Assembled) -> None:
     check_compensation(assembled.schedule, settings.compensation, has_tied=assembled.model.tied)
     check_untied(assembled.schedule, has_tied=assembled.model.tied)
     check_momentum(settings.compensation, settings.optimizer)
-    check_host_memory(assembled.model, DTYPES[request.dtype], _num_copies(assembled.schedule))
+    shape, kinds = assembled.schedule.shape, assembled.schedule.kinds
+    keep_all = Kind.REDUCE_GRAD in kinds and Kind.UNSHARD not in kinds  # replicas step the weights by themselves
+    check_host_memory(assembled.model, DTYPES[request.dtype], shape.num_ranks if keep_all else 1)
 
 
 def _check_shares(model: Architecture, schedule: Schedule, backend: str) -> None:
@@ -391,8 +393,3 @@ def _check_checkpoint(request: Request, assembled: Assembled) -> None:
             "num_steps=2 or more, and a schedule that flushes or is one step stale"
         )
     check_save_to(request)
-
-
-def _num_copies(schedule: Schedule) -> int:
-    """Replicas that keep all of the weights and step them by themselves."""
-    return schedule.shape.num_ranks if Kind.REDUCE_GRAD in schedule.kinds and Kind.UNSHARD not in schedule.kinds else 1

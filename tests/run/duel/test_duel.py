@@ -195,7 +195,7 @@ def test_what_has_its_records_is_not_run_again_unless_one_failed(rows, folder, m
     def refuse(*_):
         raise AssertionError("ran again")
 
-    monkeypatch.setattr(duel_run, "_Duel", refuse)
+    monkeypatch.setattr(duel_run, "play_all", refuse)
     monkeypatch.setattr(duel_run, "contenders", lambda who: OURS)
     with pytest.raises(AssertionError):
         records(load([*SMALL, f"results_dir={folder}"]))

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Cell, Table, exhibit_of, label, ours, table
+from analysis.exhibits.exhibit import Table, declared_table, exhibit_of, wide
 from analysis.records import runs
 from analysis.records.experiments import Experiments, index, succeeded
 
@@ -20,7 +20,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     pool = index(pool, ("model", "round_size"), wanted, "dispatch")
     rows = pd.concat([rotation, pool])[["model", "round_size", "bubble_makespan", "makespan_s", "run_id"]]
     rows["bubble"] = (100 * rows.pop("bubble_makespan")).clip(lower=0)  # of nothing it may come out a hair below zero
-    return rows.reset_index(drop=True)
+    return rows.astype({"round_size": int}).reset_index(drop=True)
 
 
 def answer(data: pd.DataFrame) -> str:
@@ -30,23 +30,9 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    columns = (
-        "model",
-        "rotation, rounds of 8: bubble (%)",
-        *(f"dynamic, rounds of {size}: bubble (%)" for size in ROUNDS),
-        *(f"dynamic, rounds of {size}: speed-up over rotation" for size in ROUNDS),
-    )
-    found = data.set_index(["model", "round_size"]).to_dict("index")
-    return table(columns, (_row({size: found[model, size] for size in (0, *ROUNDS)}, model) for model in runs.MODELS))
-
-
-def _row(found: dict[int, dict], model: str) -> list[Cell]:
-    row = [label(style.model_name(model)), *(ours(run["bubble"], ".2f", run["run_id"]) for run in found.values())]
-    rotation = found[0]
-    for size in ROUNDS:
-        gain = rotation["makespan_s"] / found[size]["makespan_s"]
-        row.append(ours(gain, ".3f", (rotation["run_id"], found[size]["run_id"])))
-    return row
+    found = wide(data, ["model"], "round_size").loc[list(runs.MODELS)].reset_index()
+    gains = {f"gain_{size}": found["makespan_s_0"] / found[f"makespan_s_{size}"] for size in ROUNDS}
+    return declared_table("dispatch", found.assign(**gains))
 
 
 def draw(data: pd.DataFrame) -> Figure:

@@ -20,12 +20,10 @@ _TIED_PX = 12.0  # from here on a line ties a name to its point
 
 
 def name_points(axes: Axes, points: Sequence[tuple[float, float, str]], fontsize: float = 6.4) -> None:
-    """Write names beside points, the nearest free place first; a name that went far is tied to its point.
+    """Write names beside points (x, y in data coordinates), the nearest free place first; one that went far is tied to
+    its point.
 
     The layout of the figure is settled first, so all limits must be set before.
-
-    Args:
-        points: x, y in data coordinates, and the name.
     """
     figure = axes.get_figure(root=True)
     if figure is None:

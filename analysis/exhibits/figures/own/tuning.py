@@ -18,6 +18,7 @@ from analysis.exhibits.exhibit import (
     ours,
     table,
     theirs,
+    wide,
 )
 from analysis.records import runs
 from analysis.records.experiments import Experiments
@@ -161,34 +162,12 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """Bubbles of every schedule by cut; below, per model, the lead."""
-    columns = (
-        "model",
-        "schedule",
-        *(f"bubble, {style.PARTITIONS[cut].name} (%)" for cut in CUTS),
-        "bubble, search and recompute ahead (%)",
-        "bubble, search and one round (%)",
-        *(f"makespan, {cut} (s)" for cut in ("published", "search")),
-        "searched cut",
-    )
-    found = data.set_index(["model", "schedule", "cut"]).to_dict("index")
-    rows = [_row(found, model, name) for model in runs.models_of(data) for name in runs.schedules_of(data)]
-    return table(columns, rows)
-
-
-def _row(found: dict, model: str, schedule: str) -> list[Cell]:
-    def number(cut: str, what: str, form: str) -> Cell:
-        run = found.get((model, schedule, cut), {})
-        return ours(run.get(what), form, run.get("run_id", ()))
-
-    search = found[model, schedule, "search"]
-    return [
-        label(style.model_name(model)),
-        label(style.method_name(schedule)),
-        *(number(cut, "bubble", ".2f") for cut in (*CUTS, AHEAD, ONE_ROUND)),
-        *(number(cut, "makespan_s", ".4f") for cut in ("published", "search")),
-        cut_of(search),
-    ]
+    """Bubbles of every schedule by cut, and what the searched one is."""
+    cuts = data["cut"].replace({AHEAD: "ahead", ONE_ROUND: "one_round"})
+    found = wide(data.assign(cut=cuts), ["model", "schedule"], "cut")
+    rows = found.loc[list(product(runs.models_of(data), runs.schedules_of(data)))].reset_index().to_dict("records")
+    searched = ({name: row[f"{name}_search"] for name in ("partition_layers", "run_id")} for row in rows)
+    return declared_table("tuning", (row | {"cut": cut_of(own)} for row, own in zip(rows, searched, strict=True)))
 
 
 def _lead_table(data: pd.DataFrame) -> Table:

@@ -8,7 +8,7 @@ from matplotlib.patches import Patch
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Table, declared_table, exhibit_of
-from analysis.exhibits.tables.published_cells import cell_numbers
+from analysis.exhibits.tables.published_cells import cell_numbers, published_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, Published, look_up
@@ -36,13 +36,10 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 def _of_call(row: dict) -> list[dict]:
     percent = cell_numbers(row)
     parts = {part: percent[f"{part}_ratio_percent"] for part in PARTS}
-    name = PUBLISHED_MODELS[row["model"]]
-    scheduler = row["schedule"].replace("_", "-")
-    published = look_up("bubble", "bubble_ratio_percent", scheduler=scheduler, model=name)
-    total = 100 * row["bubble_makespan"]
+    published, total = published_of(row, "bubble_ratio_percent"), 100 * row["bubble_makespan"]
     if row["schedule"] != "roundpipe":
         return [_bar(row, row["schedule"], total, published, parts)]
-    label_only = look_up("async_bubble", "bubble_percent", model=name, kind="published")
+    label_only = look_up("async_bubble", "bubble_percent", model=PUBLISHED_MODELS[row["model"]], kind="published")
     kept = {"switch": parts["switch"], "intra": parts["intra"]}
     return [
         _bar(row, "roundpipe-sync", total, published, parts),

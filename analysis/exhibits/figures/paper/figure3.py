@@ -5,8 +5,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.exhibits import style
-from analysis.exhibits.exhibit import Table, exhibit_of, label, ours, table, theirs
+from analysis.exhibits.exhibit import Table, declared_table, exhibit_of, wide
 from analysis.exhibits.figures.paper.figure2 import CLUSTER
+from analysis.exhibits.tables.published_cells import published_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, look_up
@@ -24,11 +25,10 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def _bar(row: dict, bar: str, bubble: float) -> dict:
-    model = PUBLISHED_MODELS[row["model"]]
     if bar == "ideal":
-        published = look_up("figure3", "ideal_bubble_percent", model=model)
+        published = look_up("figure3", "ideal_bubble_percent", model=PUBLISHED_MODELS[row["model"]])
     else:
-        published = look_up("bubble", "bubble_ratio_percent", scheduler=bar.replace("_", "-"), model=model)
+        published = published_of(row, "bubble_ratio_percent")
     own = {"model": row["model"], "bar": bar, "bubble": bubble, "published": published.value}
     return own | {"source": published.source, "run_id": row["run_id"]}
 
@@ -44,21 +44,7 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    bars = ("ideal", *SCHEDULES)
-    names = ("ideal", *(style.method_name(schedule) for schedule in SCHEDULES))
-    columns = ["model", *(heading for name in names for heading in (f"{name} (%)", f"{name}, published (%)"))]
-    rows = []
-    for model in runs.models_of(data):
-        of_model = data[data["model"] == model].set_index("bar").to_dict("index")
-        row = [label(style.model_name(model))]
-        for bar in bars:
-            form = ".2f" if bar == "ideal" else ".4f"
-            row += [
-                ours(of_model[bar]["bubble"], form, of_model[bar]["run_id"]),
-                theirs(of_model[bar]["published"], form, of_model[bar]["source"]),
-            ]
-        rows.append(row)
-    return table(columns, rows)
+    return declared_table("figure3", wide(data, ["model"], "bar").loc[runs.models_of(data)].reset_index())
 
 
 def draw(data: pd.DataFrame) -> Figure:

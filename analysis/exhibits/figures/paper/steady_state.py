@@ -18,10 +18,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a model and N: `bubble`, `bubble_between_ends` and, where it was run, `bubble_causal`, with run_ids.
 
     In percent; `bubble` and `bubble_causal` are the records' `bubble_steady`. In the causal runs the fused stage's
-    forward waits for its input.
-
-    Raises:
-        MissingRuns: if a run behind it is not there; the causal ones may be missing.
+    forward waits for its input. Raises MissingRuns if a run behind it is not there; the causal ones may be missing.
     """
     found = runs.of_models(experiments, "steady_state", num_microbatches=COUNTS)
     rows = found[["model", "num_microbatches", "run_id"]].reset_index(drop=True)

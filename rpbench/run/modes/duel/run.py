@@ -15,7 +15,7 @@ from rpbench.plan.whole import WholePlan
 from rpbench.records import record
 from rpbench.records.record import Record
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, Contender, contenders, is_reference
-from rpbench.run.modes.duel.plans import Raced, chosen, complete, make_plans, plans_text, run_off, told
+from rpbench.run.modes.duel.plans import chosen, complete, make_plans, plans_text, run_off, told
 from rpbench.run.modes.duel.starts import Job, check_parity, planned_job, start_apart, without
 from rpbench.run.modes.duel.summary import Survey, emulated_makespans, lines, summary
 from rpbench.run.modes.duel.verdict import Started, plan_fields, timed_fields
@@ -98,69 +98,62 @@ def play_all(
 
 
 def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str]) -> list[Record]:
+    assert isinstance(request.mode, Duel)
     with one_thread():
         times, shortlists = make_plans(request, entrants)
     raced = run_off(request, entrants, shortlists, start_apart)
     plans = complete(entrants, {name: chosen(own).plan for name, own in raced.items()})
-    under_way = _Duel(request, planned_job(request, entrants, plans), plans, raced)
-    rows = under_way.rows(ids)
+    job = planned_job(request, entrants, plans)
+    survey = _surveyor(request, job) if request.mode.calibrate else None
+    for name, own in raced.items():
+        if len(own) > 1:
+            job.tell(told(name, own))
+
+    def opening(entrant: Contender) -> Fields:
+        num_raced = len(raced.get(entrant.plan_of or entrant.name, ()))
+        own = {"schedule": entrant.schedule, "dispatch": entrant.dispatch}
+        return own | plan_fields(plans[entrant.name], num_raced)
+
+    def timed(fit: Sequence[str], starts: Sequence[Started]) -> dict[str, Fields]:
+        emulated = emulated_makespans({name: plans[name] for name in fit})
+        return {
+            name: {"emulated_makespan_s": emulated[name], **_timed(request, plans[name], name, starts, survey)}
+            for name in fit
+        }
+
+    rows = play_all(request, job, ids, opening, timed, survey or (lambda: None))
     for row in rows:
         record.write_atomically(request.results_dir / row["run_id"] / PROFILE, to_text(times))
     write_all(request, rows, {})
     folder, found = request.results_dir / ids[BASE], summary(rows)
     record.write_atomically(folder / PLANS, plans_text(times, plans, raced))
-    if under_way.survey is not None:
-        record.write_atomically(folder / CLUSTER, under_way.survey.first_file())
+    if survey is not None:
+        record.write_atomically(folder / CLUSTER, survey.first_file())
     record.write_atomically(folder / SUMMARY, json.dumps(found, indent=1) + "\n")
-    under_way.job.tell("\n".join(lines(found)))
+    job.tell("\n".join(lines(found)))
     return rows
 
 
-class _Duel:
-    """A duel of contenders with plans, under way."""
+def _surveyor(request: Request, job: Job) -> Survey:
+    """Calibrates as many cores as there are devices; the tokens are those of the contenders."""
+    assert request.model is not None
 
-    def __init__(
-        self, request: Request, job: Job, plans: Mapping[str, WholePlan], raced: Mapping[str, Sequence[Raced]]
-    ) -> None:
-        assert isinstance(request.mode, Duel)
-        self._request, self.job, self._plans, self._raced = request, job, plans, raced
-        self.survey = self._surveyor() if request.mode.calibrate else None
+    def measure() -> Calibration:
+        job.tell("calibrating the machine")
+        return calibrate_cores(job.num_devices, lambda line: None)
 
-    def _surveyor(self) -> Survey:
-        """Calibrates as many cores as there are devices; the tokens are those of the contenders."""
-        model, num_devices = self._request.model, self.job.num_devices
-        assert model is not None
+    tokens = request.workload.microbatch_sequences * request.model.seq_len
+    return Survey(measure, request.model, tokens, job.num_devices)
 
-        def measure() -> Calibration:
-            self.job.tell("calibrating the machine")
-            return calibrate_cores(num_devices, lambda line: None)
 
-        return Survey(measure, model, self._request.workload.microbatch_sequences * model.seq_len, num_devices)
-
-    def rows(self, ids: Mapping[str, str]) -> list[Record]:
-        for name, plans in self._raced.items():
-            if len(plans) > 1:
-                self.job.tell(told(name, plans))
-        return play_all(self._request, self.job, ids, self._opening, self._timed, self.survey or (lambda: None))
-
-    def _opening(self, entrant: Contender) -> Fields:
-        num_raced = len(self._raced.get(entrant.plan_of or entrant.name, ()))
-        own = {"schedule": entrant.schedule, "dispatch": entrant.dispatch}
-        return own | plan_fields(self._plans[entrant.name], num_raced)
-
-    def _timed(self, fit: Sequence[str], starts: Sequence[Started]) -> dict[str, Fields]:
-        emulated = emulated_makespans({name: self._plans[name] for name in fit})
-        return {name: {"emulated_makespan_s": emulated[name], **self._timed_of(name, starts)} for name in fit}
-
-    def _timed_of(self, name: str, starts: Sequence[Started]) -> Fields:
-        request, plan = self._request, self._plans[name]
-        assert request.model is not None
-        tokens = request.num_microbatches * request.workload.microbatch_sequences * request.model.seq_len
-        fields = timed_fields(name, starts, plan.schedule.shape.num_steps)
-        busy = fields["cpu_s"] / (plan.schedule.shape.num_ranks * fields["replay_makespan_s"])
-        fields |= {"bubble_makespan": max(0.0, 1 - busy)}
-        fields |= {"tokens_per_step": tokens, "tokens_per_s": tokens / fields["step_time_s"]}
-        if self.survey is None:
-            return fields
-        fields["calibrated_makespans_s"] = self.survey.makespans(plan, waits=name != LIMIT)
-        return fields | {"calibration_foreign_cores": self.survey.foreign_cores}
+def _timed(request: Request, plan: WholePlan, name: str, starts: Sequence[Started], survey: Survey | None) -> Fields:
+    assert request.model is not None
+    tokens = request.num_microbatches * request.workload.microbatch_sequences * request.model.seq_len
+    fields = timed_fields(name, starts, plan.schedule.shape.num_steps)
+    busy = fields["cpu_s"] / (plan.schedule.shape.num_ranks * fields["replay_makespan_s"])
+    fields |= {"bubble_makespan": max(0.0, 1 - busy)}
+    fields |= {"tokens_per_step": tokens, "tokens_per_s": tokens / fields["step_time_s"]}
+    if survey is not None:
+        fields["calibrated_makespans_s"] = survey.makespans(plan, waits=name != LIMIT)
+        fields["calibration_foreign_cores"] = survey.foreign_cores
+    return fields

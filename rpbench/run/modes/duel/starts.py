@@ -47,16 +47,7 @@ from rpbench.run.allocator import is_tuned
 from rpbench.run.modes.duel.contenders import Contender, is_reference
 from rpbench.run.modes.duel.findings import find_starts
 from rpbench.run.modes.duel.runs import DECIMALS, MISSING
-from rpbench.run.modes.duel.teams import (
-    DIFFERENCES,
-    ON_DEVICE,
-    Absent,
-    EngineTeam,
-    Parity,
-    Sample,
-    Team,
-    TorchTeam,
-)
+from rpbench.run.modes.duel.teams import DIFFERENCES, ON_DEVICE, Absent, EngineTeam, Parity, Sample, Team, TorchTeam
 from rpbench.run.modes.duel.verdict import Rules, Started
 from rpbench.side_processes import side_processes
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
@@ -311,12 +302,7 @@ def play_start(job: Job) -> Started:
     with one_thread(), ExitStack() as stack:
         teams = dict(job.make_teams(job.entrants, stack))
         runs = play(
-            teams,
-            make_turn,
-            _budget_s(job),
-            is_enough,
-            lambda line: job.tell(f"order {job.order_seed}, {line}"),
-            lost,
+            teams, make_turn, _budget_s(job), is_enough, lambda line: job.tell(f"order {job.order_seed}, {line}"), lost
         )
     if lost and (job.families or len(lost) == len(names)):
         raise RuntimeError(f"{job.label}: " + "; ".join(f"{name}: {why}" for name, why in lost.items()))

@@ -94,9 +94,7 @@ class EngineTeam:
 
     def check(self, sequence_tokens: int) -> Parity:
         training = Training(
-            shortened(self._workload, sequence_tokens),
-            self.plan.schedule,
-            replace(self._settings, keep_gradients=True),
+            shortened(self._workload, sequence_tokens), self.plan.schedule, replace(self._settings, keep_gradients=True)
         )
         execute(training.program(self.plan.costs, real_time=True), training.handlers, self._backend)
         return verified(training)

@@ -189,11 +189,6 @@ class Finding:
     reason: str
     starts: tuple[StartFinding, ...]
 
-    @property
-    def excludes_one(self) -> bool:
-        """Whether its own interval does not contain 1, without correction for the rest of the table."""
-        return not self.low <= 1 <= self.high
-
 
 def find_start(found: Comparisons, rules: Rules) -> StartFinding:
     """The comparison of a contender in one start."""

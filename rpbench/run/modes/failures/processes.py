@@ -133,30 +133,29 @@ def _carried_out(plan: Plan, asked: Failures, assembled: Assembled, whole: Assem
             for each in found.returns
         ],
     }
-    return fields | _verdict(plan, difference, found.returns, simulated)
+    reason = _why_failed(plan, difference, found.returns, simulated)
+    return fields | ({"status": "failed", "reason": reason} if reason else {})
 
 
-def _verdict(plan: Plan, difference: float, found: Sequence[Return], simulated: Sequence[tuple[int, int]]) -> Fields:
-    """The status `failed`, with a reason, where weights or what was done again are not as they must be.
+def _why_failed(plan: Plan, difference: float, found: Sequence[Return], simulated: Sequence[tuple[int, int]]) -> str:
+    """Why weights or what was done again are not as they must be; empty where they are.
 
     How far others had come when a rank died is up to their clocks; the rank of the first stage knows it of itself.
     """
     if difference:
-        reason = f"weights differ by up to {difference:g} from those of training without failures, expected 0"
-        return {"status": "failed", "reason": reason}
+        return f"weights differ by up to {difference:g} from those of training without failures, expected 0"
     if len(found) != len(simulated):
-        return {"status": "failed", "reason": f"{len(found)} failures, {len(simulated)} were to come"}
+        return f"{len(found)} failures, {len(simulated)} were to come"
     for each, (steps, microbatches) in zip(found, simulated, strict=True):
         whole = each.lost_steps * plan.order.shape.num_microbatches
         again = each.lost_steps, whole + each.num_microbatches
         knows = each.ranks == plan.rank_of[:1]
         if again[0] != steps or (knows and again[1] != microbatches):
-            reason = (
+            return (
                 f"rank {each.ranks[0]} in step {each.step}: steps and microbatches done again {again}, simulated "
                 f"{(steps, microbatches)}"
             )
-            return {"status": "failed", "reason": reason}
-    return {}
+    return ""
 
 
 def undisturbed(plan: Plan, schedule: Schedule, costs: CostTable) -> Tensors:
