@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 
+import pandas as pd
+
 from analysis.claims.claim import Claim, Need, Record, bubble_percent, lead_of_last, over_fastest, runs, section, stated
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
@@ -134,7 +136,7 @@ def _contest_as_a_whole() -> Iterator[Claim]:
 def _gains(found: tuple[Record, ...]) -> list[float]:
     """Gains of the last round of restarts; of plans that a bound holds so close that none began, what it leaves."""
     fitting = [run for run in found if run["status"] == "ok"]
-    return [run["pace_gap"] if run.get("restart_gain") is None else run["restart_gain"] for run in fitting]
+    return [run["pace_gap"] if pd.isna(run.get("restart_gain")) else run["restart_gain"] for run in fitting]
 
 
 def _first(*found: Record) -> str:
