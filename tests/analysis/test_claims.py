@@ -14,6 +14,7 @@ from analysis.claims import Claim, Need, Verdict, all_claims, evaluate, judge, s
 from analysis.claims.catalogue import red_text
 from analysis.claims.claim import EVALUATED, KINDS
 from analysis.claims.expected import Expected
+from analysis.claims.own.regression import AS_ACCEPTED, compared, written
 from analysis.records.experiments import Experiments
 from analysis.records.published import Printed, printed, table
 
@@ -309,3 +310,14 @@ def test_a_lookup_that_fits_no_row_or_several_is_an_error() -> None:
         printed("bubble", "makespan_ms", scheduler="zigzag", model="llama-3.1-8b")
     with pytest.raises(LookupError, match="5 rows"):
         printed("bubble", "makespan_ms", scheduler="1f1b")
+
+
+def test_a_long_curve_is_held_by_its_first_half_and_the_median_of_its_second():
+    """A jump of a late method's loss is another one on another processor."""
+    curve = [5 - 0.1 * point for point in range(12)] + [3.3] * 12
+    with_a_jump, higher = [*curve[:19], 3.9, *curve[20:]], [*curve[:12], *[4.0] * 12]
+    long, expected = {"num_updates": 96}, {"loss_curve": written(curve)}
+    assert compared(long | {"loss_curve": with_a_jump}, expected) == AS_ACCEPTED
+    assert compared({"num_updates": 24, "loss_curve": with_a_jump}, expected) != AS_ACCEPTED
+    for other in ([*curve[:5], 5.5, *curve[6:]], higher, curve[:-1], [*curve[:-1], None]):
+        assert compared(long | {"loss_curve": other}, expected) != AS_ACCEPTED

@@ -8,6 +8,7 @@ run those that do not depend on the machine's pace - parity, counts, bytes - are
 from collections.abc import Iterator, Mapping
 from math import isclose
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from analysis.claims.claim import Claim, Need, Record, claim, section
@@ -18,7 +19,8 @@ from rpbench.yaml_file import read_keys
 AS_ACCEPTED = "as accepted"
 # Of a loss: another torch adds in another order, another processor in vectors of another width, and updates carry that
 # on. After 96 updates instruction sets of one machine differ by up to 6 %; `analysis/claims/own/turning.py` has what
-# holds.
+# holds. Where a late method's loss jumps, they differ by a fifth at that point (PipeMare: 3.91, 3.64, 3.19), and by
+# 1.3 % in the median of the second half, which is held in its place.
 _TRAINED, _TRAINED_LONG = 1e-3, 0.1
 _LONG = 48  # updates
 _LOSSES = ("loss", "loss_curve")
@@ -60,17 +62,32 @@ def claim_of(experiment: str, row: Mapping[str, str]) -> Claim:
 def compared(run: Record, declared: Mapping[str, str]) -> str:
     """`as accepted`, or the fields of a record that are not what they were, with both values."""
     differing = [
-        f"{name} {written(run.get(name))} for {text}"
-        for name, text in declared.items()
-        if not _same(run.get(name), text, _tolerance_of(name, run))
+        f"{name} {written(run.get(name))} for {text}" for name, text in declared.items() if not _holds(name, run, text)
     ]
     return "; ".join(differing) or AS_ACCEPTED
 
 
-def _tolerance_of(name: str, run: Record) -> float:
+def _holds(name: str, run: Record, text: str) -> bool:
+    value = run.get(name)
     if name not in _LOSSES:
-        return REL_TOLERANCE
-    return _TRAINED_LONG if (run.get("num_updates") or 0) > _LONG else _TRAINED
+        return _same(value, text, REL_TOLERANCE)
+    if (run.get("num_updates") or 0) <= _LONG:
+        return _same(value, text, _TRAINED)
+    if isinstance(value, list) and len(value) == len(_parts(text)) and all(isinstance(each, float) for each in value):
+        value, text = _settled(value), written(_settled(list(map(float, _parts(text)))))
+    return _same(value, text, _TRAINED_LONG)
+
+
+def _settled(curve: list[float]) -> list[float]:
+    """The first half of a curve, and the median of the second."""
+    half = len(curve) // 2
+    return [*curve[:half], median(curve[half:])]
+
+
+def _parts(text: str) -> list[str]:
+    """The values of a list, as `written` has it."""
+    count, times, repeated = text.partition("x")
+    return [repeated] * int(count) if times and count.isdigit() else text.split(";")
 
 
 def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
@@ -110,8 +127,7 @@ def written(value: Any) -> str:
 
 def _same(value: Any, text: str, rel_tolerance: float) -> bool:
     if isinstance(value, list):
-        count, times, repeated = text.partition("x")
-        parts = [repeated] * int(count) if times and count.isdigit() else text.split(";")
+        parts = _parts(text)
         same = (_same(item, part, rel_tolerance) for item, part in zip(value, parts, strict=False))
         return len(parts) == len(value) and all(same)
     if isinstance(value, bool) or not isinstance(value, int | float):
