@@ -180,7 +180,7 @@ def _rows(shape: Shape, costs: StageCosts, blocks: tuple[Block, ...], by_priorit
     return (_shorter(made, shape, costs, limit) if by_priority else made).rows
 
 
-# Cached: a partition search asks for the same blocks under many times.
+# Cached: a partition search asks for the same blocks under many times. `using` only says of what the rows are columns.
 
 
 @lru_cache(maxsize=8)

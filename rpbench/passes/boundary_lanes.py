@@ -24,6 +24,7 @@ from rpbench.ir.index import Index, Lane
 from rpbench.ir.schedule import Schedule, ScheduleError
 
 Placed = list[tuple[int, Action]]  # each after the number of the computation it follows
+Names = tuple[int, int, int]  # stage, microbatch and part of activations
 
 AHEAD = 2  # computations between the LOAD of an activation and its backward
 _READERS = (Kind.R, Kind.B, Kind.I, Kind.W)
@@ -47,6 +48,8 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
         leaving[hop.producer].append(hop.send)
         coming[hop.consumer].append(hop.receive)
     rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
+    marked = map(index.actions.__getitem__, index.marked)
+    stored = frozenset(_names(action) for action in marked if action.kind is Kind.STORE and action.object == "A")
     sends, receives = ("net", "compute") if direct else ("d2h", "h2d")
     for lane in index.lanes:
         if lane.name != "compute":
@@ -55,30 +58,31 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
         sent = [(number, send) for number in numbers for send in leaving.get(number, ())]
         received = [(number - 1, receive) for number in numbers for receive in coming.get(number, ())]
         if sent:
-            links[sends] = _merged(sent, links.get(sends, []), index, lane)
+            links[sends] = _merged(sent, _placed(links.get(sends, []), index, lane, stored))
         if direct:
             links["compute"] = [
                 action for number in numbers for action in (*coming.get(number, ()), index.actions[number])
             ]
         elif received:
-            links[receives] = _merged(received, links.get(receives, []), index, lane)
+            links[receives] = _merged(received, _placed(links.get(receives, []), index, lane, stored))
     return replace(schedule, rows=tuple({name: tuple(row) for name, row in lanes.items()} for lanes in rows))
 
 
-def _merged(boundaries: Placed, row: list[Action], index: Index, lane: Lane) -> list[Action]:
+def _merged(boundaries: Placed, others: Placed) -> list[Action]:
     """Boundary tensors among other transfers of a link; after the same computation they go first: they are small."""
-    return [action for _, action in sorted([*boundaries, *_placed(row, index, lane)], key=lambda item: item[0])]
+    return [action for _, action in sorted([*boundaries, *others], key=lambda item: item[0])]
 
 
-def _placed(row: list[Action], index: Index, lane: Lane) -> Placed:
+def _placed(row: list[Action], index: Index, lane: Lane, stored: frozenset[Names]) -> Placed:
     """Transfers that a link of a device has already, in their order, each with the action before it.
+
+    Args:
+        stored: activations that leave their device.
 
     Raises:
         ScheduleError: if it is neither a sum of gradients nor an activation that moves.
     """
-    placed, version = Placed(), Counter[int]()
-    marked = map(index.actions.__getitem__, index.marked)
-    away = {_names(action) for action in marked if action.kind is Kind.STORE and action.object == "A"}
+    placed, version, away = Placed(), Counter[int](), set(stored)
     for action in row:
         if action.kind is Kind.REDUCE_GRAD:
             version[action.stage] += 1
@@ -100,12 +104,12 @@ def _last_gradient(action: Action, version: int, index: Index, lane: Lane) -> in
     return max(own, default=None)
 
 
-def _names(action: Action) -> tuple[int, int, int]:
-    """The stage, microbatch and part whose activations it moves."""
+def _names(action: Action) -> Names:
+    """The activations that an action moves."""
     return action.stage, action.microbatch or 0, action.part
 
 
-def _beside_activation(action: Action, away: set[tuple[int, int, int]], index: Index, lane: Lane) -> int | None:
+def _beside_activation(action: Action, away: set[Names], index: Index, lane: Lane) -> int | None:
     """The action that a STORE:A, LOAD:A or FREE:A follows; None for any other kind.
 
     A STORE:A and its FREE:A follow the forward; a LOAD:A stands shortly before the backward, its FREE:A after that, and
