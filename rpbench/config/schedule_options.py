@@ -8,6 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from rpbench.config.errors import ConfigError
 from rpbench.registry import Entry
 
+_LARGEST = 10**6  # whole numbers of an option count steps, stages or slots of a table
+
 _WORDS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -18,16 +20,19 @@ _WORDS: Mapping[Any, str] = {
 
 
 def check_options(entry: Entry, given: Mapping[str, Any]) -> None:
-    """Refuse an option's value of a kind that its generator does not take.
+    """Refuse an option's value of a kind that its generator does not take, and whole numbers beyond any table.
 
     Raises:
-        ConfigError: naming the kinds of values it takes.
+        ConfigError: naming the kinds of values it takes, or the largest number.
     """
     kinds = get_type_hints(inspect.unwrap(entry.generate)) if given else {}
     for name, value in given.items():
         if name in kinds and not _is_of_kind(value, kinds[name]):
             shown = str(value).replace(" ", "") if isinstance(value, list) else value
             raise ConfigError(f"schedule.{name}={shown}: {entry.name} takes {_kind_in_words(kinds[name])}")
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(number, int) and abs(number) > _LARGEST for number in numbers):
+            raise ConfigError(f"schedule.{name}={value!s:.40}: whole numbers are {_LARGEST:,} at most")
 
 
 def _is_of_kind(value: Any, kind: Any) -> bool:

@@ -54,7 +54,8 @@ def check_sizes(config: RunConfig, num_ranks: int) -> None:
     at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget")
     for name in ("num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget", "prefetch"):
         if (getattr(config, name) or 1) > _LARGEST:
-            raise ConfigError(f"{name}={getattr(config, name)}: at most {_LARGEST:,}; a schedule is a table in memory")
+            given = f"{name}={getattr(config, name)!s:.40}"
+            raise ConfigError(f"{given}: at most {_LARGEST:,}; a schedule is a table in memory")
     _check_table(config, num_ranks)
     if config.dtype not in DTYPES:
         raise ConfigError(f"dtype={config.dtype}: one of {', '.join(DTYPES)}")

@@ -98,12 +98,11 @@ def parse(text: str) -> Partition:
         other = tuple(int(count) for count in backward.removesuffix("*").split("-")) if bar else cut
     except ValueError:
         raise ValueError(
-            f"bad partition {text!r}: write layers per stage as 3-3-4, or forward|backward as 2-2|1-1-2-0*"
+            f"bad partition {text!r:.60}: write layers per stage as 3-3-4, or forward|backward as 2-2|1-1-2-0*"
         ) from None
-    found = Partition(cut, other, fused)
-    if found.num_layers > MOST_LAYERS:
-        raise ValueError(f"partition of {found.num_layers:.3g} layers: at most {MOST_LAYERS:,}")
-    return found
+    if max(sum(cut), sum(other)) > MOST_LAYERS:
+        raise ValueError(f"partition {text:.60}: layers: at most {MOST_LAYERS:,}; give its stages fewer")
+    return Partition(cut, other, fused)
 
 
 def symmetric(counts: tuple[int, ...]) -> Partition:

@@ -98,6 +98,8 @@ def update_of(policy: Policy, version: int) -> int:
 
 # --- policy selective ---
 
+_MOST_STEPS = 10**6  # as many as a run may have
+
 
 @dataclass(frozen=True)
 class LateRest:
@@ -178,8 +180,9 @@ def check_selective(policy: Policy, rule: LateRest | None) -> None:
 
 
 def _check_whole(name: str, value: object, least: int, what: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"schedule.{name}={value}: a whole number from {least}, {what}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST_STEPS:
+        rule = f"a whole number from {least}, at most {_MOST_STEPS:,}"
+        raise ValueError(f"schedule.{name}={value!r:.40}: {rule}: {what}")
 
 
 class Boundary(NamedTuple):

@@ -353,17 +353,17 @@ def _read_header(line: str, num_rows: int) -> Schedule:
     header = dict(pair.partition("=")[::2] for pair in line.removeprefix("# ").split())
     try:
         shape = Shape(
-            int(header["ranks"]),
-            int(header["stages"]),
-            int(header["microbatches"]),
-            int(header["backward_stages"]),
-            int(header["steps"]),
-            int(header["parts"]),
+            _whole("ranks", header["ranks"]),
+            _whole("stages", header["stages"]),
+            _whole("microbatches", header["microbatches"]),
+            _whole("backward_stages", header["backward_stages"]),
+            _whole("steps", header["steps"]),
+            _whole("parts", header["parts"]),
             header["fused"] == "1",
-            int(header.get("head_shards", 0)),
+            _whole("head_shards", header.get("head_shards", "0")),
             header.get("tensor_parallel") == "1",
-            int(header.get("outer_replicas", 1)),
-            int(header.get("keeps_every", 1)),
+            _whole("outer_replicas", header.get("outer_replicas", "1")),
+            _whole("keeps_every", header.get("keeps_every", "1")),
             header.get("sequence_parallel") == "1",
         )
         if shape.num_ranks > num_rows:
@@ -377,7 +377,7 @@ def _read_header(line: str, num_rows: int) -> Schedule:
             weights=_one_of(Weights, "weights", header["weights"]),
             placement=()
             if placement == "-"
-            else tuple(tuple(map(int, part.split("+"))) for part in placement.split(",")),
+            else tuple(tuple(_whole("placement", rank) for rank in part.split("+")) for part in placement.split(",")),
             late_rest=LateRest.parse(header["late_rest"]) if "late_rest" in header else None,
             on_ssd=header.get("on_ssd", ""),
         )
@@ -391,6 +391,12 @@ def _read_header(line: str, num_rows: int) -> Schedule:
     if _header(schedule) != line:
         raise ScheduleError(f"line 2: bad header: it is read as\n  {_header(schedule)}\nwrite it like that")
     return schedule
+
+
+def _whole(key: str, digits: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", digits):
+        raise ValueError(f"{key}={digits:.40}: a whole number of at most 9 digits")
+    return int(digits)
 
 
 def _one_of(known: type[Named], key: str, value: str) -> Named:

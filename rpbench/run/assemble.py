@@ -154,7 +154,10 @@ class Assembled:
 def assemble(request: Request) -> Assembled:
     """Everything a run needs, checked; raises ValueError for an impossible request, with nothing written by then."""
     if request.schedule.file is not None:
-        return _from_file(request, request.schedule.file)
+        try:
+            return _from_file(request, request.schedule.file)
+        except ScheduleError as error:
+            raise ScheduleError(f"schedule_file={request.schedule.file.path}: {error}") from None
     problem = pose(request)
     choice, profile = choose(request.partition, problem), None
     if request.cost.name == "profiled":  # of full-length sequences, even where shorter ones run: others can use them
@@ -367,6 +370,11 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
     _check_timed_tokens(request)
     ahead = bool(entry and entry.recompute_ahead) if cost.recompute_ahead is None else cost.recompute_ahead
     times = layer_times(request, request.model.num_layers if request.model else schedule.partition.num_layers)
+    if schedule.partition.num_layers != times.num_layers:
+        raise ConfigError(
+            f"schedule_file={file.path}: its stages hold {schedule.partition.num_layers} layers, and there are times "
+            f"of {times.num_layers}: name a partition of as many in its header, a layer a stage without one"
+        )
     own = times if entry is None else times_of_method(times, entry, schedule.shape.num_ranks, {})
     costs = own.table(
         schedule.partition,

@@ -20,6 +20,9 @@ weights=bound placement=- partition=-
 1/compute: 1F0 1B0 1F1 1B1
 """
 
+HUGE = 10**400
+WHOLE = ("ranks=2", " stages=2", "backward_stages=2", "microbatches=2", "steps=1", "parts=1", "placement=-")
+
 
 def rows(first: str, second: str = "1F0 1B0 1F1 1B1") -> str:
     header = "\n".join(ONE_F_ONE_B.splitlines()[:2])
@@ -74,7 +77,31 @@ def test_round_trip_is_exact(schedule):
         (ONE_F_ONE_B.replace("flush", "selective"), "line 2: .*policy selective with late_rest=None: .* take both"),
         (ONE_F_ONE_B.replace("partition=-", "partition=- late_rest=0.1"), "line 2: .*late_rest=0.1: five numbers"),
         (ONE_F_ONE_B.replace("partition=-", f"partition=1-{2**64}"), "line 2: .*layers: at most 1,000,000"),
+        (
+            ONE_F_ONE_B.replace("partition=-", f"partition=1-{HUGE}"),
+            r"line 2: .*1-1000.{,60} layers: at most 1,000,000",
+        ),
+        (ONE_F_ONE_B.replace("partition=-", f"partition=1-1|1-{HUGE}"), r"line 2: .* layers: at most 1,000,000"),
         (ONE_F_ONE_B.replace("partition=-", "partition=1-1-1"), "1-1-1 has 3 forward"),
+        *(
+            (ONE_F_ONE_B.replace(old, f"{old[:-1]}{HUGE}", 1), rf"{old[:-1].strip()}10{{39}}: .* at most 9 digits")
+            for old in WHOLE
+        ),
+        *(
+            (ONE_F_ONE_B.replace("partition=-", f"partition=- {key}={HUGE}"), rf"{key}=10{{39}}: .* at most 9 digits")
+            for key in ("head_shards", "outer_replicas", "keeps_every")
+        ),
+        *(
+            (
+                ONE_F_ONE_B.replace("partition=-", f"partition=- late_rest={rule}"),
+                rf"{key}=10{{39}}: .* at most 1,000,000: ",
+            )
+            for key, rule in (
+                ("update_interval", f"0.1/{HUGE}/0/1/0"),
+                ("select_interval", f"0.1/1/{HUGE}/1/0"),
+                ("num_warmup_steps", f"0.1/1/0/1/{HUGE}"),
+            )
+        ),
         (ONE_F_ONE_B.replace("1/compute", "2/compute"), "line 4.*device below 2"),
         (ONE_F_ONE_B.replace("1/compute", "²/compute"), "line 4.*device below 2"),
         (ONE_F_ONE_B.replace("1/compute", "1/gpu"), "line 4.*lane one of compute"),
@@ -86,6 +113,7 @@ def test_a_bad_file_is_refused_with_its_line(source, said):
     with pytest.raises(ScheduleError, match=said) as caught:
         from_text(source)
     assert len(str(caught.value).splitlines()) <= 8
+    assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(

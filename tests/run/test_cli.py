@@ -1,6 +1,7 @@
 """The command line, called in the process: what it prints, where, and with which exit status."""
 
 import json
+import re
 
 import pytest
 
@@ -267,6 +268,41 @@ def test_a_broken_schedule_file_is_refused_and_a_sound_one_runs(first, second, e
     path.write_text(SCHEDULE.format(header=HEADER, first="0F0 0B0", second="1F0 1B0"))
     status, (row,), _ = rpbench("schedule_file=order.txt")
     assert (status, row["schedule"], row["makespan_s"]) == (0, "mine", 6.0)
+
+
+@pytest.mark.parametrize(
+    "change, words, said",
+    [
+        (("0F0 0B0", "0F0 0F0 0B0"), (), "0F0 stands twice"),
+        (("0F0 0B0", "0B0 0F0"), (), "no rank can move"),
+        (("placement=-", "placement=0"), (), "placement lists 1 stages"),
+        (("microbatches=1", "microbatches=9"), (), "too few to run 9 microbatches"),
+        (("partition=-", "partition=1-1"), ("model=tiny_gpt",), "hold 2 layers, and there are times of 16"),
+        (("partition=-", "partition=1-1-1"), (), "line 2"),
+    ],
+)
+def test_whatever_is_wrong_with_a_schedule_file_names_it(change, words, said, rpbench, tmp_path):
+    text = SCHEDULE.format(header=HEADER, first="0F0 0B0", second="1F0 1B0")
+    (tmp_path / "order.txt").write_text(text.replace(*change))
+    status, rows, err = rpbench("schedule_file=order.txt", *words)
+    assert (status, rows) == (2, [])
+    assert re.search(rf"schedule_file=order\.txt: .*{said}", err), err
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ((f"partition=1-{10**400}",), "partition 1-10{57}: layers: at most 1,000,000"),
+        ((f"num_steps={10**400}",), "num_steps=10{39}: at most 1,000,000"),
+        (("schedule=vocab_parallel", f"schedule.slack={10**400}"), "schedule.slack=10{39}: .* 1,000,000 at most"),
+        (("schedule=seq1f1b", f"schedule.num_segments={10**400}"), "num_segments=10{39}: .* 1,000,000 at most"),
+        (("schedule=pipedream", f"schedule.replicas=[1,{10**400}]"), r"replicas=\[1, 10{35}: .* 1,000,000 at most"),
+    ],
+)
+def test_a_number_of_hundreds_of_digits_is_refused(words, said, rpbench):
+    status, rows, err = rpbench("num_devices=2", *words)
+    assert (status, rows) == (2, [])
+    assert re.search(said, err), err
 
 
 @pytest.mark.parametrize("name", ["order.txt", "order.csv"])
