@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rpbench.cost.hardware.machine import Machine, devices_named, machine
+from rpbench.cost.hardware.machine import Machine, devices_named, machine, machine_of
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "conf" / "cluster").glob("*.yaml"))
@@ -68,3 +68,18 @@ def test_so_many_devices_are_named_by_a_count_and_a_kind():
     assert found is not None
     assert (found["gpu"], found["num_devices"], found["name"]) == ("l40s", 4, "4x_l40s")
     assert [devices_named(text) for text in ("dgx_h100", "x_l40s", "04x_l40s", "4y_l40s")] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("measured", 0.5),
+        ("declared", [1]),
+        ("declared", "ab"),
+        ("host_to_device_bytes_per_s", "fast"),
+        ("host_to_device_bytes_per_s", 10**400),
+    ],
+)
+def test_a_value_that_others_follow_from_is_refused_by_its_own_key(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^cluster\.{key}="):
+        machine_of({"name": "mine", "gpu": "rtx4090", key: value})

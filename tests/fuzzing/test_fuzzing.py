@@ -79,6 +79,7 @@ FOUND = [
     ("profile", b'"backward": [', b'"backward": [[1], '),
     ("profile", b'"weight_grad": [', b'"weight_grad": [1.0, '),
     ("cluster file", b"declared:", b"measured: 0.5\nwas:"),
+    ("cluster file", b"declared:", b"measured: 0.5\ndeclared:"),
     ("record in compare", b'"fill_s": ', b'"fill_s": [], "was": '),
     ("record in compare", b'"fill_s": ', b'"fill_s": 1' + b"0" * 400 + b', "was": '),
     ("record in compare", b'"config": {', b'"config": null, "was": {'),

@@ -355,8 +355,9 @@ def machine_of(values: Mapping[str, Any]) -> Machine:
     given = {key: value for key, value in values.items() if value is not None}
     if "ssd" in given:
         given["ssd"] = ssds_named(str(given["ssd"]))
+    plain = Machine(**given | {"gpu": None})  # values are checked before others follow from them
     if "gpu" not in given:
-        return Machine(**given)
+        return plain
     own = device(str(given["gpu"]))
     found: dict[str, Any] = {name: value for name, (value, _) in _USUAL.items()}
     origins: dict[str, Any] = {name: row for name, (_, row) in _USUAL.items()}
@@ -366,7 +367,7 @@ def machine_of(values: Mapping[str, Any]) -> Machine:
         source = f"{COPIED_SHARE} of the nominal link"
         origins["copy_bytes_per_s"] = {"origin": "assumed", "within": 0.2, "source": source}
     origins |= own.origins() | dict(given.get("declared", {}))
-    figures = found.keys() | found.get("measured", {}).keys()
+    figures = found.keys() | plain.measured.keys()
     return Machine(**{**found, "declared": {name: row for name, row in origins.items() if name in figures}})
 
 
