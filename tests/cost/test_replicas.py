@@ -1,13 +1,20 @@
 """Bytes a parameter on a device and elements over the links, counted from actions, against the papers' tables."""
 
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpbench.cost.footprint.memory import classes_of
-from rpbench.cost.footprint.replicas import host_bytes
+from rpbench.cost.footprint.replicas import ReplicaShares, host_bytes
 from rpbench.cost.footprint.sizes import ModelBytes, model_bytes
 from rpbench.cost.transfers import moved_bytes
+from rpbench.ir.action import Action, Kind
+from rpbench.ir.analysis import analysed
+from rpbench.ir.checks.check import check
 from rpbench.ir.partition import split_evenly, symmetric
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.registry import entry
@@ -142,3 +149,20 @@ def test_six_all_reduces_a_layer_of_tensor_parallelism(n, stages, microbatches):
     parameters = model(60).total_parameters
     assert sum(holds[name] for name in STATES) == pytest.approx(16 * parameters / n, abs=3)
     assert holds["kept stage inputs"] == stages * sizes.boundary
+
+
+def test_a_round_waits_whole_where_a_stage_leaves_after_its_round_and_another_after_each_visit():
+    """ACCO, 2 microbatches a device and round: what stage 1 adds up goes out while the next round's gradients come."""
+    order = built("acco", 2, 2, each=2)
+    rows = [{lane: tuple(chain.from_iterable(map(after_each_visit, row))) for lane, row in own} for own in order.rows]
+    mixed = replace(order, rows=tuple(rows))
+    check(mixed)
+    shares = ReplicaShares(analysed(mixed))
+    for device in (0, 1):
+        assert [shares.of_gradients(device, stage) for stage in (0, 1)] == [Fraction(1, 2), 1]
+        assert max(moment.get(1, 0) for moment in shares.passing(device)) == 1
+
+
+def after_each_visit(action: Action) -> list[Action]:
+    """The sums of stage 0 twice, one for each of a round's two visits."""
+    return [action] * (2 if action.kind is Kind.REDUCE_GRAD and action.stage == 0 else 1)

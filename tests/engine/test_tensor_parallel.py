@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from rpbench.engine.shards import tensor_parallel
 from rpbench.engine.shards.collectives import Rank
 from rpbench.engine.shards.cut import joined
 from rpbench.engine.training import Settings, Training
-from rpbench.engine.verification import verified
+from rpbench.engine.verification import _beside_the_whole, verified
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.check import check
 from rpbench.ir.partition import symmetric
@@ -286,6 +287,27 @@ def test_a_checkpoint_is_of_the_model_not_of_its_shares():
     assert largest_relative_difference(onward.masters, there.masters) <= 1e-10
     back = state_after("megatron_tp", 1, 1, whole)
     assert largest_relative_difference(back.masters, there.masters) <= 1e-10
+
+
+@pytest.mark.parametrize(
+    "noted, of_whole, difference",
+    [
+        ({1: 3.0}, 2.0, 0.5),
+        ({1: 1.0}, 2.0, 0.5),
+        ({1: 0.25}, 0.0, 0.25),  # without gradients there is nothing to divide by
+        ({1: 0.0}, 0.0, 0.0),
+        ({2: 3.0}, 2.0, 0.0),  # of a step that was not verified
+    ],
+)
+def test_a_noted_norm_is_held_to_that_of_whole_layers(noted, of_whole, difference, monkeypatch):
+    gradients = {(0, "weight"): torch.full((1,), of_whole)}
+    monkeypatch.setattr("rpbench.engine.verification._whole_gradient", lambda *_: gradients)
+    training = SimpleNamespace(
+        optimizer=SimpleNamespace(gradient_norms=noted),
+        uncut=SimpleNamespace(owner_of={(0, "weight"): (0, "weight")}),
+    )
+    found = _beside_the_whole(training, [gradients], SimpleNamespace(begun_with=[{}]))
+    assert found == {"whole_grad_max_rel_diff": difference}
 
 
 # --- what is refused ---

@@ -14,9 +14,10 @@ from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes, mo
 from rpbench.ir.partition import symmetric
 from rpbench.plan import plan
 from rpbench.plan.contest.contender import Contender
+from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.evaluate import evaluate, graph_of
-from rpbench.plan.search import _space, _terms
+from rpbench.plan.search import _space, _terms, plan_search
 from rpbench.sim.batch import PlanBatch
 from rpbench.sim.graph import build_graph
 
@@ -66,6 +67,21 @@ def test_search_finds_the_optimum_of_small_cases(schedule, ranks, head):
     assert (every.sum(axis=1) == 10).all()
     best = PlanBatch(build_graph(problem.schedule(ranks, ranks)), problem.times).makespans(every, every).min()
     assert plan("search", problem).makespan == pytest.approx(best, rel=1e-9)
+
+
+def test_orders_that_are_of_one_cut_have_work_for_orders_of_their_own(monkeypatch):
+    """Orders of ZB-auto follow from times, and RoundPipe cuts forward and backward apart; 1F1B has one order."""
+    given, times = [], replace(uniform(4), input_grad=[1.0] * 4, weight_grad=[1.0] * 4)
+
+    def noted(work, *more):
+        given.append(work)
+        return Budget(work, *more)
+
+    monkeypatch.setattr("rpbench.plan.search.Budget", noted)
+    for name in ("zb_auto", "roundpipe", "1f1b"):
+        plan_search(small(name, times, 2), (), budget=1000)
+    by_times, cut_apart, one_order = given
+    assert by_times == cut_apart > 2 * one_order
 
 
 def test_numbers_of_chunks_are_free_unless_they_are_given():

@@ -63,6 +63,33 @@ def test_after_anothers_failure_a_rank_leaves_only_if_its_main_thread_does_not_c
     assert waited[::2] == [PERIOD_S] * 2
 
 
+def test_a_failure_is_told_to_all_ranks_before_their_last_words_are_waited_for(sentinel, monkeypatch):
+    found, _ = sentinel
+    board, told = {}, []
+    found._rank, found._set, found._place.pack = 2, board.__setitem__, lambda: b"here"
+    found._stop, found._verdict = SimpleNamespace(set=lambda: told.append("stopped")), lambda: "verdict"
+    monkeypatch.setattr(time, "sleep", lambda seconds: told.append((seconds, dict(board))))
+    assert found.failure(ValueError("so")) == "verdict"
+    waited = {"error/2": b"ValueError: so", "standing/2": b"here", "failed": b"1"}
+    assert told == [(LAST_WORDS_S, waited), "stopped"]
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_without_a_store_a_rank_ends_only_if_its_main_thread_does_not_come(sentinel, capsys, comes):
+    found, done = sentinel
+    waited = []
+    found._stop = SimpleNamespace(wait=lambda seconds: waited.append(seconds) or comes)
+
+    def gone():
+        raise dist.DistError("no store")
+
+    found._publish_and_look = gone
+    found._watch()
+    assert done == [1] * (not comes)
+    assert ("no store" in capsys.readouterr().err) is not comes
+    assert waited[0] > LAST_WORDS_S
+
+
 def test_the_evidence_is_who_is_gone_here_who_raised_and_who_says_nothing(sentinel):
     """Rank 0 raised, 1 is gone, 2 is silent elsewhere, 3 speaks, 4 has not come yet."""
     found, _ = sentinel
@@ -90,6 +117,21 @@ def test_a_ranks_state_has_the_moments_of_what_has_stepped():
         "model.0.a", "model.1.b", "model.2.c", "optimizer.state.0.a.exp_avg", "optimizer.state.2.c.step"
     }  # fmt: skip
     assert not any(tensor.requires_grad for tensor in named.values())
+
+
+def test_trained_parameters_are_named_by_module_and_each_is_in_one_optimizer(monkeypatch):
+    """Module 1 before module 10; what does not learn is left out; sharded ones have an optimizer of their own."""
+    layers = {"10": torch.nn.Linear(2, 1, bias=False), "1": torch.nn.Linear(1, 2)}
+    layers["1"].bias.requires_grad_(False)
+    sharded = layers["10"].weight
+    monkeypatch.setattr("rpbench.torch_runtime.processes.member.is_sharded", lambda parameter: parameter is sharded)
+    member = object.__new__(Member)
+    member.runtime = SimpleNamespace(_stage=SimpleNamespace(submod=SimpleNamespace(layers=layers)))
+    member.request = SimpleNamespace(optimizer={}, settings=lambda: SimpleNamespace(make=lambda own: own))
+    assert list(member.parameters) == [(1, "weight"), (10, "weight")]
+    assert member._make_optimizers() == [[sharded], [layers["1"].weight]]
+    member.request.optimizer = None
+    assert member._make_optimizers() == []
 
 
 def test_a_step_is_remembered_with_its_moments_its_ends_and_the_sum_of_its_losses(monkeypatch):
