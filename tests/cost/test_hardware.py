@@ -76,6 +76,7 @@ def test_so_many_devices_are_named_by_a_count_and_a_kind():
         ("measured", 0.5),
         ("declared", [1]),
         ("declared", "ab"),
+        ("published_name", float("inf")),
         ("host_to_device_bytes_per_s", "fast"),
         ("host_to_device_bytes_per_s", 10**400),
     ],

@@ -70,6 +70,7 @@ FOUND = [
     ("config.json", b'"num_hidden_layers": 16', b'"num_hidden_layers": 1e999'),
     ("cluster file", b"name: ", b"name: x\nname: "),
     ("cluster file", b"name: ", b"name: .inf # "),
+    ("cluster file", b"published_name: ", b"published_name: .inf # "),
     ("cluster file", b"transfer_latency_s: ", b"transfer_latency_s: 1" + b"0" * 400 + b" # "),
     ("record in tables", b'"offload": "none"', b'"offload": 1e308'),
     ("record in tables", b'"num_steps": 1', b'"num_steps": {"": {}}'),

@@ -147,6 +147,8 @@ class Machine:
         for name in _MAY_BE_0:
             if not (is_finite(value := getattr(self, name)) and value >= 0):
                 raise ValueError(f"cluster.{name}={value!r}: 0 or more")
+        if not isinstance(self.published_name, str | None):
+            raise ValueError(f"cluster.published_name={self.published_name!r:.80}: a paper's word for it, or null")
         self._check_mappings()
         for name in _SHARES:
             if (getattr(self, name) or 0) > 1:
