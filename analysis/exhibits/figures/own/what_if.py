@@ -56,7 +56,7 @@ def head_share(vocab: int) -> float:
 
 
 def numbers(experiments: Experiments, wanted: Map) -> pd.DataFrame:
-    """One row a point and system: `x`, `y`, `system`, `rate` (None where it does not fit), `run_id`."""
+    """One row a point and system: `x`, `y`, `system`, `rate` (NaN where it does not fit), `run_id`."""
     cells = experiments.cells(wanted.experiment)
     at = pd.DataFrame(map(wanted.read, cells["config"]), columns=["x", "y"], dtype=object, index=cells.index)
     rows = at.assign(system=cells["system"], rate=cells["tokens_per_s"].where(cells["status"] == "ok"))
