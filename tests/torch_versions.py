@@ -55,7 +55,6 @@ def differences(facts: Facts, schedules: str, stage: str) -> list[str]:
     found = {
         "has_waits": {"WAIT_SEND_F", "WAIT_SEND_B", "WAIT_REDUCE_GRAD"} <= set(_names(of_kinds)),
         "settings": tuple(_popped(runtime)),
-        "has_liveness": "analyze_pipeline_activation_liveness" in names,
     }
     wrong = [
         f"{name} is {value}, the facts have {getattr(facts, name)}"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -86,12 +86,9 @@ class Case:
         """The microbatches of a step."""
         return range(step * self.num_microbatches, (step + 1) * self.num_microbatches)
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_json(cls, text: str) -> "Case":
-        """The case `to_json` wrote.
+        """The case of a JSON object with its fields.
 
         Raises:
             ValueError: if it is none.

@@ -36,11 +36,7 @@ def _known(model: Mapping[str, Any], cluster: Machine, cost: CostConfig) -> bool
 
 
 def check_charge(charge: str, offload: str, entry: Entry, mode: Mode) -> None:
-    """Refuse what cannot be charged.
-
-    Raises:
-        ConfigError: for an unknown word, or a request without the transfers to charge.
-    """
+    """Refuse what cannot be charged."""
     if charge not in WORDS:
         raise ConfigError(f"charge={charge}: one of {', '.join(WORDS)}")
     if charge == "hops":

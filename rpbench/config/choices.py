@@ -72,11 +72,7 @@ def first_line(error: BaseException) -> str:
 
 
 def at_least_one(settings: object, prefix: str, *names: str) -> None:
-    """Refuse numbers below 1.
-
-    Raises:
-        ConfigError: naming the key and its value.
-    """
+    """Refuse numbers below 1."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and value < 1:

@@ -229,11 +229,7 @@ BROKEN_FILES = (YAMLError, OSError, RecursionError, TypeError, AttributeError, L
 
 @contextmanager
 def in_our_words(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn errors of Hydra inside the block into errors of the request.
-
-    Raises:
-        ConfigError: naming the key, name or file.
-    """
+    """Turn errors of Hydra inside the block into errors of the request."""
     try:
         yield
     except ConfigError:
@@ -309,11 +305,7 @@ _MOVED_KEYS = {
 
 
 def refuse_old_spellings(arguments: Sequence[str]) -> None:
-    """Refuse spellings of earlier versions, naming the present ones.
-
-    Raises:
-        ConfigError: for the first such word.
-    """
+    """Refuse spellings of earlier versions, naming the present ones."""
     for item in arguments:
         key, equals, value = item.lstrip("+~").partition("=")
         if not equals:

@@ -76,11 +76,7 @@ _EXAMPLE = "hydra: {sweeper: {params: {schedule: 'gpipe,1f1b'}}}"
 
 
 def check_own_files(groups: Sequence[str], overrides: Sequence[str]) -> None:
-    """Refuse a chosen file that is no mapping of keys, before Hydra reads it.
-
-    Raises:
-        ValueError: naming file and line.
-    """
+    """Refuse a chosen file that is no mapping of keys, before Hydra reads it."""
     for item in overrides:
         group, equals, names = item.lstrip("+").partition("=")
         for name in names.split(",") if equals and group in groups else ():
@@ -90,11 +86,7 @@ def check_own_files(groups: Sequence[str], overrides: Sequence[str]) -> None:
 
 
 def refuse_targets(overrides: Sequence[str]) -> None:
-    """Refuse a command line that names what Hydra would build.
-
-    Raises:
-        ConfigError: naming the word.
-    """
+    """Refuse a command line that names what Hydra would build."""
     for item in overrides:
         if "_target_" in item and item.lstrip("+~").startswith("hydra"):
             raise ConfigError(
@@ -103,11 +95,7 @@ def refuse_targets(overrides: Sequence[str]) -> None:
 
 
 def refuse_what_runs() -> None:
-    """Refuse folders with a file that says more to Hydra than what a sweep varies, or calls a resolver.
-
-    Raises:
-        ConfigError: naming the file and the key.
-    """
+    """Refuse folders with a file that says more to Hydra than what a sweep varies, or calls a resolver."""
     for path in own_yaml():
         try:
             content = read_bytes(path)

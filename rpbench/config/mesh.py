@@ -120,11 +120,7 @@ def mesh_choice(
 
 
 def _with_links(cluster: Machine) -> Machine:
-    """The machine, if its collectives can be timed.
-
-    Raises:
-        ValueError: if its links are unknown, with the way out.
-    """
+    """The machine, if its collectives can be timed."""
     if cluster.gpu is None and cluster.ring_bytes_per_s is None:
         raise ConfigError(
             f"cluster={cluster.name} has no measured collectives, and a mesh is made of them: run python -m rpbench "
@@ -134,11 +130,7 @@ def _with_links(cluster: Machine) -> Machine:
 
 
 def refuse_lora(model: Architecture | None) -> None:
-    """Refuse adapters, frozen layers and small moments, whose step under a mesh is not modelled.
-
-    Raises:
-        ConfigError: naming the model.
-    """
+    """Refuse adapters, frozen layers and small moments, whose step under a mesh is not modelled."""
     if model is not None and model.lora_rank is not None:
         raise ConfigError(f"model {model.name}: lora under a mesh is not modelled; take training_mode=full")
     if model is not None and (model.frozen_layers or model.optimizer_bits != 32):
@@ -177,11 +169,7 @@ def counted_cost(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def check_meshed(config: RunConfig, chosen: MeshChoice) -> None:
-    """Refuse what a mesh has no model of.
-
-    Raises:
-        ConfigError: naming the key, the rule and the way out.
-    """
+    """Refuse what a mesh has no model of."""
     if chosen.machine is None:  # a pipeline on one host
         return
     refused = {

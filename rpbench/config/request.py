@@ -199,16 +199,13 @@ def cluster_file(path: Path) -> Machine:
 
 
 def request_of(found: Composed) -> Request:
-    """The request of a composed configuration.
-
-    Raises:
-        ValueError: as of `load`.
-    """
+    """The request of a composed configuration; ValueError as of `load`."""
     config = found.node if isinstance(found.node, RunConfig) else typed(RunConfig, found.node)
     _check_names(found.choices)
     shape, notes = told_apart(config.model, found.choices.get("model"), found.overrides)
     check_name("cluster", config.cluster)
-    cluster, model = machine_of(config.cluster), _model(shape)
+    cluster = machine_of(config.cluster)
+    model = None if shape.get("name") == ABSTRACT else built(Architecture, "model", shape)
     software = _software(config)
     config, choices, mesh = _meshed(replace(config, model=shape), found, cluster, model, software)
     config = replace(config, num_devices=_num_devices(config, cluster))
@@ -344,20 +341,11 @@ def _schedule(config: RunConfig, choices: Mapping[str, str | None]) -> ScheduleC
 
 
 def _check_names(choices: Mapping[str, str | None]) -> None:
-    """Refuse an option that two files have.
-
-    Raises:
-        ValueError: naming both.
-    """
+    """Refuse an option that two files have."""
     for group, option in choices.items():
         found = None if option is None else file_of(group, option)
         if found is not None and group == "schedule" and option in registry.offered():
             raise ConfigError(f"schedule={option}: a generator and {found} have this name; rename yours")
-
-
-def _model(shape: Mapping[str, Any]) -> Architecture | None:
-    """The model; None for the one without a shape."""
-    return None if shape.get("name") == ABSTRACT else built(Architecture, "model", shape)
 
 
 def _software(config: RunConfig) -> "Software | None":
@@ -419,11 +407,7 @@ def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
 
 
 def _check_mode(request: Request) -> None:
-    """Refuse choices that do not fit the mode.
-
-    Raises:
-        ConfigError: naming what to write instead.
-    """
+    """Refuse choices that do not fit the mode."""
     mode, backend = request.mode, request.backend
     where = f"backend={backend.name}" if backend else f"mode={mode.name}"
     own_seconds = request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None)

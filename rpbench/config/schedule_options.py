@@ -20,11 +20,7 @@ _WORDS: Mapping[Any, str] = {
 
 
 def check_options(entry: Entry, given: Mapping[str, Any]) -> None:
-    """Refuse an option's value of a kind that its generator does not take, and whole numbers beyond any table.
-
-    Raises:
-        ConfigError: naming the kinds of values it takes, or the largest number.
-    """
+    """Refuse an option's value of a kind that its generator does not take, and whole numbers beyond any table."""
     kinds = get_type_hints(inspect.unwrap(entry.generate)) if given else {}
     for name, value in given.items():
         if name in kinds and not _is_of_kind(value, kinds[name]):

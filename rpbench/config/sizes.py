@@ -47,9 +47,6 @@ def check_sizes(config: RunConfig, num_ranks: int) -> None:
 
     Args:
         num_ranks: rows of the schedule; under a mesh there are fewer than devices.
-
-    Raises:
-        ConfigError: naming the key and what it may be.
     """
     at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget")
     for name in ("num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget", "prefetch"):
@@ -102,11 +99,7 @@ def cut_sequences(workload: WorkloadConfig, pieces: int) -> WorkloadConfig:
 def check_pieces(
     entry: Entry, mode: Mode, file: SourceFile | None, tuning_budget: int | None, profile: str | None
 ) -> None:
-    """Refuse what counts microbatches by itself: modes, files, searches and measured times.
-
-    Raises:
-        ConfigError: naming what to leave out.
-    """
+    """Refuse what counts microbatches by itself: modes, files, searches and measured times."""
     named = " ".join(f"schedule.{key}={str(value).lower()}" for key, value in (entry.halved or {}).items())
     if not isinstance(mode, Simulate | Train):
         raise ConfigError(f"{named} with mode={mode.name}: it has its own microbatches; leave one of both out")
@@ -177,9 +170,6 @@ def check_lengths(
 
     Args:
         others: choices that go with no lengths, by their words; nothing, where they were not made.
-
-    Raises:
-        ConfigError: with the number that is needed, or what to leave out.
     """
     if workload.lengths is None:
         return

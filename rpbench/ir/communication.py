@@ -61,8 +61,6 @@ def check_communication(index: Index, *, required: bool = False) -> None:
 
     Args:
         required: refuse a schedule without any; otherwise such a schedule is one that is not lowered yet.
-    Raises:
-        ScheduleError: naming the first action that is missing, misplaced or superfluous.
     """
     kinds = [kind for kind in (*SEND, *RECV) if index.holds(kind)]
     if not kinds and not required:
@@ -108,11 +106,7 @@ def _waiting_on_host(index: Index, numbers: set[int]) -> Iterator[int]:
 
 
 def check_pair_order(index: Index) -> None:
-    """Check that any two ranks receive tensors in the order they are sent; NCCL, for one, matches no names.
-
-    Raises:
-        ScheduleError: naming the first pair out of order.
-    """
+    """Check that any two ranks receive tensors in the order they are sent; NCCL, for one, matches no names."""
     sent: dict[tuple[object, object], list[int]] = {}
     received: dict[tuple[object, object], list[int]] = {}
     for number, action in enumerate(index.actions):

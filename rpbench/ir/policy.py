@@ -103,7 +103,7 @@ _MOST_STEPS = 10**6  # as many as a run may have
 
 @dataclass(frozen=True)
 class LateRest:
-    """Which columns devices step at once, and when the host steps the others.
+    """Which columns devices step at once, and when the host steps the others; ValueError for other values than these.
 
     Args:
         topk: the fraction of the columns that devices step, from 0 to 1.
@@ -111,9 +111,6 @@ class LateRest:
         select_interval: steps between choices of columns, a multiple of `update_interval`; 0: one choice.
         overlap: the host steps beside the next interval, and its result comes after that interval.
         num_warmup_steps: first steps, which the host makes for all columns and devices wait for.
-
-    Raises:
-        ValueError: for any other value.
     """
 
     topk: float

@@ -268,9 +268,6 @@ def check_one_stage(name: str, shape: Shape, other: str = "") -> None:
     Args:
         name: of the schedule.
         other: a schedule that takes several stages a rank.
-
-    Raises:
-        ValueError: unless there is one stage for each rank.
     """
     if shape.num_stages != shape.num_ranks:
         raise ValueError(

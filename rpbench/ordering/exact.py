@@ -360,7 +360,6 @@ def best_order(
     offload: bool = False,
     first: Sequence[Sequence[Kind]] | None = None,
     time_limit_s: float = 60,
-    num_workers: int = 1,
 ) -> Optimum:
     """The order with the shortest longest span, as far as it is found in time.
 
@@ -385,7 +384,7 @@ def best_order(
     if first is not None:
         order.hint(_starts(case, first))
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = num_workers
+    solver.parameters.num_workers = 1
     order.model.minimize(order.span)
     if not _solved(solver, order, time_limit_s):
         raise ValueError(f"no order was found in {time_limit_s} s; allow more time, or take a smaller case")

@@ -17,11 +17,7 @@ from rpbench.ir.waits.visits import Visit
 
 
 def check_slices(name: str, shape: Shape) -> None:
-    """Refuse a shape without one slice for each rank, or whose microbatches cannot be dealt evenly.
-
-    Raises:
-        ValueError: with the value, the rule and the way out.
-    """
+    """Refuse a shape without one slice for each rank, or whose microbatches cannot be dealt evenly."""
     p, m = shape.num_ranks, shape.num_microbatches
     if shape.num_stages != p:
         raise ValueError(

@@ -55,9 +55,6 @@ def check_nothing_leaves(schedule: Schedule, recompute: str, objects: Set[str]) 
     """Refuse to keep a graph whose weights leave the device before its backward: gathered shards, and what is moved.
 
     Costs and memory need no such rule: activations stay while weights come back for the backward.
-
-    Raises:
-        ValueError: with the rule and a way out.
     """
     moved = {action.object for _, _, row in schedule.items() for action in row if action.object}
     if Kind.UNSHARD in schedule.kinds or moved & objects:
@@ -65,11 +62,7 @@ def check_nothing_leaves(schedule: Schedule, recompute: str, objects: Set[str]) 
 
 
 def check_recompute(schedule: Schedule, recompute: Recompute) -> None:
-    """Refuse to keep what cannot stay where it is.
-
-    Raises:
-        ValueError: with the rule and a way out.
-    """
+    """Refuse to keep what cannot stay where it is."""
     keeps_whole_stages = recompute in ("none", "fitting")
     if recompute == "except_last" and not turns_at_once(schedule):
         raise ValueError(

@@ -101,11 +101,7 @@ def _less(graph: Graph, savings: dict[int, float], ratios: dict[int, float]) -> 
 
 
 def check_freezable(graph: Graph, costs: CostTable) -> None:
-    """Refuse a schedule whose backwards run together with forwards, one that is too large, and costs without halves.
-
-    Raises:
-        ScheduleError: with the rule and a way out.
-    """
+    """Refuse a schedule whose backwards run together with forwards, one that is too large, and costs without halves."""
     schedule = graph.schedule
     for kind in (Kind.FB, Kind.OVERLAP):
         if kind in schedule.kinds:

@@ -150,17 +150,17 @@ class TorchRequest:
         return hashlib.sha256((fields + self.lowered.digest).encode()).hexdigest()
 
 
-def make_request(schedule: Schedule, model: Architecture, *, check_device: bool = True, **fields: Any) -> TorchRequest:
-    """A request for a schedule and a model with other `fields` of `TorchRequest`, checked; a dry run needs no device.
+def make_request(schedule: Schedule, model: Architecture, **fields: Any) -> TorchRequest:
+    """A request for a schedule and a model with other `fields` of `TorchRequest`, checked.
 
     Raises ValueError for what torch's runtime cannot do, or would do wrong without saying so.
     """
     request = TorchRequest(to_text(schedule), asdict(model), **fields)
-    check_request(request, check_device=check_device)
+    check_request(request)
     return request
 
 
-def check_request(request: TorchRequest, *, check_device: bool = True) -> None:
+def check_request(request: TorchRequest) -> None:
     """Refuse what cannot be run, or would give wrong gradients without an error, before any process starts: a
     ValueError with value, rule and way out.
     """
@@ -175,8 +175,8 @@ def check_request(request: TorchRequest, *, check_device: bool = True) -> None:
         value = getattr(request, name)
         if value < 1:
             raise ValueError(f"{name}={value}: at least 1")
-    if check_device and request.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device=cuda: torch sees no CUDA device; use device=cpu, or a dry run")
+    if request.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda: torch sees no CUDA device; use device=cpu")
     settings = request.settings()
     if settings.clip_norm is not None or settings.loss_scaling is not None:
         raise ValueError(

@@ -26,13 +26,11 @@ class Facts:
         has_waits: a lowered row has a wait for every send and every reduction.
         greeting: the exchange of ranks before their first step, a function of `stage` or `schedules`.
         settings: keywords of the runtime beside those of all its schedules.
-        has_liveness: `analyze_pipeline_activation_liveness` is there.
     """
 
     has_waits: bool
     greeting: str
     settings: tuple[str, ...]
-    has_liveness: bool
 
 
 _SETTINGS_2_15 = (
@@ -43,11 +41,11 @@ _SETTINGS_2_15 = (
     "max_outstanding_sends",
 )
 FACTS = {
-    (2, 11): Facts(False, "_prepare_forward_infra", (), False),
-    (2, 12): Facts(False, "_warmup_forward_vote", (), False),
-    (2, 13): Facts(False, "_warmup_forward_vote", ("defer_pp_recv",), False),
-    (2, 14): Facts(False, "_warmup_forward_vote", ("defer_pp_recv",), False),
-    (2, 15): Facts(True, "_initialize_pipeline_distributed_state", _SETTINGS_2_15, True),
+    (2, 11): Facts(False, "_prepare_forward_infra", ()),
+    (2, 12): Facts(False, "_warmup_forward_vote", ()),
+    (2, 13): Facts(False, "_warmup_forward_vote", ("defer_pp_recv",)),
+    (2, 14): Facts(False, "_warmup_forward_vote", ("defer_pp_recv",)),
+    (2, 15): Facts(True, "_initialize_pipeline_distributed_state", _SETTINGS_2_15),
 }
 OLDEST, NEWEST = min(FACTS), max(FACTS)
 

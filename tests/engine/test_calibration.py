@@ -14,7 +14,8 @@ from rpbench.engine.measure.calibration import Sizes, calibrate_accelerators, ca
 from rpbench.engine.measure.probes import ON_ACCELERATORS, ON_CORES, Probe
 from rpbench.engine.measure.stopwatch import AcceleratorStopwatch, CoreStopwatch
 from rpbench.engine.stream_order.happens_before import HappensBefore, findings
-from rpbench.engine.stream_order.machine import KIND, Machine
+from rpbench.engine.stream_order.machine import Machine
+from rpbench.engine.stream_order.notes import KIND
 from rpbench.engine.stream_order.trace import Recorded, SynchronisedEvent, Work
 from rpbench.workload.architecture import Architecture
 

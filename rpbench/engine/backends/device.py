@@ -126,7 +126,10 @@ class _Issue:
         self._backend, self._program, self._perform = backend, program, perform
         self._on_device = [program.lanes[place].name in ON_DEVICE for place in program.index.lane_of]
         self._events: list[list[Any]] = [
-            [self._event(number) if on_device else None for number, on_device in enumerate(self._on_device)]
+            [
+                torch.Event(self._accelerator(number), enable_timing=True) if on_device else None
+                for number, on_device in enumerate(self._on_device)
+            ]
             for _ in ("start", "main", "end")
         ]
         self._end = self._events[2]
@@ -186,9 +189,6 @@ class _Issue:
 
     def _accelerator(self, number: int) -> torch.device:
         return self._backend.accelerator_of(self._program.lanes[self._program.index.lane_of[number]].device)
-
-    def _event(self, number: int) -> Any:
-        return torch.Event(self._accelerator(number), enable_timing=True)
 
     def _wait(self, edges: list[Edge]) -> None:
         events = (self._end[edge.producer] for edge in edges)

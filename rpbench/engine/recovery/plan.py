@@ -28,7 +28,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Plan:
-    """A training run on one process a rank.
+    """A training run on one process a rank; ValueError for what processes cannot do.
 
     Args:
         schedule: one step in our text form, with its partition and STEP actions.
@@ -36,9 +36,6 @@ class Plan:
         holders: for each rank, the ranks that keep its state, itself first.
         store_every: steps from one file to the next; 0: none are written.
         stall_s: no process may wait longer for another that runs.
-
-    Raises:
-        ValueError: for what processes cannot do, with the value, the rule and a way out.
     """
 
     schedule: str

@@ -12,7 +12,7 @@ from typing import Any
 
 from rpbench.engine.peers import fill, here
 from rpbench.engine.shards.reduced_gradients import Hold
-from rpbench.engine.state.device_weights import DeviceWeights, num_bytes
+from rpbench.engine.state.device_weights import DeviceWeights, num_bytes, users_of
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.ownership import Sharing, join, take
 from rpbench.engine.state.weights import MastersOf, Named, Weights
@@ -30,17 +30,11 @@ class ReplicaWeights(DeviceWeights):
         self._stages = sharing
         self._sharing = {module: found for found in sharing.values() for module, _ in found.shapes}
         super().__init__(workload, *given, hold=hold, **options)
-        moves = self._moves
-        gathers = moves.transfers[Kind.UNSHARD, None]
+        gathers = self._moves.transfers[Kind.UNSHARD, None]
         self._gathers = {transfer.pieces[0]: transfer for transfer in gathers}
-        self._sources = moves.sources
+        self._sources = self._moves.sources
         self._ends |= {transfer.end: transfer for transfer in gathers}
-        self._users |= {
-            (number, visit.backward, visit.stage): transfer
-            for transfer in gathers
-            for visit in transfer.visits
-            for number in visit.numbers
-        }
+        self._users |= users_of(gathers)
         self._streamed |= {stage for stage, found in sharing.items() if found.gathers}
         self._buffers = [dict(layer.named_buffers()) for layer in workload.modules]
 

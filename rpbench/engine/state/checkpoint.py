@@ -147,13 +147,10 @@ def check_target(folder: Path) -> None:
     """Refuse to write where anything but a checkpoint is: a CheckpointError naming the file."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder, and is left alone; name a new folder")
-    others = [found for found in folder.glob("*") if found.name != CHECKPOINT and not _is_ours(found.name)]
+    ours = DATA, f".{CHECKPOINT}"
+    others = [found for found in folder.glob("*") if found.name != CHECKPOINT and not found.name.startswith(ours)]
     if others:
         raise CheckpointError(f"{folder} holds {others[0].name}, and is left alone; name a new folder")
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith((DATA, f".{CHECKPOINT}"))
 
 
 def write(data: Path, tensors: Mapping[str, torch.Tensor], *, alone: bool) -> None:

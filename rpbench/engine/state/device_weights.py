@@ -71,12 +71,7 @@ class DeviceWeights(Weights):
         self._handovers, transfers = self._moves.handovers, self._moves.transfers[Kind.LOAD, "P"]
         self._loads = {piece: transfer for transfer in transfers for piece in transfer.pieces}
         self._ends = {transfer.end: transfer for transfer in transfers}
-        self._users = {
-            (number, visit.backward, visit.stage): transfer
-            for transfer in transfers
-            for visit in transfer.visits
-            for number in visit.numbers
-        }
+        self._users = users_of(transfers)
         self._streamed = {visit.stage for transfer in transfers for visit in transfer.visits}
         self._copies: dict[Transfer, dict[int, Named]] = {}
         self._now = threading.local()
@@ -190,6 +185,16 @@ class DeviceWeights(Weights):
             for side in (False, True)
         )
         return not forward <= backward
+
+
+def users_of(transfers: Iterable[Transfer]) -> dict[tuple[int, bool, int], Transfer]:
+    """(number of a computation, whether backward, stage) -> the transfer that brings its weights."""
+    return {
+        (number, visit.backward, visit.stage): transfer
+        for transfer in transfers
+        for visit in transfer.visits
+        for number in visit.numbers
+    }
 
 
 def num_bytes(copies: Mapping[int, Named]) -> int:

@@ -304,42 +304,12 @@ def _got(machine: Notes, get: Callable[..., Any]) -> Callable[..., Any]:
     return getting
 
 
-KIND = "privateuseone"  # torch's name for an unknown kind of device, for which the code has no special case
-
-
 class Machine(Notes):
-    """Devices for CPU tensors. Use it in a `with` block; one at a time.
-
-    Args:
-        keep_calls: keep every operation for a replay in another order; nothing is freed then.
-        memory_bytes: memory of a device; None: no limit.
-        lost: device -> entries until it is lost; later ones raise torch's error.
-        seed: of the order in which the lanes of a run take turns.
-
-    Raises:
-        ValueError: for fewer than one device, or a kind that this machine really has.
-    """
-
-    def __init__(
-        self,
-        num_devices: int,
-        kind: str = KIND,
-        *,
-        keep_calls: bool = False,
-        memory_bytes: int | None = None,
-        lost: Mapping[int, int] | None = None,
-        seed: int = 0,
-    ) -> None:
-        if num_devices < 1:
-            raise ValueError(f"num_devices={num_devices}: a machine has at least one")
-        here = torch.accelerator.current_accelerator()
-        if here is not None and here.type == kind:
-            raise ValueError(f"kind={kind}: this machine has real ones; leave it out to check the order alone")
-        super().__init__(num_devices, kind, keeps_calls=keep_calls, memory_bytes=memory_bytes, lost=lost, seed=seed)
-        self._stack = ExitStack()
+    """Devices for CPU tensors, as `Notes` describes them. Use it in a `with` block; one at a time."""
 
     def __enter__(self) -> Self:
         noting.append(self)
+        self._stack = ExitStack()
         self._stack.callback(noting.remove, self)
         for target, name, value in shown(self, self._issuing):
             self._stack.enter_context(mock.patch.object(target, name, value, create=name == self.kind))

@@ -94,30 +94,47 @@ class _Local(threading.local):
         self.within: tuple[Any, ...] = ()
 
 
+KIND = "privateuseone"  # torch's name for an unknown kind of device, for which the code has no special case
+
+
 class Notes(HostOrder):
     """The trace and memory of a simulated machine.
 
+    Args:
+        keep_calls: keep every operation for a replay in another order; nothing is freed then.
+        memory_bytes: memory of a device; None: no limit.
+        lost: device -> entries until it is lost; later ones raise torch's error.
+        seed: of the order in which the lanes of a run take turns.
+
     Attributes:
-        calls: identity of an entry -> its operation, with `keeps_calls`.
-        begun_with: storage -> its bytes before the first operation, with `keeps_calls`.
-        storages: every storage as bytes, with `keeps_calls`.
+        calls: identity of an entry -> its operation, with `keep_calls`.
+        begun_with: storage -> its bytes before the first operation, with `keep_calls`.
+        storages: every storage as bytes, with `keep_calls`.
         held, peak: device -> bytes of its memory, now and at most.
+
+    Raises:
+        ValueError: for fewer than one device, or a kind that this machine really has.
     """
 
     def __init__(
         self,
         num_devices: int,
-        kind: str,
+        kind: str = KIND,
         *,
-        keeps_calls: bool,
+        keep_calls: bool = False,
         memory_bytes: int | None = None,
         lost: Mapping[int, int] | None = None,
         seed: int = 0,
     ) -> None:
+        if num_devices < 1:
+            raise ValueError(f"num_devices={num_devices}: a machine has at least one")
+        here = torch.accelerator.current_accelerator()
+        if here is not None and here.type == kind:
+            raise ValueError(f"kind={kind}: this machine has real ones; leave it out to check the order alone")
         self._seed = seed
         self._memory_bytes, self._left = memory_bytes, dict(lost or {})
         self.num_devices, self.kind, self.trace = num_devices, kind, Trace()
-        self.identity, self.keeps_calls = next(_identities), keeps_calls
+        self.identity, self.keeps_calls = next(_identities), keep_calls
         self.lock, self.local = threading.RLock(), _Local()
         self.calls: dict[int, Call] = {}
         self.begun_with: dict[Storage, torch.Tensor] = {}

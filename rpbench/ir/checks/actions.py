@@ -21,11 +21,7 @@ _NAMES = itemgetter(0, 4, 5, 6, 7)  # kind, version, object, peer and what an OV
 
 
 def check_fields(index: Index) -> None:
-    """Every field that an action names means something.
-
-    Raises:
-        ScheduleError: naming the first action with one that does not.
-    """
+    """Every field that an action names means something."""
     # A LOAD, STORE or FREE may lack an object; others that name nothing break no rule.
     moves = not MOVES.isdisjoint(index.schedule.kinds)
     numbers = range(len(index.actions)) if moves else index.marked
@@ -108,11 +104,7 @@ _SHARED = (COMPUTE | SUMS) - {Kind.OVERLAP}  # kinds of which every device runs 
 
 
 def check_placement(index: Index) -> None:
-    """Compute on the compute lane, on a device that may hold the stage, backward where the forward was.
-
-    Raises:
-        ScheduleError: naming the first action that stands elsewhere.
-    """
+    """Compute on the compute lane, on a device that may hold the stage, backward where the forward was."""
     _check_lanes(index)
     if index.schedule.placement:
         _check_holders(index)

@@ -29,11 +29,7 @@ from rpbench.ir.waits.late_rest import check_late_rest
 
 
 def check_speculation(index: Index) -> None:
-    """Every step that may be taken back is validated, and no other is taken back.
-
-    Raises:
-        ScheduleError: naming the first action that breaks a rule.
-    """
+    """Every step that may be taken back is validated, and no other is taken back."""
     if not {Kind.VALIDATE, Kind.ROLLBACK} & index.schedule.plain_kinds:
         return
     for error in _faults(index):

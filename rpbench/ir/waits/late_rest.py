@@ -82,11 +82,7 @@ def _by_stage(transfers: Iterable[tuple[Visit, int, Transfer]]) -> dict[tuple[in
 
 
 def check_late_rest(index: Index) -> None:
-    """Check that a late rest goes with policy selective alone, and that all its moves are there, or none.
-
-    Raises:
-        ScheduleError: naming the first action that breaks a rule.
-    """
+    """Check that a late rest goes with policy selective alone, and that all its moves are there, or none."""
     schedule, rule = index.schedule, index.schedule.late_rest
     try:
         check_selective(schedule.policy, rule)

@@ -16,6 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from rpbench.engine.layout import layout_of
@@ -428,18 +429,14 @@ def megatron_layout(partition: Partition) -> str:
     )
 
 
-def deepspeed_parts(partition: Partition, *, embedding_layers: int = 1, head_layers: int = 1) -> list[int]:
+def deepspeed_parts(partition: Partition) -> list[int]:
     """The boundaries of `PipelineModule.parts`: stage s runs layers parts[s] to parts[s + 1] - 1 of its layer list.
 
-    That list has some entries before and behind the decoder layers. Raises ValueError if forward and backward are cut
-    apart.
+    That list has an embedding before the decoder layers and a head behind them. Raises ValueError if forward and
+    backward are cut apart.
     """
-    counts = _counts(partition)
-    last, bounds = len(counts) - 1, [0]
-    for stage, count in enumerate(counts):
-        ends = (embedding_layers if stage == 0 else 0) + (head_layers if stage == last else 0)
-        bounds.append(bounds[-1] + count + ends)
-    return bounds
+    ends = list(accumulate(_counts(partition), initial=1))
+    return [0, *ends[1:-1], ends[-1] + 1]
 
 
 def _counts(partition: Partition) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """The cost of late gradients: loss over tokens and over simulated time, synchronous and asynchronous pipelines."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import inf, isinf
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Table, declared_table, exhibit_of, ranged
-from analysis.records.experiments import Experiments, MissingRuns, succeeded
+from analysis.records.experiments import Experiments, index, succeeded
 
 # Time to a loss: tokens and seconds a method needs for what plain training reaches with three quarters of them.
 #
@@ -89,16 +90,10 @@ LAST = 8  # points behind the loss at the end
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
     """One row a method and seed: `losses`, `tokens` and `seconds` of its points, `last` loss, and what it keeps."""
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for experiment in EXPERIMENTS:
-        for row in succeeded(experiments.cells(experiment)).to_dict("records"):
-            method = ONE_BY_ONE if experiment == EXPERIMENTS[1] else row["schedule"]
-            rows[method, int(row["seed"])] = _points(row)
-    lacking = [(method, seed) for method in METHODS for seed in SEEDS if (method, seed) not in rows]
-    if lacking:
-        raise MissingRuns(f"{len(lacking)} runs such as {lacking[0]}: python -m rpbench -m experiment=convergence")
-    kept = {(method, seed): rows[method, seed] for method in METHODS for seed in SEEDS}
-    return pd.DataFrame([{"method": method, "seed": seed, **row} for (method, seed), row in kept.items()])
+    late, plain = (succeeded(experiments.cells(experiment)) for experiment in EXPERIMENTS)
+    rows = pd.concat([late.assign(method=late["schedule"]), plain.assign(method=ONE_BY_ONE)], ignore_index=True)
+    rows = index(rows, ("method", "seed"), list(product(METHODS, SEEDS)), EXPERIMENTS[0]).to_dict("records")
+    return pd.DataFrame([{"method": row["method"], "seed": row["seed"], **_points(row)} for row in rows])
 
 
 def _points(row: Mapping[str, Any]) -> dict[str, Any]:

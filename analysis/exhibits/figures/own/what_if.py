@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Cell, Table, exhibit_of, label, ours, table
-from analysis.records.experiments import Experiments, MissingRuns
+from analysis.records.experiments import Experiments, index
 from rpbench.workload.architecture import Architecture
 
 SYSTEMS = ("roundpipe", "megatron-pp", "fsdp")
@@ -56,18 +56,12 @@ def head_share(vocab: int) -> float:
 
 
 def numbers(experiments: Experiments, wanted: Map) -> pd.DataFrame:
-    """One row a point and system: `x`, `y`, `system`, `rate` (None where it does not fit), `run_id`."""
-    rows = []
-    for row in experiments.cells(wanted.experiment).to_dict("records"):
-        x, y = wanted.read(row["config"])
-        rate = row["tokens_per_s"] if row["status"] == "ok" else None
-        rows.append({"x": x, "y": y, "system": row["system"], "rate": rate, "run_id": row["run_id"]})
-    found = {(row["x"], row["y"], row["system"]): row for row in rows}
-    keys = [(x, y, system) for y in wanted.y_values for x in wanted.x_values for system in SYSTEMS]
-    missing = [key for key in keys if key not in found]
-    if missing:
-        raise MissingRuns(f"{len(missing)} of {len(keys)} runs of experiment={wanted.experiment}")
-    return pd.DataFrame([found[key] for key in keys])
+    """One row a point and system: `x`, `y`, `system`, `rate` (NaN where it does not fit), `run_id`."""
+    cells = experiments.cells(wanted.experiment)
+    at = pd.DataFrame(map(wanted.read, cells["config"]), columns=["x", "y"], dtype=object, index=cells.index)
+    rows = at.assign(system=cells["system"], rate=cells["tokens_per_s"].where(cells["status"] == "ok"))
+    keys = [(x, y, system) for y, x, system in product(wanted.y_values, wanted.x_values, SYSTEMS)]
+    return index(rows.assign(run_id=cells["run_id"]), ("x", "y", "system"), keys, wanted.experiment)
 
 
 def winner(data: pd.DataFrame, x: Any, y: Any) -> tuple[str, float | None]:
