@@ -96,8 +96,8 @@ def limit_of(contender: Contender, terms_at: Callable[[int], Terms], step: int, 
 
     def can_hold(value: int) -> bool:
         terms = terms_at(value)
-        room = terms.limits.device_memory_bytes
-        return room is None or Search(contender, terms, BUDGET).least_bytes <= room
+        search = Search(contender, terms, BUDGET)
+        return not terms.limits.are_below(search.least_bytes, search.least_host_bytes)
 
     return largest(contender.name, lambda value: _held(contender, terms_at(value)), step, most, can_hold)
 
@@ -149,15 +149,15 @@ def _least_of(kind: Memory, misfits: Sequence[Misfit], terms: Terms, clock: Cloc
     known = [(_needs(kind, row.plan), row) for row in misfits if not _other_lack(of_device, row)]
     best, first = min(known, key=lambda pair: pair[0], default=(0, None))
     name = first.plan.contender.name if first else ""
-    floors = [max(limit, row.plan.least_bytes if of_device else 0) for row in misfits]
+    floors = [max(limit, row.plan.least_bytes if of_device else row.plan.least_host_bytes) for row in misfits]
     asked = zip(floors, misfits, strict=True)
     for floor, row in sorted(asked, key=lambda pair: (_needs(kind, pair[1].plan), pair[0])):
         if clock.is_over():
             break
         if best and floor >= best:
             continue
-        if _other_lack(of_device, row) and not row.is_proven:
-            continue  # it lacks both
+        if _other_lack(of_device, row) and floor == limit:
+            continue  # it lacks both, or the other one
         enough = _enough(kind, row, terms, floor, best, clock)
         if enough:
             best, name = enough, row.plan.contender.name

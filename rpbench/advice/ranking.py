@@ -268,5 +268,5 @@ def _misfit(plan: Tuned, terms: Terms) -> Misfit:
     limits, outcome = terms.limits, plan.outcome
     device = limits.device_memory_bytes or outcome.peak_bytes
     host = limits.host_memory_bytes or outcome.host_bytes
-    is_proven = limits.device_memory_bytes is not None and plan.least_bytes > limits.device_memory_bytes
-    return Misfit(plan, max(0, outcome.peak_bytes - device), max(0, outcome.host_bytes - host), is_proven)
+    lacks = max(0, outcome.peak_bytes - device), max(0, outcome.host_bytes - host)
+    return Misfit(plan, *lacks, limits.are_below(plan.least_bytes, plan.least_host_bytes))

@@ -296,6 +296,7 @@ def plain_misfit(row: Misfit) -> dict[str, Any]:
         "schedule": row.plan.contender.name,
         "options": _options(row.plan),
         "least_memory_bytes": row.plan.least_bytes,
+        "least_host_memory_bytes": row.plan.least_host_bytes,
         "peak_memory_bytes": row.plan.outcome.peak_bytes,
         "device_lacks_bytes": row.device_lacks_bytes,
         "host_lacks_bytes": row.host_lacks_bytes,

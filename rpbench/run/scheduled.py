@@ -313,7 +313,9 @@ def why_not(plan: Tuned, cluster: Machine) -> str:
             parts.append(f"{where} needs {needed / 1e9:.1f} GB and has {max(0, limit) / 1e9:.1f} GB")
     if not parts:
         parts.append("the host's SSDs need more than they have")
-    return f"{' and '.join(parts)} with the plan that lacks least of {len(plan.tried)} settings"
+    lacks = f"{' and '.join(parts)} with the plan that lacks least of {len(plan.tried)} settings"
+    least, limit = plan.least_host_bytes, cluster.host_memory_bytes
+    return lacks if limit is None or least <= limit else f"{lacks}; every plan takes {least / 1e9:.1f} GB of the host"
 
 
 def tried_csv(plan: Tuned) -> str:

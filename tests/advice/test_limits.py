@@ -44,7 +44,7 @@ def test_a_bound_spares_the_search_and_proves_what_is_beyond(limit, slack):
 
 def misfit(name, device, host, limits):
     outcome = SimpleNamespace(peak_bytes=device, host_bytes=host, misfit=2.0)
-    plan = SimpleNamespace(outcome=outcome, least_bytes=0, contender=SimpleNamespace(name=name))
+    plan = SimpleNamespace(outcome=outcome, least_bytes=0, least_host_bytes=0, contender=SimpleNamespace(name=name))
     lacks = max(0, device - limits.device_memory_bytes), max(0, host - limits.host_memory_bytes)
     return Misfit(plan, *lacks, False)
 

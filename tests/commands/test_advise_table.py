@@ -38,6 +38,16 @@ ANSWER = {
 }
 
 
+@pytest.mark.parametrize(
+    "device, host, told",
+    [(60, 0, "60.0 GB a device"), (2, 900, "900.0 GB of the host"), (60, 900, "60.0 GB a device")],
+)
+def test_a_misfit_names_the_memory_that_rules_it_out(device, host, told):
+    bounds = {"least_memory_bytes": device * 10**9, "least_host_memory_bytes": host * 10**9}
+    answer = ANSWER | {"does_not_fit": [ANSWER["does_not_fit"][0] | bounds], "device_memory_bytes": 24 * 10**9}
+    assert f"does not fit: zb_v needs at least {told}" in "\n".join(table(answer, 200))
+
+
 @pytest.mark.parametrize("width", [36, 40, 66, 120])
 def test_no_line_leaves_the_terminal_and_every_row_names_its_schedule(width):
     lines = table(ANSWER, width)

@@ -200,6 +200,25 @@ def test_what_is_proven_not_to_fit_fits_in_no_setting(name):
     assert plan.outcome.peak_bytes >= bound
 
 
+NEEDED = [("zero_infinity", 16), ("megatrain", 16), ("roundpipe", 16), ("zero_offload", 0), ("1f1b", 0)]
+
+
+@pytest.mark.parametrize("name, of_a_parameter", NEEDED)
+def test_what_the_host_holds_of_every_plan_is_known_before_one_is_timed(name, of_a_parameter):
+    """Weights and gradients of 2 bytes each, and 12 of the optimizer; ZeRO-Offload may leave all on the devices."""
+    case = small()
+    needed = of_a_parameter * case.model.total_parameters
+    bound = Bounds(contender(name), case, space_of(contender(name), case)).least_host_bytes(0)
+    assert bound <= needed
+    assert bound == pytest.approx(needed, rel=1e-6)
+    tight = replace(case, limits=replace(case.limits, host_memory_bytes=needed * 9 // 10))
+    plan = tune(contender(name), tight)
+    assert plan.outcome.fits is not bool(needed)
+    if needed:
+        assert plan.least_host_bytes == bound
+        assert sum(each.outcome is not None for each in plan.tried) == 1, "a proof ends the search"
+
+
 def test_the_least_bytes_of_two_stages_are_those_of_the_best_cut_by_hand():
     """1F1B, all recomputed at once: 16 bytes a parameter, and a microbatch's activations of the device's own layers."""
     case = replace(small(1, microbatches=(1,)), sized=None)

@@ -82,8 +82,10 @@ def _leads(answer: Mapping[str, Any]) -> Iterator[str]:
 def _misfits(answer: Mapping[str, Any]) -> Iterator[str]:
     """Schedules that cannot fit, with the proving bound, and those without a found plan that fits."""
     for row in answer["does_not_fit"][:MISFITS]:
-        bound = row.get("least_memory_bytes")
-        told = f"needs at least {gigabytes(bound)} a device" if bound else f"lacks {lacks(row)}"
+        device, host = row.get("least_memory_bytes"), row.get("least_host_memory_bytes")
+        is_of_host = host and device <= (answer.get("device_memory_bytes") or device)
+        least = f"{gigabytes(host if is_of_host else device or 0)} {'of the host' if is_of_host else 'a device'}"
+        told = f"needs at least {least}" if device or host else f"lacks {lacks(row)}"
         yield f"does not fit: {label(row)} {told}"
     if others := answer["does_not_fit"][MISFITS:]:
         yield f"does not fit either: {', '.join(map(label, others))}"

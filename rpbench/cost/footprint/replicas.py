@@ -38,7 +38,7 @@ from rpbench.cost.transfers import StageBytes
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.residency import inputs_stay
-from rpbench.ir.policy import LateRest, Policy
+from rpbench.ir.policy import Policy
 from rpbench.ir.schedule import Schedule, Weights
 from rpbench.ir.waits.moves import has_transfers
 
@@ -105,27 +105,43 @@ def _at_home(schedule: Schedule, sizes: ModelBytes, analysis: Analysis | None, s
         return kept + sum(sum(layer[:3]) for layer in sizes.every)
     if not shares_or_offloads(schedule):
         return 0
-    shares = shares or ReplicaShares(analysis or Analysis(schedule))
-    stages, found = StageBytes(schedule.partition, sizes), 0
-    for number in numbers:
-        if number in shares.homes:
-            continue
-        size = stages.stage(number, backward=True)
-        if shares.rule is not None:
-            found += _late_bytes(shares.rule, size)
-            continue
-        found += size.weights * (not shares.of_weights(0, number))
-        found += size.gradients * shares.moves.moves((Kind.STORE, "G"), number)
-        found += size.optimizer * shares.on_host.get(number, False) * shares.num_states(number)
-    return found
+    shares, stages = shares or ReplicaShares(analysis or Analysis(schedule)), StageBytes(schedule.partition, sizes)
+    return sum(round(_on_host(shares, number, stages.stage(number, backward=True))) for number in numbers)
 
 
-def _late_bytes(rule: LateRest, size: LayerSize) -> int:
-    """Bytes on the host for a stage whose rest it steps: all masters and moments, and sums of gradients in 32 bits."""
-    if rule.all_at_once and not rule.num_warmup_steps:
+def least_host_bytes(analysis: Analysis | None, sizes: ModelBytes) -> int:
+    """A lower bound on the host's bytes for every cut: each layer in the stage of which the host holds least of it.
+
+    Without what streamed schedules recompute from; 0 where SSDs hold objects.
+
+    Args:
+        analysis: None: of any order that streams all stages from the host.
+    """
+    streamed = sum(sum(layer[:3]) for layer in sizes.every)
+    if analysis is None:
+        return streamed
+    schedule, sizes = analysis.schedule, sizes.under(analysis.schedule)
+    if schedule.on_ssd or not (schedule.weights is Weights.STREAMED or shares_or_offloads(schedule)):
         return 0
-    sums = 2 * size.gradients * rule.rest * (1 + rule.overlap)
-    return size.optimizer + round(sums)
+    if schedule.weights is Weights.STREAMED:
+        return streamed
+    shares, numbers = ReplicaShares(analysis), range(schedule.shape.num_backward_stages)
+    found = sum(min(_on_host(shares, number, layer) for number in numbers) for layer in sizes.every)
+    return max(0, int(found) - len(numbers))  # each stage's bytes are rounded
+
+
+def _on_host(shares: "ReplicaShares", number: int, size: LayerSize) -> float:
+    """Bytes that the host holds of a stage, or of one of its layers."""
+    if number in shares.homes:
+        return 0
+    rule = shares.rule
+    if rule is not None:  # a stage whose rest it steps: all masters and moments, and sums of gradients in 32 bits
+        if rule.all_at_once and not rule.num_warmup_steps:
+            return 0
+        return size.optimizer + 2 * size.gradients * rule.rest * (1 + rule.overlap)
+    found = size.weights * (not shares.of_weights(0, number))
+    found += size.gradients * shares.moves.moves((Kind.STORE, "G"), number)
+    return found + size.optimizer * shares.on_host.get(number, False) * shares.num_states(number)
 
 
 class ReplicaFootprint:

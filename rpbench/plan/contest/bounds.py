@@ -4,7 +4,7 @@
     way           where steps do not overlap: before a device's first forward a microbatch runs down to its stage, and
                   after its last backward one runs back to the first stage
     memory        what a layer always holds, the activations of one microbatch of a stage, and the activations in flight
-                  of stages that do not recompute, where the order does not follow from times
+                  of stages that do not recompute, where the order does not follow from times; and what a host holds
 
 All three are linear in the layers of each stage, `x`, and in those of them that are not recomputed, `k`. The shortest
 step in which the model's layers find room bounds every cut. Where a device has one stage, stages are filled one after
@@ -13,6 +13,7 @@ stage (`rpbench.plan.linear`). What crosses links adds time to a plan and none t
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost.footprint.memory import Footprint
+from rpbench.cost.footprint.replicas import least_host_bytes
 from rpbench.cost.footprint.sizes import OPTIMIZER_BYTES
 from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
@@ -123,9 +125,7 @@ class Bounds:
 
     def pace(self, setting: Setting) -> float:
         """Tokens per second that no plan of a setting exceeds; 0 where none fits or none can be built."""
-        key = setting.changed("recompute", self.space.first.recompute).changed("prefetch", self.space.first.prefetch)
-        if self.contender.entry.name in _LOWERED:  # their options only choose which activations leave
-            key = replace(key, options=self.space.first.options)
+        key = self._usual(setting.changed("prefetch", self.space.first.prefetch))
         if key not in self._paces:
             try:
                 self._paces[key] = self._pace(key)
@@ -133,21 +133,38 @@ class Bounds:
                 self._paces[key] = 0.0
         return self._paces[key]
 
+    def _usual(self, setting: Setting) -> Setting:
+        """A setting with the same bounds, its recomputation and options the usual ones where they do not count."""
+        setting = setting.changed("recompute", self.space.first.recompute)
+        if self.contender.entry.name in _LOWERED:  # their options only choose which activations leave
+            setting = replace(setting, options=self.space.first.options)
+        return setting
+
     def least_bytes(self, limit: int) -> int:
         """A lower bound on the fullest device in every plan: one microbatch of the smallest size, all recomputed.
 
         Once a setting is found within the limit, the others are passed over: the bound rules nothing out then.
         """
+        return self._least(lambda each: self._orders(each).least_bytes(self._moving(each)), limit)
+
+    def least_host_bytes(self, limit: int) -> int:
+        """A lower bound on the host's bytes in every plan; passes settings over as `least_bytes` does."""
+        return self._least(self._least_on_host, limit)
+
+    def _least(self, needs: Callable[[Setting], int], limit: int) -> int:
         found = inf
-        for setting in self.settings():
+        for setting in dict.fromkeys(map(self._usual, self.settings())):
             if setting.microbatch_sequences == min(self.terms.microbatches):
-                try:
-                    found = min(found, self._orders(setting).least_bytes(self._moving(setting)))
-                except ValueError:
-                    continue
+                with suppress(ValueError):  # the schedule does not take the setting
+                    found = min(found, needs(setting))
                 if found <= limit:
                     break
         return int(found) if found < inf else 0
+
+    def _least_on_host(self, setting: Setting) -> int:
+        sizes, is_streamed = self.terms.sizes(setting.microbatch_sequences), self.contender.entry.separate_cuts
+        moving = self._moving(setting)
+        return 0 if moving is None and not is_streamed else least_host_bytes(moving, sizes)
 
     def _moving(self, setting: Setting) -> Analysis | None:
         """A short order with all its transfers, where stages are shared or streamed; else None."""
@@ -170,7 +187,8 @@ class Bounds:
         step_s = orders.least_step()
         if self.count_links:
             step_s = max(step_s, self._links.least_seconds(setting, orders.num_microbatches))
-            if orders.least_bytes(self._moving(setting)) > (self.terms.limits.device_memory_bytes or inf):
+            least = orders.least_bytes(self._moving(setting)), self._least_on_host(setting)
+            if self.terms.limits.are_below(*least):
                 return 0.0
         tokens = self.terms.tokens(setting.microbatch_sequences) * orders.num_microbatches
         return tokens / step_s if step_s < inf else 0.0

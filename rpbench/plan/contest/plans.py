@@ -111,7 +111,8 @@ class Tuned:
         num_timed, num_sketched: timelines with all transfers; cuts timed by their computation alone.
         is_whole: whether the search was completed; False if the time limit ended it.
         bound: tokens per second that no plan of the contender exceeds (`Bounds.best_pace`); infinite if no plan fits.
-        least_bytes: lower bound on the bytes of the fullest device in every plan; 0 if a plan fits.
+        least_bytes, least_host_bytes: lower bounds on the bytes of the fullest device and of the host in every plan;
+            0 if a plan fits.
     """
 
     contender: Contender
@@ -127,6 +128,7 @@ class Tuned:
     is_whole: bool = True
     bound: float = inf
     least_bytes: int = 0
+    least_host_bytes: int = 0
     restarted: Restarted = NONE
 
     @property

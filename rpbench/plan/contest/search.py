@@ -147,13 +147,21 @@ class Search:
 
     @cached_property
     def least_bytes(self) -> int:
-        """Bytes that the fullest device holds at least, whatever is chosen."""
-        return self.bounds.least_bytes(self.terms.limits.device_memory_bytes or 0)
+        """Bytes that the fullest device holds at least, whatever is chosen; 0 where it has no limit."""
+        limit = self.terms.limits.device_memory_bytes
+        return 0 if limit is None else self.bounds.least_bytes(limit)
+
+    @cached_property
+    def least_host_bytes(self) -> int:
+        """Bytes that the host holds at least, whatever is chosen; 0 where the host has no limit."""
+        limit = self.terms.limits.host_memory_bytes
+        return 0 if limit is None else self.bounds.least_host_bytes(limit)
 
     def cannot_fit(self) -> bool:
         """Whether no plan found fits, and a bound shows that none can."""
-        limit = self.terms.limits.device_memory_bytes
-        return limit is not None and not self.best().timed.fits and self.least_bytes > limit
+        if self.best().timed.fits:
+            return False
+        return self.terms.limits.are_below(self.least_bytes, self.least_host_bytes)
 
     def finish(self, to_beat: float | None = None, *, everywhere: bool = True, recuts: bool = True) -> Tried:
         """Search on from the best plan so far, to the end or the time limit; may be called again.
@@ -254,6 +262,7 @@ class Search:
             self._final is not None,
             self.bounds.best_pace(self.time_is_over) if fits else inf,
             0 if fits else self.least_bytes,
+            0 if fits else self.least_host_bytes,
             self._restarted,
         )
 

@@ -28,6 +28,11 @@ class Limits:
     device_memory_bytes: int | None = None
     host_memory_bytes: int | None = None
 
+    def are_below(self, device_bytes: int, host_bytes: int) -> bool:
+        """Whether the fullest device needs more, or the host does."""
+        device, host = self.device_memory_bytes, self.host_memory_bytes
+        return (device is not None and device_bytes > device) or (host is not None and host_bytes > host)
+
 
 @dataclass(frozen=True)
 class Terms:
