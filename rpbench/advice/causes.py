@@ -25,6 +25,7 @@ from rpbench.plan.contest.frame import Frame
 from rpbench.sim.graph import Graph
 from rpbench.sim.longest_path import works_by_action
 
+ROUNDING = 1e-12
 CAUSES = ("computation", "recomputation", "optimizer", "collectives", "transfers", "bubble")
 
 
@@ -49,7 +50,8 @@ def causes_at(graph: Graph, costs: CostTable, paced: Callable[[CostTable], float
         after = min(before, paced(replace(costs, transfer_time=freed, hop=hop)))
         found[name] = found.get(name, 0.0) + before - after
         before = after
-    found["bubble"] = step_s - sum(found.values())
+    left = step_s - sum(found.values())
+    found["bubble"] = left if abs(left) > ROUNDING * step_s else 0.0
     return {name: found.get(name, 0.0) for name in CAUSES}
 
 

@@ -71,23 +71,27 @@ def ratio_reach(first: Mapping[str, float], second: Mapping[str, float], shared:
     return exp(sqrt(sum(each * each for each in (NORMAL * OWN, shared.compute * sum(apart.values()), *errors))))
 
 
-def half_width(causes: Mapping[str, float], terms: Terms, tokens: float, basis: Basis) -> float:
+def half_width(causes: Mapping[str, float], compute: float, basis: Basis) -> float:
     """The factor above and below a pace that nine of ten errors stay within.
 
     Args:
         causes: seconds of a step by cause.
-        tokens: of a microbatch.
+        compute: how far the time of a layer may be off (`compute_reach`).
     """
     step_s = sum(causes.values())
     links = sum(causes[name] for name in _LINK)
-    found = [_reach(basis, _UNMODELLED), compute_reach(terms, tokens, basis) * (step_s - links) / step_s]
+    found = [_reach(basis, _UNMODELLED), compute * (step_s - links) / step_s]
     for name, constants in _LINK.items():
         found += [_reach(basis, constant) * causes[name] / step_s for constant in constants]
     return exp(sqrt(sum(each * each for each in found)))
 
 
 def compute_reach(terms: Terms, tokens: float, basis: Basis) -> float:
-    """How far the time of a layer may be off, as a share of it: by every number that counts it."""
+    """How far the time of a layer may be off, as a share of it: by every number that counts it.
+
+    Args:
+        tokens: of a microbatch.
+    """
     if terms.source == "published":
         return MEASURED * NORMAL
     known = usual_software(terms.cluster.measured)

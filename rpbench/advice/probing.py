@@ -17,17 +17,22 @@ MOST_LENDERS = 2  # of each number of stages
 WORTH = 0.01  # what a bound must leave to gain, as a share of a pace
 
 
+Kind = tuple[bool, bool, bool]  # `kind_of`
+
+
 class Loan(NamedTuple):
     """A plan that fits, for others.
 
     Args:
         pace: that it has where it is from.
         values: of the dimensions `LENT`.
+        kind: of its contender (`kind_of`); what is good for one kind is seldom good for another.
     """
 
     pace: float
     values: tuple[float | int | str | None, ...]
     cut: Partition
+    kind: Kind
 
 
 def loan_of(search: Search) -> Loan | None:
@@ -36,14 +41,20 @@ def loan_of(search: Search) -> Loan | None:
     if not pace:
         return None
     best = search.best()
-    return Loan(pace, tuple(best.setting.value(name) for name in LENT), best.cut)
+    return Loan(pace, tuple(best.setting.value(name) for name in LENT), best.cut, kind_of(search))
+
+
+def kind_of(search: Search) -> Kind:
+    """Whether weights move, whether on every device for each microbatch, and whether directions are cut apart."""
+    entry, setting = search.contender.entry, search.best().setting
+    return search.bounds.moves, search.sketcher.moves_each_time(setting), entry.separate_cuts
 
 
 def leading(loans: Iterable[Loan | None]) -> list[Loan]:
-    """The fastest of them for each number of stages, that differ in more than the cut."""
-    found: dict[int, dict[tuple[float | int | str | None, ...], Loan]] = {}
+    """The fastest of them for each number of stages, of each kind, that differ in more than the cut."""
+    found: dict[tuple[int, Kind], dict[tuple[float | int | str | None, ...], Loan]] = {}
     for loan in sorted(filter(None, loans), key=lambda each: -each.pace):
-        alike = found.setdefault(len(loan.cut.backward), {})
+        alike = found.setdefault((len(loan.cut.backward), loan.kind), {})
         if len(alike) < MOST_LENDERS:
             alike.setdefault(loan.values, loan)
     return sorted((loan for alike in found.values() for loan in alike.values()), key=lambda each: -each.pace)
@@ -53,19 +64,25 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
     """Try a plan for a contender, with its own options as they are and each of them changed, and search on from there.
 
     Args:
-        work: that the way from each may take at most.
+        work: that the way on may take at most.
     """
-    for setting in _settings_with(search, loan):
+    timed = list[Setting]()
+    for setting in _settings_with(search, loan) if loan.kind == kind_of(search) else ():
         if search.time_is_over():
             return
         if search.bounds.pace(setting) <= search.best_pace() * (1 + WORTH):
             continue
-        known = search.tried.get(setting)
-        if len(loan.cut.backward) == len(search.best().cut.backward):
+        known, chunks = search.tried.get(setting), setting.chunks_per_device
+        if chunks is None or len(loan.cut.backward) == search.terms.num_devices * chunks:
             if known is None or known.partition != loan.cut:
-                search.climb_from(setting, loan.cut, work)
+                search.climb_from(setting, loan.cut, 1)
+                timed.append(setting)
         elif known is None or known.outcome is None:
             search.begin_at(setting, work)
+    found = [search.tried[each] for each in timed if each in search.tried]
+    best = max((each for each in found if each.outcome is not None), key=lambda each: each.score, default=None)
+    if best is not None and not search.time_is_over():
+        search.climb_from(best.setting, best.cut, work)
 
 
 def _settings_with(search: Search, loan: Loan) -> list[Setting]:

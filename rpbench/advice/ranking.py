@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from rpbench.advice.causes import causes_of
-from rpbench.advice.interval import half_width, ratio_reach, shared_errors
+from rpbench.advice.interval import compute_reach, half_width, ratio_reach, shared_errors
 from rpbench.advice.levers import Lever, Timed, Turn, levers_of, pace_with_twice_the_memory, turns_of
 from rpbench.advice.probing import leading
 from rpbench.advice.rows import Misfit, Ranked, parameters, plain_misfit, plain_row, runs_in
@@ -120,7 +120,7 @@ def advise(
     if seconds is not None:
         compile_kernels(terms, basis)
     with ExitStack() as stack:
-        sides = dealt(taking_part, terms, budget, partial(_row, terms, basis), processes, stack)
+        sides = dealt(taking_part, terms, budget, partial(_row, terms, basis, {}), processes, stack)
         rows = _searched(taking_part, sides, thorough, seconds) if taking_part else {}
         left_out |= {taking_part[number].name: row for number, row in rows.items() if isinstance(row, str)}
         ranked = sorted(
@@ -229,10 +229,13 @@ def _place(each: Contender) -> int:
     return place if place < len(FIRST) else place + 1
 
 
-def _row(terms: Terms, basis: Basis, plan: Tuned, frames: Frames) -> Ranked | Misfit:
+def _row(terms: Terms, basis: Basis, reaches: dict[float, float], plan: Tuned, frames: Frames) -> Ranked | Misfit:
     if not plan.outcome.fits:
         return _misfit(plan, terms)
-    ranked = _ranked(Timed(plan, frames.of_plan(plan)), terms, basis)
+    tokens = terms.tokens(plan.setting.microbatch_sequences)
+    if tokens not in reaches:  # rows of one microbatch size share it
+        reaches[tokens] = compute_reach(terms, tokens, basis)
+    ranked = _ranked(Timed(plan, frames.of_plan(plan)), reaches[tokens], basis)
     return replace(ranked, filled=_filled(plan, frames))
 
 
@@ -253,11 +256,10 @@ def _filled(plan: Tuned, frames: Frames) -> Tuned | None:
 # --- rows ----------------------------------------------------------------------------------------------------
 
 
-def _ranked(each: Timed, terms: Terms, basis: Basis) -> Ranked:
+def _ranked(each: Timed, reach: float, basis: Basis) -> Ranked:
     plan, frame = each.plan, each.frame
     why = causes_of(frame, plan.partition, plan.outcome.keeps)
-    tokens = terms.tokens(plan.setting.microbatch_sequences)
-    factor = half_width(why, terms, tokens, basis)
+    factor = half_width(why, reach, basis)
     pace = plan.outcome.tokens_per_s
     late = 0 if frame.schedule.policy is Policy.FLUSH else replay(frame.schedule).max_staleness
     memory = frame.memory(plan.partition, plan.outcome.keeps)

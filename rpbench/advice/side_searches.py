@@ -33,8 +33,9 @@ from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.side_processes import side_processes
 
-# Of the time: what first looks may take, each of them, and each turn of a search behind them; what would change.
-LOOKING, ONE_LOOK, ONE_TURN, CHANGING = 0.75, 0.03, 0.03, 0.12
+# Of the time: what first looks may take, each of them, and each turn of a search behind them; the bounds of rows, which
+# are looser after it; what would change.
+LOOKING, ONE_LOOK, ONE_TURN, BOUNDING, CHANGING = 0.75, 0.03, 0.03, 0.05, 0.12
 # Of what is left behind the looks, for turns; of what is left behind these, for plans of others; and of what is left
 # of the rest, for one search of the fastest.
 TURNS, PROBING, ONE_SEARCH = 0.5, 0.6, 0.4
@@ -171,7 +172,7 @@ class Share:
                 of_left = part or min(ONE_SEARCH, FAIR / (len(waiting) - place))
                 left = of_left * (end - self.clock.spent)
                 self._go_on(number, found, to_beat, left, everywhere=everywhere)
-        self.clock.allow(inf)
+        self.clock.allow(max(end, self.clock.spent) + BOUNDING * self._seconds)
         return {number: found[number] if number in found else self._finished(number) for number in self.searches}
 
     def _is_too_much(self, number: int, end: float) -> bool:
@@ -255,8 +256,8 @@ class Share:
             found[number] = str(error)
 
     def _borrow(self, number: int) -> None:
-        """Try the plans that lead by now, each once."""
-        for loan in leading([*map(loan_of, self.searches.values()), *self._loans]):
+        """Try the plans that led when this part began, each once: the same, however many processes there are."""
+        for loan in self._loans:
             if (number, loan) not in self._borrowed and not self.clock.is_over():
                 self._borrowed.add((number, loan))
                 borrow(self.searches[number], loan, self.budget.work)

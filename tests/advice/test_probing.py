@@ -2,7 +2,7 @@
 
 from contest_terms import small
 
-from rpbench.advice.probing import Loan, borrow, leading, loan_of
+from rpbench.advice.probing import Loan, borrow, kind_of, leading, loan_of
 from rpbench.advice.ranking import Misfit
 from rpbench.advice.side_searches import Share
 from rpbench.ir.partition import symmetric
@@ -11,6 +11,7 @@ from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import Search
 
 BUDGET = Budget(60, 100_000)
+STAYS = (False, False, False)  # the kind of a pipeline whose weights stay
 
 
 def looked(name, case):
@@ -38,7 +39,7 @@ def test_what_is_not_to_be_had_changes_nothing():
     search = looked("1f1b", case)
     before, timed = search.best(), search.num_timed
     borrow(search, loan_of(search), BUDGET.work)  # its own
-    borrow(search, Loan(9e9, (7, 5, "nothing"), symmetric((1,))), BUDGET.work)  # nobody's
+    borrow(search, Loan(9e9, (7, 5, "nothing"), symmetric((1,)), STAYS), BUDGET.work)  # nobody's
     assert search.best() == before
     assert search.num_timed == timed
 
@@ -46,10 +47,24 @@ def test_what_is_not_to_be_had_changes_nothing():
 def test_of_each_number_of_stages_the_fastest_plans_of_several_kinds_lead():
     four, eight = symmetric((1,) * 4), symmetric((1,) * 8)
     fast, alike, slow, third = (
-        Loan(pace, (size, 1, "all"), four) for pace, size in ((9.0, 1), (8.0, 1), (7.0, 2), (6.0, 4))
+        Loan(pace, (size, 1, "all"), four, STAYS) for pace, size in ((9.0, 1), (8.0, 1), (7.0, 2), (6.0, 4))
     )
-    other = Loan(1.0, (1, 2, "all"), eight)
-    assert leading([None, other, third, slow, alike, fast]) == [fast, slow, other]
+    other = Loan(1.0, (1, 2, "all"), eight, STAYS)
+    moved = Loan(2.0, (8, 1, "all"), four, (True, True, False))
+    assert leading([None, other, third, moved, slow, alike, fast]) == [fast, slow, moved, other]
+
+
+def test_a_plan_is_lent_to_its_own_kind():
+    """Small microbatches fill pipelines and have ZeRO-3 gather more often: what is good for one is not tried there."""
+    case = small(sequences_per_step=8, microbatches=(1, 2, 4))
+    pipeline, sharded = looked("1f1b", case), looked("zero_3", case)
+    assert loan_of(pipeline).kind == STAYS
+    assert kind_of(sharded) == kind_of(looked("zero_infinity", case)) == (True, True, False)
+    assert kind_of(looked("mobius", case)) == (True, False, False)
+    assert kind_of(looked("roundpipe", case)) == (False, False, True)
+    timed = sharded.num_timed
+    borrow(sharded, loan_of(pipeline), BUDGET.work)
+    assert sharded.num_timed == timed
 
 
 def test_what_a_share_has_found_is_tried_for_all_of_it_and_what_comes_from_elsewhere(monkeypatch):
@@ -59,7 +74,7 @@ def test_what_a_share_has_found_is_tried_for_all_of_it_and_what_comes_from_elsew
         [contender("1f1b"), contender("gpipe")], [0, 1], case, BUDGET, lambda plan, frames: Misfit(plan, 0, 0, False)
     )
     share.look(1e9)
-    elsewhere = Loan(1e9, (1, 1, "all"), symmetric((1,) * case.num_devices))
+    elsewhere = Loan(1e9, (1, 1, "all"), symmetric((1,) * case.num_devices), STAYS)
     loans = share.go_by_turns([0, 1], None, 1e9, [elsewhere])
     assert loans == leading(map(loan_of, share.searches.values()))
     assert tried.count(elsewhere) >= 1

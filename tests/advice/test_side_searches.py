@@ -130,12 +130,13 @@ def test_a_sketch_of_overlapping_steps_leaves_out_the_filling():
     """Between steps that overlap lies what the slower device computes: 2BW never drains."""
     case, who = small(), contender("pipedream_2bw")
     setting = space_of(who, case).first.changed("recompute", "all")
-    sketch, times = Sketcher(who, case, 100_000).of(setting), case.times(setting.microbatch_sequences)
+    sketcher, times = Sketcher(who, case, 100_000), case.times(setting.microbatch_sequences)
+    sketch = sketcher.of(setting)
     first, second = sketch.cuts[0].forward
     each = [*zip(times.forward, times.recompute, times.backward, strict=True)]
     busy = sum(map(sum, each[:first])), sum(map(sum, each[first:])) + times.head_forward + times.head_backward
     step_s = case.num_microbatches(setting.microbatch_sequences) * float(max(busy)) / times.units_per_second
-    assert sketch.overlaps
+    assert sketcher.overlaps(setting)
     assert first + second == len(each)
     assert sketch.tokens_per_s == pytest.approx(case.tokens(case.sequences_per_step) / step_s, rel=1e-3)
 

@@ -114,7 +114,7 @@ def test_two_steps_are_timed_while_searching_and_of_steps_that_overlap_six_at_le
 ):
     search = SimpleNamespace(
         terms=SimpleNamespace(num_steps=asked, problem="posed" if posed else None),
-        sketcher=SimpleNamespace(of=lambda setting: SimpleNamespace(overlaps=overlaps)),
+        sketcher=SimpleNamespace(overlaps=lambda setting: overlaps),
     )
     assert [Search._num_steps(search, None, all_steps=each) for each in (False, True)] == [searching, ended]
 
@@ -210,10 +210,11 @@ def test_frames_that_make_room_are_made_again_and_change_no_search(monkeypatch):
 
 def test_a_sketch_has_the_best_cut_and_its_pace():
     case = terms()
-    found = Sketcher(contender("1f1b"), case, 5_000).of(setting_of(case, recompute="none"))
+    sketcher, setting = Sketcher(contender("1f1b"), case, 5_000), setting_of(case, recompute="none")
+    found = sketcher.of(setting)
     assert found.cuts[0] == EVEN
     assert found.tokens_per_s == pytest.approx(M * 1024 / ((M + 1) * 3 * (F + B)))
-    assert (found.is_level, found.overlaps, found.moves) == (False, False, False)
+    assert (found.is_level, sketcher.overlaps(setting), found.moves) == (False, False, False)
     ticks = terms(units=1000)
     quicker = Sketcher(contender("1f1b"), ticks, 1_000).of(setting_of(ticks, recompute="none"))
     assert quicker.tokens_per_s == pytest.approx(1000 * found.tokens_per_s)
@@ -228,8 +229,9 @@ def test_a_sketch_of_steps_that_overlap_leaves_the_filling_out():
     """PipeDream's devices are never idle between steps."""
     case = terms()
     at = setting_of(case, "pipedream", recompute="all")
-    found = Sketcher(contender("pipedream"), case, 5_000).of(at)
-    assert found.overlaps
+    sketcher = Sketcher(contender("pipedream"), case, 5_000)
+    found = sketcher.of(at)
+    assert sketcher.overlaps(at)
     assert found.tokens_per_s == pytest.approx(M * 1024 / (M * 3 * (F + R + B)), rel=1e-3)
 
 

@@ -130,9 +130,10 @@ def test_a_sketch_of_overlapping_steps_counts_the_whole_run_of_a_posed_problem()
     """Filling and draining count there, other than in a contest, where the pace between steps does."""
     problem = small("pipedream_2bw", uniform(6), 2, num_steps=8)
     terms = _terms(problem, ())
-    sketch = Sketcher(Contender(problem.entry), terms, QUICK).of(_space(problem, ()).first)
+    sketcher, setting = Sketcher(Contender(problem.entry), terms, QUICK), _space(problem, ()).first
+    sketch = sketcher.of(setting)
     whole_run = evaluate(problem, sketch.cuts[0], method="given").makespan / problem.times.units_per_second
-    assert sketch.overlaps
+    assert sketcher.overlaps(setting)
     assert sketch.tokens_per_s == pytest.approx(problem.num_microbatches * problem.num_steps / whole_run)
 
 

@@ -114,6 +114,12 @@ class Search:
             for changed in [begun.changed("recompute", value) for value in self.space.dimensions["recompute"]]:
                 if not self.time_is_over() and beats(self._look_at(changed), self.tried[begun]):
                     begun = changed
+        if self.is_over is not None and self.tried[begun].timed.fits and self.sketcher.moves_each_time(begun):
+            for size in sorted(self.space.dimensions["microbatch_sequences"], reverse=True):
+                changed = begun.changed("microbatch_sequences", min(size, begun.microbatch_sequences))
+                if changed != begun and (self.time_is_over() or not beats(self._look_at(changed), self.tried[begun])):
+                    break
+                begun = changed
         return self.tried[begun].timed
 
     def _fitting(self, setting: Setting) -> Setting:
@@ -136,14 +142,17 @@ class Search:
         if self.bounds.count_links:
             yield from self.bounds.fastest_first(each for _, each in self.space.changes(setting))
             return
-        size = setting.microbatch_sequences
-        limit = self.terms.limits.device_memory_bytes
-        if limit is None or self._frame(setting).least_bytes <= limit:  # else smaller microbatches cannot help
-            smaller = [each for each in self.space.dimensions["microbatch_sequences"] if each < size]
-            yield from (setting.changed("microbatch_sequences", each) for each in sorted(smaller, reverse=True))
-        for dimension, changed in self.space.changes(setting):
-            if dimension not in ("microbatch_sequences", "prefetch"):
-                yield changed
+        sizes, limit = self.space.dimensions["microbatch_sequences"], self.terms.limits.device_memory_bytes
+        below = sorted((each for each in sizes if each < setting.microbatch_sequences), reverse=True)
+        smaller = [setting.changed("microbatch_sequences", each) for each in below]
+        others = [
+            changed
+            for dimension, changed in self.space.changes(setting)
+            if dimension not in ("microbatch_sequences", "prefetch")
+        ]
+        if limit is not None and self._frame(setting).least_bytes > limit:  # smaller microbatches cannot help
+            smaller = []
+        yield from (*others, *smaller) if self.sketcher.moves_each_time(setting) else (*smaller, *others)
 
     @cached_property
     def least_bytes(self) -> int:
@@ -275,7 +284,8 @@ class Search:
         """The usual setting, or one near it that the schedule takes."""
         best = self.bounds.fastest_first(self.bounds.settings()) if self.bounds.count_links and not self.is_over else ()
         first, refused = next(iter(best), self.space.first), ""
-        recomputes = () if self.is_over is None else self.space.dimensions["recompute"]
+        is_quick = self.is_over is not None and not self.terms.limits.are_below(self.least_bytes, self.least_host_bytes)
+        recomputes = self.space.dimensions["recompute"] if is_quick else ()
         for recompute in sorted(recomputes, key=lambda each: each != "fitting"):  # it covers the others
             first = self.sketcher.first_size(self.space.first.changed("recompute", recompute), self.space)
             if self._look_at(first).outcome or (recompute, first.options) not in self._refused:
@@ -344,7 +354,7 @@ class Search:
         outcome, estimate = self.tried[current].outcome, self.sketcher.pace(changed)
         if outcome is None or not outcome.fits or estimate >= self.sketcher.pace(current) * (1 - WORTH):
             return True
-        if estimate and self.sketcher.of(changed).overlaps:  # filling is a large part of few steps only
+        if estimate and self.sketcher.overlaps(changed):  # filling is a large part of few steps only
             return True
         if estimate:
             share = estimate / self.sketcher.pace(current)
@@ -430,7 +440,7 @@ class Search:
 
     def _num_steps(self, setting: Setting, *, all_steps: bool = False) -> int:
         asked = self.terms.num_steps
-        if self.sketcher.of(setting).overlaps:  # of a posed problem the whole run counts
+        if self.sketcher.overlaps(setting):  # of a posed problem the whole run counts
             return asked if self.terms.problem is not None else max(OVERLAPPING_STEPS, asked)
         return asked if all_steps else min(FEW_STEPS, asked)
 

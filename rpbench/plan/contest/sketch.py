@@ -41,14 +41,12 @@ class Sketch(NamedTuple):
         cuts: best first.
         tokens_per_s: pace by computation alone; 0 if nothing fits.
         is_level: whether all cuts take equally long.
-        overlaps: whether steps overlap, so that timing two of them says little.
         moves: whether the order itself moves activations, whose time a sketch does not count.
     """
 
     cuts: tuple[Partition, ...]
     tokens_per_s: float
     is_level: bool = False
-    overlaps: bool = False
     moves: bool = False
 
 
@@ -68,6 +66,7 @@ class Sketcher:
         self._known: dict[Setting, Sketch] = {}
         self._cut_short: set[Setting] = set()
         self._orders: dict[tuple[Setting, Counts, int], ClimbOrder] = {}
+        self._overlapping: dict[tuple[object, ...], bool] = {}
 
     def of(self, setting: Setting) -> Sketch:
         """The sketch of a setting.
@@ -82,6 +81,17 @@ class Sketcher:
             if self._time_is_over():
                 self._cut_short.add(setting)
         return self._known[setting]
+
+    def overlaps(self, setting: Setting) -> bool:
+        """Whether steps overlap, so that timing two of them says little; options decide it.
+
+        Raises:
+            ValueError: if the schedule does not take the setting.
+        """
+        if setting.options not in self._overlapping:
+            _, order = self._first_order(setting, posed(self.contender, setting, self.terms, 1))
+            self._overlapping[setting.options] = order.policy is not Policy.FLUSH
+        return self._overlapping[setting.options]
 
     def knows(self, setting: Setting) -> bool:
         """Whether there is a sketch of a setting."""
@@ -101,10 +111,18 @@ class Sketcher:
         return list(plain_partitions(posed(self.contender, setting, self.terms, 1), _counts(like)))
 
     def first_size(self, setting: Setting, space: Space) -> Setting:
-        """The setting with the microbatch size that sketches best; its own size where computation does not decide."""
+        """The setting with the microbatch size that sketches best; its own size where computation does not decide.
+
+        Under a time limit the largest, where every device moves all weights for each microbatch.
+        """
         if self.is_blind(setting):
-            return setting
+            largest = setting.changed("microbatch_sequences", max(space.dimensions["microbatch_sequences"]))
+            return largest if self._is_over is not None and self.moves_each_time(setting) else setting
         return max([setting, *self.by_promise(setting, space)], key=self.pace)
+
+    def moves_each_time(self, setting: Setting) -> bool:
+        """Whether every device moves all weights for each microbatch, so that large ones are fast."""
+        return self.contender.entry.lower is not None and self.of(setting).is_level
 
     def is_blind(self, setting: Setting) -> bool:
         """Whether weights or activations move, or all cuts take equally long, so that a sketch says little."""
@@ -143,10 +161,10 @@ class Sketcher:
         problem = posed(self.contender, setting, self.terms, 1)
         counts, order = self._first_order(setting, problem)
         alike = order.placement and all(len(holders) == self.terms.num_devices > 1 for holders in order.placement)
-        overlaps = order.policy is not Policy.FLUSH
         if alike:  # every device runs all stages in turn: the cut makes no difference to that
             pace = self._pace(problem, _turn(problem, runs_again=setting.recompute == "all"))
-            return Sketch((*plain_partitions(problem, counts)[:CUTS], *self._starts(counts)), pace, True, overlaps)
+            return Sketch((*plain_partitions(problem, counts)[:CUTS], *self._starts(counts)), pace, True)
+        overlaps = self.overlaps(setting)
         if overlaps:
             problem = replace(problem, num_steps=STEPS if self.terms.problem is None else STEPS_POSED)
         climbs = self._climbs(setting, problem, counts)
@@ -161,7 +179,7 @@ class Sketcher:
         else:
             step /= problem.num_steps
         moves = has_transfers(order)
-        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), overlaps=overlaps, moves=moves)
+        return Sketch(tuple(dict.fromkeys(found)), self._pace(problem, step), moves=moves)
 
     def _first_step(self, setting: Setting, problem: Problem, climb: Climb) -> float:
         """Run length of the best cut without the last step."""
