@@ -152,7 +152,11 @@ class Search:
         ]
         if limit is not None and self._frame(setting).least_bytes > limit:  # smaller microbatches cannot help
             smaller = []
-        yield from (*others, *smaller) if self.sketcher.moves_each_time(setting) else (*smaller, *others)
+        if self.sketcher.moves_each_time(setting):  # options say what leaves a device
+            yield from sorted(others, key=lambda each: each.options == setting.options)
+            yield from smaller
+        else:
+            yield from (*smaller, *others)
 
     @cached_property
     def least_bytes(self) -> int:
