@@ -95,9 +95,7 @@ def limit_of(contender: Contender, terms_at: Callable[[int], Terms], step: int, 
     """
 
     def can_hold(value: int) -> bool:
-        terms = terms_at(value)
-        search = Search(contender, terms, BUDGET)
-        return not terms.limits.are_below(search.least_bytes, search.least_host_bytes)
+        return not Search(contender, terms_at(value), BUDGET).is_ruled_out
 
     return largest(contender.name, lambda value: _held(contender, terms_at(value)), step, most, can_hold)
 

@@ -13,9 +13,9 @@ from problems import small, uniform
 from rpbench.cost.footprint.sizes import DeviceMemory, LayerSize, ModelBytes
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.plan.climb import _moves
-from rpbench.plan.contest.bounds import _fitting
 from rpbench.plan.contest.contender import Setting, Space, contender, space_of
 from rpbench.plan.contest.frame import Outcome
+from rpbench.plan.contest.layer_limits import _fitting
 from rpbench.plan.contest.plans import Budget, Tried, Tuned, beats, leaders, rank
 from rpbench.plan.contest.restarts import climbed, restart, shifted
 from rpbench.plan.contest.sketch import _turn

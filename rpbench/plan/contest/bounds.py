@@ -14,7 +14,7 @@ stage (`rpbench.plan.linear`). What crosses links adds time to a plan and none t
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from math import inf, log2
@@ -32,32 +32,13 @@ from rpbench.ir.schedule import Schedule, Weights
 from rpbench.passes.recomputation import check_recompute
 from rpbench.plan.contest.contender import Contender, Setting, Space
 from rpbench.plan.contest.frame import posed
+from rpbench.plan.contest.layer_limits import Limit, least_limit, least_of_whole_layers
 from rpbench.plan.contest.link_loads import LinkLoads
 from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import promising_counts
-from rpbench.plan.linear import prices
 from rpbench.plan.problem import Problem
 
 Floats = npt.NDArray[np.float64]
-MOST_ROUNDS, SETTLED = 8, 1e-6
-MOST_TIMES = 1e3  # a step longer than this multiple of the first bound counts as infeasible
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A limit on x and k: a device's time in a step, or its bytes.
-
-    Args:
-        of_layers, of_kept: use per layer of each stage, and per layer that is not recomputed, (stages,).
-        fixed: use that does not depend on the cut.
-        room: limit in bytes; None: the length of the step.
-    """
-
-    of_layers: Floats
-    of_kept: Floats
-    fixed: float
-    room: float | None = None
-    device: int = 0
 
 
 class Bounds:
@@ -140,18 +121,21 @@ class Bounds:
             setting = replace(setting, options=self.space.first.options)
         return setting
 
-    def least_bytes(self, limit: int) -> int:
+    def least_bytes(self, limit: int | None) -> int:
         """A lower bound on the fullest device in every plan: one microbatch of the smallest size, all recomputed.
 
         Once a setting is found within the limit, the others are passed over: the bound rules nothing out then.
+        0 without a limit.
         """
         return self._least(lambda each: self._orders(each).least_bytes(self._moving(each)), limit)
 
-    def least_host_bytes(self, limit: int) -> int:
+    def least_host_bytes(self, limit: int | None) -> int:
         """A lower bound on the host's bytes in every plan; passes settings over as `least_bytes` does."""
         return self._least(self._least_on_host, limit)
 
-    def _least(self, needs: Callable[[Setting], int], limit: int) -> int:
+    def _least(self, needs: Callable[[Setting], int], limit: int | None) -> int:
+        if limit is None:
+            return 0
         found = inf
         for setting in dict.fromkeys(map(self._usual, self.settings())):
             if setting.microbatch_sequences == min(self.terms.microbatches):
@@ -262,9 +246,9 @@ class _Orders:
         step = together
         if self._is_plain:
             rows = self._times() + self._memory()
-            step = max(step, _least(rows, together, self.problem.num_layers))
+            step = max(step, least_limit(rows, together, self.problem.num_layers))
             if self._has_one_stage_each and step < inf:
-                step = _least_of_whole_layers(rows, self._device_of, self._keeps(), step, self.problem.num_layers)
+                step = least_of_whole_layers(rows, self._device_of, self._keeps(), step, self.problem.num_layers)
         return step / self.problem.times.units_per_second
 
     def least_bytes(self, moving: Analysis | None) -> int:
@@ -286,10 +270,10 @@ class _Orders:
         if not self._is_plain or self.terms.limits.device_memory_bytes is None:
             return self._footprint.least_bytes
         rows = [replace(row, room=None) for row in self._memory() if not row.of_kept.any()]
-        found = _least(rows, max(1.0, float(self._footprint.least_bytes)), self.problem.num_layers)
+        found = least_limit(rows, max(1.0, float(self._footprint.least_bytes)), self.problem.num_layers)
         if self._has_one_stage_each:
             nothing_kept = np.zeros(len(self._device_of))
-            found = _least_of_whole_layers(rows, self._device_of, nothing_kept, found, self.problem.num_layers)
+            found = least_of_whole_layers(rows, self._device_of, nothing_kept, found, self.problem.num_layers)
         return int(found)
 
     def _together(self) -> float:
@@ -335,7 +319,7 @@ class _Orders:
             keeps[-1] = 1
         return keeps
 
-    def _times(self) -> list[_Row]:
+    def _times(self) -> list[Limit]:
         """Limits of time: computation of each device, and the way of the first and the last microbatch."""
         assert self.schedule is not None
         times, num, devices = self.problem.times, self.num_microbatches, self._device_of
@@ -349,7 +333,7 @@ class _Orders:
         else:
             whole = self._forward + self._backward
         step, step_at = self._steps()
-        keeps, found = self._keeps(), list[_Row]()
+        keeps, found = self._keeps(), list[Limit]()
         for device in range(self.problem.num_ranks):
             own = np.array([each == device for each in devices], float)
             if not own.any():
@@ -358,7 +342,7 @@ class _Orders:
             kept = -num * self._again * own * keeps * self._hides / speed
             layers = own * (num * (whole + self._again) * self._hides + step) / speed
             fixed = (num * whole_head * last * self._hides + step_at[0] * own[0] + step_at[1] * last) / speed
-            found.append(_Row(layers, kept, fixed, device=device))
+            found.append(Limit(layers, kept, fixed, device=device))
             if self.schedule.policy is Policy.FLUSH and not times.overlap_gain:
                 first = int(np.flatnonzero(own)[0])
                 below = np.arange(stages) < first
@@ -366,7 +350,7 @@ class _Orders:
                 layers = on_way + own * num * (self._forward + back + self._again) / speed
                 began = np.array([each == devices[0] for each in devices]) * step / self._speeds[devices[0]]
                 fixed = num * sum(head) * last / speed + step_at[0] / self._speeds[devices[0]]
-                found.append(_Row(layers + began, -num * self._again * own * keeps / speed, fixed, device=device))
+                found.append(Limit(layers + began, -num * self._again * own * keeps / speed, fixed, device=device))
         return found
 
     def _steps(self) -> tuple[float, tuple[float, float]]:
@@ -378,7 +362,7 @@ class _Orders:
         layer = min(each.optimizer for each in self._sizes.layers)
         return layer / pace, (self._sizes.embedding.optimizer / pace, self._sizes.head.optimizer / pace)
 
-    def _memory(self) -> list[_Row]:
+    def _memory(self) -> list[Limit]:
         """Limits of memory: resident bytes of each device, activations of one microbatch, and those in flight."""
         if self.terms.limits.device_memory_bytes is None:
             return []
@@ -394,18 +378,18 @@ class _Orders:
         unknown = [()] * self.problem.num_ranks
         moments = self._footprint.moments() if in_flight and self._keeps().any() else unknown
         halves = self._footprint.between_halves() if in_flight else unknown
-        found, nothing = list[_Row](), np.zeros(len(devices))
+        found, nothing = list[Limit](), np.zeros(len(devices))
         for device in range(self.problem.num_ranks):
             own = np.array([each == device for each in devices], float)
             fixed = ends[0] * own[:1].sum() + ends[1] * own[-1:].sum()
             logits = sizes.logits * own[-1:].sum()
             for stage in np.flatnonzero(own).tolist():
                 one = (np.arange(len(devices)) == stage) * activations * (not sizes.by_layer)
-                found.append(_Row(own * stay + one, nothing, fixed + logits, limit, device))
+                found.append(Limit(own * stay + one, nothing, fixed + logits, limit, device))
             for waiting in _fullest(halves[device] if halves else ()):
-                found.append(_Row(own * stay + waiting * activations, nothing, fixed, limit, device))
+                found.append(Limit(own * stay + waiting * activations, nothing, fixed, limit, device))
             for levels in _fullest(moments[device]):
-                found.append(_Row(own * stay, levels * activations * self._keeps(), fixed, limit, device))
+                found.append(Limit(own * stay, levels * activations * self._keeps(), fixed, limit, device))
         return found
 
 
@@ -420,95 +404,3 @@ def _fullest(moments: object) -> list[Floats]:
         return []
     rows = {int(table.sum(axis=1).argmax()), *(int(column.argmax()) for column in table.T if column.any())}
     return [table[row] for row in sorted(rows)]
-
-
-def _least(rows: list[_Row], start: float, num_layers: int) -> float:
-    """The shortest step (the limit of rows without `room`) at which all layers find room; infinite if none does.
-
-    Prices at one limit bound the layers at every other limit, and so give a lower bound on the limit needed.
-    """
-    stages = len(rows[0].of_layers)
-    table = np.array([np.concatenate((row.of_layers, row.of_kept)) for row in rows])
-    scale = np.array([start if row.room is None else row.room for row in rows])
-    at_nothing = np.array([(row.room or 0.0) - row.fixed for row in rows]) / scale
-    is_open = np.array([row.room is None for row in rows]) / scale
-    table /= scale[:, None]
-    kept = np.concatenate((-np.eye(stages), np.eye(stages)), axis=1)  # k <= x
-    table = np.concatenate((table, kept))
-    at_nothing, is_open = (np.concatenate((each, np.zeros(stages))) for each in (at_nothing, is_open))
-    value = np.concatenate((np.ones(stages), np.zeros(stages)))
-    for _ in range(MOST_ROUNDS):
-        price = prices(table, at_nothing + start * is_open, value)
-        if not np.isfinite(price).all():
-            return start
-        at_zero, each = float(price @ at_nothing), float(price @ is_open)
-        if each * start <= 1e-9 * num_layers:
-            return inf if at_zero < num_layers * (1 - SETTLED) else start
-        needed = (num_layers - at_zero) / each
-        if needed <= start * (1 + SETTLED):
-            return max(start, needed)
-        start = needed
-    return start
-
-
-def _least_of_whole_layers(
-    rows: list[_Row], device_of: list[int], keeps: Floats, start: float, num_layers: int
-) -> float:
-    """The shortest step where every device has one stage of whole layers, recomputed entirely or not at all.
-
-    Stages are filled one after the other: a device's start time follows from the number of layers below it.
-    """
-    before, choices = np.arange(num_layers + 1), list[list[tuple[Floats, list[tuple[float, float, Floats]]]]]()
-    for stage, device in enumerate(device_of):
-        limits = [row for row in rows if row.device == device]
-        choices.append([_room_of(limits, stage, kept, before) for kept in (0, 1)[: 1 + int(keeps[stage] > 0)]])
-
-    def holds(step: float) -> bool:
-        reached = before == 0
-        for of_stage in choices:
-            most = np.zeros(num_layers + 1)
-            for room, timed in of_stage:
-                for fixed, each, gone in timed:
-                    room = np.minimum(room, _fitting(step - fixed - gone, each, num_layers))
-                most = np.maximum(most, np.floor(room + 1e-9))
-            upto = np.where(reached, np.minimum(before + most, num_layers), -1)
-            furthest = np.maximum.accumulate(upto)  # from the layers below, any number up to the most
-            reached = (furthest >= before) & np.logical_or.accumulate(reached)
-        return bool(reached[num_layers])
-
-    low, high = start, start
-    while not holds(high):
-        low, high = high, high * 1.25
-        if high > MOST_TIMES * start:
-            return inf
-    while high - low > SETTLED * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return low
-
-
-def _room_of(
-    limits: list[_Row], stage: int, kept: int, before: npt.NDArray[np.int64]
-) -> tuple[Floats, list[tuple[float, float, Floats]]]:
-    """Most layers of a stage by its byte limits, per number of layers below it, and its limits of time.
-
-    A limit of time is the fixed use, the use per layer, and the use of the layers below.
-    """
-    room, timed = np.full(len(before), float(len(before) - 1)), list[tuple[float, float, Floats]]()
-    for row in limits:
-        if row.room is not None and not kept and row.of_kept.any():  # what stays in flight, if any does
-            continue
-        each = float(row.of_layers[stage] + kept * row.of_kept[stage])
-        gone: Floats = np.asarray(
-            before * (float(row.of_layers[:stage].min(initial=inf)) if stage else 0.0), np.float64
-        )
-        if row.room is None:
-            timed.append((row.fixed, each, gone))
-        else:
-            room = np.minimum(room, _fitting(row.room - row.fixed - gone, each, len(before) - 1))
-    return room, timed
-
-
-def _fitting(left: Floats, each: float, num_layers: int) -> Floats:
-    """The number of layers, each of so much, that fit into what is left."""
-    return left / each if each > 0 else np.where(left < 0, -1.0, num_layers)

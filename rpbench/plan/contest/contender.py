@@ -137,6 +137,26 @@ class Space:
                 if value != setting.value(name):
                     yield name, setting.changed(name, value)
 
+    def smaller(self, setting: Setting) -> list[Setting]:
+        """The setting with each smaller microbatch, the largest first."""
+        sizes = sorted(self.dimensions["microbatch_sequences"], reverse=True)
+        below = (size for size in sizes if size < setting.microbatch_sequences)
+        return [setting.changed("microbatch_sequences", size) for size in below]
+
+    def lighter(self, setting: Setting, *, smaller: bool, options: bool) -> list[Setting]:
+        """Single changes that may take less memory, the likeliest first.
+
+        Args:
+            smaller: whether smaller microbatches may help.
+            options: whether options help most, for they say what leaves a device.
+        """
+        below = self.smaller(setting) if smaller else []
+        apart = ("microbatch_sequences", "prefetch")
+        others = [changed for dimension, changed in self.changes(setting) if dimension not in apart]
+        if options:
+            return sorted(others, key=lambda each: each.options == setting.options) + below
+        return below + others
+
     def beginning_at(self, setting: Setting) -> "Space":
         """The space with the values of a setting first."""
         first = {name: (setting.value(name), *values) for name, values in self.dimensions.items()}

@@ -8,7 +8,7 @@ Close settings with other numbers of stages are searched in the same way. The fi
 say. Every contender has the same budget of timelines. With a time limit, recomputation comes first.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from math import inf
@@ -104,22 +104,17 @@ class Search:
         return self.work + RESERVED > self._may_spend or self.time_is_over()
 
     def look(self) -> Outcome:
-        """The best cut of a setting near the usual one.
-
-        Raises:
-            ValueError: if the schedule takes no setting at all, or time was over before one had been found.
-        """
+        """The best cut of a setting near the usual one; ValueError as of `tune`."""
         begun = self._fitting(self._start())
         if self.is_over is not None and begun.recompute != "fitting":
             for changed in [begun.changed("recompute", value) for value in self.space.dimensions["recompute"]]:
                 if not self.time_is_over() and beats(self._look_at(changed), self.tried[begun]):
                     begun = changed
         if self.is_over is not None and self.tried[begun].timed.fits and self.sketcher.moves_each_time(begun):
-            for size in sorted(self.space.dimensions["microbatch_sequences"], reverse=True):
-                changed = begun.changed("microbatch_sequences", min(size, begun.microbatch_sequences))
-                if changed != begun and (self.time_is_over() or not beats(self._look_at(changed), self.tried[begun])):
+            for smaller in self.space.smaller(begun):
+                if self.time_is_over() or not beats(self._look_at(smaller), self.tried[begun]):
                     break
-                begun = changed
+                begun = smaller
         return self.tried[begun].timed
 
     def _fitting(self, setting: Setting) -> Setting:
@@ -137,44 +132,27 @@ class Search:
                         break
         return best
 
-    def _lighter(self, setting: Setting) -> Iterator[Setting]:
+    def _lighter(self, setting: Setting) -> list[Setting]:
         """Single changes of a setting that may take less memory, the likeliest first."""
         if self.bounds.count_links:
-            yield from self.bounds.fastest_first(each for _, each in self.space.changes(setting))
-            return
-        sizes, limit = self.space.dimensions["microbatch_sequences"], self.terms.limits.device_memory_bytes
-        below = sorted((each for each in sizes if each < setting.microbatch_sequences), reverse=True)
-        smaller = [setting.changed("microbatch_sequences", each) for each in below]
-        others = [
-            changed
-            for dimension, changed in self.space.changes(setting)
-            if dimension not in ("microbatch_sequences", "prefetch")
-        ]
-        if limit is not None and self._frame(setting).least_bytes > limit:  # smaller microbatches cannot help
-            smaller = []
-        if self.sketcher.moves_each_time(setting):  # options say what leaves a device
-            yield from sorted(others, key=lambda each: each.options == setting.options)
-            yield from smaller
-        else:
-            yield from (*smaller, *others)
+            return self.bounds.fastest_first(each for _, each in self.space.changes(setting))
+        helps = not self.terms.limits.are_below(self._frame(setting).least_bytes, 0)
+        return self.space.lighter(setting, smaller=helps, options=self.sketcher.moves_each_time(setting))
 
     @cached_property
-    def least_bytes(self) -> int:
-        """Bytes that the fullest device holds at least, whatever is chosen; 0 where it has no limit."""
-        limit = self.terms.limits.device_memory_bytes
-        return 0 if limit is None else self.bounds.least_bytes(limit)
+    def least(self) -> tuple[int, int]:
+        """Bytes that the fullest device and the host hold at least, whatever is chosen; 0 where there is no limit."""
+        bounds, limits = self.bounds, self.terms.limits
+        return bounds.least_bytes(limits.device_memory_bytes), bounds.least_host_bytes(limits.host_memory_bytes)
 
-    @cached_property
-    def least_host_bytes(self) -> int:
-        """Bytes that the host holds at least, whatever is chosen; 0 where the host has no limit."""
-        limit = self.terms.limits.host_memory_bytes
-        return 0 if limit is None else self.bounds.least_host_bytes(limit)
+    @property
+    def is_ruled_out(self) -> bool:
+        """Whether a bound shows that no plan fits."""
+        return self.terms.limits.are_below(*self.least)
 
     def cannot_fit(self) -> bool:
         """Whether no plan found fits, and a bound shows that none can."""
-        if self.best().timed.fits:
-            return False
-        return self.terms.limits.are_below(self.least_bytes, self.least_host_bytes)
+        return not self.best().timed.fits and self.is_ruled_out
 
     def finish(self, to_beat: float | None = None, *, everywhere: bool = True, recuts: bool = True) -> Tried:
         """Search on from the best plan so far, to the end or the time limit; may be called again.
@@ -274,8 +252,7 @@ class Search:
             self._num_steps(best.setting, all_steps=self.has_ended),
             self._final is not None,
             self.bounds.best_pace(self.time_is_over) if fits else inf,
-            0 if fits else self.least_bytes,
-            0 if fits else self.least_host_bytes,
+            *((0, 0) if fits else self.least),
             self._restarted,
         )
 
@@ -288,8 +265,7 @@ class Search:
         """The usual setting, or one near it that the schedule takes."""
         best = self.bounds.fastest_first(self.bounds.settings()) if self.bounds.count_links and not self.is_over else ()
         first, refused = next(iter(best), self.space.first), ""
-        is_quick = self.is_over is not None and not self.terms.limits.are_below(self.least_bytes, self.least_host_bytes)
-        recomputes = self.space.dimensions["recompute"] if is_quick else ()
+        recomputes = () if self.is_over is None or self.is_ruled_out else self.space.dimensions["recompute"]
         for recompute in sorted(recomputes, key=lambda each: each != "fitting"):  # it covers the others
             first = self.sketcher.first_size(self.space.first.changed("recompute", recompute), self.space)
             if self._look_at(first).outcome or (recompute, first.options) not in self._refused:
