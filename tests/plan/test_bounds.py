@@ -21,6 +21,7 @@ from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.counts import plain_partitions
 from rpbench.plan.linear import prices
+from rpbench.run.scheduled import why_not
 
 # Pipelines of one and several stages a device, split backwards, a V, shared weights, weights on the host.
 NAMES = ("1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "looped_bfs", "dualpipe_v", "zb_v", "gis", "zero_2", "zero_3")
@@ -217,6 +218,8 @@ def test_what_the_host_holds_of_every_plan_is_known_before_one_is_timed(name, of
     if needed:
         assert plan.least_host_bytes == bound
         assert sum(each.outcome is not None for each in plan.tried) == 1, "a proof ends the search"
+        roomless = replace(tight.cluster, host_memory_bytes=needed * 9 // 10)
+        assert why_not(plan, roomless).endswith(f"; every plan takes {bound / 1e9:.1f} GB of the host")
 
 
 def test_the_least_bytes_of_two_stages_are_those_of_the_best_cut_by_hand():
