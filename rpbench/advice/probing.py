@@ -1,4 +1,4 @@
-"""Probing: the plans of leading contenders, tried for others that accept them.
+"""Probing: the plans of leading contenders, tried for others that accept them, or begun with.
 
 What is good for one is often good for its kin: how large a microbatch is, what runs again, how many stages a device
 has, and where another has as many stages, their cut. A search would come there one dimension at a time, if time were
@@ -6,18 +6,32 @@ left.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from rpbench.ir.partition import Partition
 from rpbench.plan.contest.contender import OPTION, Setting
-from rpbench.plan.contest.search import Search
+from rpbench.plan.contest.search import Known, Search
 
 LENT = ("microbatch_sequences", "chunks_per_device", "recompute")  # dimensions of a setting that go with a plan
-MOST_LENDERS = 2  # of each number of stages
+MOST_LENDERS = 2  # of each placement of stages
 WORTH = 0.01  # what a bound must leave to gain, as a share of a pace
 
 
-Kind = tuple[bool, bool, bool]  # `kind_of`
+class Kind(NamedTuple):
+    """What is good for one kind of contender is seldom good for another.
+
+    Args:
+        moves: whether weights move.
+        moves_each_time: on every device, for each microbatch.
+        separate_cuts: whether both directions are cut apart.
+        overlaps: whether steps overlap, so that filling and draining hardly count, and more weights are kept.
+    """
+
+    moves: bool
+    moves_each_time: bool
+    separate_cuts: bool
+    overlaps: bool
 
 
 class Loan(NamedTuple):
@@ -25,14 +39,16 @@ class Loan(NamedTuple):
 
     Args:
         pace: that it has where it is from.
-        values: of the dimensions `LENT`.
-        kind: of its contender (`kind_of`); what is good for one kind is seldom good for another.
+        values: of the dimensions `LENT`, and of the schedule's options.
+        kind: of its contender.
+        placement: the devices of each stage.
     """
 
     pace: float
-    values: tuple[float | int | str | None, ...]
+    values: tuple[tuple[str, Any], ...]
     cut: Partition
     kind: Kind
+    placement: tuple[tuple[int, ...], ...]
 
 
 def loan_of(search: Search) -> Loan | None:
@@ -41,23 +57,44 @@ def loan_of(search: Search) -> Loan | None:
     if not pace:
         return None
     best = search.best()
-    return Loan(pace, tuple(best.setting.value(name) for name in LENT), best.cut, kind_of(search))
+    lent = [*LENT, *(name for name in search.space.dimensions if name.startswith(OPTION))]
+    values = tuple((name, best.setting.value(name)) for name in lent)
+    return Loan(pace, values, best.cut, kind_of(search), search.sketcher.placement(best.setting))
 
 
-def kind_of(search: Search) -> Kind:
-    """Whether weights move, whether on every device for each microbatch, and whether directions are cut apart."""
-    entry, setting = search.contender.entry, search.best().setting
-    return search.bounds.moves, search.sketcher.moves_each_time(setting), entry.separate_cuts
+def kind_of(search: Search, setting: Setting | None = None) -> Kind:
+    """The kind of a contender, by a setting that its schedule takes; None: by its best."""
+    setting, sketcher = setting or search.best().setting, search.sketcher
+    separate = search.contender.entry.separate_cuts
+    return Kind(search.bounds.moves, sketcher.moves_each_time(setting), separate, sketcher.overlaps(setting))
 
 
 def leading(loans: Iterable[Loan | None]) -> list[Loan]:
-    """The fastest of them for each number of stages, of each kind, that differ in more than the cut."""
-    found: dict[tuple[int, Kind], dict[tuple[float | int | str | None, ...], Loan]] = {}
+    """The fastest of them for each placement of stages, of each kind, that differ in more than the cut."""
+    found: dict[tuple[object, ...], dict[tuple[tuple[str, Any], ...], Loan]] = {}
     for loan in sorted(filter(None, loans), key=lambda each: -each.pace):
-        alike = found.setdefault((len(loan.cut.backward), loan.kind), {})
+        alike = found.setdefault((len(loan.cut.backward), loan.placement, loan.kind), {})
         if len(alike) < MOST_LENDERS:
             alike.setdefault(loan.values, loan)
     return sorted((loan for alike in found.values() for loan in alike.values()), key=lambda each: -each.pace)
+
+
+def known_plans(search: Search, loans: Iterable[Loan]) -> list[Known]:
+    """The fastest plans of a contender's kind, for each number of stages one, those with the same placement of stages
+    before the others.
+    """
+    alike, others = dict[int, Known](), dict[int, Known]()
+    for loan in sorted(loans, key=lambda each: -each.pace) if not search.contender.entry.separate_cuts else ():
+        setting = search.space.first
+        for name, value in loan.values:
+            if value in search.space.dimensions.get(name, ()):
+                setting = setting.changed(name, value)
+        stages = search.terms.num_devices * (setting.chunks_per_device or 0)
+        with suppress(ValueError):  # the schedule does not take the setting
+            if len(loan.cut.backward) == stages and kind_of(search, setting) == loan.kind:
+                found = alike if search.sketcher.placement(setting) == loan.placement else others
+                found.setdefault(stages, Known(setting, loan.cut, loan.pace))
+    return [*alike.values(), *others.values()]
 
 
 def borrow(search: Search, loan: Loan, work: int) -> None:
@@ -67,7 +104,7 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
         work: that the way on may take at most.
     """
     timed = list[Setting]()
-    for setting in _settings_with(search, loan) if loan.kind == kind_of(search) else ():
+    for setting in _settings_with(search, loan) if loan.kind[:-1] == kind_of(search)[:-1] else ():
         if search.time_is_over():
             return
         if search.bounds.pace(setting) <= search.best_pace() * (1 + WORTH):
@@ -88,8 +125,8 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
 def _settings_with(search: Search, loan: Loan) -> list[Setting]:
     """A contender's best setting with what it accepts of a plan, and with one option changed beside it."""
     setting = search.best().setting
-    for name, value in zip(LENT, loan.values, strict=True):
-        if value in search.space.dimensions[name]:
+    for name, value in loan.values:
+        if value in search.space.dimensions.get(name, ()):
             setting = setting.changed(name, value)
     options = [changed for name, changed in search.space.changes(setting) if name.startswith(OPTION)]
     return [setting, *options]

@@ -1,6 +1,7 @@
 """Side searches: the contenders of an advice, dealt out to processes that look at all of theirs and finish the best.
 
-    look      the first setting of every contender, with a cut and everything that moves
+    look      the first setting of some of every kind, with a cut and everything that moves; then of the others, which
+              begin near the plans of these (`rpbench.advice.probing`)
     turns     whether anything fits, of those without a plan by then (`rpbench.advice.whole_layers`); the search of
               each goes on, the most promising first
     finish    plans that lead by then, wherever, are tried for all (`rpbench.advice.probing`); the search of each to
@@ -21,7 +22,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
-from rpbench.advice.probing import Loan, borrow, leading, loan_of
+from rpbench.advice.probing import Loan, borrow, kind_of, known_plans, leading, loan_of
 from rpbench.advice.whole_layers import lightest
 from rpbench.cost.hardware.basis import Basis
 from rpbench.mesh.plan_search.terms import terms_of
@@ -113,21 +114,31 @@ class Share:
         self._loans, self._borrowed = tuple[Loan, ...](), set[tuple[int, Loan]]()
         self._least = dict[int, int]()  # bytes of the lightest plan, where that is known and too much
 
-    def look(self, seconds: float) -> tuple[dict[int, Glance], float]:
-        """The first look at each, and the seconds that this process has spent."""
-        self.clock, self._seconds = Clock(), seconds
-        found = {}
-        for place, number in enumerate(self.numbers):
+    def look(
+        self, seconds: float, numbers: Sequence[int] | None = None, num_later: int = 0, loans: Sequence[Loan] = ()
+    ) -> tuple[dict[int, Glance], float]:
+        """The first look at some of the contenders, and the seconds that this process has spent.
+
+        Args:
+            seconds: for all that there is to do.
+            numbers: None: all that are this one's.
+            num_later: how many have their look in a later call.
+            loans: plans of those that were looked at before, to begin near.
+        """
+        if not self.searches:
+            self.clock, self._seconds = Clock(), seconds
+        found, numbers = {}, self.numbers if numbers is None else numbers
+        for place, number in enumerate(numbers):
             spent, end = self.clock.spent, LOOKING * seconds
-            fair = FAIR * (end - spent) / (len(self.numbers) - place)
+            fair = FAIR * (end - spent) / (len(numbers) + num_later - place)
             self.clock.allow(spent + min(fair, ONE_LOOK * seconds))
-            found[number] = Glance(remark=OUT_OF_TIME) if spent > seconds else self._glance(number)
+            found[number] = Glance(remark=OUT_OF_TIME) if spent > seconds else self._glance(number, loans)
         return found, self.clock.spent
 
-    def _glance(self, number: int) -> Glance:
+    def _glance(self, number: int, loans: Sequence[Loan]) -> Glance:
         search = Search(self.contenders[number], self.terms, self.budget, is_over=self.clock.is_over)
         try:
-            outcome = search.look()
+            outcome = search.look(known_plans(search, loans))
         except ValueError as error:
             return Glance(remark=str(error))
         self.searches[number] = search
@@ -257,7 +268,8 @@ class Share:
 
     def _borrow(self, number: int) -> None:
         """Try the plans that led when this part began, each once: the same, however many processes there are."""
-        for loan in self._loans:
+        kind = kind_of(self.searches[number])
+        for loan in sorted(self._loans, key=lambda each: each.kind != kind):  # of equals, the fastest first
             if (number, loan) not in self._borrowed and not self.clock.is_over():
                 self._borrowed.add((number, loan))
                 borrow(self.searches[number], loan, self.budget.work)

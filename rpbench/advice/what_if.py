@@ -26,9 +26,9 @@ from rpbench.passes.recomputation import RECOMPUTES, Recompute
 from rpbench.plan.contest.contender import Setting
 from rpbench.plan.contest.frame import Frame, Frames
 from rpbench.plan.contest.plans import Outcome, Tuned, rank
-from rpbench.plan.contest.search import ATTEMPTS
 from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.terms import Terms
+from rpbench.plan.contest.trials import ATTEMPTS
 from rpbench.side_processes import side_processes
 from rpbench.sim.kernels import compile_orders
 

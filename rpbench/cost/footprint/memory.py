@@ -120,9 +120,8 @@ class Footprint:
         self._num_states = 1 + (Kind.ROLLBACK in schedule.kinds)  # ROLLBACK restores a copy
         shares = not self._streamed and replicas.shares_or_offloads(schedule)
         self._more_versions = np.array([] if self._streamed else _kept_versions(schedule), np.int64) - 1
-        self._in_flight_by_stage = list[Moments]()
+        self._in_flight_by_stage, self._inputs = list[Moments](), list[Moments]()  # on demand, for copies too
         self._between_halves: Moments | None = None
-        self._inputs: Moments | None = None
         if not self._streamed and not schedule.kinds.isdisjoint({Kind.W, Kind.OVERLAP}):
             stages = schedule.shape.num_stages
             waiting = [waiting_halves(schedule.compute(device), stages, sizes.each) for device in devices]
@@ -136,6 +135,7 @@ class Footprint:
         self._sizes = sizes = sizes.under(self._schedule).added_up
         self._embedding, self._head = np.array([sizes.embedding, sizes.head])
         below = np.zeros((1, len(LayerSize._fields)), np.int64)
+        self._most_activations = max(layer.activations for layer in sizes.layers)
         self._running: Ints = np.concatenate([below, np.cumsum(sizes.layers, axis=0)]).T  # (sizes, layers + 1)
 
     @property
@@ -307,10 +307,10 @@ class Footprint:
             waiting = self._between_halves.peaks(stages.activations) * self._sizes.until_weights
             found["activations between halves"] = waiting.astype(np.int64)
         if self._sizes.by_layer:
-            if self._inputs is None:  # I frees them
-                self._inputs = Moments(levels_of(self._analysis, self._sizes.each, 0.0))
-            found["kept stage inputs"] = self._inputs.peaks(np.maximum(stages.inputs, self._sizes.boundary))
-            one = np.minimum(stages.activations, max(layer.activations for layer in self._sizes.layers))
+            if not self._inputs:  # I frees them
+                self._inputs.append(Moments(levels_of(self._analysis, self._sizes.each, 0.0)))
+            found["kept stage inputs"] = self._inputs[0].peaks(np.maximum(stages.inputs, self._sizes.boundary))
+            one = np.minimum(stages.activations, self._most_activations)
             found["recomputed activations"] = (one[:, :, None] * self._holds).max(axis=1, initial=0)
         return found
 

@@ -169,7 +169,7 @@ class ReplicaFootprint:
         gathered = [sum(_peak(stages.weights, lane) for lane in lanes) for lanes in self._gathered]
         passing = [_peak(stages.gradients, moments) for moments in self._passing]
         if sizes.by_layer:
-            layer = LayerSize(*(max(each) for each in zip(*sizes.layers, strict=True)))
+            layer = _largest_layer(sizes)
             if self._by_visit:
                 of_layers = np.minimum(stages.weights, layer.weights)
                 gathered = [LAYERS_GATHERED * layer.weights + _peak(of_layers, lanes[1]) for lanes in self._gathered]
@@ -188,8 +188,16 @@ class ReplicaFootprint:
         found: float = sizes.logits * self.held[-1].sum()
         for name in ("weights", "gradients", "optimizer"):
             found += getattr(self, name).sum(axis=1).min() * getattr(total, name)
-        for lanes, passing in zip(self._gathered, self._passing, strict=True) if not sizes.by_layer else ():
-            found += sum(map(_least_at_peak, lanes)) * total.weights + _least_at_peak(passing) * total.gradients
+        layer = _largest_layer(sizes)
+        for lanes, passing in zip(self._gathered, self._passing, strict=True):
+            if sizes.by_layer and self._by_visit:
+                found += LAYERS_GATHERED * layer.weights
+            else:
+                found += sum(map(_least_at_peak, lanes)) * total.weights
+            if sizes.by_layer and not self._tries:
+                found += layer.gradients * passing.any()
+            else:
+                found += _least_at_peak(passing) * total.gradients
         return int(found / len(self._gathered))
 
     def _row(self, shares: Shares) -> Floats:
@@ -201,6 +209,10 @@ class ReplicaFootprint:
     def _rows(self, moments: Sequence[Shares]) -> Floats:
         rows = [self._row(shares) for shares in moments]
         return np.unique(np.array(rows), axis=0) if rows else np.zeros((1, self._num_stages))
+
+
+def _largest_layer(sizes: ModelBytes) -> LayerSize:
+    return LayerSize(*(max(each) for each in zip(*sizes.layers, strict=True)))
 
 
 def _peak(sizes: Ints, moments: Floats) -> Floats:

@@ -137,6 +137,11 @@ class Space:
                 if value != setting.value(name):
                     yield name, setting.changed(name, value)
 
+    def other_options(self, setting: Setting) -> list[Setting]:
+        """The setting with one option changed, the last value of each first: it may switch a method off."""
+        values = [(name, value) for name, tried in self._options() for value in reversed(tried)]
+        return [setting.changed(name, value) for name, value in values if value != setting.value(name)]
+
     def smaller(self, setting: Setting) -> list[Setting]:
         """The setting with each smaller microbatch, the largest first."""
         sizes = sorted(self.dimensions["microbatch_sequences"], reverse=True)
@@ -153,9 +158,8 @@ class Space:
         below = self.smaller(setting) if smaller else []
         apart = ("microbatch_sequences", "prefetch")
         others = [changed for dimension, changed in self.changes(setting) if dimension not in apart]
-        if options:
-            return sorted(others, key=lambda each: each.options == setting.options) + below
-        return below + others
+        first = [each for each in others if each.options != setting.options] if options else []
+        return list(dict.fromkeys([*first, *below, *others]))
 
     def beginning_at(self, setting: Setting) -> "Space":
         """The space with the values of a setting first."""

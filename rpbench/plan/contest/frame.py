@@ -228,6 +228,11 @@ class Frame:
         fullest = int(sum(classes.values(), start=np.zeros((), np.int64))[0].argmax())
         return {name: int(table[0, fullest]) for name, table in classes.items() if table[0, fullest]}
 
+    def peak_at(self, microbatch: float, partition: Partition) -> int:
+        """Bytes of the fullest device with microbatches of another size and all recomputed, as many in flight."""
+        cut, sizes = (np.array([partition.forward]), np.array([partition.backward])), self.terms.sizes(microbatch)
+        return int(self._footprint.of_sizes(sizes).keeping(()).peaks(*cut).max())
+
     def _peak(self, partition: Partition, keeps: Sequence[int]) -> int:
         cut = np.array([partition.forward]), np.array([partition.backward])
         return int(self._footprint.keeping(keeps).peaks(*cut).max())

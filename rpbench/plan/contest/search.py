@@ -10,29 +10,22 @@ say. Every contender has the same budget of timelines. With a time limit, recomp
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
 from math import inf
-from typing import Any
+from typing import NamedTuple
 
 from rpbench.ir.partition import Partition
-from rpbench.passes.recomputation import Recompute
-from rpbench.plan.contest.bounds import Bounds
-from rpbench.plan.contest.contender import OPTION, Contender, Setting, Space, space_of
-from rpbench.plan.contest.frame import FRAME, Frame, Frames, uncollected
+from rpbench.plan.contest.contender import OPTION, Contender, Setting, Space
+from rpbench.plan.contest.frame import FRAME, Frames, uncollected
 from rpbench.plan.contest.plans import NONE, PROVEN, Budget, Outcome, Tried, Tuned, beats, leaders, rank
 from rpbench.plan.contest.restarts import climbed, restart
-from rpbench.plan.contest.sketch import Sketcher
 from rpbench.plan.contest.terms import Terms
-from rpbench.sim.kernels import compile_orders
+from rpbench.plan.contest.trials import LACKS, WORTH, Trials
 
-# How much slower a sketch may be for its setting to be timed; how much faster, to be timed after the time limit.
-WORTH, OWED = 0.06, 0.02
-FEW_STEPS = 2  # steps timed while searching, where steps do not overlap; the pace is that of the second
-OVERLAPPING_STEPS = 6  # least number of steps timed where steps overlap; the middle three give the pace
+OWED = 0.02  # how much faster a sketch is whose setting is timed after the time limit
 FINALISTS, CLOSE = 3, 0.02  # most plans timed with all steps at the end, and how far behind the best they may be
-FAR, LACKS = 0.25, 0.1  # a restart that begins further behind the best, or lacks more memory, is dropped
+FAR = 0.25  # a restart that begins further behind the best is dropped
 GIVEN_UP = 0.5  # a contender below this fraction of the pace to beat is dropped
-ATTEMPTS, RESERVED = 3, FINALISTS * (FRAME + 1)  # cuts tried to relieve full devices; work reserved for the finalists
+RESERVED = FINALISTS * (FRAME + 1)  # work reserved for the finalists
 TIME_OVER = "the time was over; give more seconds"
 OUT_OF_TIME = f"not searched: {TIME_OVER}"
 
@@ -66,7 +59,19 @@ def tune(
         return search.plan()
 
 
-class Search:
+class Known(NamedTuple):
+    """A plan of another contender to begin near.
+
+    Args:
+        pace: tokens per second that it has there; whoever stays behind it also tries the own options.
+    """
+
+    setting: Setting
+    cut: Partition
+    pace: float
+
+
+class Search(Trials):
     """The search of one contender: `look`, then `finish`. Arguments are those of `tune`."""
 
     def __init__(
@@ -79,34 +84,18 @@ class Search:
         frames: Frames | None = None,
         is_over: Callable[[], bool] | None = None,
     ) -> None:
-        if contender.entry.needs_costs and terms.problem is None:  # a posed problem makes few orders
-            compile_orders()
-        self.contender, self.terms, self.budget = contender, terms, budget
-        self.space = space or space_of(contender, terms)
-        self.frames = frames or Frames(contender, terms)
-        self.sketcher = Sketcher(contender, terms, budget.climb_work, is_over=is_over)
-        self.bounds = Bounds(contender, terms, self.space, with_links=is_over is None)  # they take their time
-        self.tried: dict[Setting, Tried] = {}
-        self.num_timed = 0
-        self.is_over = is_over
-        self._cut_short: set[Setting] = set()  # settings that did not fit when time ran out
-        self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
+        super().__init__(contender, terms, budget, space, frames=frames, is_over=is_over)
         self._restarted, self._may_spend, self._to_beat = NONE, budget.work, 0.0
         self._final: Tried | None = None
-
-    @property
-    def work(self) -> int:
-        """The part of the budget that has been spent."""
-        return self.num_timed + self.frames.each * self.frames.num_made
 
     def is_spent(self) -> bool:
         """Whether only the work reserved for the finalists is left, or time is over."""
         return self.work + RESERVED > self._may_spend or self.time_is_over()
 
-    def look(self) -> Outcome:
-        """The best cut of a setting near the usual one; ValueError as of `tune`."""
-        begun = self._fitting(self._start())
-        if self.is_over is not None and begun.recompute != "fitting":
+    def look(self, known: Sequence[Known] = ()) -> Outcome:
+        """The best cut of a setting near the usual one, or near plans that others have; ValueError as of `tune`."""
+        begun = self._fitting(self._best_known(known) or self._start())
+        if self.is_over is not None and begun.recompute != "fitting" and not known:
             for changed in [begun.changed("recompute", value) for value in self.space.dimensions["recompute"]]:
                 if not self.time_is_over() and beats(self._look_at(changed), self.tried[begun]):
                     begun = changed
@@ -124,35 +113,32 @@ class Search:
         """
         best, improved = setting, not self.cannot_fit()
         while improved and not self.time_is_over() and not self.tried[best].timed.fits:
-            improved = False
+            improved, heavier = False, set[str]()  # options of which another value lacks much more
             for changed in self._lighter(best):
-                if not self.time_is_over() and beats(self._look_at(changed), self.tried[best]):
+                option = next((name for name, value in changed.options if dict(best.options).get(name) != value), "")
+                if self.time_is_over() or option in heavier:
+                    continue
+                found = self._look_at(changed)
+                if beats(found, self.tried[best]):
                     best, improved = changed, True
                     if self.tried[best].timed.fits:
                         break
+                elif self.is_over is not None and option and found.outcome is not None:
+                    heavier |= {option} if found.timed.misfit > self.tried[best].timed.misfit + LACKS else set()
         return best
 
     def _lighter(self, setting: Setting) -> list[Setting]:
         """Single changes of a setting that may take less memory, the likeliest first."""
         if self.bounds.count_links:
             return self.bounds.fastest_first(each for _, each in self.space.changes(setting))
-        helps = not self.terms.limits.are_below(self._frame(setting).least_bytes, 0)
-        return self.space.lighter(setting, smaller=helps, options=self.sketcher.moves_each_time(setting))
-
-    @cached_property
-    def least(self) -> tuple[int, int]:
-        """Bytes that the fullest device and the host hold at least, whatever is chosen; 0 where there is no limit."""
-        bounds, limits = self.bounds, self.terms.limits
-        return bounds.least_bytes(limits.device_memory_bytes), bounds.least_host_bytes(limits.host_memory_bytes)
-
-    @property
-    def is_ruled_out(self) -> bool:
-        """Whether a bound shows that no plan fits."""
-        return self.terms.limits.are_below(*self.least)
-
-    def cannot_fit(self) -> bool:
-        """Whether no plan found fits, and a bound shows that none can."""
-        return not self.best().timed.fits and self.is_ruled_out
+        frame, limits = self._frame(setting), self.terms.limits
+        helps = not limits.are_below(frame.least_bytes, 0)
+        found = self.space.lighter(setting, smaller=helps, options=self.sketcher.moves_each_time(setting))
+        if self.is_over is None or not self.sketcher.moves_each_time(setting):
+            return found
+        cut, sizes = self.tried[setting].cut, {each.microbatch_sequences for each in self.space.smaller(setting)}
+        too_large = {size for size in sizes if limits.are_below(frame.peak_at(size, cut), 0)}
+        return sorted(found, key=lambda each: each.microbatch_sequences in too_large)
 
     def finish(self, to_beat: float | None = None, *, everywhere: bool = True, recuts: bool = True) -> Tried:
         """Search on from the best plan so far, to the end or the time limit; may be called again.
@@ -188,23 +174,6 @@ class Search:
     def has_ended(self) -> bool:
         """Whether the search was completed."""
         return self._final is not None
-
-    def best(self) -> Tried:
-        """The best plan so far."""
-        return max(self._found(), key=lambda each: each.score)
-
-    def best_pace(self) -> float:
-        """Tokens per second of the best plan so far; 0 if none fits."""
-        return max(0.0, self.best().score)
-
-    def close(self) -> list[Tried]:
-        """Plans close to the best so far, or that lack little memory and that no bound rules out."""
-        near, best = (each for each in self._found() if self._is_near(each, WORTH)), self.best_pace()
-        return [each for each in near if each.timed.fits or self.bounds.pace(each.setting) > best]
-
-    def _is_near(self, tried: Tried, behind: float) -> bool:
-        outcome = tried.timed
-        return outcome.tokens_per_s >= self.best_pace() * (1 - behind) and outcome.misfit <= 1 + LACKS
 
     def begin_at(self, setting: Setting, work: int) -> None:
         """Search from a setting, as from the first one, and move single layers there too."""
@@ -256,10 +225,33 @@ class Search:
             self._restarted,
         )
 
-    def time_is_over(self) -> bool:
-        return self.is_over is not None and self.is_over()
-
     # --- settings ---
+
+    def _best_known(self, known: Sequence[Known]) -> Setting | None:
+        moves = self.contender.entry.lower is not None
+        for plan in () if moves and self.is_ruled_out else known:
+            for setting in (plan.setting, *self.space.other_options(plan.setting)):
+                is_behind = not self._found() or self.best_pace() < plan.pace * (1 - WORTH)
+                if not self.time_is_over() and (is_behind or setting == plan.setting):
+                    self._look_at_cut(setting, plan.cut)
+        if not self._found():
+            return None
+        best = self.best()
+        if not (self.time_is_over() or self._is_hopeless(best.setting)):
+            with suppress(ValueError):
+                own = self._best_of(best.setting, self.sketcher.of(best.setting).cuts)
+                self.tried[best.setting] = own if beats(own, best) else best
+                self._make_room(best.setting)
+        return best.setting
+
+    def _look_at_cut(self, setting: Setting, cut: Partition) -> None:
+        known = self.tried.get(setting)
+        if known is not None and known.outcome is not None and known.outcome.fits:
+            return
+        with suppress(ValueError):  # the schedule does not take it
+            found = self._timed(setting, cut)
+            self.tried[setting] = found if known is None or beats(found, known) else known
+            self._make_room(setting)
 
     def _start(self) -> Setting:
         """The usual setting, or one near it that the schedule takes."""
@@ -344,86 +336,6 @@ class Search:
         # less memory than one with it, and so fit without recomputation.
         return changed.value("recompute") != "none" or len(outcome.keeps) == len(self.tried[current].cut.backward)
 
-    def _look_at(self, setting: Setting) -> Tried:
-        """The best cut of a setting, timed; or the reason why there is none."""
-        if setting not in self.tried and self._is_covered(setting):
-            self.tried[setting] = Tried(setting, remark="covered by recompute=fitting")
-        if not self._is_tried(setting):
-            if remark := self._refused.get((setting.recompute, setting.options)):
-                return self.tried.setdefault(setting, Tried(setting, remark=remark))
-            self._cut_short.discard(setting)
-            try:
-                self.tried[setting] = self._best_of(setting, self.sketcher.of(setting).cuts)
-                self._make_room(setting)
-                if self.time_is_over() and not self.tried[setting].timed.fits:
-                    self._cut_short.add(setting)
-            except ValueError as error:
-                self.tried[setting] = Tried(setting, remark=f"refused: {error}")
-        return self.tried[setting]
-
-    def _is_tried(self, setting: Setting) -> bool:
-        """Whether a setting is done with: tried, and not one that time cut short and that does not fit yet."""
-        again = setting in self._cut_short and not self.time_is_over() and not self.tried[setting].timed.fits
-        return setting in self.tried and not again
-
-    def _is_covered(self, setting: Setting) -> bool:
-        """Whether the setting with `recompute=fitting`, which is at least as fast, has been timed.
-
-        It may be slower where an order follows from times, for that of a run without recomputation may hold less, and
-        where activations move, for recomputed ones take no time on a link.
-        """
-        entry = self.contender.entry
-        if setting.recompute == "fitting" or (setting.recompute == "none" and entry.needs_costs):
-            return False
-        fitting = self.tried.get(setting.changed("recompute", "fitting"))
-        if fitting is None or fitting.outcome is None or entry.lower is not None:
-            return False
-        return not self.sketcher.of(fitting.setting).moves
-
-    def _best_of(self, setting: Setting, cuts: Sequence[Partition]) -> Tried:
-        timed = [self._timed(setting, cut) for place, cut in enumerate(cuts) if not (place and self.time_is_over())]
-        return max(timed, key=lambda each: each.score)
-
-    def _make_room(self, setting: Setting) -> None:
-        """If the best cut does not fit, try plain cuts, then cuts with layers moved off the full devices.
-
-        Where orders follow from times, every cut has its own order, so several attempts may be needed.
-        """
-        cut, seen = self.tried[setting].cut, set[Partition]()
-        if not self.tried[setting].timed.fits and self._frame(setting).serves_any_cut and not self.time_is_over():
-            plain = self._best_of(setting, self.sketcher.plain_cuts(setting, cut))
-            self.tried[setting] = plain if beats(plain, self.tried[setting]) else self.tried[setting]
-        while not self.tried[setting].timed.fits and len(seen) < ATTEMPTS:
-            seen.add(cut)
-            frame = self._frame(setting, cut)
-            if frame.serves_any_cut or not self.time_is_over():  # else another frame, after the time limit
-                cut = frame.emptier(cut, setting.recompute)
-            if cut in seen:
-                return
-            again = self._timed(setting, cut)
-            if beats(again, self.tried[setting]):
-                self.tried[setting] = again
-
-    def _timed(self, setting: Setting, cut: Partition, *, all_steps: bool = False) -> Tried:
-        frame = self.frames.of(setting, cut, self._num_steps(setting, all_steps=all_steps))
-        try:
-            frame.check(setting.recompute)
-        except ValueError as error:  # for all microbatch sizes
-            self._refused[setting.recompute, setting.options] = f"refused: {error}"
-            raise
-        self.num_timed += 1
-        return Tried(setting, cut, frame.outcome(cut, setting.recompute))
-
-    def _frame(self, setting: Setting, cut: Partition | None = None) -> Frame:
-        """The frame of few steps for a cut; None: the best cut found for the setting."""
-        return self.frames.of(setting, cut or self.tried[setting].cut, self._num_steps(setting))
-
-    def _num_steps(self, setting: Setting, *, all_steps: bool = False) -> int:
-        asked = self.terms.num_steps
-        if self.sketcher.overlaps(setting):  # of a posed problem the whole run counts
-            return asked if self.terms.problem is not None else max(OVERLAPPING_STEPS, asked)
-        return asked if all_steps else min(FEW_STEPS, asked)
-
     # --- cuts ---
 
     def _improve_cut(self, setting: Setting, *, far: bool = False) -> None:
@@ -484,9 +396,6 @@ class Search:
             if not self.is_spent() and self._is_worth(each, best) and beats(self._look_at(each), self.tried[best]):
                 return self._descend(each)
         return None
-
-    def _found(self) -> list[Tried]:
-        return [each for each in self.tried.values() if each.outcome is not None]
 
     def _last(self) -> Tried:
         """The best of the finalists, each timed with all steps."""

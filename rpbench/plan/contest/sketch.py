@@ -67,6 +67,7 @@ class Sketcher:
         self._cut_short: set[Setting] = set()
         self._orders: dict[tuple[Setting, Counts, int], ClimbOrder] = {}
         self._overlapping: dict[tuple[object, ...], bool] = {}
+        self._placements: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}
 
     def of(self, setting: Setting) -> Sketch:
         """The sketch of a setting.
@@ -89,9 +90,25 @@ class Sketcher:
             ValueError: if the schedule does not take the setting.
         """
         if setting.options not in self._overlapping:
-            _, order = self._first_order(setting, posed(self.contender, setting, self.terms, 1))
-            self._overlapping[setting.options] = order.policy is not Policy.FLUSH
+            self.placement(setting)
         return self._overlapping[setting.options]
+
+    def placement(self, setting: Setting) -> tuple[tuple[int, ...], ...]:
+        """The devices of each stage; empty where a visit is on any device.
+
+        Raises:
+            ValueError: if the schedule does not take the setting.
+        """
+        key = setting.chunks_per_device, setting.options
+        if key not in self._placements:
+            largest = setting.changed("microbatch_sequences", max(self.terms.microbatches))  # few are quickly ordered
+            try:
+                _, order = self._first_order(largest, posed(self.contender, largest, self.terms, 1))
+            except ValueError:
+                _, order = self._first_order(setting, posed(self.contender, setting, self.terms, 1))
+            self._overlapping[setting.options] = order.policy is not Policy.FLUSH
+            self._placements[key] = order.placement
+        return self._placements[key]
 
     def knows(self, setting: Setting) -> bool:
         """Whether there is a sketch of a setting."""

@@ -1,0 +1,180 @@
+"""Trials: the settings and cuts that a search has timed, each once, and what bounds and sketches say of the others."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from rpbench.ir.partition import Partition
+from rpbench.passes.recomputation import Recompute
+from rpbench.plan.contest.bounds import Bounds
+from rpbench.plan.contest.contender import Contender, Setting, Space, space_of
+from rpbench.plan.contest.frame import Frame, Frames
+from rpbench.plan.contest.plans import Budget, Tried, beats
+from rpbench.plan.contest.sketch import Sketcher
+from rpbench.plan.contest.terms import Terms
+from rpbench.sim.kernels import compile_orders
+
+FEW_STEPS = 2  # steps timed while searching, where steps do not overlap; the pace is that of the second
+OVERLAPPING_STEPS = 6  # least number of steps timed where steps overlap; the middle three give the pace
+WORTH = 0.06  # how much slower than the best a plan, or a sketch, may be to be worth more work
+LACKS = 0.1  # memory that it may lack
+ATTEMPTS = 3  # cuts tried to relieve full devices
+
+
+class Trials:
+    """What a search has tried. Arguments are those of `rpbench.plan.contest.search.tune`."""
+
+    def __init__(
+        self,
+        contender: Contender,
+        terms: Terms,
+        budget: Budget,
+        space: Space | None = None,
+        *,
+        frames: Frames | None = None,
+        is_over: Callable[[], bool] | None = None,
+    ) -> None:
+        if contender.entry.needs_costs and terms.problem is None:  # a posed problem makes few orders
+            compile_orders()
+        self.contender, self.terms, self.budget = contender, terms, budget
+        self.space = space or space_of(contender, terms)
+        self.frames = frames or Frames(contender, terms)
+        self.sketcher = Sketcher(contender, terms, budget.climb_work, is_over=is_over)
+        self.bounds = Bounds(contender, terms, self.space, with_links=is_over is None)  # they take their time
+        self.tried: dict[Setting, Tried] = {}
+        self.num_timed = 0
+        self.is_over = is_over
+        self._cut_short: set[Setting] = set()  # settings that did not fit when time ran out
+        self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
+
+    @property
+    def work(self) -> int:
+        """The part of the budget that has been spent."""
+        return self.num_timed + self.frames.each * self.frames.num_made
+
+    @cached_property
+    def least(self) -> tuple[int, int]:
+        """Bytes that the fullest device and the host hold at least, whatever is chosen; 0 where there is no limit."""
+        bounds, limits = self.bounds, self.terms.limits
+        return bounds.least_bytes(limits.device_memory_bytes), bounds.least_host_bytes(limits.host_memory_bytes)
+
+    @property
+    def is_ruled_out(self) -> bool:
+        """Whether a bound shows that no plan fits."""
+        return self.terms.limits.are_below(*self.least)
+
+    def cannot_fit(self) -> bool:
+        """Whether no plan found fits, and a bound shows that none can."""
+        return not self.best().timed.fits and self.is_ruled_out
+
+    def best(self) -> Tried:
+        """The best plan so far."""
+        return max(self._found(), key=lambda each: each.score)
+
+    def best_pace(self) -> float:
+        """Tokens per second of the best plan so far; 0 if none fits."""
+        return max(0.0, self.best().score)
+
+    def close(self) -> list[Tried]:
+        """Plans close to the best so far, or that lack little memory and that no bound rules out."""
+        near, best = (each for each in self._found() if self._is_near(each, WORTH)), self.best_pace()
+        return [each for each in near if each.timed.fits or self.bounds.pace(each.setting) > best]
+
+    def _is_near(self, tried: Tried, behind: float) -> bool:
+        outcome = tried.timed
+        return outcome.tokens_per_s >= self.best_pace() * (1 - behind) and outcome.misfit <= 1 + LACKS
+
+    def time_is_over(self) -> bool:
+        return self.is_over is not None and self.is_over()
+
+    def _look_at(self, setting: Setting) -> Tried:
+        """The best cut of a setting, timed; or the reason why there is none."""
+        if setting not in self.tried and self._is_covered(setting):
+            self.tried[setting] = Tried(setting, remark="covered by recompute=fitting")
+        if not self._is_tried(setting):
+            if remark := self._refused.get((setting.recompute, setting.options)):
+                return self.tried.setdefault(setting, Tried(setting, remark=remark))
+            self._cut_short.discard(setting)
+            try:
+                self.tried[setting] = self._best_of(setting, self.sketcher.of(setting).cuts)
+                self._make_room(setting)
+                if self.time_is_over() and not self.tried[setting].timed.fits:
+                    self._cut_short.add(setting)
+            except ValueError as error:
+                self.tried[setting] = Tried(setting, remark=f"refused: {error}")
+        return self.tried[setting]
+
+    def _is_tried(self, setting: Setting) -> bool:
+        """Whether a setting is done with: tried, and not one that time cut short and that does not fit yet."""
+        again = setting in self._cut_short and not self.time_is_over() and not self.tried[setting].timed.fits
+        return setting in self.tried and not again
+
+    def _is_covered(self, setting: Setting) -> bool:
+        """Whether the setting with `recompute=fitting`, which is at least as fast, has been timed.
+
+        It may be slower where an order follows from times, for that of a run without recomputation may hold less, and
+        where activations move, for recomputed ones take no time on a link.
+        """
+        entry = self.contender.entry
+        if setting.recompute == "fitting" or (setting.recompute == "none" and entry.needs_costs):
+            return False
+        fitting = self.tried.get(setting.changed("recompute", "fitting"))
+        if fitting is None or fitting.outcome is None or entry.lower is not None:
+            return False
+        return not self.sketcher.of(fitting.setting).moves
+
+    def _best_of(self, setting: Setting, cuts: Sequence[Partition]) -> Tried:
+        timed = [self._timed(setting, cut) for place, cut in enumerate(cuts) if not (place and self.time_is_over())]
+        return max(timed, key=lambda each: each.score)
+
+    def _make_room(self, setting: Setting) -> None:
+        """If the best cut does not fit, try plain cuts, then cuts with layers moved off the full devices.
+
+        Where orders follow from times, every cut has its own order, so several attempts may be needed.
+        """
+        cut, seen = self.tried[setting].cut, set[Partition]()
+        if self.is_over is not None and self._is_hopeless(setting):
+            return
+        if not self.tried[setting].timed.fits and self._frame(setting).serves_any_cut and not self.time_is_over():
+            plain = self._best_of(setting, self.sketcher.plain_cuts(setting, cut))
+            self.tried[setting] = plain if beats(plain, self.tried[setting]) else self.tried[setting]
+        while not self.tried[setting].timed.fits and len(seen) < ATTEMPTS:
+            seen.add(cut)
+            frame = self._frame(setting, cut)
+            if frame.serves_any_cut or not self.time_is_over():  # else another frame, after the time limit
+                cut = frame.emptier(cut, setting.recompute)
+            if cut in seen:
+                return
+            again = self._timed(setting, cut)
+            if beats(again, self.tried[setting]):
+                self.tried[setting] = again
+
+    def _is_hopeless(self, setting: Setting) -> bool:
+        """Whether no cut of a setting fits: a bound shows it, or it lacks much where all cuts are alike."""
+        if self.tried[setting].timed.fits:
+            return False
+        lacks_much = self.tried[setting].timed.misfit > 1 + LACKS
+        return self.is_ruled_out or (lacks_much and self.sketcher.moves_each_time(setting))
+
+    def _timed(self, setting: Setting, cut: Partition, *, all_steps: bool = False) -> Tried:
+        frame = self.frames.of(setting, cut, self._num_steps(setting, all_steps=all_steps))
+        try:
+            frame.check(setting.recompute)
+        except ValueError as error:  # for all microbatch sizes
+            self._refused[setting.recompute, setting.options] = f"refused: {error}"
+            raise
+        self.num_timed += 1
+        return Tried(setting, cut, frame.outcome(cut, setting.recompute))
+
+    def _frame(self, setting: Setting, cut: Partition | None = None) -> Frame:
+        """The frame of few steps for a cut; None: the best cut found for the setting."""
+        return self.frames.of(setting, cut or self.tried[setting].cut, self._num_steps(setting))
+
+    def _num_steps(self, setting: Setting, *, all_steps: bool = False) -> int:
+        asked = self.terms.num_steps
+        if self.sketcher.overlaps(setting):  # of a posed problem the whole run counts
+            return asked if self.terms.problem is not None else max(OVERLAPPING_STEPS, asked)
+        return asked if all_steps else min(FEW_STEPS, asked)
+
+    def _found(self) -> list[Tried]:
+        return [each for each in self.tried.values() if each.outcome is not None]
