@@ -163,6 +163,9 @@ def pace_with_twice_the_memory(
 ) -> float | None:
     """Tokens per second of the best plan then, searched for from this one on.
 
+    A longer search may find a faster plan that needs no more memory. What it gains is no gain of memory: a plan that
+    does need more is held against that one.
+
     Args:
         frames: of the plan's own search.
         is_over: whether time is; what has been found by then counts.
@@ -176,8 +179,11 @@ def pace_with_twice_the_memory(
     roomy = replace(terms, limits=Limits(2 * limit, terms.limits.host_memory_bytes))
     space = space_of(plan.contender, roomy).beginning_at(plan.setting)
     known = None if frames is None else frames.under(roomy)
-    found = tune(plan.contender, roomy, budget, space, frames=known, is_over=is_over).outcome
-    return max(rank(found), plan.outcome.tokens_per_s)
+    found = tune(plan.contender, roomy, budget, space, frames=known, is_over=is_over)
+    timed = [plan.outcome, found.outcome, *(each.outcome for each in found.tried if each.outcome is not None)]
+    fitting = max(rank(each) for each in timed if each.peak_bytes <= limit)
+    roomier = max((rank(each) for each in timed if each.peak_bytes > limit), default=0.0)
+    return plan.outcome.tokens_per_s * max(1.0, roomier / fitting)
 
 
 def _another_microbatch(plan: Tuned, terms: Terms) -> tuple[str, float | None]:

@@ -34,11 +34,11 @@ from rpbench.plan.contest.terms import Terms
 from rpbench.plan.counts import plain_partitions, promising_counts
 from rpbench.side_processes import side_processes
 
-# Of the time: what first looks may take, each of them, and each turn of a search behind them; the bounds of rows, which
-# are looser after it; what would change.
-LOOKING, ONE_LOOK, ONE_TURN, BOUNDING, CHANGING = 0.75, 0.03, 0.03, 0.05, 0.12
-# Of what is left behind the looks, for turns; of what is left behind these, for plans of others; and of what is left
-# of the rest, for one search of the fastest.
+# Of the time: what first looks may take, each of them, the search of who leads then, and each turn of a search behind
+# it; the bounds of rows, which are looser after it; what would change.
+LOOKING, ONE_LOOK, LEADING, ONE_TURN, BOUNDING, CHANGING = 0.75, 0.03, 0.08, 0.03, 0.05, 0.12
+# Of what is left behind the looks and the leader, for turns; of what is left behind these, for plans of others; and of
+# what is left of the rest, for one search of the fastest.
 TURNS, PROBING, ONE_SEARCH = 0.5, 0.6, 0.4
 FAIR = 1.5  # of an equal part of what is left, for each search
 # What a turn may gain, as a share of a pace: too little, at most, where no plan is known, and for who is given up soon;
@@ -159,7 +159,9 @@ class Share:
         self._loans, self._end = tuple(loans), self.clock.spent + seconds
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
         self._able = [number for number in able if not self._is_too_much(number, self._end)]
-        self._take_turns(self._able, self._found, to_beat, TURNS * seconds)
+        for number in self._able[:1]:  # whoever leads is asked for first
+            self._go_on(number, self._found, to_beat, LEADING * self._seconds, everywhere=False)
+        self._take_turns(self._able, self._found, to_beat, TURNS * (self._end - self.clock.spent))
         return leading(map(loan_of, self.searches.values()))
 
     def finish(self, to_beat: float | None, loans: Sequence[Loan]) -> dict[int, Any]:

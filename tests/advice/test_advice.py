@@ -26,6 +26,7 @@ from rpbench.plan.contest.contender import contender, space_of
 from rpbench.plan.contest.frame import Frame
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.search import tune
+from rpbench.plan.contest.terms import Limits
 from rpbench.predict.prediction import NORMAL
 from rpbench.registry import entry
 from rpbench.sim.graph import build_graph
@@ -185,6 +186,20 @@ def test_levers_and_turns_hold_when_tried():
         if turn.factor is not None:
             change = changes()[turn.name](turn.factor)
             assert second.pace(change) > first.pace(change)
+
+
+@pytest.mark.parametrize("room, behind", [(2.7, 2), (0.9, 1)], ids=["all fit anyway", "the best does not fit"])
+def test_memory_is_not_credited_with_what_a_longer_search_finds(room, behind):
+    """A plan at half of the pace that has three times the memory it needs gains nothing by more."""
+    case = small(microbatches=(1,))
+    best = tune(contender("1f1b"), case, QUICK)
+    tight = replace(case, limits=Limits(int(best.outcome.peak_bytes * room), None))
+    plan = tune(contender("1f1b"), tight, QUICK)
+    expected = best.outcome.tokens_per_s / plan.outcome.tokens_per_s
+    plan = replace(plan, outcome=replace(plan.outcome, tokens_per_s=plan.outcome.tokens_per_s / behind))
+    gain = pace_with_twice_the_memory(plan, tight, QUICK) / plan.outcome.tokens_per_s
+    assert gain == pytest.approx(expected, rel=1e-3)
+    assert (gain > 1.01) is (room < 1)
 
 
 def test_published_times_are_surer_than_counted_ones():

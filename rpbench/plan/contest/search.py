@@ -152,6 +152,7 @@ class Search(Trials):
         can_fit, seen = not self.cannot_fit(), list[Setting]()
         if self.is_over is not None and can_fit:  # time may have run out before a setting that fits was found
             self._fitting(self.best().setting)
+            self._try_options(self.best())
         setting = self._descend(self.best().setting) if can_fit and not self.has_ended else None
         while can_fit and recuts:
             if setting is None and everywhere:
@@ -174,6 +175,12 @@ class Search(Trials):
     def has_ended(self) -> bool:
         """Whether the search was completed."""
         return self._final is not None
+
+    def _try_options(self, best: Tried) -> None:
+        """Other options with the same cut, where a sketch would say little of them."""
+        for setting in self.space.other_options(best.setting) if self.sketcher.is_blind(best.setting) else ():
+            if not self.time_is_over() and setting not in self.tried:
+                self._look_at_cut(setting, best.cut)
 
     def begin_at(self, setting: Setting, work: int) -> None:
         """Search from a setting, as from the first one, and move single layers there too."""
@@ -228,8 +235,9 @@ class Search(Trials):
     # --- settings ---
 
     def _best_known(self, known: Sequence[Known]) -> Setting | None:
-        moves = self.contender.entry.lower is not None
-        for plan in () if moves and self.is_ruled_out else known:
+        for plan in known:
+            if self._found() and self._is_hopeless(self.best().setting):
+                break
             for setting in (plan.setting, *self.space.other_options(plan.setting)):
                 is_behind = not self._found() or self.best_pace() < plan.pace * (1 - WORTH)
                 if not self.time_is_over() and (is_behind or setting == plan.setting):
@@ -257,7 +265,9 @@ class Search(Trials):
         """The usual setting, or one near it that the schedule takes."""
         best = self.bounds.fastest_first(self.bounds.settings()) if self.bounds.count_links and not self.is_over else ()
         first, refused = next(iter(best), self.space.first), ""
-        recomputes = () if self.is_over is None or self.is_ruled_out else self.space.dimensions["recompute"]
+        recomputes = () if self.is_over is None else self.space.dimensions["recompute"]
+        if recomputes and not self.sketcher.pace(first) and self.is_ruled_out:
+            recomputes = ()
         for recompute in sorted(recomputes, key=lambda each: each != "fitting"):  # it covers the others
             first = self.sketcher.first_size(self.space.first.changed("recompute", recompute), self.space)
             if self._look_at(first).outcome or (recompute, first.options) not in self._refused:

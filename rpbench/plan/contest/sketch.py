@@ -189,6 +189,8 @@ class Sketcher:
         found = [cut for climb in climbs for cut in climb.leaders(num)]
         if problem.entry.separate_cuts:
             found.append(plan_greedy(problem))
+            if self._is_over is not None:  # transfers decide, and there is no time for many cuts
+                found[:0] = plain_partitions(problem, counts)[:1]
         found += self._starts(counts, any_number=problem.entry.separate_cuts)
         step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
         if overlaps and step < inf and self.terms.problem is None and not self._time_is_over():

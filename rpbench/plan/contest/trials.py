@@ -150,11 +150,9 @@ class Trials:
                 self.tried[setting] = again
 
     def _is_hopeless(self, setting: Setting) -> bool:
-        """Whether no cut of a setting fits: a bound shows it, or it lacks much where all cuts are alike."""
-        if self.tried[setting].timed.fits:
-            return False
+        """Whether a setting lacks much with any cut: all are alike there, or a bound shows it."""
         lacks_much = self.tried[setting].timed.misfit > 1 + LACKS
-        return self.is_ruled_out or (lacks_much and self.sketcher.moves_each_time(setting))
+        return lacks_much and (self.sketcher.moves_each_time(setting) or self.is_ruled_out)
 
     def _timed(self, setting: Setting, cut: Partition, *, all_steps: bool = False) -> Tried:
         frame = self.frames.of(setting, cut, self._num_steps(setting, all_steps=all_steps))
