@@ -102,7 +102,7 @@ def fields_of(run: Record) -> list[str]:
         for name, value in run.items()
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
     ]
-    names = [name for name in run if name not in _UNHELD["besides"] and name not in nested]
+    names = [name for name in run if name not in (*_UNHELD["besides"], *_UNHELD["effort"], *nested)]
     if run["evidence"] == "measured":
         names = [name for name in names if name not in _UNHELD["pace"]]
     if run["mode"] == "duel" or run["cost"] == "profiled":
