@@ -160,7 +160,7 @@ class Share:
         able = [number for number in numbers if not self.searches[number].cannot_fit()]
         self._able = [number for number in able if not self._is_too_much(number, self._end)]
         for number in self._able[:1]:  # whoever leads is asked for first
-            self._go_on(number, self._found, to_beat, LEADING * self._seconds, everywhere=False)
+            self._go_on(number, self._found, to_beat, min(LEADING * self._seconds, seconds), everywhere=False)
         self._take_turns(self._able, self._found, to_beat, TURNS * (self._end - self.clock.spent))
         return leading(map(loan_of, self.searches.values()))
 
