@@ -85,10 +85,7 @@ def known_plans(search: Search, loans: Iterable[Loan]) -> list[Known]:
     """
     alike, others = dict[int, Known](), dict[int, Known]()
     for loan in sorted(loans, key=lambda each: -each.pace) if not search.contender.entry.separate_cuts else ():
-        setting = search.space.first
-        for name, value in loan.values:
-            if value in search.space.dimensions.get(name, ()):
-                setting = setting.changed(name, value)
+        setting = _with_values(search, search.space.first, loan)
         stages = search.terms.num_devices * (setting.chunks_per_device or 0)
         with suppress(ValueError):  # the schedule does not take the setting
             if len(loan.cut.backward) == stages and kind_of(search, setting) == loan.kind:
@@ -104,7 +101,8 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
         work: that the way on may take at most.
     """
     timed = list[Setting]()
-    for setting in _settings_with(search, loan) if loan.kind[:-1] == kind_of(search)[:-1] else ():
+    alike = loan.kind._replace(overlaps=False) == kind_of(search)._replace(overlaps=False)  # either may help here
+    for setting in _settings_with(search, loan) if alike else ():
         if search.time_is_over():
             return
         if search.bounds.pace(setting) <= search.best_pace() * (1 + WORTH):
@@ -124,9 +122,14 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
 
 def _settings_with(search: Search, loan: Loan) -> list[Setting]:
     """A contender's best setting with what it accepts of a plan, and with one option changed beside it."""
-    setting = search.best().setting
+    setting = _with_values(search, search.best().setting, loan)
+    options = [changed for name, changed in search.space.changes(setting) if name.startswith(OPTION)]
+    return [setting, *options]
+
+
+def _with_values(search: Search, setting: Setting, loan: Loan) -> Setting:
+    """A setting with what a contender accepts of a plan."""
     for name, value in loan.values:
         if value in search.space.dimensions.get(name, ()):
             setting = setting.changed(name, value)
-    options = [changed for name, changed in search.space.changes(setting) if name.startswith(OPTION)]
-    return [setting, *options]
+    return setting

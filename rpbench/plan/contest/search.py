@@ -74,19 +74,8 @@ class Known(NamedTuple):
 class Search(Trials):
     """The search of one contender: `look`, then `finish`. Arguments are those of `tune`."""
 
-    def __init__(
-        self,
-        contender: Contender,
-        terms: Terms,
-        budget: Budget,
-        space: Space | None = None,
-        *,
-        frames: Frames | None = None,
-        is_over: Callable[[], bool] | None = None,
-    ) -> None:
-        super().__init__(contender, terms, budget, space, frames=frames, is_over=is_over)
-        self._restarted, self._may_spend, self._to_beat = NONE, budget.work, 0.0
-        self._final: Tried | None = None
+    _restarted, _to_beat = NONE, 0.0
+    _final: Tried | None = None
 
     def is_spent(self) -> bool:
         """Whether only the work reserved for the finalists is left, or time is over."""

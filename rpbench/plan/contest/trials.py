@@ -42,7 +42,7 @@ class Trials:
         self.sketcher = Sketcher(contender, terms, budget.climb_work, is_over=is_over)
         self.bounds = Bounds(contender, terms, self.space, with_links=is_over is None)  # they take their time
         self.tried: dict[Setting, Tried] = {}
-        self.num_timed = 0
+        self.num_timed, self._may_spend = 0, budget.work
         self.is_over = is_over
         self._cut_short: set[Setting] = set()  # settings that did not fit when time ran out
         self._refused: dict[tuple[Recompute, tuple[tuple[str, Any], ...]], str] = {}
