@@ -123,8 +123,7 @@ def borrow(search: Search, loan: Loan, work: int) -> None:
 def _settings_with(search: Search, loan: Loan) -> list[Setting]:
     """A contender's best setting with what it accepts of a plan, and with one option changed beside it."""
     setting = _with_values(search, search.best().setting, loan)
-    options = [changed for name, changed in search.space.changes(setting) if name.startswith(OPTION)]
-    return [setting, *options]
+    return [setting, *search.space.other_options(setting)]
 
 
 def _with_values(search: Search, setting: Setting, loan: Loan) -> Setting:
