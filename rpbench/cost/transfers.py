@@ -337,12 +337,14 @@ def _whole_copies(schedule: Schedule) -> list[tuple[list[int], list[int]]]:
 
     Empty where devices share the states of a stage, or each stage is on one of them.
     """
+    if not schedule.placement or any(len(holders) == 1 for holders in schedule.placement):
+        return []
     shares = (
         schedule.shape.tensor_parallel
         or Kind.UNSHARD in schedule.kinds
         or any(action.object == "P" for _, lane, row in schedule.items() if lane != "compute" for action in row)
     )
-    if shares or not schedule.placement or any(len(holders) == 1 for holders in schedule.placement):
+    if shares:
         return []
     found = []
     for device in range(schedule.shape.num_ranks):

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from rpbench.ir import partition as partitions
-from rpbench.ir.action import Action, Kind, PlainRow, parse, parts_of, text
+from rpbench.ir.action import MOVES, Action, Kind, PlainRow, parse, parts_of, text
 from rpbench.ir.partition import Partition
 from rpbench.ir.policy import LateRest, Policy, check_selective
 
@@ -211,6 +211,13 @@ class Schedule:
         return self.kinds | {part.kind for _, _, row in self.items() for action in row for part in action.sub}
 
     @cached_property
+    def moves(self) -> frozenset[tuple[Kind, str]]:
+        """The pairs of kind and object of its actions that name an object."""
+        if MOVES.isdisjoint(self.kinds):
+            return frozenset()
+        return frozenset(chain.from_iterable(_moves_of(row) for _, _, row in self.items()))
+
+    @cached_property
     def ends_together(self) -> bool:
         """Whether every device with the first or the last stage has both, or a part of both."""
         shape = self.shape
@@ -232,7 +239,8 @@ class Schedule:
                 "a fused stage must be in both"
             )
         found = replace(self, partition=partition)
-        found.__dict__["kinds"] = self.kinds  # the actions are the same, and searches ask for many cuts
+        # The actions are the same, and searches ask for many cuts.
+        found.__dict__["kinds"], found.__dict__["moves"] = self.kinds, self.moves
         return found
 
     def __str__(self) -> str:
@@ -251,6 +259,12 @@ def _lanes_of(row: Row | Mapping[str, Row] | Lanes) -> Lanes:
     if unknown:
         raise ScheduleError(f"unknown lane {unknown[0]!r}: lanes are {', '.join(LANES)}")
     return tuple(sorted(pairs, key=lambda pair: LANES.index(pair[0])))
+
+
+def _moves_of(row: Row) -> set[tuple[Kind, str]]:
+    if isinstance(row, PlainRow):
+        return {(kind, row.moved) for kind in row.kinds() & MOVES if row.moved}
+    return {(kind, what) for kind, what in set(map(itemgetter(0, 5), row)) if what}
 
 
 def kinds_of(row: Row) -> Set[Kind]:

@@ -311,15 +311,15 @@ def _work_by_step(columns: Columns, shape: Shape) -> npt.NDArray[np.int64]:
     device, stage, kind, index = (
         column[plain].astype(np.int64) for column in (columns.device, columns.stage, columns.kind, columns.index)
     )
-    rows = np.stack((index // shape.num_microbatches, device, stage, kind != Kind.F), axis=1)
     inside = [
         (part.microbatch // shape.num_microbatches, columns.device[number], part.stage, part.kind is not Kind.F)
         for number, parts in columns.sub.items()
         for part in parts
         if part.microbatch is not None
     ]
-    rows = np.concatenate((rows, np.array(inside, np.int64).reshape(-1, 4)))
-    pairs, places = np.unique(rows[:, 1:], axis=0, return_inverse=True)
-    counts = np.zeros((shape.num_steps, len(pairs)), np.int64)
-    np.add.at(counts, (rows[:, 0], places.ravel()), 1)
-    return counts
+    of_overlaps = np.array(inside, np.int64).reshape(-1, 4).T
+    own = (index // shape.num_microbatches, device, stage, kind != Kind.F)
+    steps, devices, stages, goes_back = (np.concatenate(both) for both in zip(own, of_overlaps, strict=True))
+    most = max(shape.num_stages, shape.num_backward_stages)
+    pairs, places = np.unique((devices * most + stages) * 2 + goes_back, return_inverse=True)
+    return np.bincount(steps * len(pairs) + places, minlength=shape.num_steps * len(pairs)).reshape(-1, len(pairs))

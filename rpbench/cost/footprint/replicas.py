@@ -51,9 +51,8 @@ Shares = Mapping[int, Fraction]  # stage -> the part of it that is there
 
 def shares_or_offloads(schedule: Schedule) -> bool:
     """Whether weights or gradients move between devices, or to the host."""
-    return not schedule.kinds.isdisjoint(_SHARING) or (
-        has_transfers(schedule) and any(action.object in ("P", "G") for _, _, row in schedule.items() for action in row)
-    )
+    moves = has_transfers(schedule) and any(what in ("P", "G") for _, what in schedule.moves)
+    return moves or not schedule.kinds.isdisjoint(_SHARING)
 
 
 def host_bytes(

@@ -6,8 +6,9 @@ and its RECV end together, so a SEND blocks its lane until the peer has come to 
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import sub
 
-from rpbench.ir.action import SEND, Action, Kind, parts_of, receive_of
+from rpbench.ir.action import COMPUTE, SEND, Action, Kind, parts_of, receive_of
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.schedule import ScheduleError
@@ -47,9 +48,29 @@ def execution_rounds(index: Index, producers: Producers, *, rendezvous: bool = F
     return rounds
 
 
-def _run(index: Index, producers: Producers, partners: Mapping[int, int]) -> tuple[list[int], list[int]]:
-    """The round of each action, 0 for one that never runs, and the action each lane stands at in the end."""
-    lane_of = index.lane_of
+def slots_of(index: Index, producers: Producers) -> tuple[list[int], list[int]]:
+    """The slots, from 1, in which each action begins and ends, if computations take one and nothing else takes time.
+
+    Raises:
+        ScheduleError: as `execution_rounds`.
+    """
+    takes = [action.kind in COMPUTE for action in index.actions]
+    ends, heads = _run(index, producers, {}, takes)
+    if any(head < lane.stop for head, lane in zip(heads, index.lanes, strict=True)):
+        raise _no_rank_can_move(index, producers, ends, heads, {})
+    return list(map(sub, ends, takes)), ends
+
+
+def _run(
+    index: Index, producers: Producers, partners: Mapping[int, int], takes: Sequence[int] = ()
+) -> tuple[list[int], list[int]]:
+    """The round of each action, 0 for one that never runs, and the action each lane stands at in the end.
+
+    Args:
+        takes: rounds that each action takes; it is counted by the last, from 1 if it takes none. Empty: one each.
+    """
+    lane_of, first = index.lane_of, 1 if takes else 0
+    takes = takes or [1] * len(index.actions)
     rounds = [0] * len(index.actions)
     heads = [lane.start for lane in index.lanes]
     waiting: dict[int, list[int]] = {}  # action -> lanes that move on when it has run
@@ -57,7 +78,7 @@ def _run(index: Index, producers: Producers, partners: Mapping[int, int]) -> tup
     while ready:
         lane = ready.pop()
         number, stop = heads[lane], index.lanes[lane].stop
-        latest = rounds[number - 1] if number > index.lanes[lane].start else 0
+        latest = rounds[number - 1] if number > index.lanes[lane].start else first
         while number < stop:
             blocker = -1
             for producer in producers[number]:
@@ -73,7 +94,7 @@ def _run(index: Index, producers: Producers, partners: Mapping[int, int]) -> tup
             if blocker >= 0:
                 waiting.setdefault(blocker, []).append(lane)
                 break
-            latest += 1
+            latest += takes[number]
             rounds[number] = latest
             if number in waiting:
                 ready += waiting.pop(number)

@@ -7,9 +7,9 @@ the order alone. Where a transfer is still under way when the next forward begin
 from collections.abc import Iterator
 from operator import itemgetter
 
-from rpbench.ir.action import COMPUTE, Kind, parts_of
+from rpbench.ir.action import Kind
 from rpbench.ir.analysis import Analysis
-from rpbench.ir.checks.deadlock import in_rounds
+from rpbench.ir.checks.deadlock import slots_of
 from rpbench.ir.schedule import Schedule, Weights
 
 _TAKE = frozenset({Kind.F, Kind.FB})
@@ -18,21 +18,16 @@ _RELEASE = frozenset({Kind.B, Kind.W, Kind.FB})
 
 def moves_activations(schedule: Schedule) -> bool:
     """Whether activations of bound stages leave their device before their backward."""
-    if Kind.STORE not in schedule.kinds:
-        return False
-    return any(action.kind is Kind.STORE and action.object == "A" for _, _, row in schedule.items() for action in row)
+    return (Kind.STORE, "A") in schedule.moves
 
 
 def stays_on_devices(schedule: Schedule) -> bool:
     """Whether weights, gradients and optimizer state never leave the devices of their stages."""
     if schedule.weights is Weights.STREAMED or Kind.STEP_REST in schedule.kinds:
         return False
-    return not any(
-        (action.kind in (Kind.LOAD, Kind.STORE) and action.object in ("P", "G"))
-        or (action.kind is Kind.STEP and lane == "host")
-        for _, lane, row in schedule.items()
-        for action in row
-    )
+    on_host = (row for _, lane, row in schedule.items() if lane == "host")
+    leaves = any(kind in (Kind.LOAD, Kind.STORE) and what in ("P", "G") for kind, what in schedule.moves)
+    return not leaves and not any(action.kind is Kind.STEP for row in on_host for action in row)
 
 
 def inputs_stay(schedule: Schedule) -> bool:
@@ -105,35 +100,27 @@ def resident_levels(analysis: Analysis) -> list[set[tuple[int, ...]]]:
 
 def _changes(analysis: Analysis) -> Iterator[tuple[int, int, int, int]]:
     """(slot, change, device, stage): what is let go in a slot makes room for others."""
-    index, (starts, ends) = analysis.index, _slots(analysis)
-    for number, action in enumerate(index.actions):
-        begin, end, device = starts[number], ends[number], index.device(number)
-        lane = index.lanes[index.lane_of[number]].name
-        for part in parts_of(action):
-            if part.kind in _TAKE:
-                yield begin, 1, device, part.stage
-            if part.kind in _RELEASE:
-                yield end, -1, device, part.stage
-        if action.object == "A":
-            if action.kind is Kind.FREE and lane == "d2h":
-                yield begin, -1, device, action.stage
-            elif action.kind is Kind.LOAD:
-                yield begin, 1, device, action.stage
-            if isinstance(action.peer, int):
-                yield begin, 1 if action.kind is Kind.STORE else -1, action.peer, action.stage
-
-
-def _slots(analysis: Analysis) -> tuple[list[int], list[int]]:
-    """When each action begins and ends, if every computation takes a slot and nothing else takes time."""
     index = analysis.index
-    starts, ends = [0] * len(index.actions), [0] * len(index.actions)
-    for number in in_rounds(analysis.rounds):
-        before = analysis.producers[number]
-        lane = index.lanes[index.lane_of[number]]
-        free = ends[number - 1] if number > lane.start else 0
-        starts[number] = max([free, *(ends[producer] for producer in before)])
-        ends[number] = starts[number] + (index.actions[number].kind in COMPUTE)
-    return starts, ends
+    starts, ends = slots_of(index, analysis.producers)
+    for device, lane, first, stop in index.lanes:
+        for action, begin, end in zip(index.actions[first:stop], starts[first:stop], ends[first:stop], strict=True):
+            kind, stage, _, _, _, what, peer, sub = action
+            for part in sub:
+                if part.kind in _TAKE:
+                    yield begin, 1, device, part.stage
+                if part.kind in _RELEASE:
+                    yield end, -1, device, part.stage
+            if kind in _TAKE:
+                yield begin, 1, device, stage
+            if kind in _RELEASE:
+                yield end, -1, device, stage
+            if what == "A":
+                if kind is Kind.FREE and lane == "d2h":
+                    yield begin, -1, device, stage
+                elif kind is Kind.LOAD:
+                    yield begin, 1, device, stage
+                if isinstance(peer, int):
+                    yield begin, 1 if kind is Kind.STORE else -1, peer, stage
 
 
 def turns_at_once(schedule: Schedule) -> bool:

@@ -64,10 +64,7 @@ def has_transfers(schedule: Schedule) -> bool:
 
 def moves_activations_alone(schedule: Schedule) -> bool:
     """Whether activations are all that moves beside boundary tensors."""
-    kinds = schedule.kinds & CARRIERS
-    return kinds <= {Kind.LOAD, Kind.STORE, Kind.FREE} and all(
-        action.object == "A" for _, _, row in schedule.items() for action in row if action.kind in kinds
-    )
+    return schedule.kinds & CARRIERS <= MOVES and all(what == "A" for _, what in schedule.moves)
 
 
 class Moves:

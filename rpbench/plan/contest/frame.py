@@ -113,8 +113,7 @@ class Frame:
     @property
     def serves_any_cut(self) -> bool:
         """Whether other cuts with as many stages have the same order."""
-        tied = self.problem.entry.needs_costs or self.problem.entry.separate_cuts
-        return not (tied or self.schedule.shape.tensor_parallel)
+        return not (self.problem.entry.needs_costs or self.problem.entry.separate_cuts)
 
     def outcome(self, partition: Partition, recompute: Recompute) -> Outcome:
         """Pace and memory of a cut.

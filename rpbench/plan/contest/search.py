@@ -10,6 +10,7 @@ say. Every contender has the same budget of timelines. With a time limit, recomp
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -337,14 +338,14 @@ class Search(Trials):
 
     # --- cuts ---
 
-    def _improve_cut(self, setting: Setting, *, far: bool = False) -> None:
-        enough = self.bounds.pace(setting) / (1 + PROVEN)
-        self.tried[setting] = climbed(self.tried[setting], self._recut, self.is_spent, enough, far=far)
+    def _improve_cut(self, setting: Setting, *, far: bool = False, own_orders: bool = False) -> None:
+        enough, recut = self.bounds.pace(setting) / (1 + PROVEN), partial(self._recut, own_order=own_orders)
+        self.tried[setting] = climbed(self.tried[setting], recut, self.is_spent, enough, far=far)
 
-    def _recut(self, current: Tried, cut: Partition) -> Tried | None:
-        """The plan with another cut; None if its order is refused or promises less."""
+    def _recut(self, current: Tried, cut: Partition, *, own_order: bool) -> Tried | None:
+        """The plan with another cut; None if its order is refused or, unless it gets its own order, promises less."""
         with suppress(ValueError):
-            return self._timed(current.setting, cut) if self._is_promising(current, cut) else None
+            return self._timed(current.setting, cut) if own_order or self._is_promising(current, cut) else None
         return None
 
     def _move_far(self) -> None:
@@ -354,12 +355,19 @@ class Search(Trials):
             setting = self._descend(near)
             self._improve_cut(setting)
             self._improve_cut(setting, far=True)
+            if self._orders_follow_times:  # the order of one cut may tell little of another
+                self._improve_cut(setting, own_orders=True)
             near = self._better_with_its_cut(setting)
+
+    @property
+    def _orders_follow_times(self) -> bool:
+        """Whether each cut has an order of its own, which costs more than a timeline under another's."""
+        return self.contender.entry.needs_costs and not self.contender.entry.separate_cuts
 
     def _is_promising(self, current: Tried, cut: Partition) -> bool:
         """Whether a cut deserves its own order, where orders follow from times: it is better under the current one."""
-        setting, entry = current.setting, self.contender.entry
-        if not entry.needs_costs or entry.separate_cuts:
+        setting = current.setting
+        if not self._orders_follow_times:
             return True
         self.num_timed += 1
         known = self._frame(setting, current.cut)
