@@ -160,18 +160,17 @@ def _carried(analysis: Analysis, columns: Columns) -> Carried | None:
     """The objects that actions move, each once for a kind; None if nothing uses a link."""
     if not carries(analysis.schedule):
         return None
-    carried, kinds = analysis.payload, columns.kind.tolist()
-    numbers = sorted(carried)
+    numbers = np.array(sorted(analysis.payload), np.int32)
+    payloads = [analysis.payload[number] for number in numbers.tolist()]
+    kinds = columns.kind[numbers].astype(np.int64)
+    codes = np.fromiter(map(id, payloads), np.int64, len(payloads)) * len(Kind) + kinds  # objects are slow to compare
+    _, first, which = np.unique(codes, return_index=True, return_inverse=True)
     distinct: dict[tuple[Kind, Payload], int] = {}
-    known: dict[tuple[int, int], int] = {}  # the same by identity: equal objects are slow to compare
-    chosen = []
-    for number in numbers:
-        kind, payload = kinds[number], carried[number]
-        place = known.get((kind, id(payload)))
-        if place is None:
-            place = known[kind, id(payload)] = distinct.setdefault((Kind(kind), payload), len(distinct))
-        chosen.append(place)
-    return Carried(np.array(numbers, np.int32), np.array(chosen, np.int32), list(distinct))
+    places = np.empty(len(first), np.int32)
+    for place in np.argsort(first).tolist():  # as they come first; equal objects of two identities are one
+        what = Kind(kinds[first[place]]), payloads[first[place]]
+        places[place] = distinct.setdefault(what, len(distinct))
+    return Carried(numbers, places[which], list(distinct))
 
 
 def _with_payload(

@@ -121,6 +121,7 @@ class Moves:
         if late and index.steps:
             around = (self.transfers[what] for what in (*reversed(_LEAVERS), (Kind.UNSHARD, None)))
             self.edges += rest_edges(index, self.rest_loads, self._visits, *around)
+        del self._visits_of_devices  # it refers to whoever keeps these, a circle that would outlive both
 
     def moves(self, what: What, stage: int) -> bool:
         """Whether a stage has transfers of a kind."""

@@ -291,16 +291,12 @@ class Frames:
         return made
 
     def _make_room(self) -> None:
-        """Forget those that were not used for longest, but the last, down to half of what may be kept.
-
-        Graphs refer to each other in circles, and searches pause the collection of garbage: it is asked for here.
-        """
+        """Forget those that were not used for longest, but the last, down to half of what may be kept."""
         kept = sum(frame.num_actions for frame in self._known.values())
         if kept <= MOST_ACTIONS or len(self._known) == 1:
             return
         while kept > MOST_ACTIONS // 2 and len(self._known) > 1:
             kept -= self._known.pop(next(iter(self._known))).num_actions
-        gc.collect()
 
     def has(self, setting: Setting, cut: Partition, num_steps: int) -> bool:
         """Whether a frame that can time this cut has been made; False if the setting has another number of stages."""
