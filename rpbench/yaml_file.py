@@ -16,7 +16,17 @@ EXAMPLE = "write key: value, one a line"
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader of plain data, with every key once."""
+    """PyYAML's loader of plain data, with every key once, and no deeper than `DEEPEST`."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise RecursionError
+        found: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return found
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         known = set()
