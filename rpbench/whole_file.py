@@ -84,7 +84,10 @@ def _content(path: Path, most: int | None) -> Iterator[bytes]:
         limit = max(found.st_size, MOST_BYTES) if most is None else most
         if found.st_size > limit:
             raise ValueError(f"{found.st_size:,} bytes; at most {limit:,} are read")
-        yield from _pieces(file, limit, is_pipe=stat.S_ISFIFO(found.st_mode))
+        is_pipe = stat.S_ISFIFO(found.st_mode)
+        if not (is_pipe or found.st_size):  # the system makes such files up, and may take seconds for all of one
+            limit = min(limit, _PIECE)
+        yield from _pieces(file, limit, is_pipe=is_pipe)
     except OSError as error:
         error.filename = error.filename or str(path)
         raise

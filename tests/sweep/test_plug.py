@@ -105,6 +105,14 @@ def test_what_never_ends_or_is_huge_is_not_read(tmp_path, monkeypatch):
     os.close(endless)
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="a file that Linux makes up")
+def test_of_a_file_that_the_system_makes_up_little_is_read(monkeypatch):
+    assert read_bytes(Path("/proc/self/maps"))
+    monkeypatch.setattr(whole_file, "_PIECE", 64)
+    with pytest.raises(ValueError, match="more than 64 bytes"):
+        read_bytes(Path("/proc/self/maps"))
+
+
 def test_a_pipe_is_read_to_its_end(tmp_path):
     reading, writing = os.pipe()
     os.write(writing, b"1F0 1B0")
