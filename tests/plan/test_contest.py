@@ -52,7 +52,7 @@ def known(name):
 
 @pytest.mark.parametrize(
     "name",
-    spared(KNOWN, lambda name: name == "pipedream_2bw"),
+    spared(KNOWN, lambda name: name in ("1f1b", "pipedream_2bw")),
 )
 def test_known_paces_of_figure_10_are_reached(name):
     again, kept, gigabytes = known(name)
