@@ -151,7 +151,7 @@ def test_every_part_runs_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     results = tmp_path / "results"
     assert reproduce.main(["gpu", "--dry", "2", "--results", str(results), "--out", str(tmp_path)]) == 0
     rows = [json.loads(path.read_text()) for path in results.glob("*/record.json")]
-    assert {row["experiment"] for row in rows} == {part.experiment for part in PARTS}
+    assert {row["experiment"] for row in rows} == set(PARTS)
     duel = {row["contender"]: row for row in rows if row["experiment"] == "gpu_duel"}
     assert list(map(len, (rows, duel))) == [len({row["run_id"] for row in rows}), 5]
     assert {name for name, row in duel.items() if (row["status"], row["evidence"]) == ("ok", "dry")} >= {"own", "fsdp2"}

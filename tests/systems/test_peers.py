@@ -88,7 +88,7 @@ def test_deepspeed_has_the_losses_of_our_methods(deepspeed_ranks, method):
 @pytest.mark.skipif(why_missing("deepspeed") is None, reason="deepspeed is installed")
 @pytest.mark.slow
 def test_a_system_that_is_not_installed_says_so(ranks):
-    with pytest.raises(ValueError, match="system=deepspeed: deepspeed is not installed: pip install deepspeed"):
+    with pytest.raises(ValueError, match="system=deepspeed: deepspeed is not installed: pip install 'deepspeed>="):
         ranks.run_case(DEEPSPEED)
 
 

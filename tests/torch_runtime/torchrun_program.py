@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 
 from faulty_worker import change
 from torch_cases import request_for  # found by PYTHONPATH
@@ -11,8 +12,9 @@ from rpbench.torch_runtime.processes import launch, worker
 
 def main(name: str, num_ranks: int, fault: str = "") -> int:
     if fault:
-        sys.argv[1:4] = fault.split(":")
-        launch.run_request = lambda request, place: worker.run_request(request, place, change)
+        rank, token, what = fault.split(":")
+        changed = partial(change, rank=rank, token=token, what=what)
+        launch.run_request = lambda request, place: worker.run_request(request, place, changed)
     try:
         outcome = launch.run_on_torch(request_for(name, num_ranks), stall_s=15.0)
     except RuntimeError as error:
