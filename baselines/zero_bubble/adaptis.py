@@ -11,9 +11,9 @@ cut. With 3 ranks, 4 microbatches and F = I = W that is as long as `zb_h1`:
     rank 2   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
 
 Memory: no rank holds more chunk activations than with 1F1B, interleaved where a rank has several stages, or than
-`in_flight` microbatches' worth. All ranks may hold that much: where memory decides what is recomputed, 1F1B, whose last
-ranks hold less, may be faster. Where microbatches differ in length, times are those of each, and the best order for
-equal ones is one more candidate.
+`in_flight` microbatches' worth. All ranks may hold that much. `whole=true` tries whole backwards alone and pulls nothing
+forward: the last ranks of 1F1B hold less, and where memory decides what is recomputed that may be faster. Where
+microbatches differ in length, times are those of each, and the best order for equal ones is one more candidate.
 
 Source: "AdaPtis: Reducing Pipeline Bubbles with Adaptive Pipeline Parallelism on Heterogeneous Models", after its
 abstract: a loop over partition, placement and order, guided by a model of their times. Which orders are tried and how
@@ -21,7 +21,7 @@ they are moved is ours.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from rpbench.ir.action import Kind
 from rpbench.ir.costs import StageCosts
@@ -49,12 +49,13 @@ SPLIT = ("zb_h1", "zb_h2", "zb_auto", "interleaved_zb", "zb_v", "v_half", "v_min
 Placement = tuple[tuple[int, ...], ...]
 
 
-@schedule("adaptis", source="AdaPtis, abstract", looped=True, needs_costs=True)
-def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None) -> Schedule:
+@schedule("adaptis", source="AdaPtis, abstract", looped=True, needs_costs=True, searched={"whole": (False, True)})
+def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None, whole: bool = False) -> Schedule:
     """The tried order that ends first within the memory.
 
     Args:
         in_flight: microbatches whose activations a rank has room for; None: as many as 1F1B takes.
+        whole: try orders of whole backwards alone, as they are.
 
     Raises:
         ValueError: if the stages cannot be dealt evenly, or there is room for fewer microbatches than ranks.
@@ -65,27 +66,28 @@ def adaptis(shape: Shape, costs: StageCosts, *, in_flight: int | None = None) ->
             f"schedule.in_flight={in_flight}: room for at least as many microbatches as ranks, {p}; try {p}"
         )
     limit = chunks * in_flight if in_flight else chunks * p + (p - 1) * (chunks > 1)
-    step, placement = _best(Shape(p, shape.num_stages, m), costs, limit)
+    step, placement = _best(Shape(p, shape.num_stages, m), costs, limit, whole=whole)
     return Schedule(shape, repeat_steps(shape, step), name="adaptis", placement=placement)
 
 
 @lru_cache(maxsize=64)  # a search asks for one order several times
-def _best(shape: Shape, costs: StageCosts, limit: int) -> tuple[Rows, Placement]:
+def _best(shape: Shape, costs: StageCosts, limit: int, *, whole: bool) -> tuple[Rows, Placement]:
     """Rows and placement of the candidate that ends first; of equal ones the first."""
-    found = [(timed, placement) for timed, placement in _candidates(shape, costs, limit) if timed.peak <= limit]
+    candidates = partial(_candidates, shape, costs, limit, whole=whole)
+    found = [(timed, placement) for timed, placement in candidates() if timed.peak <= limit]
     if costs.each:  # the best of equal microbatches is one more candidate
-        rows, placement = _best(shape, costs.mean, limit)
+        rows, placement = _best(shape, costs.mean, limit, whole=whole)
         found.append((time_rows(rows, lambda stage, _: placement[stage][0], costs), placement))
     if not found:  # too few microbatches for a group: the order that holds least
-        found = [min(_candidates(shape, costs, limit), key=lambda candidate: candidate[0].peak)]
+        found = [min(candidates(), key=lambda candidate: candidate[0].peak)]
     first = min(timed.makespan for timed, _ in found)
     timed, placement = next(one for one in found if one[0].makespan <= first * (1 + ROUNDING))
     return timed.rows, placement
 
 
-def _candidates(shape: Shape, costs: StageCosts, limit: int) -> Iterator[tuple[Timed, Placement]]:
+def _candidates(shape: Shape, costs: StageCosts, limit: int, *, whole: bool) -> Iterator[tuple[Timed, Placement]]:
     seen = set()
-    for name in WHOLE + SPLIT * any(costs.weight_grad):
+    for name in WHOLE + SPLIT * (any(costs.weight_grad) and not whole):
         try:
             made = entry(name).build(shape, costs)
         except ValueError:  # other numbers of stages, ranks or microbatches
@@ -93,10 +95,10 @@ def _candidates(shape: Shape, costs: StageCosts, limit: int) -> Iterator[tuple[T
         if (made.rows, made.placement) in seen:  # of equal orders the first is taken in any case
             continue
         seen.add((made.rows, made.placement))
-        yield from ((timed, made.placement) for timed in _tries(made, costs, limit))
+        yield from ((timed, made.placement) for timed in _tries(made, costs, limit, pulls=not whole))
 
 
-def _tries(made: Schedule, costs: StageCosts, limit: int) -> Iterator[Timed]:
+def _tries(made: Schedule, costs: StageCosts, limit: int, *, pulls: bool) -> Iterator[Timed]:
     """An order as it is, and with passes pulled forward into its waits."""
 
     def rank_of(stage: int, microbatch: int) -> int:
@@ -105,7 +107,7 @@ def _tries(made: Schedule, costs: StageCosts, limit: int) -> Iterator[Timed]:
     rows = as_passes(map(made.compute, range(made.shape.num_ranks)))
     plain = time_rows(rows, rank_of, costs)
     yield plain
-    if plain.peak > limit:
+    if plain.peak > limit or not pulls:
         return
     splits = any(what.kind is Kind.W for what in rows[0])
     without = Lanes.of([[what for what in row if what.kind is not Kind.W] for row in rows])

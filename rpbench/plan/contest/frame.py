@@ -126,7 +126,7 @@ class Frame:
         schedule = self.schedule.with_partition(partition)
         step_s = self.paced(self.costs(partition, keeps))
         shape, setting, limits = schedule.shape, self.setting, self.terms.limits
-        peak = self._peak(partition, keeps)
+        peak = int(self._peaks(partition, keeps).max())
         host = host_bytes(schedule, self.terms.sizes(setting.microbatch_sequences), shares=self._shares)
         misfits = (_over(peak, limits.device_memory_bytes), _over(host, limits.host_memory_bytes), self._over_ssd)
         tokens = self.terms.tokens(setting.microbatch_sequences) * shape.num_microbatches
@@ -232,9 +232,13 @@ class Frame:
         cut, sizes = (np.array([partition.forward]), np.array([partition.backward])), self.terms.sizes(microbatch)
         return int(self._footprint.of_sizes(sizes).keeping(()).peaks(*cut).max())
 
-    def _peak(self, partition: Partition, keeps: Sequence[int]) -> int:
+    def mean_misfit(self, partition: Partition, keeps: Sequence[int]) -> float:
+        """How many times the limit devices hold on average; moving layers changes that little."""
+        return _over(int(self._peaks(partition, keeps).mean()), self.terms.limits.device_memory_bytes)
+
+    def _peaks(self, partition: Partition, keeps: Sequence[int]) -> Ints:
         cut = np.array([partition.forward]), np.array([partition.backward])
-        return int(self._footprint.keeping(keeps).peaks(*cut).max())
+        return self._footprint.keeping(keeps).peaks(*cut)
 
 
 class Frames:

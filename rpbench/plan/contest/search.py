@@ -359,11 +359,6 @@ class Search(Trials):
                 self._improve_cut(setting, own_orders=True)
             near = self._better_with_its_cut(setting)
 
-    @property
-    def _orders_follow_times(self) -> bool:
-        """Whether each cut has an order of its own, which costs more than a timeline under another's."""
-        return self.contender.entry.needs_costs and not self.contender.entry.separate_cuts
-
     def _is_promising(self, current: Tried, cut: Partition) -> bool:
         """Whether a cut deserves its own order, where orders follow from times: it is better under the current one."""
         setting = current.setting

@@ -18,6 +18,7 @@ FEW_STEPS = 2  # steps timed while searching, where steps do not overlap; the pa
 OVERLAPPING_STEPS = 6  # least number of steps timed where steps overlap; the middle three give the pace
 WORTH = 0.06  # how much slower than the best a plan, or a sketch, may be to be worth more work
 LACKS = 0.1  # memory that it may lack
+EVERYWHERE = 0.5  # memory that devices may lack on average, where each cut has its own order
 ATTEMPTS = 3  # cuts tried to relieve full devices
 
 
@@ -124,8 +125,23 @@ class Trials:
         return not self.sketcher.of(fitting.setting).moves
 
     def _best_of(self, setting: Setting, cuts: Sequence[Partition]) -> Tried:
-        timed = [self._timed(setting, cut) for place, cut in enumerate(cuts) if not (place and self.time_is_over())]
+        timed = list[Tried]()
+        for cut in cuts:
+            if timed and (self.time_is_over() or self._lacks_everywhere(timed[-1])):
+                break
+            timed.append(self._timed(setting, cut))
         return max(timed, key=lambda each: each.score)
+
+    @property
+    def _orders_follow_times(self) -> bool:
+        """Whether each cut has an order of its own, which costs more than a timeline under another's."""
+        return self.contender.entry.needs_costs and not self.contender.entry.separate_cuts
+
+    def _lacks_everywhere(self, tried: Tried) -> bool:
+        """Whether devices lack so much on average that orders of other cuts are not worth their making."""
+        if not self._orders_follow_times or tried.timed.misfit <= 1 + EVERYWHERE:
+            return False
+        return self._frame(tried.setting, tried.cut).mean_misfit(tried.cut, tried.timed.keeps) > 1 + EVERYWHERE
 
     def _make_room(self, setting: Setting) -> None:
         """If the best cut does not fit, try plain cuts, then cuts with layers moved off the full devices.
@@ -133,7 +149,7 @@ class Trials:
         Where orders follow from times, every cut has its own order, so several attempts may be needed.
         """
         cut, seen = self.tried[setting].cut, set[Partition]()
-        if self.is_over is not None and self._is_hopeless(setting):
+        if self._lacks_everywhere(self.tried[setting]) or (self.is_over is not None and self._is_hopeless(setting)):
             return
         if not self.tried[setting].timed.fits and self._frame(setting).serves_any_cut and not self.time_is_over():
             plain = self._best_of(setting, self.sketcher.plain_cuts(setting, cut))
