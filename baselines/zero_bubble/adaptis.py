@@ -11,8 +11,8 @@ cut. With 3 ranks, 4 microbatches and F = I = W that is as long as `zb_h1`:
     rank 2   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
 
 Memory: no rank holds more chunk activations than with 1F1B, interleaved where a rank has several stages, or than
-`in_flight` microbatches' worth. All ranks may hold that much. `whole=true` tries whole backwards alone and pulls nothing
-forward: the last ranks of 1F1B hold less, and where memory decides what is recomputed that may be faster. Where
+`in_flight` microbatches' worth. All ranks may hold that much. `whole=true` tries whole backwards alone and pulls
+nothing forward: the last ranks of 1F1B hold less, and where memory decides what is recomputed that may be faster. Where
 microbatches differ in length, times are those of each, and the best order for equal ones is one more candidate.
 
 Source: "AdaPtis: Reducing Pipeline Bubbles with Adaptive Pipeline Parallelism on Heterogeneous Models", after its

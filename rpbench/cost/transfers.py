@@ -38,19 +38,16 @@ class StageBytes:
 
     def of(self, payload: Payload) -> Number:
         """Bytes that an action carries over the link of its device."""
-        return _part(self.whole(payload), payload.share)
-
-    def whole(self, payload: Payload) -> int:
-        """Bytes of what an action carries its share of."""
         if payload.object == "A" and payload.stage in self._keeps:
             last = payload.stage == len(self._backward) - 1
-            return self.stage(payload.stage, backward=True).activations + self._sizes.logits * last
+            kept = self.stage(payload.stage, backward=True).activations + self._sizes.logits * last
+            return _part(kept, payload.share)
         stages = self._backward if payload.backward else self._forward
         stage = stages[min(payload.stage, len(stages) - 1)]  # a fused stage receives as the one after the last
         amount = CHARGES[payload.object].bytes_of(stage, self._sizes)
         if payload.object == "G" and payload.lane == "net":
             amount = amount * self._sizes.reduced_bytes // BYTES_PER_VALUE
-        return amount
+        return _part(amount, payload.share)
 
     def stage(self, number: int, *, backward: bool) -> LayerSize:
         """Bytes of a forward or a backward stage."""
@@ -149,8 +146,7 @@ class TransferTimes:
         """
         if self.free and cause_of(payload) in self.free:
             return 0.0
-        share, own = payload.share, self.optimizer
-        found = self.stages.whole(payload) * share.numerator / share.denominator  # exact as the fraction, and fast
+        found, own = float(self.stages.of(payload)), self.optimizer
         if payload.lane != "host":
             if own and found and own.hop_latency_s and is_collective(payload):
                 found += self._hops(payload) * own.hop_latency_s * (self.bytes_per_s(payload) or 0.0)

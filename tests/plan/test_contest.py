@@ -122,7 +122,8 @@ def test_no_free_lunch_in_figure_10(model):
     case, budget = terms(model), Budget(work=400)
     plans = [plan for who in contenders() if not why_not_charged(who) and (plan := _tuned(who, case, budget))]
     fitting = sorted((plan for plan in plans if plan.outcome.fits), key=lambda plan: -plan.outcome.tokens_per_s)
-    for plan in fitting[:2]:
+    for leader in fitting[:2]:
+        plan = tune(leader.contender, case, OF_FIGURE_10)
         assert improvements(plan, case) == [], plan.contender.name
 
 
@@ -133,6 +134,8 @@ def test_what_fits_nowhere_is_told_by_how_much():
     assert plan.outcome.misfit == min(each.outcome.misfit for each in plan.tried if each.outcome is not None), (
         "nothing that was looked at lacks less"
     )
+    mean = Frames(plan.contender, small(1_000_000)).of_plan(plan).mean_misfit(plan.partition, plan.outcome.keeps)
+    assert plan.outcome.misfit / 2 <= mean <= plan.outcome.misfit, "of two devices"
 
 
 @pytest.mark.parametrize("names", [("gpipe", "chimera", "mobius", "hanayo", "seq1f1b"), slow(None)])

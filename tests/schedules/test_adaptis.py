@@ -83,6 +83,18 @@ def test_whole_backwards_stay_whole():
     assert {action.kind.name for rank in range(4) for action in schedule.compute(rank)} == {"F", "B"}
 
 
+def test_whole_orders_alone_are_taken_as_they_are():
+    """The fastest of those whose halves are never apart, for halves that could be: one stage a rank, that of 1F1B."""
+    times = uneven(4, seed=1)
+    ours, split = (order("adaptis", 4, 8, times, whole=whole) for whole in (True, False))
+    assert {action.kind.name for rank in range(4) for action in ours.compute(rank)} == {"F", "B"}
+    assert any(action.kind.name == "W" for rank in range(4) for action in split.compute(rank))
+    assert list(peak_in_flight(build_graph(ours))) == [4, 3, 2, 1], "the last ranks hold less"
+    assert makespan(ours, times) == pytest.approx(
+        min(makespan(order(name, 4, 8, times), times) for name in ("1f1b", "dapple"))
+    )
+
+
 def test_room_for_fewer_microbatches_than_ranks_is_refused():
     with pytest.raises(ValueError, match="in_flight=3: room for at least as many microbatches as ranks, 4; try 4"):
         entry("adaptis").build(Shape(4, 4, 8), in_flight=3)
