@@ -116,7 +116,7 @@ def _tuned(who, case, budget):
         return None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["qwen3_1p7b", "llama31_8b", "gpt_oss_20b", "qwen3_32b"])
 def test_no_free_lunch_in_figure_10(model):
     case, budget = terms(model), Budget(work=400)
