@@ -141,7 +141,8 @@ class Trials:
         """Whether devices lack so much on average that orders of other cuts are not worth their making."""
         if not self._orders_follow_times or tried.timed.misfit <= 1 + EVERYWHERE:
             return False
-        return self._frame(tried.setting, tried.cut).mean_misfit(tried.cut, tried.timed.keeps) > 1 + EVERYWHERE
+        mean = self._frame(tried.setting, tried.cut).mean_misfit(tried.cut, tried.timed.keeps)
+        return mean > 1 + EVERYWHERE and not self.is_ruled_out  # else no other setting will be tried
 
     def _make_room(self, setting: Setting) -> None:
         """If the best cut does not fit, try plain cuts, then cuts with layers moved off the full devices.
