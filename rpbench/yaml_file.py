@@ -18,7 +18,7 @@ EXAMPLE = "write key: value, one a line"
 class _Loader(yaml.SafeLoader):
     """PyYAML's loader of plain data, with every key once, and no deeper than `DEEPEST`."""
 
-    _depth = 0
+    _depth = -1  # of what holds the root
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1

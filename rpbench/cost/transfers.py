@@ -337,14 +337,9 @@ def _whole_copies(schedule: Schedule) -> list[tuple[list[int], list[int]]]:
 
     Empty where devices share the states of a stage, or each stage is on one of them.
     """
-    if not schedule.placement or any(len(holders) == 1 for holders in schedule.placement):
-        return []
-    shares = (
-        schedule.shape.tensor_parallel
-        or Kind.UNSHARD in schedule.kinds
-        or any(action.object == "P" for _, lane, row in schedule.items() if lane != "compute" for action in row)
-    )
-    if shares:
+    shares = schedule.shape.tensor_parallel or Kind.UNSHARD in schedule.kinds
+    moves = any(what == "P" for _, what in schedule.moves)
+    if shares or moves or not schedule.placement or any(len(holders) == 1 for holders in schedule.placement):
         return []
     found = []
     for device in range(schedule.shape.num_ranks):

@@ -192,3 +192,10 @@ def test_an_hour_of_bent_documents_finds_nothing():
     line = [sys.executable, "-m", "tests.fuzzing", "--minutes", "60", "--seed", "1"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
+
+
+def test_yaml_is_read_to_forty_levels_and_no_further():
+    assert keys_of("a: " + "[" * 40 + "]" * 40)["a"]
+    for brackets in ("[" * 41 + "]" * 41, "[" * 60_000):  # the second never ends
+        with pytest.raises(ValueError, match="nested too deeply; at most 40 levels are read"):
+            keys_of(f"a: {brackets}")

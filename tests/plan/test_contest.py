@@ -1,5 +1,6 @@
 """The contest: the search against every point of a small space, known paces, and what it refuses."""
 
+import weakref
 from dataclasses import replace
 from itertools import product
 
@@ -16,7 +17,7 @@ from rpbench.ir.partition import symmetric
 from rpbench.ir.schedule import Shape
 from rpbench.plan.climb import Climb, ClimbOrder, Tally
 from rpbench.plan.contest.contender import RECOMPUTES, Setting, Space, contender, contenders, space_of, why_not_charged
-from rpbench.plan.contest.frame import Frame, Frames, order_key, posed
+from rpbench.plan.contest.frame import Frame, Frames, order_key, posed, uncollected
 from rpbench.plan.contest.plans import Budget, Tried, rank
 from rpbench.plan.contest.restarts import restart
 from rpbench.plan.contest.search import Search, tune
@@ -136,6 +137,21 @@ def test_what_fits_nowhere_is_told_by_how_much():
     )
     mean = Frames(plan.contender, small(1_000_000)).of_plan(plan).mean_misfit(plan.partition, plan.outcome.keeps)
     assert plan.outcome.misfit / 2 <= mean <= plan.outcome.misfit, "of two devices"
+
+
+@pytest.mark.parametrize(
+    "name", ["1f1b", "mobius", "roundpipe", "zero_3", "superoffload", "megatron_tp", "pipe_offload"]
+)
+def test_frames_go_without_a_collection_of_garbage(name):
+    """Searches pause it and forget frames to make room: no circle may hold what they were made of."""
+    case, who = small(), contender(name)
+    plan = tune(who, case, Budget(work=40))
+    with uncollected():
+        frame = Frame(who, plan.setting, case, plan.partition, 2)
+        frame.outcome(plan.partition, plan.setting.recompute)
+        left = [weakref.ref(frame), weakref.ref(frame.graph), weakref.ref(frame.graph.analysis)]
+        del frame
+        assert [each() for each in left] == [None, None, None]
 
 
 @pytest.mark.parametrize("names", [("gpipe", "chimera", "mobius", "hanayo", "seq1f1b"), slow(None)])

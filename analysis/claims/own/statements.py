@@ -140,9 +140,10 @@ def _gains(found: tuple[Record, ...]) -> list[float]:
 
 
 def _first(*found: Record) -> str:
-    """The fastest schedule; all of those that came to the same order, for they are equally fast."""
+    """The fastest schedule; all of those that are as fast to rounding, as they are if they came to the same order."""
     paces = {str(run["choices"]["schedule"]): run["tokens_per_s"] for run in found if run["status"] == "ok"}
-    return ", ".join(sorted(name for name, pace in paces.items() if pace >= max(paces.values()) * (1 - 1e-9)))
+    first = max(paces.values())
+    return ", ".join(sorted(name for name, pace in paces.items() if pace >= first * (1 - 1e-9)))
 
 
 def _distinct_orders(found: tuple[Record, ...]) -> list[int]:

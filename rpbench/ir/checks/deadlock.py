@@ -42,10 +42,7 @@ def execution_rounds(index: Index, producers: Producers, *, rendezvous: bool = F
     sends = [number for number, action in enumerate(index.actions) if action.kind in SEND] if rendezvous else []
     received = {number: index.find(receive_of(index.actions[number])) for number in sends}
     partners = {send: receive for send, receive in received.items() if receive >= 0}
-    rounds, heads = _run(index, producers, partners)
-    if any(head < lane.stop for head, lane in zip(heads, index.lanes, strict=True)):
-        raise _no_rank_can_move(index, producers, rounds, heads, partners)
-    return rounds
+    return _run(index, producers, partners)
 
 
 def slots_of(index: Index, producers: Producers) -> tuple[list[int], list[int]]:
@@ -55,19 +52,18 @@ def slots_of(index: Index, producers: Producers) -> tuple[list[int], list[int]]:
         ScheduleError: as `execution_rounds`.
     """
     takes = [action.kind in COMPUTE for action in index.actions]
-    ends, heads = _run(index, producers, {}, takes)
-    if any(head < lane.stop for head, lane in zip(heads, index.lanes, strict=True)):
-        raise _no_rank_can_move(index, producers, ends, heads, {})
+    ends = _run(index, producers, {}, takes)
     return list(map(sub, ends, takes)), ends
 
 
-def _run(
-    index: Index, producers: Producers, partners: Mapping[int, int], takes: Sequence[int] = ()
-) -> tuple[list[int], list[int]]:
-    """The round of each action, 0 for one that never runs, and the action each lane stands at in the end.
+def _run(index: Index, producers: Producers, partners: Mapping[int, int], takes: Sequence[int] = ()) -> list[int]:
+    """The round of each action.
 
     Args:
         takes: rounds that each action takes; it is counted by the last, from 1 if it takes none. Empty: one each.
+
+    Raises:
+        ScheduleError: if no lane can move.
     """
     lane_of, first = index.lane_of, 1 if takes else 0
     takes = takes or [1] * len(index.actions)
@@ -100,7 +96,9 @@ def _run(
                 ready += waiting.pop(number)
             number += 1
         heads[lane] = number
-    return rounds, heads
+    if any(head < lane.stop for head, lane in zip(heads, index.lanes, strict=True)):
+        raise _no_rank_can_move(index, producers, rounds, heads, partners)
+    return rounds
 
 
 # --- the counter-example ------------------------------------------------------------------------------------

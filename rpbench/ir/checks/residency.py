@@ -7,7 +7,7 @@ the order alone. Where a transfer is still under way when the next forward begin
 from collections.abc import Iterator
 from operator import itemgetter
 
-from rpbench.ir.action import Kind
+from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.checks.deadlock import slots_of
 from rpbench.ir.schedule import Schedule, Weights
@@ -104,23 +104,18 @@ def _changes(analysis: Analysis) -> Iterator[tuple[int, int, int, int]]:
     starts, ends = slots_of(index, analysis.producers)
     for device, lane, first, stop in index.lanes:
         for action, begin, end in zip(index.actions[first:stop], starts[first:stop], ends[first:stop], strict=True):
-            kind, stage, _, _, _, what, peer, sub = action
-            for part in sub:
+            for part in parts_of(action):
                 if part.kind in _TAKE:
                     yield begin, 1, device, part.stage
                 if part.kind in _RELEASE:
                     yield end, -1, device, part.stage
-            if kind in _TAKE:
-                yield begin, 1, device, stage
-            if kind in _RELEASE:
-                yield end, -1, device, stage
-            if what == "A":
-                if kind is Kind.FREE and lane == "d2h":
-                    yield begin, -1, device, stage
-                elif kind is Kind.LOAD:
-                    yield begin, 1, device, stage
-                if isinstance(peer, int):
-                    yield begin, 1 if kind is Kind.STORE else -1, peer, stage
+            if action.object == "A":
+                if action.kind is Kind.FREE and lane == "d2h":
+                    yield begin, -1, device, action.stage
+                elif action.kind is Kind.LOAD:
+                    yield begin, 1, device, action.stage
+                if isinstance(action.peer, int):
+                    yield begin, 1 if action.kind is Kind.STORE else -1, action.peer, action.stage
 
 
 def turns_at_once(schedule: Schedule) -> bool:

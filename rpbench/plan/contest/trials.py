@@ -142,7 +142,7 @@ class Trials:
         if not self._orders_follow_times or tried.timed.misfit <= 1 + EVERYWHERE:
             return False
         mean = self._frame(tried.setting, tried.cut).mean_misfit(tried.cut, tried.timed.keeps)
-        return mean > 1 + EVERYWHERE and not self.is_ruled_out  # else no other setting will be tried
+        return mean > 1 + EVERYWHERE and not self.is_ruled_out  # of whom a bound rules out, the best cut is the answer
 
     def _make_room(self, setting: Setting) -> None:
         """If the best cut does not fit, try plain cuts, then cuts with layers moved off the full devices.
