@@ -29,6 +29,16 @@ READ_LATE = ("PYTEST_", "RPBENCH_", "TORCHINDUCTOR_CACHE_DIR")
 _CALL = "import sys; from rpbench.side_processes import {0}; sys.exit({0}(sys.argv[1:]))"
 
 
+def under_torchrun() -> bool:
+    """Whether this process is one of several that a launcher has started to run together."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def is_first_rank() -> bool:
+    """Whether this process writes the record: rank 0, or the only process there is."""
+    return os.environ.get("RANK", "0") == "0" if under_torchrun() else True
+
+
 def side_processes(
     number: int, start: Literal["fork", "spawn"], begin: Callable[..., None] | None = None, *arguments: Any
 ) -> ProcessPoolExecutor:

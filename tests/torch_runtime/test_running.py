@@ -21,6 +21,7 @@ from rpbench.ir.action import Kind
 from rpbench.ir.schedule import ScheduleError, to_text
 from rpbench.models.linear import Linear
 from rpbench.registry import entries
+from rpbench.side_processes import is_first_rank, under_torchrun
 from rpbench.torch_runtime.processes import launch
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import Ranks
@@ -253,8 +254,8 @@ def test_too_few_ranks_are_refused(two):
 def test_under_torchrun_the_world_must_fit(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert launch.under_torchrun()
-    assert launch.is_first_rank()
+    assert under_torchrun()
+    assert is_first_rank()
     with pytest.raises(ValueError, match=r"WORLD_SIZE=2: 1f1b has 4 pipeline ranks.* 4 processes; start torchrun with"):
         launch.run_on_torch(request_for("1f1b", 4))
 

@@ -18,6 +18,7 @@ Gradients of a step go one of two ways:
     in groups  ranks send to the home, or to a rank that sends to the home for the same visit of its own  (TawPipe)
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -27,6 +28,8 @@ from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index
 from rpbench.ir.waits.edges import version_read
 from rpbench.ir.waits.visits import Transfer, actions_of
+
+_Here = tuple[int, int, bool, int]  # device, stage, direction and step of loads
 
 
 class GroupSum(NamedTuple):
@@ -61,16 +64,17 @@ class Handovers:
         self.homes: dict[int, int] = {}
         self.carried: dict[tuple[int, int], list[Transfer]] = {}
         self.grouped: dict[tuple[int, int], list[GroupSum]] = {}
-        on_rank: dict[tuple[int, int, bool, int], list[Transfer]] = defaultdict(list)
+        on_rank: dict[_Here, list[Transfer]] = defaultdict(list)
         for load in loads:
             if self.peer(load.pieces[0]) is not None:
                 visit = load.visits[0]
                 on_rank[visit.device, visit.stage, visit.backward, visit.step].append(load)
         for found in on_rank.values():
             found.sort(key=self._microbatch)
+        microbatches = {key: [self._microbatch(load) for load in found] for key, found in on_rank.items()}
         for found in on_rank.values():
             for place, load in enumerate(found):
-                self._find_origin(load, place, on_rank)
+                self._find_origin(load, place, on_rank, microbatches)
         sent: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
         for store in stores:
             if self.peer(store.pieces[0]) is not None:
@@ -98,7 +102,11 @@ class Handovers:
     # --- weights ---
 
     def _find_origin(
-        self, load: Transfer, place: int, on_rank: Mapping[tuple[int, int, bool, int], Sequence[Transfer]]
+        self,
+        load: Transfer,
+        place: int,
+        on_rank: Mapping[_Here, Sequence[Transfer]],
+        microbatches: Mapping[_Here, Sequence[int]],
     ) -> None:
         """Find whose copy a load takes; `place` counts it among those of its device, stage, direction and step."""
         number, visit, origin = load.pieces[0], load.visits[0], None
@@ -111,9 +119,9 @@ class Handovers:
             if relayed is not None and (self.peer(relayed.pieces[0]), *of_visit) not in on_rank:
                 origin = relayed
             else:
-                wanted = self._microbatch(load)
-                earlier = (other for other in there if self._microbatch(other) < wanted)
-                origin = max(earlier, key=self._microbatch, default=None)
+                known = microbatches.get((rank, *of_visit), ())
+                num_earlier = bisect_left(known, microbatches[visit.device, *of_visit][place])
+                origin = there[bisect_left(known, known[num_earlier - 1])] if num_earlier else None
                 if origin is None:
                     before = on_rank.get((rank, visit.stage, visit.backward, visit.step - 1), ())
                     origin = next((other for other in reversed(before) if self._reads_the_same(other, load)), None)

@@ -14,10 +14,10 @@ from rpbench.run.recording import Fields, Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.run.training.tensors import backend_of, optimizer_settings, text_of
 from rpbench.run.training.validation import check_holds, check_save_to, checkpoint_subject, found_checkpoint
+from rpbench.side_processes import is_first_rank, under_torchrun
 from rpbench.sim.checked import checked_graph
 from rpbench.sim.metrics import measure
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
-from rpbench.torch_runtime.processes.launch import is_first_rank, run_on_torch, under_torchrun
 from rpbench.torch_runtime.recorded import outcome as ran
 from rpbench.torch_runtime.recorded.outcome import replay_makespan
 from rpbench.torch_runtime.request import TorchRequest, make_request
@@ -33,7 +33,7 @@ def torch_records(request: Request) -> list[Record]:
     if is_first_rank():
         return [recorded(replace(request, force=True), _prepare)]  # the other ranks run: none may look for a record
     asked, assembled = _request(request)
-    run_on_torch(asked, stall_s=backend_of(request).stall_s)
+    _run(asked, stall_s=backend_of(request).stall_s)
     del assembled
     return []
 
@@ -84,10 +84,17 @@ def _with_checkpoints(request: Request, asked: TorchRequest) -> TorchRequest:
     return replace(asked, start=str(found.data.absolute()), first_step=found.num_steps)
 
 
+def _run(asked: TorchRequest, *, stall_s: float) -> ran.Outcome | None:
+    # torch's pipelining takes seconds to import, and a request that is refused needs none of it.
+    from rpbench.torch_runtime.processes.launch import run_on_torch
+
+    return run_on_torch(asked, stall_s=stall_s)
+
+
 def _executed(request: Request, asked: TorchRequest, assembled: Assembled) -> Outcome:
     """The outcome of the run; a broken run names the rank and its action."""
     try:
-        found = run_on_torch(asked, stall_s=backend_of(request).stall_s)
+        found = _run(asked, stall_s=backend_of(request).stall_s)
     except RunFailed as error:
         status = "oom" if error.cause == "out of memory" else "failed"
         where = {"failed_rank": error.rank, "failed_action": error.action, "failed_cause": error.cause}

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from rpbench.side_processes import under_torchrun
 from rpbench.torch_runtime.processes.diagnosis import (
     Evidence,
     Phase,
@@ -164,16 +165,6 @@ class Sentinel:
 
 
 _runs = 0
-
-
-def under_torchrun() -> bool:
-    """Whether this process is one of several that a launcher has started to run together."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-
-
-def is_first_rank() -> bool:
-    """Whether this process writes the record: rank 0, or the only process there is."""
-    return os.environ.get("RANK", "0") == "0" if under_torchrun() else True
 
 
 def run_on_torch(request: TorchRequest, *, stall_s: float = STALL_S) -> Outcome | None:
