@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 from rpbench.advice.probing import Loan, borrow, kind_of, known_plans, leading, loan_of
 from rpbench.advice.whole_layers import lightest
 from rpbench.cost.hardware.basis import Basis
+from rpbench.ir.partition import Partition
 from rpbench.mesh.plan_search.terms import terms_of
-from rpbench.plan.contest.contender import OPTION, Contender, contenders
+from rpbench.plan.contest.contender import OPTION, Contender, Setting, contenders
 from rpbench.plan.contest.frame import Frames, posed, uncollected
 from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import GIVEN_UP, OUT_OF_TIME, Search
@@ -44,8 +45,8 @@ ONE_TURN, BOUNDING, CHANGING = 0.03, 0.05, 0.12
 TURNS, PROBING, ONE_SEARCH = 0.5, 0.6, 0.4
 FAIR = 1.5  # of an equal part of what is left, for each search
 # What a turn may gain, as a share of a pace: too little, at most, where no plan is known, and for who is given up soon;
-# whoever gained nothing in a turn is worth so much less.
-NEAR, MOST_GAIN, NO_PLAN, FAR_BEHIND, TIRED = 0.02, 1.0, 1.5, 0.35, 0.25
+# whoever gained nothing in a turn is worth so much less; less so where other cuts to begin with are left.
+NEAR, MOST_GAIN, NO_PLAN, FAR_BEHIND, TIRED, LESS_TIRED = 0.02, 1.0, 1.5, 0.35, 0.25, 0.75
 
 
 # Weights that stay, weights that stream over a link with others, orders by times: between them they call every kernel.
@@ -114,6 +115,7 @@ class Share:
         self.searches: dict[int, Search] = {}
         self._able, self._found, self._end = list[int](), dict[int, Any](), inf
         self._loans, self._borrowed = tuple[Loan, ...](), set[tuple[int, Loan]]()
+        self._begun_at = set[tuple[Search, Setting, Partition]]()
         self._least = dict[int, int]()  # bytes of the lightest plan, where that is known and too much
 
     def look(
@@ -210,20 +212,33 @@ class Share:
                 search.climb_from(found.setting.changed("recompute", recompute), found.cut, self.budget.work)
         return False
 
-    def _look_for_a_light_one(self, search: Search) -> None:
-        """Begin where the smallest microbatch and one option of the schedule may be light, without a sketch of cuts."""
+    def _begin_light(self, search: Search) -> bool:
+        """Begin where the smallest microbatch and one option of the schedule may be light, without a sketch of cuts.
+
+        Where cuts have orders of their own, each is a beginning, and taken once; whether others may be left.
+        """
+        self.clock.allow(self.clock.spent + ONE_TURN * self._seconds)
+        entry, is_left = search.contender.entry, False
         first = search.space.first.changed("microbatch_sequences", min(self.terms.microbatches))
         first = first.changed("recompute", "all")
         options = [changed for dimension, changed in search.space.changes(first) if dimension.startswith(OPTION)]
         chunks = [changed for dimension, changed in search.space.changes(first) if dimension == "chunks_per_device"]
-        for setting in (*options[::-1], first, *chunks):  # the usual value of an option is seldom the lightest
-            if search.best_pace() or self.clock.is_over() or search.contender.entry.separate_cuts:
-                return
+        for setting in (*options[::-1], first, *chunks) if not entry.separate_cuts else ():  # the usual is seldom light
             with suppress(ValueError):  # the schedule does not take the setting
                 problem = posed(search.contender, setting, self.terms, 1)
-                cut = plain_partitions(problem, promising_counts(problem)[0])[-1]
-                frame = search.frames.of(setting, cut, self.terms.num_steps)
-                search.climb_from(setting, frame.emptier(cut, "all"), self.budget.work)
+                cuts = plain_partitions(problem, promising_counts(problem)[0])[::-1]  # room for the head first
+                for cut in cuts if entry.needs_costs else cuts[:1]:
+                    if search.best_pace() or self.clock.is_over():
+                        return is_left
+                    if (search, setting, cut) in self._begun_at:
+                        continue
+                    lighter = search.frames.of(setting, cut, self.terms.num_steps).emptier(cut, "all")
+                    if (search, setting, lighter) not in self._begun_at:
+                        is_left = entry.needs_costs
+                        search.climb_from(setting, lighter, self.budget.work)
+                    if entry.needs_costs:
+                        self._begun_at |= {(search, setting, cut), (search, setting, lighter)}
+        return is_left
 
     def _take_turns(self, able: Sequence[int], found: dict[int, Any], to_beat: float | None, seconds: float) -> None:
         """Search by turns: whoever may gain most goes on, by what all devices compute together and by earlier turns."""
@@ -239,11 +254,9 @@ class Share:
                 bounded.add(number)
                 continue
             self._go_on(number, found, to_beat, ONE_TURN * self._seconds, everywhere=False)
-            if not search.best_pace():
-                self.clock.allow(self.clock.spent + ONE_TURN * self._seconds)
-                self._look_for_a_light_one(search)
+            is_left = not search.best_pace() and self._begin_light(search)
             gain = search.best_pace() / before - 1 if before else float(search.best_pace() > 0)
-            worth[number] = max(TIRED * worth[number], min(gain, MOST_GAIN))
+            worth[number] = max((LESS_TIRED if is_left else TIRED) * worth[number], min(gain, MOST_GAIN))
             self.clock.allow(until)
             if number in found or search.has_ended:
                 del worth[number]

@@ -18,6 +18,8 @@ from rpbench.plan.counts import Counts, plain_partitions, promising_counts
 from rpbench.plan.even_and_greedy import plan_greedy
 from rpbench.plan.problem import Problem
 
+Placement = tuple[tuple[int, ...], ...]  # the devices of each stage
+
 # Cuts of a setting worth timing.
 CUTS = 2
 # Where the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
@@ -67,7 +69,7 @@ class Sketcher:
         self._cut_short: set[Setting] = set()
         self._orders: dict[tuple[Setting, Counts, int], ClimbOrder] = {}
         self._overlapping: dict[tuple[object, ...], bool] = {}
-        self._placements: dict[tuple[object, ...], tuple[tuple[int, ...], ...]] = {}
+        self._placements: dict[tuple[object, ...], Placement] = {}
 
     def of(self, setting: Setting) -> Sketch:
         """The sketch of a setting.
@@ -93,7 +95,7 @@ class Sketcher:
             self.placement(setting)
         return self._overlapping[setting.options]
 
-    def placement(self, setting: Setting) -> tuple[tuple[int, ...], ...]:
+    def placement(self, setting: Setting) -> Placement:
         """The devices of each stage; empty where a visit is on any device.
 
         Raises:
@@ -139,7 +141,11 @@ class Sketcher:
 
     def moves_each_time(self, setting: Setting) -> bool:
         """Whether every device moves all weights for each microbatch, so that large ones are fast."""
-        return self.contender.entry.lower is not None and self.of(setting).is_level
+        return self.contender.entry.lower is not None and self._is_level(self.placement(setting))
+
+    def _is_level(self, placement: Placement) -> bool:
+        """Whether every device runs all stages in turn, so that the cut makes no difference to computation."""
+        return bool(placement) and all(len(holders) == self.terms.num_devices > 1 for holders in placement)
 
     def is_blind(self, setting: Setting) -> bool:
         """Whether weights or activations move, or all cuts take equally long, so that a sketch says little."""
@@ -177,8 +183,7 @@ class Sketcher:
     def _made(self, setting: Setting) -> Sketch:
         problem = posed(self.contender, setting, self.terms, 1)
         counts, order = self._first_order(setting, problem)
-        alike = order.placement and all(len(holders) == self.terms.num_devices > 1 for holders in order.placement)
-        if alike:  # every device runs all stages in turn: the cut makes no difference to that
+        if self._is_level(order.placement):
             pace = self._pace(problem, _turn(problem, runs_again=setting.recompute == "all"))
             return Sketch((*plain_partitions(problem, counts)[:CUTS], *self._starts(counts)), pace, True)
         overlaps = self.overlaps(setting)
