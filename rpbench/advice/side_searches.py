@@ -215,7 +215,7 @@ class Share:
     def _begin_light(self, search: Search) -> bool:
         """Begin where the smallest microbatch and one option of the schedule may be light, without a sketch of cuts.
 
-        Where cuts have orders of their own, each is a beginning, and taken once; whether others may be left.
+        Where cuts have orders of their own, each is a beginning, and timed once; whether others may be left.
         """
         self.clock.allow(self.clock.spent + ONE_TURN * self._seconds)
         entry, is_left = search.contender.entry, False
@@ -235,7 +235,7 @@ class Share:
                     lighter = search.frames.of(setting, cut, self.terms.num_steps).emptier(cut, "all")
                     if (search, setting, lighter) not in self._begun_at:
                         is_left = entry.needs_costs
-                        search.climb_from(setting, lighter, self.budget.work)
+                        search.climb_from(setting, lighter, 1 if entry.needs_costs else self.budget.work)
                     if entry.needs_costs:
                         self._begun_at |= {(search, setting, cut), (search, setting, lighter)}
         return is_left
@@ -253,8 +253,11 @@ class Share:
                 worth[number] = min(worth[number], search.bounds.best_pace(self.clock.is_over) / before - 1)
                 bounded.add(number)
                 continue
+            own_orders = not before and search.contender.entry.needs_costs  # of each cut: others tell little of it
+            is_left = own_orders and self._begin_light(search)
             self._go_on(number, found, to_beat, ONE_TURN * self._seconds, everywhere=False)
-            is_left = not search.best_pace() and self._begin_light(search)
+            if not search.best_pace() and not own_orders:
+                self._begin_light(search)
             gain = search.best_pace() / before - 1 if before else float(search.best_pace() > 0)
             worth[number] = max((LESS_TIRED if is_left else TIRED) * worth[number], min(gain, MOST_GAIN))
             self.clock.allow(until)
