@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 from rpbench.advice.probing import Loan, borrow, kind_of, known_plans, leading, loan_of
 from rpbench.advice.whole_layers import lightest
 from rpbench.cost.hardware.basis import Basis
-from rpbench.ir.partition import Partition
 from rpbench.mesh.plan_search.terms import terms_of
-from rpbench.plan.contest.contender import OPTION, Contender, Setting, contenders
+from rpbench.plan.contest.contender import OPTION, Contender, contenders
 from rpbench.plan.contest.frame import Frames, posed, uncollected
 from rpbench.plan.contest.plans import Budget, Tuned, rank
 from rpbench.plan.contest.search import GIVEN_UP, OUT_OF_TIME, Search
@@ -45,8 +44,8 @@ ONE_TURN, BOUNDING, CHANGING = 0.03, 0.05, 0.12
 TURNS, PROBING, ONE_SEARCH = 0.5, 0.6, 0.4
 FAIR = 1.5  # of an equal part of what is left, for each search
 # What a turn may gain, as a share of a pace: too little, at most, where no plan is known, and for who is given up soon;
-# whoever gained nothing in a turn is worth so much less; less so where other cuts to begin with are left.
-NEAR, MOST_GAIN, NO_PLAN, FAR_BEHIND, TIRED, LESS_TIRED = 0.02, 1.0, 1.5, 0.35, 0.25, 0.75
+# whoever gained nothing in a turn is worth so much less.
+NEAR, MOST_GAIN, NO_PLAN, FAR_BEHIND, TIRED = 0.02, 1.0, 1.5, 0.35, 0.25
 
 
 # Weights that stay, weights that stream over a link with others, orders by times: between them they call every kernel.
@@ -115,7 +114,6 @@ class Share:
         self.searches: dict[int, Search] = {}
         self._able, self._found, self._end = list[int](), dict[int, Any](), inf
         self._loans, self._borrowed = tuple[Loan, ...](), set[tuple[int, Loan]]()
-        self._begun_at = set[tuple[Search, Setting, Partition]]()
         self._least = dict[int, int]()  # bytes of the lightest plan, where that is known and too much
 
     def look(
@@ -212,33 +210,27 @@ class Share:
                 search.climb_from(found.setting.changed("recompute", recompute), found.cut, self.budget.work)
         return False
 
-    def _begin_light(self, search: Search) -> bool:
-        """Begin where the smallest microbatch and one option of the schedule may be light, without a sketch of cuts.
-
-        Where cuts have orders of their own, each is a beginning, and timed once; whether others may be left.
-        """
+    def _begin_light(self, search: Search) -> None:
+        """Begin where the smallest microbatch and one option of the schedule may be light, without a sketch of cuts."""
+        entry = search.contender.entry
+        if entry.separate_cuts:
+            return
         self.clock.allow(self.clock.spent + ONE_TURN * self._seconds)
-        entry, is_left = search.contender.entry, False
         first = search.space.first.changed("microbatch_sequences", min(self.terms.microbatches))
         first = first.changed("recompute", "all")
         options = [changed for dimension, changed in search.space.changes(first) if dimension.startswith(OPTION)]
         chunks = [changed for dimension, changed in search.space.changes(first) if dimension == "chunks_per_device"]
-        for setting in (*options[::-1], first, *chunks) if not entry.separate_cuts else ():  # the usual is seldom light
+        for setting in (*options[::-1], first, *chunks):  # the usual value of an option is seldom the lightest
             with suppress(ValueError):  # the schedule does not take the setting
                 problem = posed(search.contender, setting, self.terms, 1)
                 cuts = plain_partitions(problem, promising_counts(problem)[0])[::-1]  # room for the head first
+                # Cuts with orders of their own are timed, each: layers that move off one may lead back to it.
                 for cut in cuts if entry.needs_costs else cuts[:1]:
                     if search.best_pace() or self.clock.is_over():
-                        return is_left
-                    if (search, setting, cut) in self._begun_at:
-                        continue
-                    lighter = search.frames.of(setting, cut, self.terms.num_steps).emptier(cut, "all")
-                    if (search, setting, lighter) not in self._begun_at:
-                        is_left = entry.needs_costs
-                        search.climb_from(setting, lighter, 1 if entry.needs_costs else self.budget.work)
-                    if entry.needs_costs:
-                        self._begun_at |= {(search, setting, cut), (search, setting, lighter)}
-        return is_left
+                        return
+                    frame = search.frames.of(setting, cut, self.terms.num_steps)
+                    work = 1 if entry.needs_costs else self.budget.work
+                    search.climb_from(setting, frame.emptier(cut, "all"), work)
 
     def _take_turns(self, able: Sequence[int], found: dict[int, Any], to_beat: float | None, seconds: float) -> None:
         """Search by turns: whoever may gain most goes on, by what all devices compute together and by earlier turns."""
@@ -253,13 +245,14 @@ class Share:
                 worth[number] = min(worth[number], search.bounds.best_pace(self.clock.is_over) / before - 1)
                 bounded.add(number)
                 continue
-            own_orders = not before and search.contender.entry.needs_costs  # of each cut: others tell little of it
-            is_left = own_orders and self._begin_light(search)
+            begins_light = not before and search.contender.entry.needs_costs  # a search tells it little of other cuts
+            if begins_light:
+                self._begin_light(search)
             self._go_on(number, found, to_beat, ONE_TURN * self._seconds, everywhere=False)
-            if not search.best_pace() and not own_orders:
+            if not search.best_pace() and not begins_light:
                 self._begin_light(search)
             gain = search.best_pace() / before - 1 if before else float(search.best_pace() > 0)
-            worth[number] = max((LESS_TIRED if is_left else TIRED) * worth[number], min(gain, MOST_GAIN))
+            worth[number] = max(TIRED * worth[number], min(gain, MOST_GAIN))
             self.clock.allow(until)
             if number in found or search.has_ended:
                 del worth[number]

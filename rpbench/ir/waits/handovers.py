@@ -29,8 +29,6 @@ from rpbench.ir.index import Index
 from rpbench.ir.waits.edges import version_read
 from rpbench.ir.waits.visits import Transfer, actions_of
 
-_Here = tuple[int, int, bool, int]  # device, stage, direction and step of loads
-
 
 class GroupSum(NamedTuple):
     """A sum that goes home: the STORE:G>q that bring its parts, by microbatch, and the one that sends the sum."""
@@ -64,17 +62,16 @@ class Handovers:
         self.homes: dict[int, int] = {}
         self.carried: dict[tuple[int, int], list[Transfer]] = {}
         self.grouped: dict[tuple[int, int], list[GroupSum]] = {}
-        on_rank: dict[_Here, list[Transfer]] = defaultdict(list)
+        on_rank: dict[tuple[int, int, bool, int], list[Transfer]] = defaultdict(list)
         for load in loads:
             if self.peer(load.pieces[0]) is not None:
                 visit = load.visits[0]
                 on_rank[visit.device, visit.stage, visit.backward, visit.step].append(load)
         for found in on_rank.values():
             found.sort(key=self._microbatch)
-        microbatches = {key: [self._microbatch(load) for load in found] for key, found in on_rank.items()}
         for found in on_rank.values():
             for place, load in enumerate(found):
-                self._find_origin(load, place, on_rank, microbatches)
+                self._find_origin(load, place, on_rank)
         sent: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
         for store in stores:
             if self.peer(store.pieces[0]) is not None:
@@ -102,11 +99,7 @@ class Handovers:
     # --- weights ---
 
     def _find_origin(
-        self,
-        load: Transfer,
-        place: int,
-        on_rank: Mapping[_Here, Sequence[Transfer]],
-        microbatches: Mapping[_Here, Sequence[int]],
+        self, load: Transfer, place: int, on_rank: Mapping[tuple[int, int, bool, int], Sequence[Transfer]]
     ) -> None:
         """Find whose copy a load takes; `place` counts it among those of its device, stage, direction and step."""
         number, visit, origin = load.pieces[0], load.visits[0], None
@@ -119,9 +112,10 @@ class Handovers:
             if relayed is not None and (self.peer(relayed.pieces[0]), *of_visit) not in on_rank:
                 origin = relayed
             else:
-                known = microbatches.get((rank, *of_visit), ())
-                num_earlier = bisect_left(known, microbatches[visit.device, *of_visit][place])
-                origin = there[bisect_left(known, known[num_earlier - 1])] if num_earlier else None
+                num_earlier = bisect_left(there, self._microbatch(load), key=self._microbatch)
+                if num_earlier:  # the first of the latest
+                    latest = self._microbatch(there[num_earlier - 1])
+                    origin = there[bisect_left(there, latest, key=self._microbatch)]
                 if origin is None:
                     before = on_rank.get((rank, visit.stage, visit.backward, visit.step - 1), ())
                     origin = next((other for other in reversed(before) if self._reads_the_same(other, load)), None)
