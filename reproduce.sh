@@ -43,6 +43,7 @@ main() {
   [[ $VENV == /* ]] || VENV=$PWD/$VENV
   P=$VENV/bin/python STATE=$VENV/rpbench-setup LOG=$VENV/rpbench-setup/setup.log TOOL=$VENV/rpbench-setup/uv/bin
   cd -- "$ROOT"
+  unset PYTHONDONTWRITEBYTECODE # containers set it; every process would then compile torch and all else again
   is_ready || set_up
   export MPLBACKEND=Agg PYTHONUTF8=1 WANDB_SILENT="${WANDB_SILENT:-true}"
   case $verb in
@@ -120,6 +121,7 @@ install_all() {
   install rpbench --no-deps --editable .
   logged "$P" -c 'import hydra, matplotlib, numba, numpy, pandas, pyarrow, pytest, torch, wandb' ||
     explain "packages that work here (delete $VENV and run this again)"
+  logged "$P" -m compileall -q -j 0 rpbench analysis baselines || explain "rpbench, whose files do not compile"
   fingerprint >"$STATE/stamp.new" && mv -f "$STATE/stamp.new" "$STATE/stamp" && rm "$STATE/unfinished"
 }
 

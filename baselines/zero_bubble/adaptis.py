@@ -20,10 +20,11 @@ abstract: a loop over partition, placement and order, guided by a model of their
 they are moved is ours.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import lru_cache, partial
+from typing import NamedTuple
 
-from rpbench.ir.action import Kind
+from rpbench.ir.action import Kind, plain_of
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Schedule, Shape
 from rpbench.ordering.list_order import (
@@ -31,13 +32,14 @@ from rpbench.ordering.list_order import (
     ROUNDING,
     Fill,
     Lanes,
+    RankOf,
     Rows,
     Timed,
-    as_passes,
     pull_rows,
     repeat_steps,
     time_rows,
 )
+from rpbench.ordering.loops import Means, means
 from rpbench.registry import entry, schedule
 
 TRIED_PULLS = 2  # of the settings worth trying, best first
@@ -89,28 +91,47 @@ def _candidates(shape: Shape, costs: StageCosts, limit: int, *, whole: bool) -> 
     seen = set()
     for name in WHOLE + SPLIT * (any(costs.weight_grad) and not whole):
         try:
-            made = entry(name).build(shape, costs)
+            made = _made(name, shape, costs if entry(name).needs_costs else None, means())
         except ValueError:  # other numbers of stages, ranks or microbatches
             continue
-        if (made.rows, made.placement) in seen:  # of equal orders the first is taken in any case
+        if made.rows in seen:  # of equal orders the first is taken in any case
             continue
-        seen.add((made.rows, made.placement))
+        seen.add(made.rows)
         yield from ((timed, made.placement) for timed in _tries(made, costs, limit, pulls=not whole))
 
 
-def _tries(made: Schedule, costs: StageCosts, limit: int, *, pulls: bool) -> Iterator[Timed]:
+class _Made(NamedTuple):
+    """An order to try.
+
+    Args:
+        rows: what tells it from others.
+        without: its rows without W; None where nothing is split.
+    """
+
+    rows: Hashable
+    lanes: Lanes
+    without: Lanes | None
+    placement: Placement
+    rank_of: RankOf
+
+
+@lru_cache(maxsize=128)  # a search tries the orders that follow from no times under many
+def _made(name: str, shape: Shape, costs: StageCosts | None, _using: Means) -> _Made:
+    made = entry(name).build(shape, costs)
+    placement, rows = made.placement, [plain_of(made.compute(rank)) for rank in range(shape.num_ranks)]
+    lanes = Lanes.of_actions(rows)
+    without = lanes.without(Kind.W) if Kind.W in rows[0].kinds() else None
+    known = *(column.tobytes() for row in rows for column in row.columns), placement
+    return _Made(known, lanes, without, placement, lambda stage, microbatch: placement[stage][0])
+
+
+def _tries(made: _Made, costs: StageCosts, limit: int, *, pulls: bool) -> Iterator[Timed]:
     """An order as it is, and with passes pulled forward into its waits."""
-
-    def rank_of(stage: int, microbatch: int) -> int:
-        return made.placement[stage][0]
-
-    rows = as_passes(map(made.compute, range(made.shape.num_ranks)))
-    plain = time_rows(rows, rank_of, costs)
+    plain = time_rows(made.lanes, made.rank_of, costs)
     yield plain
     if plain.peak > limit or not pulls:
         return
-    splits = any(what.kind is Kind.W for what in rows[0])
-    without = Lanes.of([[what for what in row if what.kind is not Kind.W] for row in rows])
+    fill = None if made.without is None else Fill.ANY
     for how in PULLS[:TRIED_PULLS]:
-        pulled = pull_rows(without, rank_of, costs, limit, how)
-        yield time_rows(pulled, rank_of, costs, fill=Fill.ANY if splits else None, limit=limit)
+        pulled = pull_rows(made.without or made.lanes, made.rank_of, costs, limit, how)
+        yield time_rows(pulled, made.rank_of, costs, fill=fill, limit=limit)

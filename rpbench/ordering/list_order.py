@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain, islice, pairwise
-from operator import itemgetter
+from itertools import accumulate, chain, islice, pairwise, starmap
 from typing import NamedTuple, overload
 
-from rpbench.ir.action import Action, Kind, listed
+from rpbench.ir.action import Action, Kind, joined, listed, plain_of
 from rpbench.ir.costs import StageCosts
 from rpbench.ir.schedule import Row, Shape
 from rpbench.ordering import loops
@@ -49,12 +48,13 @@ def as_passes(rows: Iterable[Iterable[Action]]) -> Rows:
 def repeat_steps(shape: Shape, rows: Rows) -> tuple[Row, ...]:
     """The rows of one optimizer step as rows of actions, repeated for every step of the shape."""
 
-    def row(passes: Sequence[Pass]) -> Row:
-        kinds, stages, microbatches = (list(map(itemgetter(field), passes)) for field in range(3))
+    def row(kinds: Sequence[Kind], stages: Sequence[int], microbatches: Sequence[int]) -> Row:
         steps = (listed(kinds, stages, map(batch.start.__add__, microbatches)) for batch in shape.batches)
         return tuple(chain.from_iterable(steps))
 
-    return tuple(map(row, rows))
+    if isinstance(rows, Lanes):
+        return tuple(starmap(row, rows.fields))
+    return tuple(row(*zip(*passes, strict=True)) if passes else () for passes in rows)
 
 
 class Lanes(Sequence[Sequence[Pass]]):
@@ -73,17 +73,28 @@ class Lanes(Sequence[Sequence[Pass]]):
         start = ints([0, *accumulate(map(len, rows))])
         return cls(start, ints(list(map(CODES.__getitem__, kinds))), ints(list(stages)), ints(list(microbatches)))
 
+    @classmethod
+    def of_actions(cls, rows: Sequence[Sequence[Action]]) -> "Lanes":
+        """Rows of plain actions as columns."""
+        ints, (kind, stage, microbatch) = means().ints, joined(list(map(plain_of, rows))).columns
+        start = ints([0, *accumulate(map(len, rows))])
+        return cls(start, ints(list(map(CODES.__getitem__, kind))), ints(stage), ints(microbatch))
+
+    @cached_property
+    def fields(self) -> list[tuple[list[Kind], list[int], list[int]]]:
+        """Kinds, stages and microbatches of each row."""
+        start, kinds, *others = map(means().listed, (self.start, self.kind, self.stage, self.microbatch))
+        columns = [list(map(KINDS.__getitem__, kinds)), *others]
+        return [tuple(column[first:last] for column in columns) for first, last in pairwise(start)]  # type: ignore[misc]
+
     @cached_property
     def _rows(self) -> list[list[Pass]]:
-        start, *columns = (list(map(int, each)) for each in (self.start, self.kind, self.stage, self.microbatch))
-        kinds = list(map(KINDS.__getitem__, columns[0]))
-        passes = list(map(Pass, kinds, columns[1], columns[2]))
-        return [passes[first:last] for first, last in pairwise(start)]
+        return [list(map(Pass, *fields)) for fields in self.fields]
 
     @cached_property
     def num_halved(self) -> list[int]:
         """Number of split backwards (I) in each row."""
-        kinds, start = list(map(int, self.kind)), map(int, self.start)
+        start, kinds = map(means().listed, (self.start, self.kind))
         return [kinds[first:last].count(loops.I) for first, last in pairwise(start)]
 
     @overload
@@ -98,7 +109,12 @@ class Lanes(Sequence[Sequence[Pass]]):
 
     def without(self, kind: Kind) -> "Lanes":
         """The rows without the passes of a kind."""
-        return Lanes.of([[what for what in row if what.kind is not kind] for row in self])
+        using, code = means(), CODES[kind]
+        start, kinds = map(using.listed, (self.start, self.kind))
+        places = using.ints([place for place, other in enumerate(kinds) if other != code])
+        left = accumulate(last - first - kinds[first:last].count(code) for first, last in pairwise(start))
+        columns = (using.taken(column, places) for column in (self.kind, self.stage, self.microbatch))
+        return Lanes(using.ints([0, *left]), *columns)
 
 
 class Fill(Enum):
@@ -202,7 +218,7 @@ def times_table(costs: StageCosts, num_ranks: int) -> Array:
 # Cached: loops only read the tables, and many orders in a row are tried with the same ones.
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def _rank_table(rank_of: RankOf, num_stages: int, num_microbatches: int, using: loops.Means) -> Array:
     return using.ints([rank_of(stage, each) for stage in range(num_stages) for each in range(num_microbatches)])
 

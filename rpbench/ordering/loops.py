@@ -18,7 +18,7 @@ ROUNDING = 1e-9
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.HF, Kind.HB)
 F, B, I, W, HF, HB = range(len(KINDS))  # noqa: E741  # as the kinds are called
 NO_FILL, FILL_NONE, FILL_ANY, FILL_MOST, FILL_SPARE = range(-1, 4)
-CODES = {kind: code for code, kind in enumerate(KINDS)}
+CODES: dict[int, int] = {kind: code for code, kind in enumerate(KINDS)}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Means:
         compiled: the loop as it runs.
         ints: whole numbers as a column; `zeros` makes one of so many, and `filled` one of equal times.
         taken: the values of a column at some places.
+        listed: a column as a list.
     """
 
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda loop: loop
@@ -36,6 +37,7 @@ class Means:
     zeros: Callable[[int], Array] = lambda number: [0] * number
     filled: Callable[[int, float], Array] = lambda number, value: [value] * number
     taken: Callable[[Array, Array], Array] = lambda column, places: [column[place] for place in places]
+    listed: Callable[[Array], list[Any]] = list
 
 
 PLAIN = Means()

@@ -195,5 +195,6 @@ def compile_orders() -> None:
                 lambda number: np.zeros(number, np.int64),
                 lambda number, value: np.full(number, value),
                 lambda column, places: column[places],
+                lambda column: np.asarray(column).tolist(),
             )
         )

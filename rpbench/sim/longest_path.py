@@ -25,11 +25,12 @@ def simulate(schedule: Schedule, costs: CostTable) -> Timeline:
     return simulate_graph(build_graph(schedule), costs)
 
 
-def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = ()) -> Timeline:
+def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = (), *, compiles: bool = False) -> Timeline:
     """Time a graph that is already built; floats and Fractions give the same numbers.
 
     Args:
         less: by topological position, how much shorter an action is than the costs say; empty: not at all.
+        compiles: whether to use the compiled loop for a small graph too; times are then floats.
 
     Raises:
         ScheduleError: if the costs lack an action.
@@ -43,7 +44,7 @@ def simulate_graph(graph: Graph, costs: CostTable, less: Sequence[Number] = ()) 
     late = late_edges(graph, costs)
 
     columns: list[Any]
-    if graph.num_actions >= COMPILE_FROM and not exact:
+    if (compiles or graph.num_actions >= COMPILE_FROM) and not exact:
         times = [np.empty(graph.num_actions) for _ in range(4)]
         compiled(relax)(
             graph.previous,

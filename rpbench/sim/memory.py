@@ -10,7 +10,7 @@ from rpbench.ir.checks.residency import moves_activations
 from rpbench.ir.schedule import Weights
 from rpbench.sim.columns import Ints, among
 from rpbench.sim.graph import COMPILE_FROM, Graph
-from rpbench.sim.kernels import compiled, relax
+from rpbench.sim.kernels import compiled, is_warm, relax
 
 _TAKE = (Kind.F, Kind.FB)
 _RELEASE = (Kind.B, Kind.W, Kind.FB)
@@ -80,10 +80,13 @@ def _slots(graph: Graph) -> tuple[Times, Times]:
     takes = among(graph.columns.kind, COMPUTE)[graph.order].astype(np.int32)
     num, num_edges = graph.num_actions, len(graph.pred)
     inputs = graph.previous, graph.pred_start, graph.pred, np.zeros(num_edges), np.zeros(num_edges, bool), takes
-    times = [np.zeros(num) for _ in range(4)]
-    loop = compiled(relax) if num >= COMPILE_FROM else relax
-    loop(*inputs, np.zeros(2), np.array([0.0, 1.0]), *times)
-    start, _, end, _ = times
+    arrays = *inputs, np.zeros(2), np.array([0.0, 1.0]), *np.zeros((4, num))
+    if num >= COMPILE_FROM or is_warm():
+        compiled(relax)(*arrays)
+    else:  # plain Python is faster on lists
+        arrays = tuple(array.tolist() for array in arrays)
+        relax(*arrays)
+    start, _, end, _ = map(np.asarray, arrays[-4:])
     return start[graph.rank], end[graph.rank]
 
 

@@ -81,7 +81,7 @@ class MovingGraph:
         """When each action runs, in the costs' unit: as `simulate_charged`."""
         if isinstance(costs.transfer_time, TransferTimes) and shares_links(self._graph, costs):
             return _simulate(self._graph, self._waits, costs, costs.transfer_time, compiles=True)
-        return simulate_graph(self._graph, costs)
+        return simulate_graph(self._graph, costs, compiles=True)
 
 
 class _Waits:
