@@ -1,6 +1,5 @@
 """Figures as files beside the pages: for a wide page, for a phone, for the dark, and to take away."""
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ from matplotlib.figure import Figure
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import Exhibit
 from analysis.exhibits.figures.files import save_dark, save_figure, save_png, svg_text
+from rpbench.records.provenance import usable_cores
 from rpbench.side_processes import side_processes
 
 WIDTH_INCHES = 4.4
@@ -144,7 +144,7 @@ def draw_all(exhibits: Sequence[Exhibit], folder: Path, done: Callable[[str], ob
     ]
     images: dict[str, Image] = {}
     drawn: Iterable[tuple[str, Image]] = ((drawing[0], _draw(*drawing, folder)) for drawing in drawings)
-    if len(drawings) > 1 and sys.platform == "linux" and (os.cpu_count() or 1) > 1:
+    if len(drawings) > 1 and sys.platform == "linux" and usable_cores() > 1:
         drawn = _in_parallel(drawings, folder)
     for stem, image in drawn:
         images[stem] = image

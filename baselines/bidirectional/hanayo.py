@@ -166,7 +166,7 @@ class _Greedy:
                     rows[rank].append(action)
                     free_from[rank] = slot + self.slots[action.kind]
                     self.ending.setdefault(free_from[rank], []).append(action)
-            slot += 1
+            slot = min(self.ending, default=slot)  # nothing changes before
         return rows
 
     def _offer(self, action: Action) -> None:

@@ -128,10 +128,10 @@ def text(action: Action) -> str:
 
 
 _KINDS = "|".join(sorted((kind.name for kind in Kind if kind is not Kind.OVERLAP), key=len, reverse=True))
-_NUMBER = r"0|[1-9][0-9]*"
+_NUMBER = r"0|[1-9][0-9]{0,8}"
 _TOKEN = re.compile(
     rf"(?P<stage>{_NUMBER})(?P<kind>{_KINDS})(?::(?P<object>[{OBJECTS}]))?(?P<mb>{_NUMBER})?"
-    rf"(?:\.(?P<part>[1-9][0-9]*))?(?:@(?P<version>{_NUMBER}))?(?:>(?P<peer>{_NUMBER}|[a-z][a-z0-9_]*))?"
+    rf"(?:\.(?P<part>[1-9][0-9]{{0,8}}))?(?:@(?P<version>{_NUMBER}))?(?:>(?P<peer>{_NUMBER}|[a-z][a-z0-9_]*))?"
 )
 
 
@@ -146,8 +146,8 @@ def parse(token: str) -> Action:
     match = _TOKEN.fullmatch(token)
     if match is None:
         raise ValueError(
-            f"bad token {token!r}: expected <stage><KIND>[:object][microbatch][.part][@version][>peer] "
-            "such as 2F5, 7LOAD:P@3 or (0F7;7B3)OVERLAP"
+            f"bad token {token!r:.60}: expected <stage><KIND>[:object][microbatch][.part][@version][>peer], numbers of "
+            "at most 9 digits, such as 2F5, 7LOAD:P@3 or (0F7;7B3)OVERLAP"
         )
     peer = match["peer"]
     action = Action(

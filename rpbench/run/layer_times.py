@@ -1,6 +1,5 @@
 """Layer times of a request: what every layer of its model takes, from the source that `cost=` names."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,6 +18,7 @@ from rpbench.cost.table import LayerTimes
 from rpbench.mesh.layers.layer_seconds import Setting
 from rpbench.mesh.layers.layer_times import penalised, pipeline_setting, times_of, with_halves
 from rpbench.mesh.software import Software, usual_software
+from rpbench.records.provenance import usable_cores
 from rpbench.workload.architecture import Architecture
 
 
@@ -157,7 +157,7 @@ def _profiled(request: Request, num_layers: int) -> LayerTimes:
             )
         return _halved(request, times)
     # More threads than cores would only wait for each other.
-    threads = min(request.num_devices, os.cpu_count() or 1)
+    threads = min(request.num_devices, usable_cores())
     sequences, per_device = request.workload.microbatch_sequences, request.cost.microbatches_per_device
     return _halved(request, _measured(model, sequences, request.dtype, request.seed, threads, per_device))
 

@@ -106,6 +106,12 @@ def test_a_bad_token_is_refused_by_name(token):
         parse(token)
 
 
+def test_a_token_of_many_digits_is_refused_in_one_short_line():
+    with pytest.raises(ValueError, match="at most 9 digits") as refused:
+        parse("0F" + "9" * 5_000)
+    assert len(str(refused.value)) < 300
+
+
 def test_many_actions_are_those_made_one_by_one():
     made = made_of(Kind.F, 3, range(4, 7), part=1)
     assert made == [Action(Kind.F, 3, mb, 1) for mb in (4, 5, 6)]

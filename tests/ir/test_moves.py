@@ -148,7 +148,8 @@ CASES = [
 
 
 def test_a_piece_with_a_number_of_any_size_is_out_of_order():
-    bad = with_action(STREAMED, 0, 0, "0LOAD:P.4294967296@0", "h2d")
+    piece = parse("0LOAD:P.1@0")._replace(part=2**32)  # more than a token can say
+    bad = edit(STREAMED, 0, lambda row: row.insert(0, piece), "h2d")
     with pytest.raises(ScheduleError, match=r"0LOAD:P\.4294967296@0 is a piece out of order"):
         checked_graph(bad)
 

@@ -30,6 +30,7 @@ from rpbench.mesh.plan_search.plans import SCHEDULES, Space
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.terms import Terms, default_microbatches
+from rpbench.records.provenance import usable_cores
 from rpbench.registry import unknown_name
 from rpbench.untrusted import whole
 from rpbench.workload.architecture import Architecture
@@ -48,7 +49,7 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
     found, _, _ = _machine(asked), schedules_in(asked), framework_in(asked)
     model, machine = _model(asked), _with_ssd(found.machine, asked)
     if machine.num_nodes == 1 and question in (None, "compare"):
-        told = f"{_seconds(asked):g} s of each of {os.cpu_count() or 1} processors, longer on the clock while others"
+        told = f"{_seconds(asked):g} s of each of {usable_cores()} processors, longer on the clock while others"
         print(f"searching: {told} are busy", file=people, flush=True)
     asked = replace(asked, lengths=lengths_asked(asked.own, model, machine, question))
     sequences = count_in(asked, "sequences_per_step", len(asked.lengths) or SEQUENCES_PER_DEVICE * machine.size)
@@ -290,7 +291,7 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
         basis,
         names=questions.compared(asked.own) if "compare" in asked.own else schedules_in(asked),
         budget=BUDGET,
-        processes=os.cpu_count() or 1,
+        processes=usable_cores(),
         seconds=seconds,
         late=asked.own.get("late") == "yes" or "compare" in asked.own,
         framework=framework_in(asked),

@@ -27,6 +27,7 @@ from rpbench.mesh.plan_search.search import NothingFits, search
 from rpbench.mesh.software import DEFAULT, software
 from rpbench.plan.contest.plans import Tuned
 from rpbench.predict.prediction import NORMAL
+from rpbench.records.provenance import usable_cores
 from rpbench.run.modes.simulate import prepare
 from rpbench.side_processes import side_processes
 from rpbench.workload.architecture import Architecture
@@ -70,7 +71,7 @@ def around(
         if done % every == 0 or done == len(rows):
             print(f"rpbench: the page: {done} of {len(rows)} rows at other settings", file=sys.stderr, flush=True)
 
-    found = around_all(plans, on, os.cpu_count() or 1, SECONDS, told)
+    found = around_all(plans, on, usable_cores(), SECONDS, told)
     limits = {"limit_bytes": answer["device_memory_bytes"], "host_limit_bytes": machine.host_memory_bytes}
     if isinstance(plans[0], Job):
         limits = {"limit_bytes": round(limits["limit_bytes"] / plans[0].software.scale), "host_limit_bytes": None}
@@ -155,7 +156,7 @@ def timed_again(
     rows = [row for name in names for row in answer[name]]
     commands = [row["command"] for row in rows]
     if len(rows) > 1 and hasattr(os, "fork"):
-        with side_processes(os.cpu_count() or 1, "fork") as pool:
+        with side_processes(usable_cores(), "fork") as pool:
             timed = list(zip(rows, pool.map(_ran, commands), strict=True))
     else:
         timed = list(zip(rows, map(_ran, commands), strict=True))
