@@ -1,6 +1,8 @@
 """Communication: the tensors that cross devices, and the SEND and RECV that move each of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -38,22 +40,40 @@ def local_hops(index: Index) -> Iterator[Hop]:
 def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
     """Tensors that cross devices, or those that do not: consumers ascending, of each in the order of its needs."""
     device_of, actions = [index.lanes[lane].device for lane in index.lane_of], index.actions
-    found = []
+    overlaps, found = index.holds_overlaps, list[tuple[int, int, Hop]]()
     for kind, stage, part, producers, consumers, moved in edges_of(index, receives=False):
+        if kind not in _USERS or moved == "order":
+            continue
+        own = [
+            (microbatch, producer, number)
+            for microbatch, (producer, number) in enumerate(zip(producers, consumers, strict=True))
+            if number >= 0 <= producer and (device_of[producer] != device_of[number]) == crosses
+        ]
+        if not own:
+            continue
+        microbatches, makers, users = zip(*own, strict=True)
         above = stage if kind is Kind.F else index.shape.num_stages
         ends = ((Kind.SEND_B, stage + 1), (Kind.RECV_B, stage))
         if moved != "gradient":
             ends = ((Kind.SEND_F, above - 1), (Kind.RECV_F, above))
-        if kind in _USERS and moved != "order":
-            for microbatch, (producer, number) in enumerate(zip(producers, consumers, strict=True)):
-                if number >= 0 <= producer and (device_of[producer] != device_of[number]) == crosses:
-                    sub, place = actions[number].sub, (kind, stage, microbatch, part)
-                    at = [inside[:4] for inside in sub].index(place) if sub else 0
-                    found.append((number, at, producer, ends, microbatch, part))
-    for number, _, producer, (send, receive), microbatch, part in sorted(found, key=itemgetter(0, 1)):
-        sent = from_fields((*send, microbatch, part, None, None, device_of[number], ()))
-        received = from_fields((*receive, microbatch, part, None, None, device_of[producer], ()))
-        yield Hop(producer, number, sent, received)
+        sent = _between(ends[0], microbatches, part, map(device_of.__getitem__, users))
+        received = _between(ends[1], microbatches, part, map(device_of.__getitem__, makers))
+        places: Iterable[int] = repeat(0)
+        if overlaps:
+            inside = ([each[:4] for each in actions[number].sub] for number in users)
+            wanted = ((kind, stage, microbatch, part) for microbatch in microbatches)
+            places = (held.index(what) if held else 0 for held, what in zip(inside, wanted, strict=True))
+        found += zip(users, places, map(_hop_of, zip(makers, users, sent, received, strict=True)), strict=False)
+    return map(itemgetter(2), sorted(found, key=itemgetter(0, 1)))
+
+
+def _between(what: tuple[Kind, int], microbatches: Iterable[int], part: int, peers: Iterable[int]) -> Iterator[Action]:
+    """The SENDs or RECVs of a stage and part, one a microbatch."""
+    kind, stage, none = repeat(what[0]), repeat(what[1]), repeat(None)
+    return map(from_fields, zip(kind, stage, microbatches, repeat(part), none, none, peers, repeat(()), strict=False))
+
+
+_hop_of = partial(tuple.__new__, Hop)
 
 
 def check_communication(index: Index, *, required: bool = False) -> None:

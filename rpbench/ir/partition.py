@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 MOST_LAYERS = 10**6  # each has times of its own
@@ -68,6 +68,12 @@ class Partition:
             for stage, other in enumerate(self.backward_ranges())
             if stage in ends or (other.start < layers.stop and layers.start < other.stop)
         )
+
+    @cached_property
+    def keeping_stages(self) -> tuple[int, ...]:
+        """By backward stage, the forward stage that runs its first layer, and so keeps its input."""
+        ranges, starts = self.forward_ranges(), (layers.start for layers in self.backward_ranges())
+        return tuple(next((at for at, own in enumerate(ranges) if start in own), len(ranges) - 1) for start in starts)
 
     def check_layers(self, num_layers: int) -> None:
         """Raise ValueError unless the partition covers `num_layers` layers."""

@@ -17,6 +17,7 @@ on the host share the link with boundary tensors. With 2 devices and through the
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from operator import itemgetter
 
 from rpbench.ir.action import RECV, SEND, Action, Kind
 from rpbench.ir.communication import hops
@@ -40,13 +41,13 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
         ScheduleError: if the schedule holds SEND or RECV already, or something else uses the links.
     """
     index = Index(schedule)
-    if any(action.kind in SEND or action.kind in RECV for action in index.actions):
+    if any(map(index.holds, SEND | RECV)):
         raise ScheduleError("the schedule holds SEND or RECV already: add them once")
     leaving: dict[int, list[Action]] = defaultdict(list)
     coming: dict[int, list[Action]] = defaultdict(list)
-    for hop in hops(index):
-        leaving[hop.producer].append(hop.send)
-        coming[hop.consumer].append(hop.receive)
+    for producer, consumer, send, receive in hops(index):
+        leaving[producer].append(send)
+        coming[consumer].append(receive)
     rows = [{name: list(row) for name, row in lanes} for lanes in schedule.rows]
     marked = map(index.actions.__getitem__, index.marked)
     stored = frozenset(_names(action) for action in marked if action.kind is Kind.STORE and action.object == "A")
@@ -70,7 +71,7 @@ def send_over_links(schedule: Schedule, *, direct: bool) -> Schedule:
 
 def _merged(boundaries: Placed, others: Placed) -> list[Action]:
     """Boundary tensors among other transfers of a link; after the same computation they go first: they are small."""
-    return [action for _, action in sorted([*boundaries, *others], key=lambda item: item[0])]
+    return [action for _, action in sorted([*boundaries, *others], key=itemgetter(0))]
 
 
 def _placed(row: list[Action], index: Index, lane: Lane, stored: frozenset[Names]) -> Placed:

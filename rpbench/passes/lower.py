@@ -36,7 +36,7 @@ def lower_communication(schedule: Schedule, lane: str = "compute") -> Schedule:
         raise ValueError(f"lane={lane!r}: communication goes to the lane 'compute' or 'net'")
     analysis = Analysis(schedule)
     index = analysis.index
-    if any(action.kind in SEND or action.kind in RECV for action in index.actions):
+    if any(map(index.holds, SEND | RECV)):
         raise ScheduleError("the schedule holds SEND or RECV already: lower it once, or start from its compute rows")
     leaving: dict[int, list[Hop]] = {}
     for hop in hops(index):

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Literal, get_args
 
-from rpbench.ir.action import MOVES, Action, Kind, parts_of
+from rpbench.ir.action import MOVES, Action, Kind, from_fields
 from rpbench.ir.communication import hops, local_hops
 from rpbench.ir.index import Index
 from rpbench.ir.policy import STEPS_BEHIND
@@ -34,6 +34,7 @@ from rpbench.ir.waits.moves import TRANSFERS
 from rpbench.ir.waits.saved_inputs import keeping_stage
 from rpbench.ir.waits.visits import Visit, visits_of
 
+_FROM_SAVED = (Kind.B, Kind.I)  # they recompute from a saved input
 ACTIVATION_BUFFERS = 2  # for what is loaded for recomputation, on every device
 
 After = list[tuple[int, list[Action]]]  # (place of a visit on its device, what follows it)
@@ -174,7 +175,7 @@ class _Lane:
 
     def _free_held(self) -> None:
         _, load = self._held.popleft()
-        self.row.append(load._replace(kind=Kind.FREE))
+        self.row.append(from_fields((Kind.FREE, *load[1:])))
 
 
 Per = Literal["visit", "step"]
@@ -319,23 +320,25 @@ def _activations(index: Index, *, spill: bool) -> tuple[dict[int, list[Action]],
     downloads: dict[int, list[Action]] = defaultdict(list)
     crossing = [*hops(index), *(local_hops(index) if spill else ())]
     spilled = {hop.consumer for hop in crossing if hop.send.peer == index.device(hop.producer)}
+    stages = range(index.shape.num_backward_stages)
+    keeper = {stage: keeping_stage(index.schedule, stage) for stage in stages if _keeps(index.schedule, stage)}
     for number, action in enumerate(index.actions):
-        for part in parts_of(action):
-            if part.kind in (Kind.B, Kind.I) and _keeps(index.schedule, part.stage):
+        for part in action.sub or (action,):
+            if part[0] in _FROM_SAVED and part[1] in keeper:
                 what = part[1:4]
-                maker = index.at(Kind.F, keeping_stage(index.schedule, part.stage), part.microbatch or 0, part.part)
+                maker = index.at(Kind.F, keeper[part[1]], part[2] or 0, part[3])
                 if maker not in spilled:
                     downloads[maker] += [_kept(Kind.STORE, *what), _kept(Kind.FREE, *what)]
                 uploads[number].append(_kept(Kind.LOAD, *what))
-    for hop in crossing:
-        downloads[hop.producer].insert(0, hop.send)
-        uploads[hop.consumer].append(hop.receive)
+    for producer, consumer, send, receive in crossing:
+        downloads[producer].insert(0, send)
+        uploads[consumer].append(receive)
     return uploads, downloads
 
 
 def _kept(kind: Kind, stage: int, microbatch: int | None, part: int) -> Action:
     """An action that moves what a backward recomputes from."""
-    return Action(kind, stage, microbatch, part, None, "A")
+    return from_fields((kind, stage, microbatch, part, None, "A", None, ()))
 
 
 def _keeps(schedule: Schedule, backward_stage: int) -> bool:
@@ -379,8 +382,8 @@ def _after_gradients(visits: Sequence[Visit], per: Per | None, make: Callable[[V
 
 def _index(schedule: Schedule, refused: frozenset[Kind] = TRANSFERS, *, cut_head: bool = False) -> Index:
     index = Index(schedule)
-    found = next((action for action in index.actions if action.kind in refused), None)
-    if found is not None:
+    if not refused.isdisjoint(schedule.kinds):
+        found = next(action for action in index.actions if action.kind in refused)
         raise ScheduleError(f"the schedule holds {found} already: add transfers of this kind once")
     if schedule.shape.num_head_shards and not cut_head:
         raise ScheduleError(f"the head of {schedule.name} is cut over the devices: its weights stay where they are")

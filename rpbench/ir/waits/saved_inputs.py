@@ -2,13 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from rpbench.ir.action import Kind
 from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.index import Index, Lane
-from rpbench.ir.partition import Partition
 from rpbench.ir.schedule import Schedule, ScheduleError, Weights
 
 What = tuple[Kind, str | None]  # kind and object
@@ -211,12 +210,4 @@ def keeping_stage(schedule: Schedule, backward_stage: int) -> int:
         return backward_stage
     if schedule.partition is None:
         raise ScheduleError("which forward keeps what a backward stage needs depends on the layers: give a partition")
-    return _keeping_stages(schedule.partition)[backward_stage]
-
-
-@lru_cache(maxsize=16)  # asked for every microbatch
-def _keeping_stages(partition: Partition) -> list[int]:
-    """By backward stage, the forward stage that keeps its input."""
-    ranges = partition.forward_ranges()
-    starts = [layers.start for layers in partition.backward_ranges()]
-    return [next((at for at, layers in enumerate(ranges) if start in layers), len(ranges) - 1) for start in starts]
+    return schedule.partition.keeping_stages[backward_stage]
