@@ -40,7 +40,7 @@ def local_hops(index: Index) -> Iterator[Hop]:
 def _hops(index: Index, *, crosses: bool) -> Iterator[Hop]:
     """Tensors that cross devices, or those that do not: consumers ascending, of each in the order of its needs."""
     device_of, actions = [index.lanes[lane].device for lane in index.lane_of], index.actions
-    overlaps, found = index.holds_overlaps, list[tuple[int, int, Hop]]()
+    overlaps, found = Kind.OVERLAP in index.schedule.kinds, list[tuple[int, int, Hop]]()
     for kind, stage, part, producers, consumers, moved in edges_of(index, receives=False):
         if kind not in _USERS or moved == "order":
             continue

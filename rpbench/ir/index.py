@@ -94,11 +94,6 @@ class Index:
         """Whether any action is of a kind that is counted by microbatch."""
         return kind in self._numbers
 
-    @cached_property
-    def holds_overlaps(self) -> bool:
-        """Whether any action runs several together."""
-        return any(self.actions[number].sub for number in self.marked)
-
     def numbers(self, kind: Kind) -> list[int]:
         """Numbers of the actions of a kind, at `place(stage, microbatch, part)`; -1 where there is none."""
         return self._numbers.get(kind) or [-1] * self._size

@@ -120,6 +120,13 @@ def test_waves_in_unit_slots(p):
         assert round(float(1 - 6 * waves * p / makespan), 4) == share
 
 
+def test_a_greedy_backward_of_any_length_is_ordered_as_one_longer_than_all_forwards():
+    long, longer = (
+        build("hanayo", 4, 8, 2, backward_slots=slots) for slots in (1_000, 10**12)
+    )  # a slot at a time: never
+    assert long.rows == longer.rows != build("hanayo", 4, 8, 2, backward_slots=1).rows
+
+
 @settings(deadline=None, max_examples=20)
 @given(p=st.integers(1, 8), waves=st.integers(1, 3), groups=st.integers(1, 3), time=TIMES)
 def test_waves_wait_two_slots_for_every_rank_but_one(p, waves, groups, time):

@@ -16,7 +16,7 @@ from rpbench.passes.lower import add_steps
 from rpbench.passes.offload import stream
 from rpbench.registry import entries
 from rpbench.sim import graph as graphs
-from rpbench.sim import longest_path
+from rpbench.sim import longest_path, memory
 from rpbench.sim.graph import build_graph
 from rpbench.sim.longest_path import simulate, simulate_graph
 from rpbench.sim.memory import peak_in_flight
@@ -69,11 +69,18 @@ def cells(draw):
 @given(cell=cells())
 def test_compiled_and_plain_kernels_give_the_same_bits(cell):
     _, schedule, costs = cell
+    graph = build_graph(schedule)
+    compiled_by_request, compiled_in_flight = simulate_graph(graph, costs, compiles=True), peak_in_flight(graph)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "is_warm", lambda: False)
+        assert peak_in_flight(graph) == compiled_in_flight
     plain = simulate(schedule, costs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "COMPILE_FROM", 0)
         patch.setattr(longest_path, "COMPILE_FROM", 0)
         compiled = simulate(schedule, costs)
+    for name in ("start", "main", "end", "exposed"):
+        assert np.array_equal(getattr(compiled_by_request, name), getattr(compiled, name))
     for name in ("start", "main", "end", "exposed"):
         assert np.array_equal(np.asarray(getattr(plain, name), float), getattr(compiled, name))
 
