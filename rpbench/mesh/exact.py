@@ -13,6 +13,7 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.layout import Mesh, Sharing
+from rpbench.mesh.memory import device_memory
 from rpbench.mesh.ordered_step import simulate_step, with_rest
 from rpbench.mesh.replicas import layered, scatter_layers
 from rpbench.mesh.step import Terms, step_terms
@@ -50,7 +51,12 @@ def exact_terms(job: Job) -> Terms:
 def problem_of(job: Job) -> Problem:
     """A job's pipeline as the planning problem that searches and simulators take."""
     return Problem(
-        entry(job.schedule), mesh_times(job), job.mesh.pipeline, job.num_microbatches, chunks_per_rank=job.chunks
+        entry(job.schedule),
+        mesh_times(job),
+        job.mesh.pipeline,
+        job.num_microbatches,
+        chunks_per_rank=job.chunks,
+        memory=device_memory(job),
     )
 
 

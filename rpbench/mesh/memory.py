@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rpbench.cost.footprint.memory import Footprint
-from rpbench.cost.footprint.sizes import LAYERS_GATHERED, LayerSize, ModelBytes
+from rpbench.cost.footprint.sizes import LAYERS_GATHERED, DeviceMemory, LayerSize, ModelBytes
 from rpbench.ir.analysis import Analysis
 from rpbench.ir.partition import Partition, symmetric
 from rpbench.ir.schedule import Schedule, Shape, Weights
@@ -110,6 +110,12 @@ def fullest(job: Job, ranks: Sequence[Bytes] = ()) -> Fullest:
     rank = max(range(len(each)), key=lambda number: sum(each[number].values()))
     needed = job.software.scale * sum(each[rank].values()) + (job.machine.reserved_memory_bytes or 0)
     return Fullest(rank, each[rank], needed, job.machine.device.memory_bytes)
+
+
+def device_memory(job: Job) -> DeviceMemory:
+    """Sizes of a model's layers on a device of the mesh, and the bytes that it has for them, whatever the cut."""
+    room = (job.machine.device.memory_bytes - (job.machine.reserved_memory_bytes or 0)) / job.software.scale
+    return DeviceMemory(mesh_sizes(job, streamed=False), max(0, int(room - sum(_on_their_way(job).values()))))
 
 
 def kept_bytes(job: Job, layer: Layer) -> float:

@@ -15,8 +15,8 @@ from rpbench.mesh.memory import fullest
 from rpbench.mesh.placement import reached
 from rpbench.mesh.plan_search import closed_forms
 from rpbench.mesh.plan_search.closed_forms import Question, layer_table, rank_layers, time_plans
-from rpbench.mesh.plan_search.fitting import job_of
-from rpbench.mesh.plan_search.plans import SHARED, Inner, Space, _chunks, enumerate_plans
+from rpbench.mesh.plan_search.fitting import job_of, timed_plans
+from rpbench.mesh.plan_search.plans import EVEN, SHARED, Inner, Plans, Space, _chunks, enumerate_plans
 from rpbench.mesh.plan_search.search import search, simulate_job
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
@@ -46,8 +46,8 @@ def test_every_plan_divides_and_makes_a_job():
 def test_closed_forms_in_arrays_are_near_those_of_single_plans():
     """Of each way of sharing alone: without a pipeline the forms are the same, but for layers behind each other."""
     asked = question()
-    plans = plans_of(asked)
-    timed = time_plans(asked, plans, layer_table(asked, plans.inners))
+    plans, timed = timed_plans(asked, Space())
+    assert set(plans.last.tolist()) > {EVEN, 0}
     ratios = [timed.step_s[n] / sum(step_terms(job_of(asked, plans, n)).values()) for n in range(plans.count)]
     for shared, alone in product(range(len(SHARED)), (True, False)):
         of_kind = (plans.shared == shared) & ((plans.pipeline == 1) == alone)
@@ -81,23 +81,45 @@ def test_a_head_of_its_own_moves_the_bytes_of_one_matrix_more(shared, bytes_each
     assert step_s[1] - step_s[0] == pytest.approx(moved / links.intra_bytes_per_s, rel=1e-9)
 
 
-def test_layers_of_ranks_are_those_of_the_even_cut():
+def test_layers_of_ranks_are_those_of_the_cut():
     """Against the cut itself: most layers of a rank, those of the first and the last, and the first rank with most."""
     for layers, p, v in product(range(1, 30), range(1, 8), range(1, 4)):
         if p * v > layers:
             continue
-        cut = split_evenly(layers, p * v)
-        ranks = [sum(cut[rank::p]) for rank in range(p)]
-        found = rank_layers(layers, np.array([float(p)]), np.array([float(v)]))
-        assert [each.item() for each in found] == [max(ranks), ranks[0], ranks[-1], ranks.index(max(ranks))]
+        for last in (EVEN, *range(0 if p > 1 else layers + 1, layers - p * v + 2)):
+            cut = split_evenly(layers, p * v) if last == EVEN else (*split_evenly(layers - last, p * v - 1), last)
+            ranks = [sum(cut[rank::p]) for rank in range(p)]
+            found = rank_layers(layers, np.array([float(p)]), np.array([float(v)]), np.array([last]))
+            assert [each.item() for each in found] == [max(ranks), ranks[0], ranks[-1], ranks.index(max(ranks))]
+
+
+def test_the_busiest_rank_has_as_little_to_do_as_any_last_stage_leaves_it():
+    """Against every number of layers of the last stage, heads as long as 0 to 15 layers; others are cut evenly."""
+    asked, each, rng = question(), ("forward", "backward", "recompute", "head"), np.random.default_rng(5)
+    for _ in range(200):
+        p, v = int(rng.integers(2, 12)), int(rng.integers(1, 6))
+        layers, head = int(rng.integers(p * v, p * v + 60)), float(rng.choice([0.0, 0.2, 0.5, 1.1, 3.0, 15.0]))
+        own = asked._replace(architecture=replace(asked.architecture, num_layers=layers))
+        numbers = (0, p, 1, v, 8, 1, 0, EVEN)
+        plans = Plans((Inner(1, 1, 1, 1, "none"),), ("1f1b", "interleaved_1f1b"), *(np.array([n]) for n in numbers))
+        table = layer_table(own, plans.inners)
+        table |= dict(zip(each, (np.array([x]) for x in (0.3, 0.7, 0.0, head)), strict=True))
+
+        def busiest(cut, p=p, head=head):
+            *others, last = (sum(cut[rank::p]) for rank in range(p))
+            return max(*others, last + head)
+
+        cuts = [split_evenly(layers, p * v)]
+        cuts += [(*split_evenly(layers - last, p * v - 1), last) for last in range(layers - p * v + 2)]
+        found = closed_forms.balanced(own, plans, table).cut(0, layers)
+        assert busiest(found) == pytest.approx(min(map(busiest, cuts)), rel=1e-8)
 
 
 @pytest.mark.parametrize("name", ["llama3_70b", "mixtral_8x7b"])
 def test_bytes_in_arrays_are_within_a_tenth_of_those_of_orders(name):
     """What is left out because it does not fit must not fit; zb_h1's kept halves make the tenth."""
     asked = question(30, 64, 128, name)
-    plans = plans_of(asked)
-    timed = time_plans(asked, plans, layer_table(asked, plans.inners))
+    plans, timed = timed_plans(asked, Space())
     numbers = range(0, plans.count, 17)
     sizes = [timed.peak_bytes[n] / sum(fullest(job_of(asked, plans, n)).classes.values()) for n in numbers]
     assert max(abs(np.log(sizes))) < 0.15

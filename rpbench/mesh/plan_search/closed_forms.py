@@ -6,7 +6,7 @@ differ; the best plans are simulated afterwards.
 """
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import log2
 from typing import Any, NamedTuple
 
@@ -22,9 +22,11 @@ from rpbench.mesh.layout import Mesh
 from rpbench.mesh.memory import kept_bytes, working_set_bytes
 from rpbench.mesh.parameters import states_of
 from rpbench.mesh.placement import hop_bytes_per_s, reached
-from rpbench.mesh.plan_search.plans import SHARED, Floats, Inner, Plans
+from rpbench.mesh.plan_search.plans import EVEN, SHARED, Floats, Inner, Ints, Plans
 from rpbench.mesh.software import Software
 from rpbench.workload.architecture import Architecture
+
+ROUNDING = 1e-9  # by which a cut must be better
 
 
 class Question(NamedTuple):
@@ -103,6 +105,11 @@ def _smallest_job(question: Question, inner: Inner) -> Job:
     return question.job(inner, whole, mesh)
 
 
+def balanced(question: Question, plans: Plans, table: dict[str, Floats]) -> Plans:
+    """The plans, each cut so that its busiest rank has least to do."""
+    return replace(plans, last=_Forms(question, plans, table).balanced())
+
+
 def time_plans(question: Question, plans: Plans, table: dict[str, Floats]) -> Timed:
     """Seconds and bytes of all plans."""
     forms, constants, device = _Forms(question, plans, table), question.software.constants, question.machine.device
@@ -130,7 +137,7 @@ class _Forms:
         self.names = np.array(plans.schedules)[plans.schedule]
         self.p, self.v, self.m = (each.astype(float) for each in (plans.pipeline, plans.chunks, plans.microbatches))
         self.n = plans.data.astype(float) * self.each["context"]
-        self.ranks = rank_layers(len(question.architecture.layers), self.p, self.v)
+        self.ranks = rank_layers(len(question.architecture.layers), self.p, self.v, plans.last)
         self.ends = self.each["matrix"] * np.where(self.p == 1, 1.0 if question.architecture.tied else 2.0, 1.0)
         self.dense = self.each["dense"] * self.ranks.most + self.ends
         self.experts = self.each["experts"] * self.ranks.most
@@ -139,22 +146,46 @@ class _Forms:
         self.owned = self.dense / np.where(plans.shared == 0, 1.0, self.n)
         self.owned += self.experts / np.where(plans.shared == 0, 1.0, self.expert_shards)
 
+    @cached_property
+    def layer_s(self) -> Floats:
+        """Seconds of one microbatch in the mean layer, there and back."""
+        split = np.isin(self.names, ("zb_h1", "zb_h2"))
+        back = np.where(split, self.software.split_penalty, 1.0) * self.each["backward"] + self.each["recompute"]
+        found: Floats = self.each["forward"] + back
+        return found
+
+    def busiest_s(self, ranks: "RankLayers") -> Floats:
+        """Seconds of one microbatch on the busiest rank."""
+        found: Floats = np.maximum(ranks.most * self.layer_s, ranks.last * self.layer_s + self.each["head"])
+        return found
+
+    def balanced(self) -> Ints:
+        """`Plans.last` under which the busiest rank has least to do: the last stage also has the head."""
+        layers, others = len(self.question.architecture.layers), np.maximum(1.0, self.p * self.v - 1)
+        head = self.each["head"] / self.layer_s
+        # of the last rank: its stages but the last, evenly cut, and what its share leaves beside the head
+        shares, part = (layers + head) / self.p - head, (self.v - 1) / others
+        alike = np.floor((shares - part * layers) / np.maximum(1 - part, 1 / others))
+        best, least = np.full(len(self.p), EVEN), self.busiest_s(rank_layers(layers, self.p, self.v))
+        for more in (2, 1, 0, -1):  # the others have whole layers, so that the best is not at hand
+            last = np.clip(alike + more, 0, layers - others).astype(np.int64)
+            busiest = self.busiest_s(rank_layers(layers, self.p, self.v, last))
+            better = (busiest < least * (1 - ROUNDING)) & (self.p > 1)
+            best, least = np.where(better, last, best), np.where(better, busiest, least)
+        return best
+
     def pipeline_s(self) -> Floats:
         """Seconds of all microbatches."""
         constants, machine = self.software.constants, self.question.machine
-        each, names, p = self.each, self.names, self.p
-        most, last = self.ranks.most, self.ranks.last
-        split = np.isin(names, ("zb_h1", "zb_h2"))
-        back = np.where(split, self.software.split_penalty, 1.0) * each["backward"] + each["recompute"]
-        layer = each["forward"] + back
-        busiest = np.maximum(most * layer, last * layer + each["head"]) + constants["microbatch_s"]
+        each, names, p, layer = self.each, self.names, self.p, self.layer_s
+        busiest = self.busiest_s(self.ranks) + constants["microbatch_s"]
         layers = len(self.question.architecture.layers)
         mean = (layers * layer + each["head"]) / p + constants["microbatch_s"]
         inside = p * self.plans.data * each["tensor"] * each["context"] <= machine.domain_devices
         links = reached(machine, self.software)
         near, far = (hop_bytes_per_s(machine, links, inside=here) for here in (True, False))
         hop = each["hop"] / np.where(inside, near, far) + np.where(inside, 5e-6, 15e-6)
-        fill = most * (each["forward"] + each["input_grad"] - each["weight_grad"])
+        fill = self.ranks.most * (each["forward"] + each["input_grad"] - each["weight_grad"])
         bubble = (p - 1) * mean
         bubble = np.where(names == "interleaved_1f1b", bubble / self.v, bubble)
         bubble = np.where(names == "zb_h1", (p - 1) * np.maximum(fill, 0.0), bubble)
@@ -247,7 +278,7 @@ def _group(machine: Machine, software: Software, size: Floats, stride: Floats) -
 
 
 class RankLayers(NamedTuple):
-    """Layers of ranks as `split_evenly` deals them, larger stages in the middle: of the fullest, the first, the last.
+    """Layers of ranks that `Plans.cut` deals out, larger stages in the middle: of the fullest, the first, the last.
 
     Args:
         fullest_rank: the first of those with most layers.
@@ -259,10 +290,17 @@ class RankLayers(NamedTuple):
     fullest_rank: Floats
 
 
-def rank_layers(layers: int, p: Floats, v: Floats) -> RankLayers:
-    """The layers of the ranks of plans with p ranks and v chunks, each with one of the stages in turn."""
-    base, extra = np.floor(layers / (p * v)), layers % (p * v)
-    begin = np.floor((p * v - extra + 1) / 2)  # the first larger stage; the others follow it
+def rank_layers(layers: int, p: Floats, v: Floats, last: Ints | int = EVEN) -> RankLayers:
+    """The layers of the ranks of plans with p ranks and v chunks, each with one of the stages in turn.
+
+    Args:
+        last: as of `Plans`.
+    """
+    apart = np.asarray(last) != EVEN  # the last stage is no part of the even cut
+    own = np.where(apart, last, 0)
+    stages = np.maximum(1.0, p * v - apart)
+    base, extra = np.floor((layers - own) / stages), (layers - own) % stages
+    begin = np.floor((stages - extra + 1) / 2)  # the first larger stage; the others follow it
     end, over = begin + extra, extra % p
 
     def larger(rank: Floats) -> Floats:
@@ -270,9 +308,10 @@ def rank_layers(layers: int, p: Floats, v: Floats) -> RankLayers:
         return found
 
     around = (over == 0) | (begin % p + over > p)
-    return RankLayers(
-        base * v + np.ceil(extra / p),
-        base * v + larger(np.zeros_like(p)),
-        base * v + larger(p - 1),
-        np.where(around, 0.0, begin % p),
-    )
+    fullest = np.where(around, 0.0, begin % p)
+    most, of_last = base * v + np.ceil(extra / p), base * (v - apart) + larger(p - 1) + own
+    # where the last rank has one stage less of the even cut, it is the fullest by its own stage alone
+    alone = apart & (over == 1) & (fullest == p - 1)
+    most, fullest = most - alone, np.where(alone, 0.0, fullest)
+    fullest = np.where(apart & (of_last > most), p - 1, fullest)
+    return RankLayers(np.maximum(most, of_last), base * v + larger(np.zeros_like(p)), of_last, fullest)

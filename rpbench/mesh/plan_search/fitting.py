@@ -7,7 +7,7 @@ import numpy as np
 
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import fullest
-from rpbench.mesh.plan_search.closed_forms import Question, Timed, layer_table, time_plans
+from rpbench.mesh.plan_search.closed_forms import Question, Timed, balanced, layer_table, time_plans
 from rpbench.mesh.plan_search.plans import Floats, Ints, Plans, Space, enumerate_plans
 
 NEAREST = 200  # plans that closed forms find too large by little, whose orders are asked
@@ -24,13 +24,23 @@ def job_of(question: Question, plans: Plans, number: int) -> Job:
         num_microbatches=int(plans.microbatches[number]),
         schedule=plans.schedules[int(plans.schedule[number])],
         chunks=int(plans.chunks[number]),
+        cut=plans.cut(number, len(question.architecture.layers)),
     )
 
 
 def timed_plans(question: Question, space: Space) -> tuple[Plans, Timed]:
-    """All plans with their seconds and bytes by closed forms; ValueError if none divides."""
-    plans = enumerate_plans(question.architecture, question.machine, question.seq_len, question.global_batch, space)
-    return plans, time_plans(question, plans, layer_table(question, plans.inners))
+    """All plans with their seconds and bytes by closed forms; ValueError if none divides.
+
+    Each is cut evenly, or so that its busiest rank has least to do where that fits as well.
+    """
+    even = enumerate_plans(question.architecture, question.machine, question.seq_len, question.global_batch, space)
+    table = layer_table(question, even.inners)
+    other = balanced(question, even, table)
+    timed, found = time_plans(question, even, table), time_plans(question, other, table)
+    better = (spare_bytes(question, found) >= 0) | (found.peak_bytes <= timed.peak_bytes)
+    better &= found.step_s < timed.step_s
+    columns = (np.where(better, *pair) for pair in zip(found, timed, strict=True))
+    return replace(even, last=np.where(better, other.last, even.last)), Timed(*columns)
 
 
 def spare_bytes(question: Question, timed: Timed) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpbench.cost.hardware.machine import Machine
+from rpbench.ir.partition import split_evenly
 from rpbench.mesh.layers.layer_seconds import Recompute
 from rpbench.mesh.layout import Mesh, Sharded, Sharing
 from rpbench.workload.architecture import Architecture
@@ -19,6 +20,7 @@ Floats = npt.NDArray[np.float64]
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "gpipe")
 SPLIT = frozenset({"zb_h1", "zb_h2"})  # orders that split backward
 SHARED: tuple[Sharded, ...] = ("none", "optimizer", "gradients", "parameters")
+EVEN = -1
 
 
 class Inner(NamedTuple):
@@ -53,7 +55,12 @@ class Space:
 
 @dataclass(frozen=True)
 class Plans:
-    """Columns, one entry for each plan; `inner` and `schedule` index `inners` and `schedules`."""
+    """Columns, one entry for each plan.
+
+    Args:
+        inner, schedule, shared: places in `inners`, `schedules` and `SHARED`.
+        last: layers of the last stage, beside the head, where the others are cut evenly; `EVEN`: all stages are.
+    """
 
     inners: tuple[Inner, ...]
     schedules: tuple[str, ...]
@@ -64,6 +71,7 @@ class Plans:
     microbatches: Ints
     schedule: Ints
     shared: Ints
+    last: Ints
 
     @property
     def count(self) -> int:
@@ -82,6 +90,11 @@ class Plans:
             sequence_parallel=inner.tensor > 1,
             sharing=Sharing(SHARED[int(self.shared[number])]),
         )
+
+    def cut(self, number: int, layers: int) -> tuple[int, ...]:
+        """The layers of each stage of a plan."""
+        stages, last = int(self.pipeline[number] * self.chunks[number]), int(self.last[number])
+        return split_evenly(layers, stages) if last == EVEN else (*split_evenly(layers - last, stages - 1), last)
 
 
 def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_batch: int, space: Space) -> Plans:
@@ -104,7 +117,8 @@ def enumerate_plans(own: Architecture, machine: Machine, seq_len: int, global_ba
             "take a batch that is a multiple of the devices"
         )
     columns = np.concatenate(rows).T
-    return Plans(tuple(inners), space.schedules, *(np.ascontiguousarray(column) for column in columns))
+    even = np.full(columns.shape[1], EVEN)
+    return Plans(tuple(inners), space.schedules, *map(np.ascontiguousarray, (*columns, even)))
 
 
 def _inners(own: Architecture, machine: Machine, seq_len: int, space: Space) -> list[Inner]:
