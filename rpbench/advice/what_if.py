@@ -239,17 +239,17 @@ def _mesh_point(at: Point, job: Job, machine: Machine, recompute: MeshRecompute)
 
 # --- side by side --------------------------------------------------------------------------------------------
 
-_inherited: list[tuple[Sequence[Tuned | Job], On, Clock]] = []  # of a process that computes: copied at the fork
+Ons = Mapping[type, On]  # of plans of one host, and of meshes
+_inherited: list[tuple[Sequence[Tuned | Job], Ons, Clock]] = []  # of a process that computes: copied at the fork
 
 
 def around_all(
-    rows: Sequence[Tuned | Job], on: On, processes: int, seconds: float, told: Callable[[int], None]
+    rows: Sequence[Tuned | Job], ons: Ons, processes: int, seconds: float, told: Callable[[int], None]
 ) -> list[list[Point]]:
     """The points of every row.
 
     Args:
-        rows: all of one host, or all of a mesh.
-        on: as of `points_of` or `mesh_points`.
+        ons: as of `points_of` and of `mesh_points`, by the type of a row.
         seconds: of a processor's time, on each of the processes; the first rows come first.
         told: how many rows are done.
     """
@@ -258,10 +258,10 @@ def around_all(
     if any(isinstance(row, Tuned) and row.contender.entry.needs_costs for row in rows):
         compile_orders()  # before a clock begins, and before processes part
     with ExitStack() as stack:
-        pool = stack.enter_context(side_processes(processes, "fork", _begin, rows, on, seconds)) if apart else None
+        pool = stack.enter_context(side_processes(processes, "fork", _begin, rows, ons, seconds)) if apart else None
         if pool is None:
             clock = Clock(seconds)
-            waiting: Iterator[list[Point]] = (_of(row, on, clock) for row in rows)
+            waiting: Iterator[list[Point]] = (_of(row, ons, clock) for row in rows)
         else:
             waiting = pool.map(_points, range(len(rows)))
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
@@ -271,16 +271,17 @@ def around_all(
     return found
 
 
-def _begin(rows: Sequence[Tuned | Job], on: On, seconds: float) -> None:
+def _begin(rows: Sequence[Tuned | Job], ons: Ons, seconds: float) -> None:
     gc.disable()  # as in searches: schedules are many small tuples in no circle
-    _inherited.append((rows, on, Clock(seconds)))
+    _inherited.append((rows, ons, Clock(seconds)))
 
 
 def _points(number: int) -> list[Point]:
-    rows, on, clock = _inherited[-1]
-    return _of(rows[number], on, clock)
+    rows, ons, clock = _inherited[-1]
+    return _of(rows[number], ons, clock)
 
 
-def _of(row: Tuned | Job, on: On, clock: Clock) -> list[Point]:
+def _of(row: Tuned | Job, ons: Ons, clock: Clock) -> list[Point]:
+    on = ons[type(row)]
     found = points_of(row, on, clock.is_over) if isinstance(row, Tuned) else mesh_points(row, on, clock.is_over)
     return list(found)

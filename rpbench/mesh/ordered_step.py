@@ -123,10 +123,17 @@ def _busiest_s(graph: Graph, timeline: Timeline) -> float:
 
 
 def _work(job: Job, order: Schedule, busiest_s: float) -> Terms:
-    """The seconds of the busiest rank by what they are made of: as its kinds of layers say, in proportion."""
+    return parts_of_work(job, busiest_s, splits=not order.kinds.isdisjoint((Kind.I, Kind.W)))
+
+
+def parts_of_work(job: Job, busiest_s: float, *, splits: bool) -> Terms:
+    """The seconds of the busiest rank by what they are made of: as its kinds of layers say, in proportion.
+
+    Args:
+        splits: whether its backwards are split.
+    """
     layers = [*(job.kinds[kind] for kind in job.architecture.layers), job.head]
-    split = {Kind.I, Kind.W} & order.kinds
-    penalty = job.software.split_penalty if split else 1.0
+    penalty = job.software.split_penalty if splits else 1.0
     found = {
         "kernels": sum(each.forward + penalty * (each.input_grad + each.weight_grad) for each in layers),
         "recompute": sum(each.recompute for each in layers),

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from small_machines import EIGHT_LAYERS, FOUR_L40S, NODES
 
+from rpbench.advice.causes import CAUSES
 from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
@@ -326,7 +327,47 @@ def test_one_host_has_one_answer_however_it_is_asked_for(count, words):
             del row["command"], row["export"], row["export_note"]  # they name the machine as it was asked for
         assert answer["ranking"] == answers[0]["ranking"]
         assert answer["levers"] == answers[0]["levers"]
-    assert len(answers[0]["ranking"]) == (2 if count == 2 else 1)
+    meshes = ["data" in row["options"] for row in answers[0]["ranking"]]
+    assert sorted(meshes) == ([False, False] if count == 2 else [False, True])
+
+
+def test_compositions_stand_beside_the_contenders_of_one_host(rpbench):
+    """Each as its command runs it, its causes those of one host; no mesh that a search over meshes finds is faster."""
+    words = ("num_layers=8", "hidden=2048", "heads=16", "vocab=32000", "seq_len=512", "batch=16")
+    machine = ("gpu=h100_sxm", "num_devices=4")
+    answer = advise_on([*words, *machine, "schedules=megatron_tp,1f1b,zero_3", "seconds=20"], io.StringIO())
+    rows = answer["ranking"]
+    meshes = [row for row in rows if "data" in row["options"]]
+    assert {row["schedule"] for row in meshes} == {"megatron_tp", "1f1b", "zero_3"}
+    assert [row["schedule"] for row in rows].count("megatron_tp") == 1  # of two ways to shard layers the faster
+    assert rows == sorted(rows, key=lambda row: -row["tokens_per_s"])
+    assert (rows[0]["ratio_reach"], min(row["ratio_reach"] for row in rows[1:]) > 1) == (1, True)
+    for row in meshes:
+        assert set(row["why"]) == set(CAUSES)
+        assert row["why"]["optimizer"] > 0.02  # what Megatron spends once a step is part of it, as on one host
+        assert sum(row["why"].values()) == pytest.approx(answer["tokens_per_step"] / row["tokens_per_s"])
+        assert row["tokens_per_s_low"] < row["tokens_per_s"] < row["tokens_per_s_high"]
+        _, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-6)
+    found = plan_meshes([*words, *machine, "schedules=1f1b"])["ranking"]
+    assert rows[0]["tokens_per_s"] >= 0.98 * max(row["tokens_per_s"] for row in found)
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        (("lengths=[512,512,128,64]",), "are alike"),
+        (("finetune=lora", "batch=4"), "lora under a mesh is not modelled"),
+        (("schedules=zb_v", "runs_in=torchtitan", "batch=4"), "none of the schedules"),
+    ],
+)
+def test_why_there_are_no_compositions_is_told(words, why):
+    sizes = ("num_layers=4", "hidden=512", "heads=8", "vocab=8000", "seq_len=512", "schedules=1f1b")
+    asked = {word.partition("=")[0]: word for word in (*sizes, *words)}
+    answer = advise_on([*asked.values(), "gpu=h100_sxm", "num_devices=2", "seconds=5"], io.StringIO())
+    assert why in answer["left_out"]["meshes"]
+    assert answer["ranking"]
+    assert not any("data" in row["options"] for row in answer["ranking"])
 
 
 @pytest.mark.parametrize(

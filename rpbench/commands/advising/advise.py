@@ -14,7 +14,8 @@ from rpbench.advice.ranking import advise
 from rpbench.advice.rows import leads_of, space_of_framework
 from rpbench.advice.unequal import with_lengths
 from rpbench.commands.advising import advise_questions as questions
-from rpbench.commands.advising.advise_around import NOTE, advise_nodes, around, lengths_asked, timed_again
+from rpbench.commands.advising.advise_around import NOTE, around, lengths_asked, timed_again
+from rpbench.commands.advising.advise_meshes import OnHost, advise_nodes, beside, on_host
 from rpbench.commands.advising.advise_table import table
 from rpbench.commands.advising.advise_words import Asked, count_in, framework_in, read_asked, schedules_in, seq_len_in
 from rpbench.commands.recorded.explain import print_explanation
@@ -26,6 +27,7 @@ from rpbench.config.request import cluster_file
 from rpbench.cost.hardware.basis import Basis, make_basis
 from rpbench.cost.hardware.device import ssds_named
 from rpbench.cost.hardware.machine import Machine, devices_named, machine_of
+from rpbench.mesh.job import Job
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.plans import Budget
@@ -286,10 +288,11 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     check_figures(cluster, ON_HOST, "advise")
     terms, basis = _terms(model, cluster, asked, sequences)
     seconds = _seconds(asked)
+    names = questions.compared(asked.own) if "compare" in asked.own else schedules_in(asked)
     found = advise(
         terms,
         basis,
-        names=questions.compared(asked.own) if "compare" in asked.own else schedules_in(asked),
+        names=names,
         budget=BUDGET,
         processes=usable_cores(),
         seconds=seconds,
@@ -299,7 +302,16 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     answer = found.plain() | {"seq_len": model.seq_len}
     for name, rows in (("ranking", found.ranking), ("ranking_late", found.ranking_late)):
         answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]
-    if not found.ranking and not found.ranking_late:
+    meshes = on_host(terms, cluster, names, framework_in(asked), is_plain=not asked.lengths)
+    if isinstance(meshes, OnHost) and (composed := meshes.rows(terms, basis, names)):
+        answer["ranking"] = beside(answer["ranking"], composed, terms, basis)
+        if isinstance(answer["ranking"][0]["plan"], Job):
+            answer["levers"] = meshes.levers(answer["ranking"][0])
+        if any(isinstance(row["plan"], Job) for row in answer["ranking"][:2]):
+            answer["order_turns"] = []  # told of two contenders of one host alone
+    elif isinstance(meshes, str):
+        answer["left_out"]["meshes"] = meshes
+    if not answer["ranking"] and not answer["ranking_late"]:
         answer |= questions.smallest_change(found.does_not_fit, terms, seconds)
     answer = _runnable(answer, model, cluster, asked)
     return timed_again(answer, asked.own["lengths"], asked.lengths, model, cluster) if asked.lengths else answer

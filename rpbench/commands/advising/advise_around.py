@@ -6,11 +6,9 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import exp, log
 from typing import Any
 
-from rpbench.advice.interval import Shared
-from rpbench.advice.rows import mesh_misfit, mesh_row, mfu, parameters
+from rpbench.advice.rows import mfu
 from rpbench.advice.unequal import weighted
 from rpbench.advice.what_if import Point, around_all
 from rpbench.commands.advising.advise_questions import counts_of, powers_and_last
@@ -20,13 +18,7 @@ from rpbench.config.request import load
 from rpbench.config.sizes import read_lengths
 from rpbench.cost.hardware.machine import Machine
 from rpbench.mesh.job import Job
-from rpbench.mesh.layout import AXES
-from rpbench.mesh.plan_search.closed_forms import Question
-from rpbench.mesh.plan_search.plans import Space
-from rpbench.mesh.plan_search.search import NothingFits, search
-from rpbench.mesh.software import DEFAULT, software
 from rpbench.plan.contest.plans import Tuned
-from rpbench.predict.prediction import NORMAL
 from rpbench.records.provenance import usable_cores
 from rpbench.run.modes.simulate import prepare
 from rpbench.side_processes import side_processes
@@ -51,9 +43,9 @@ def around(
     """The rows of an answer at other microbatch sizes, recomputation and numbers of devices, as a page holds them.
 
     Args:
-        plans: of the rows, those on time first.
+        plans: of the rows, those on time first; jobs are meshes.
         machine: that the rows are of.
-        terms_on: what contenders share on a part of it.
+        terms_on: what contenders of one host share on a part of it.
 
     Returns:
         None where nothing fits.
@@ -61,10 +53,13 @@ def around(
     rows = [*answer["ranking"], *answer["ranking_late"]]
     if not rows:
         return None
-    on_nodes = isinstance(plans[0], Job)
+    has_hosts = not all(isinstance(plan, Job) for plan in plans)
     alike = machine.device_speeds is None  # or a command for fewer would have to say which
     counts = powers_and_last(counts_of(machine)) if alike else [machine.size]
-    on = {count: _put(machine, count, (lambda part: part) if on_nodes else terms_on) for count in counts}
+    on = {
+        Job: {count: _put(machine, count, lambda part: part) for count in counts},
+        Tuned: {count: _put(machine, count, terms_on) for count in counts if has_hosts},
+    }
     every = max(1, len(rows) // STEPS)
 
     def told(done: int) -> None:
@@ -73,7 +68,7 @@ def around(
 
     found = around_all(plans, on, usable_cores(), SECONDS, told)
     limits = {"limit_bytes": answer["device_memory_bytes"], "host_limit_bytes": machine.host_memory_bytes}
-    if isinstance(plans[0], Job):
+    if isinstance(plans[0], Job) and not has_hosts:
         limits = {"limit_bytes": round(limits["limit_bytes"] / plans[0].software.scale), "host_limit_bytes": None}
     return {
         "fields": Point._fields,
@@ -190,87 +185,3 @@ def _timed(row: dict[str, Any], fields: dict[str, Any], model: Architecture, mac
         "gap": None,
         "searched_to_the_end": False,
     }
-
-
-# Assumed: one standard deviation as of a pipeline's unmodelled terms (conf/cost/analytic.yaml), nine of ten errors.
-REACH = exp(0.2 * NORMAL)
-SHARED = Shared({name: log(REACH) for name in ("hops", "data", "tied")}, log(REACH))
-NUM_SIMULATED = 36
-_CHANGES: Mapping[str, Callable[[Machine], Machine]] = {
-    "links between nodes twice as fast": lambda m: replace(
-        m, inter_bytes_per_s=m.inter_bytes_per_s and 2 * m.inter_bytes_per_s
-    ),
-    "links inside nodes twice as fast": lambda m: replace(
-        m,
-        intra_bytes_per_s=2 * (m.intra_bytes_per_s or m.device.link_bytes_per_s),
-        collective_bytes_per_s=m.collective_bytes_per_s and 2 * m.collective_bytes_per_s,
-    ),
-    "twice the device memory": lambda m: replace(m, device_memory_bytes=2 * m.device.memory_bytes),
-}
-
-
-def advise_nodes(
-    model: Architecture, machine: Machine, *, seq_len: int, global_batch: int, space: Space, words: Sequence[str]
-) -> dict[str, Any]:
-    """The ranking of meshes, as JSON-ready data.
-
-    Args:
-        global_batch: sequences of a step.
-        space: what the search may choose from.
-        words: of the command line that asks for it.
-
-    Returns:
-        Where nothing fits, an empty ranking, what the smallest plan lacks, and the smallest change that makes it fit.
-
-    Raises:
-        ValueError: if nothing divides.
-    """
-    about = {
-        "model": model.name,
-        "cluster": machine.name,
-        "num_devices": machine.size,
-        "parameters": parameters(model),
-        "device_memory_bytes": machine.device.memory_bytes - (machine.reserved_memory_bytes or 0),
-        "seq_len": seq_len,
-        "tokens_per_step": global_batch * seq_len,
-        "ranking_late": [],
-        "none_found": [],
-        "order_turns": [],
-        "left_out": {},
-        "search": "python -m rpbench plan mesh=search " + " ".join(words),
-    }
-    question = Question(model, machine, software(DEFAULT), seq_len, global_batch)
-    try:
-        found = search(question, space, NUM_SIMULATED)
-    except NothingFits as nothing:
-        return about | {
-            "ranking": [],
-            "does_not_fit": [mesh_misfit(nothing.smallest)],
-            "levers": [],
-            "smallest_change": f"the smallest plan {nothing.change}",
-            "change": nothing.change.plain(),
-        }
-    best = found.best[0].tokens_per_s_per_device
-    levers: list[dict[str, Any]] = []
-    for name, change in _CHANGES.items():
-        faster = search(question._replace(machine=change(machine)), space, 1).best
-        pace = faster[0].tokens_per_s_per_device if faster else best
-        levers.append({"name": name, "tokens_per_s": pace * machine.size, "gain": max(0.0, pace / best - 1)})
-    return about | {
-        "ranking": _one_each(
-            [mesh_row(each, REACH, found.best[0], SHARED) | {"plan": each.job} for each in found.best]
-        ),
-        "does_not_fit": [],
-        "num_plans": found.num_plans,
-        "num_plans_that_fit": found.num_fitting,
-        "levers": sorted(levers, key=lambda lever: -lever["gain"]),
-    }
-
-
-def _one_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The fastest row of every method and mesh: as on one host, other settings of it are no rows of their own."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        options = row["options"]
-        found.setdefault((row["schedule"], options["shares"], *(options[axis] for axis in (*AXES, "expert"))), row)
-    return list(found.values())

@@ -42,15 +42,17 @@ class Space:
         sequences: of a microbatch.
         recomputes, schedules, shared: see `Job` and `Sharing`.
         max_chunks: most chunks on a device.
+        alone: whether plans take part that have one pipeline, or replicas of all layers, and nothing else.
     """
 
     max_tensor: int = 8
     max_context: int = 1
-    sequences: tuple[int, ...] = (1, 2, 4, 8)
+    sequences: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     recomputes: tuple[Recompute, ...] = ("none", "full")
     schedules: tuple[str, ...] = SCHEDULES
     shared: tuple[Sharded, ...] = SHARED
     max_chunks: int = 8
+    alone: bool = True
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ def _outer(ranks: int, layers: int, global_batch: int, inner: Inner, space: Spac
         if rest or left or not microbatches or data * inner.context * inner.tensor % inner.expert:
             continue
         for (number, name), shared in product(enumerate(space.schedules), range(len(SHARED))):
+            if 1 in (data, pipeline) and inner[:3] == (1, 1, 1) and not space.alone and SHARED[shared] != "optimizer":
+                continue  # ZeRO-1 has no contender of its own
             if SHARED[shared] in space.shared and _sensible(SHARED[shared], data * inner.context, pipeline):
                 found += [
                     (pipeline, data, chunks, microbatches, number, shared)

@@ -4,23 +4,26 @@ The best plan of every order on every mesh is then cut as the search of a contes
 """
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from rpbench.ir.partition import symmetric
+from rpbench.ir.partition import filled, symmetric
 from rpbench.mesh.exact import exact_terms, problem_of
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import Bytes, fullest
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.fitting import fastest_first, job_of, nearest, spare_bytes, timed_plans
-from rpbench.mesh.plan_search.plans import Plans, Space
+from rpbench.mesh.plan_search.plans import SHARED, Plans, Space
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.mesh.step import Terms
 from rpbench.plan.search import plan_search
 
 SIMULATED = 50
 RECUT = 2_000_000  # actions timed in the search of one cut
+BESIDE = 4  # cuts tried beside one with empty stages
+TRIED, OF_EACH, CUT = 16, 6, 2  # plans of a kind whose memory is counted, that are simulated, and whose cut is searched
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,23 @@ def search(question: Question, space: Space | None = None, num_simulated: int = 
     return Found(_recut(best), plans.count, max(len(order), len(best)))
 
 
+def best_of_each(question: Question, space: Space) -> list[Prediction]:
+    """The fastest plan of every schedule, and without a pipeline of every way to share states; none that does not fit.
+
+    Raises:
+        ValueError: if no plan divides.
+    """
+    plans, timed = timed_plans(question, space)
+    order, found = fastest_first(timed, spare_bytes(question, timed)), list[Prediction]()
+    alone = np.where(plans.data == 1, len(SHARED), plans.shared)
+    kinds = np.where(plans.pipeline > 1, len(SHARED) + 1 + plans.schedule, alone)[order]
+    for kind in np.unique(kinds):
+        own = _simulated(question, plans, order[kinds == kind][:TRIED], OF_EACH)
+        own = tuple(map(_with_its_cut, own[:CUT])) if own and own[0].job.mesh.pipeline > 1 else own
+        found += sorted(own, key=lambda each: each.step_time_s)[:1]
+    return found
+
+
 def _simulated(question: Question, plans: Plans, order: "np.ndarray[Any, Any]", most: int) -> tuple[Prediction, ...]:
     """The first plans of an order that fit, simulated, fastest first."""
     found: list[Prediction] = []
@@ -118,9 +138,11 @@ def _recut(found: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
 
 
 def _with_its_cut(found: Prediction) -> Prediction:
+    """The plan with the best cut that is found, in which frameworks can have every stage: none between is empty."""
     cut, _ = plan_search(problem_of(found.job), [symmetric(found.job.cut)], budget=RECUT)
-    other = simulate_job(replace(found.job, cut=cut.forward))
-    return found if other is None or other.step_time_s >= found.step_time_s else other
+    cuts = islice(filled(cut.forward), BESIDE) if 0 in cut.forward[1:-1] else (cut.forward,)
+    others = (simulate_job(replace(found.job, cut=counts)) for counts in cuts)
+    return min((found, *filter(None, others)), key=lambda each: each.step_time_s)
 
 
 def simulate_job(job: Job) -> Prediction | None:

@@ -1,0 +1,193 @@
+"""Meshes in an answer of `advise`: the ranking on nodes, and compositions on one host.
+
+The contenders of one host pipeline, replicate or shard layers over all devices, each alone. Compositions of these,
+ZeRO-1 and Megatron's shards without recomputation are searched as on nodes; the fastest of each schedule is a row.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import exp, log
+from typing import Any, NamedTuple
+
+from rpbench.advice.interval import Shared, compute_reach, half_width, ratio_reach, shared_errors
+from rpbench.advice.rows import ALONE, mesh_misfit, mesh_name, mesh_row, parameters, space_of_framework
+from rpbench.config.mesh import refuse_lora
+from rpbench.cost.hardware.basis import Basis
+from rpbench.cost.hardware.machine import Machine
+from rpbench.cost.hardware.measured import has_engine
+from rpbench.mesh.layout import AXES
+from rpbench.mesh.ordered_step import parts_of_work
+from rpbench.mesh.plan_search.closed_forms import Question
+from rpbench.mesh.plan_search.plans import SCHEDULES, SPLIT, Space
+from rpbench.mesh.plan_search.search import NothingFits, Prediction, best_of_each, search
+from rpbench.mesh.software import DEFAULT, software
+from rpbench.plan.contest.terms import Terms
+from rpbench.predict.prediction import NORMAL
+from rpbench.workload.architecture import Architecture
+
+# Assumed: one standard deviation as of a pipeline's unmodelled terms (conf/cost/analytic.yaml), nine of ten errors.
+REACH = exp(0.2 * NORMAL)
+SHARED = Shared({name: log(REACH) for name in ("hops", "data", "tied")}, log(REACH))
+NUM_SIMULATED = 36
+BETWEEN = "links between nodes twice as fast"
+_CHANGES: Mapping[str, Callable[[Machine], Machine]] = {
+    BETWEEN: lambda m: replace(m, inter_bytes_per_s=m.inter_bytes_per_s and 2 * m.inter_bytes_per_s),
+    "links inside nodes twice as fast": lambda m: replace(
+        m,
+        intra_bytes_per_s=2 * (m.intra_bytes_per_s or m.device.link_bytes_per_s),
+        collective_bytes_per_s=m.collective_bytes_per_s and 2 * m.collective_bytes_per_s,
+    ),
+    "twice the device memory": lambda m: replace(m, device_memory_bytes=2 * m.device.memory_bytes),
+}
+
+
+def advise_nodes(
+    model: Architecture, machine: Machine, *, seq_len: int, global_batch: int, space: Space, words: Sequence[str]
+) -> dict[str, Any]:
+    """The ranking of meshes, as JSON-ready data.
+
+    Args:
+        global_batch: sequences of a step.
+        space: what the search may choose from.
+        words: of the command line that asks for it.
+
+    Returns:
+        Where nothing fits, an empty ranking, what the smallest plan lacks, and the smallest change that makes it fit.
+
+    Raises:
+        ValueError: if nothing divides.
+    """
+    about = {
+        "model": model.name,
+        "cluster": machine.name,
+        "num_devices": machine.size,
+        "parameters": parameters(model),
+        "device_memory_bytes": machine.device.memory_bytes - (machine.reserved_memory_bytes or 0),
+        "seq_len": seq_len,
+        "tokens_per_step": global_batch * seq_len,
+        "ranking_late": [],
+        "none_found": [],
+        "order_turns": [],
+        "left_out": {},
+        "search": "python -m rpbench plan mesh=search " + " ".join(words),
+    }
+    question = Question(model, machine, software(DEFAULT), seq_len, global_batch)
+    try:
+        found = search(question, space, NUM_SIMULATED)
+    except NothingFits as nothing:
+        return about | {
+            "ranking": [],
+            "does_not_fit": [mesh_misfit(nothing.smallest)],
+            "levers": [],
+            "smallest_change": f"the smallest plan {nothing.change}",
+            "change": nothing.change.plain(),
+        }
+    return about | {
+        "ranking": _one_each(
+            [mesh_row(each, REACH, found.best[0], SHARED) | {"plan": each.job} for each in found.best]
+        ),
+        "does_not_fit": [],
+        "num_plans": found.num_plans,
+        "num_plans_that_fit": found.num_fitting,
+        "levers": levers_of_mesh(question, space, found.best[0].tokens_per_s_per_device),
+    }
+
+
+def levers_of_mesh(question: Question, space: Space, best: float) -> list[dict[str, Any]]:
+    """What changes of the machine bring to the fastest mesh, of `best` tokens per second of a device."""
+    machine, levers = question.machine, list[dict[str, Any]]()
+    for name, change in _CHANGES.items():
+        if name == BETWEEN and machine.num_nodes == 1:
+            continue
+        faster = search(question._replace(machine=change(machine)), space, 1).best
+        pace = faster[0].tokens_per_s_per_device if faster else best
+        levers.append({"name": name, "tokens_per_s": pace * machine.size, "gain": max(0.0, pace / best - 1)})
+    return sorted(levers, key=lambda lever: -lever["gain"])
+
+
+def _one_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The fastest row of every method and mesh: as on one host, other settings of it are no rows of their own."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        options = row["options"]
+        found.setdefault((row["schedule"], options["shares"], *(options[axis] for axis in (*AXES, "expert"))), row)
+    return list(found.values())
+
+
+# --- beside the contenders of one host -----------------------------------------------------------------------
+
+
+class OnHost(NamedTuple):
+    """Compositions on one host: what is asked, and what of."""
+
+    question: Question
+    space: Space
+
+    def rows(self, terms: Terms, basis: Basis, names: Sequence[str] | None) -> list[dict[str, Any]]:
+        """The fastest row of every schedule, each with its job as `plan`; `names` are those asked for (None: all)."""
+        try:
+            found = best_of_each(*self)
+        except ValueError:  # nothing divides
+            return []
+        asked = [each for each in found if names is None or mesh_name(each.job) in names]
+        return [_row_on_host(each, terms, basis) for each in asked]
+
+    def levers(self, first: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What changes of the machine bring, where a composition is the first row."""
+        return levers_of_mesh(*self, first["tokens_per_s"] / self.question.machine.size)
+
+
+def on_host(
+    terms: Terms, machine: Machine, names: Sequence[str] | None, framework: str | None, *, is_plain: bool
+) -> OnHost | str:
+    """Compositions on one host, or why there are none.
+
+    Args:
+        names: schedules that are asked for; None: all.
+        framework: that is to run them; None: any.
+        is_plain: whether all sequences are of one length.
+    """
+    if not is_plain or machine.size == 1 or machine.device_speeds is not None:
+        return "microbatches, and devices, of a mesh are alike, and several"
+    if machine.gpu is None or has_engine(machine.measured):
+        return "layers were timed here, and their shards were not"
+    chosen = SCHEDULES if names is None else tuple(name for name in names if name in SCHEDULES)
+    if names and not {"megatron_tp", *ALONE.values()}.isdisjoint(names):  # plans without a pipeline
+        chosen = tuple(dict.fromkeys((*chosen, "1f1b")))
+    try:
+        refuse_lora(terms.model)
+        space = space_of_framework(framework, chosen)
+    except ValueError as error:
+        return str(error)
+    question = Question(terms.model, machine, software(DEFAULT), terms.model.seq_len, terms.sequences_per_step)
+    return OnHost(question, replace(space, alone=False))
+
+
+def _row_on_host(found: Prediction, terms: Terms, basis: Basis) -> dict[str, Any]:
+    """A composition as a row of one host, its causes in the words of one host."""
+    row, job = mesh_row(found, 1.0, found, SHARED), found.job
+    given = {name: row["why"].get(name, 0.0) for name in (*row["why"], "bubble", "hops")}
+    work = parts_of_work(job, given["work"], splits=job.schedule in SPLIT and job.mesh.pipeline > 1)
+    why = {
+        "computation": work["kernels"] + work["host"],
+        "recomputation": work["recompute"],
+        "optimizer": given["optimizer"] + given["fixed"],  # as one host charges it
+        "collectives": work["collectives"] + given["data"] + given["tied"],
+        "transfers": given["hops"],
+        "bubble": given["bubble"],
+    }
+    reach, pace = half_width(why, compute_reach(terms, terms.tokens(job.sequences), basis), basis), row["tokens_per_s"]
+    return row | {"why": why, "tokens_per_s_low": pace / reach, "tokens_per_s_high": pace * reach, "plan": job}
+
+
+def beside(rows: Sequence[dict[str, Any]], meshes: Sequence[dict[str, Any]], terms: Terms, basis: Basis) -> list[Any]:
+    """The rows of one host with those of meshes, the fastest first; a method that is there twice has its faster row."""
+    found = dict[str, dict[str, Any]]()
+    every = sorted([*rows, *meshes], key=lambda row: -row["tokens_per_s"])
+    for row in every:
+        composed = "data" in row["options"] and sum(row["options"][axis] > 1 for axis in (*AXES, "expert")) > 1
+        found.setdefault(f"{row['schedule']}, composed" if composed else row["schedule"], row)
+    first, *others = found.values()
+    shared = shared_errors(terms, terms.tokens(first["options"]["microbatch_sequences"]), basis)
+    again = [row | {"ratio_reach": ratio_reach(first["why"], row["why"], shared)} for row in others]
+    return [first | {"ratio_reach": 1.0}, *again]
