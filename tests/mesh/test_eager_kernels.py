@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from analysis.predictions.compare import declared_basis
 from rpbench.cost.published import published_times, published_tokens_per_microbatch
-from rpbench.mesh.layers.eager_kernels import product_flops
+from rpbench.mesh.layers.eager_kernels import input_share, product_flops
 from rpbench.mesh.layers.layer_seconds import eager_kernels
 from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.mesh.layout import Mesh
-from rpbench.workload.architecture import architecture
+from rpbench.workload.architecture import Architecture, architecture
 from rpbench.workload.counts import Linear
 
 DENSE = ("qwen3_1p7b", "llama31_8b", "qwen3_32b")
@@ -65,6 +65,17 @@ def test_the_halves_of_a_backward_make_it_up():
     times = analytic_times(architecture("qwen3_1p7b"), 8192, basis())
     assert times.input_grad[0] + times.weight_grad[0] == pytest.approx(times.backward[0])
     assert times.head_input_grad + times.head_weight_grad == pytest.approx(times.head_backward)
+
+
+def test_attention_goes_back_through_five_products_for_two_forward():
+    """Four projections and two maps of 4 h, 12 h x h in all; two products over (s + 1) / 2 keys forward and five back.
+
+    Source: Dao, "FlashAttention-2", arXiv 2307.08691, section 4.1: a backward has 2.5 times the FLOPs of a forward.
+    """
+    hidden, seq_len = 64, 127
+    own = Architecture("plain", num_layers=1, hidden=hidden, heads=4, vocab=8, seq_len=seq_len, gated=False)
+    products, attention = 2 * 12 * hidden**2, 2.5 * 2 * 2 * hidden * (seq_len + 1) / 2
+    assert input_share(own) == pytest.approx((products + attention) / (2 * products + attention))
 
 
 def test_adapters_train_less_than_their_layer():
