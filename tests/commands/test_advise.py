@@ -14,9 +14,11 @@ from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on, plan_meshes
+from rpbench.commands.advising.advise_meshes import NO_MESH
 from rpbench.commands.advising.advise_questions import spelled_model
 from rpbench.commands.advising.advise_table import label
 from rpbench.config.request import load
+from rpbench.mesh.plan_search.plans import SCHEDULES
 from rpbench.places import CONF
 from rpbench.workload.architecture import Architecture, architecture
 from rpbench.workload.counts import Experts
@@ -302,6 +304,19 @@ def test_a_pipeline_of_a_search_over_meshes_is_run_by_its_command(name, rpbench)
         assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-6)
         assert max(record["peak_memory_bytes"]) == row["peak_memory_bytes"]
         assert record["terms_s"]["tied"] > 0
+
+
+def test_every_order_of_a_search_over_meshes_has_a_row_or_the_reason_why_not():
+    said = io.StringIO()
+    answer = advise_on([*EIGHT_LAYERS, *NODES], said)
+    there = {row["schedule"] for row in answer["ranking"] if row["options"]["pipeline"] > 1}
+    assert there | answer["left_out"].keys() == set(SCHEDULES)
+    assert {"1f1b", "gpipe", "zb_h1"} <= there
+    assert {"data_parallel", "zero_1", "zero_2", "zero_3"} <= {row["schedule"] for row in answer["ranking"]}
+    assert "are searched on one node" in said.getvalue()
+    alone = [word for word in NODES if word != "batch=16"]
+    few = advise_on([*EIGHT_LAYERS, *alone, "batch=2", "schedules=zb_h1,1f1b"], io.StringIO())
+    assert few["left_out"] == {"zb_h1": NO_MESH}  # its pipelines take two microbatches a rank
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "FSDP2", "Megatron"])

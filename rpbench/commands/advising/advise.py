@@ -70,7 +70,7 @@ def advise_on(arguments: Sequence[str], people: TextIO, *, with_around: bool = F
         part = machine.with_devices(answer["num_devices"])
         sizes = default_microbatches(sequences, part.size)
         answer["around"] = around(answer, plans, part, lambda each: _terms(model, each, asked, sequences, sizes)[0])
-    answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused), "notes": _notes(asked)}
+    answer |= {"assumed": dict(found.assumed), "unused": dict(found.unused), "notes": _notes(asked, machine.num_nodes)}
     width = shutil.get_terminal_size((120, 24)).columns  # COLUMNS, the terminal's, or that of a pipe
     if "limits" in answer:
         lines = questions.limit_lines(answer["limits"], str(question), machine.size)
@@ -244,13 +244,18 @@ def _model(asked: Asked) -> Architecture:
     return found
 
 
-def _notes(asked: Asked) -> list[str]:
-    """Assumptions about a config.json, and about frozen weights in 4 bits."""
+def _notes(asked: Asked, nodes: int) -> list[str]:
+    """Assumptions about a config.json, and about frozen weights in 4 bits; what several nodes leave out."""
     path = model_source.config_path(asked.own["model"]) if "model" in asked.own else None
     found = list(model_source.assumed_in(path)) if path else []
     if asked.sizes.get("training_mode") == "qlora":
         found.append(
             "qlora: frozen weights are counted in 4.127 bits (arXiv 2305.14314); making them 16 again is not timed"
+        )
+    if nodes > 1 and schedules_in(asked) is None and "compare" not in asked.own:
+        found.append(
+            f"{nodes} nodes: a search over meshes has {', '.join(SCHEDULES)} and methods without a pipeline; other "
+            "orders, and what moves to the host, are searched on one node"
         )
     return [*found, NOTE] if asked.lengths else found
 

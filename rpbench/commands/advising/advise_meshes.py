@@ -29,6 +29,7 @@ from rpbench.workload.architecture import Architecture
 REACH = exp(0.2 * NORMAL)
 SHARED = Shared({name: log(REACH) for name in ("hops", "data", "tied")}, log(REACH))
 NUM_SIMULATED = 36
+NO_MESH = "no pipeline of it was found that divides and fits"
 BETWEEN = "links between nodes twice as fast"
 _CHANGES: Mapping[str, Callable[[Machine], Machine]] = {
     BETWEEN: lambda m: replace(m, inter_bytes_per_s=m.inter_bytes_per_s and 2 * m.inter_bytes_per_s),
@@ -82,14 +83,15 @@ def advise_nodes(
             "smallest_change": f"the smallest plan {nothing.change}",
             "change": nothing.change.plain(),
         }
+    every = sorted([*found.best, *best_of_each(question, space)], key=lambda each: each.step_time_s)
+    there = {each.job.schedule for each in every if each.job.mesh.pipeline > 1}
     return about | {
-        "ranking": _one_each(
-            [mesh_row(each, REACH, found.best[0], SHARED) | {"plan": each.job} for each in found.best]
-        ),
+        "ranking": _one_each([mesh_row(each, REACH, every[0], SHARED) | {"plan": each.job} for each in every]),
         "does_not_fit": [],
+        "left_out": {name: NO_MESH for name in space.schedules if name not in there},
         "num_plans": found.num_plans,
         "num_plans_that_fit": found.num_fitting,
-        "levers": levers_of_mesh(question, space, found.best[0].tokens_per_s_per_device),
+        "levers": levers_of_mesh(question, space, every[0].tokens_per_s_per_device),
     }
 
 
