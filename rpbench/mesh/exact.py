@@ -5,15 +5,17 @@ records) works under a mesh. The exchanges of data parallelism: `rpbench.mesh.or
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rpbench.cost.table import LayerTimes
+from rpbench.ir.action import parts_of
 from rpbench.ir.partition import symmetric
+from rpbench.ir.schedule import Schedule
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Seconds
 from rpbench.mesh.layers.layer_times import as_times, lost_s
 from rpbench.mesh.layout import Mesh, Sharing
-from rpbench.mesh.memory import device_memory
+from rpbench.mesh.memory import Bytes, bytes_of_order, device_memory
 from rpbench.mesh.ordered_step import simulate_step, with_rest
 from rpbench.mesh.replicas import layered, scatter_layers
 from rpbench.mesh.step import Terms, step_terms
@@ -58,6 +60,39 @@ def problem_of(job: Job) -> Problem:
         chunks_per_rank=job.chunks,
         memory=device_memory(job),
     )
+
+
+class Exact(NamedTuple):
+    """A step of an order that may follow from times: its seconds by cause, and the bytes of its ranks by class."""
+
+    terms: Terms
+    ranks: list[Bytes]
+
+
+def exact(job: Job) -> Exact:
+    """The same for any registered order, whose memory is that of the very order which was simulated.
+
+    Raises:
+        ValueError: if the schedule does not take the sizes.
+    """
+    problem, partition = problem_of(job), symmetric(job.cut)
+    order, costs = problem.order(partition), problem.costs(partition)
+    step = simulate_step(with_cut(job, order), order, costs, counts_layers=True)
+    work = {name: step.terms[name] for name in ("kernels", "recompute", "collectives", "host")}
+    rest = {name: seconds for name, seconds in step.terms.items() if name not in work}
+    return Exact({"work": sum(work.values()), **rest}, bytes_of_order(job, step.order, step.graph.analysis))
+
+
+def with_cut(job: Job, order: Schedule) -> Job:
+    """The job with the stages of an order that deals them in turn, else with an even cut; what follows a step depends
+    on them.
+    """
+    ranks, cut = order.shape.num_ranks, order.partition
+    held = [{part.stage for action in order.compute(rank) for part in parts_of(action)} for rank in range(ranks)]
+    in_turn = all(stage % ranks == rank for rank, stages in enumerate(held) for stage in stages)
+    if cut is None or cut.forward != cut.backward or not in_turn or len(cut.forward) % ranks:
+        return replace(job, chunks=1, cut=())
+    return replace(job, chunks=len(cut.forward) // ranks, cut=cut.forward)
 
 
 # --- times of other sources: published, profiled, analytic ---

@@ -5,9 +5,7 @@ from typing import Any
 
 from rpbench.config.mesh import RECOMPUTED, MeshChoice
 from rpbench.config.request import Request
-from rpbench.ir.action import parts_of
-from rpbench.ir.schedule import Schedule
-from rpbench.mesh.exact import mesh_times, under_mesh
+from rpbench.mesh.exact import mesh_times, under_mesh, with_cut
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import bytes_of_order, device_memory, fullest
 from rpbench.mesh.ordered_step import Step, simulate_step
@@ -45,7 +43,7 @@ def prepare(request: Request) -> Work:
         choice = choose(request.partition, problem)
         costs = problem.costs(choice.partition)
         order = build_schedule(problem, choice, costs, request.dispatch)
-        job = _with_cut(job, order)
+        job = with_cut(job, order)
         step = simulate_step(job, order, costs, counts_layers=mesh.counts_layers)
     return Work(_opening(request, choice, step), lambda: _outcome(request, mesh, job, step))
 
@@ -66,16 +64,6 @@ def job_of(request: Request, chosen: MeshChoice) -> Job:
         recompute=RECOMPUTED[request.recompute],  # type: ignore[arg-type]
         precision=chosen.precision,
     )
-
-
-def _with_cut(job: Job, order: Schedule) -> Job:
-    """The job with the stages of an order that deals them in turn; what follows a step depends on them."""
-    ranks, cut = order.shape.num_ranks, order.partition
-    held = [{part.stage for action in order.compute(rank) for part in parts_of(action)} for rank in range(ranks)]
-    in_turn = all(stage % ranks == rank for rank, stages in enumerate(held) for stage in stages)
-    if cut is None or cut.forward != cut.backward or not in_turn or len(cut.forward) % ranks:
-        return job
-    return replace(job, chunks=len(cut.forward) // ranks, cut=cut.forward)
 
 
 def _opening(request: Request, choice: Choice, step: Step) -> Fields:

@@ -19,6 +19,7 @@ from rpbench.commands.advising.advise_questions import spelled_model
 from rpbench.commands.advising.advise_table import label
 from rpbench.config.request import load
 from rpbench.mesh.plan_search.plans import SCHEDULES
+from rpbench.mesh.plan_search.search import ORDERS
 from rpbench.places import CONF
 from rpbench.workload.architecture import Architecture, architecture
 from rpbench.workload.counts import Experts
@@ -291,6 +292,19 @@ def test_a_mesh_is_run_and_exported_by_its_own_commands(over_nodes, rpbench, cap
         assert str(row["options"]["microbatch_sequences"]) in capsys.readouterr().out
 
 
+def test_orders_without_a_closed_form_are_run_by_their_commands(rpbench):
+    """In a V and in turn: pace and memory are those of the order that runs, whose times decide it."""
+    answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
+    rows = [row for row in answer["ranking"] if row["schedule"] in ORDERS]
+    assert {row["schedule"] for row in rows} == set(ORDERS) - answer["left_out"].keys() >= {"zb_v", "interleaved_zb"}
+    for row in rows:
+        status, (record,), _ = rpbench(*shlex.split(row["command"])[3:])
+        assert (status, record["status"]) == (0, "ok")
+        assert record["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-9)
+        assert max(record["peak_memory_bytes"]) == row["peak_memory_bytes"]
+        assert sum(row["why"].values()) == pytest.approx(answer["tokens_per_step"] / row["tokens_per_s"])
+
+
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_h1", "gpipe"])
 def test_a_pipeline_of_a_search_over_meshes_is_run_by_its_command(name, rpbench):
     """With replicas, and alone: a tied matrix is summed over the first and the last stage in both."""
@@ -310,8 +324,8 @@ def test_every_order_of_a_search_over_meshes_has_a_row_or_the_reason_why_not():
     said = io.StringIO()
     answer = advise_on([*EIGHT_LAYERS, *NODES], said)
     there = {row["schedule"] for row in answer["ranking"] if row["options"]["pipeline"] > 1}
-    assert there | answer["left_out"].keys() == set(SCHEDULES)
-    assert {"1f1b", "gpipe", "zb_h1"} <= there
+    assert there | answer["left_out"].keys() == {*SCHEDULES, *ORDERS}
+    assert {"1f1b", "gpipe", "zb_h1", "zb_v"} <= there
     assert {"data_parallel", "zero_1", "zero_2", "zero_3"} <= {row["schedule"] for row in answer["ranking"]}
     assert "are searched on one node" in said.getvalue()
     alone = [word for word in NODES if word != "batch=16"]

@@ -15,7 +15,7 @@ from rpbench.advice.rows import leads_of, space_of_framework
 from rpbench.advice.unequal import with_lengths
 from rpbench.commands.advising import advise_questions as questions
 from rpbench.commands.advising.advise_around import NOTE, around, lengths_asked, timed_again
-from rpbench.commands.advising.advise_meshes import OnHost, advise_nodes, beside, on_host
+from rpbench.commands.advising.advise_meshes import OnHost, advise_nodes, beside, on_host, other_orders
 from rpbench.commands.advising.advise_table import table
 from rpbench.commands.advising.advise_words import Asked, count_in, framework_in, read_asked, schedules_in, seq_len_in
 from rpbench.commands.recorded.explain import print_explanation
@@ -29,6 +29,7 @@ from rpbench.cost.hardware.device import ssds_named
 from rpbench.cost.hardware.machine import Machine, devices_named, machine_of
 from rpbench.mesh.job import Job
 from rpbench.mesh.plan_search.plans import SCHEDULES, Space
+from rpbench.mesh.plan_search.search import ORDERS
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.terms import Terms, default_microbatches
@@ -147,8 +148,11 @@ def _plans(answer: dict[str, Any]) -> list[Any]:
 def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
     """The fastest meshes of a model on nodes."""
     space, words = _space(asked, found, model), [f"{name}={value}" for name, value in asked.words().items()]
+    others = other_orders(schedules_in(asked), framework_in(asked)) if "compare" not in asked.own else ()
     answers = [
-        advise_nodes(model, found, seq_len=model.seq_len, space=each, global_batch=sequences, words=words)
+        advise_nodes(
+            model, found, seq_len=model.seq_len, space=each, global_batch=sequences, others=others, words=words
+        )
         for each in (
             [space] if "compare" not in asked.own else questions.mesh_spaces(questions.compared(asked.own), space)
         )
@@ -253,9 +257,10 @@ def _notes(asked: Asked, nodes: int) -> list[str]:
             "qlora: frozen weights are counted in 4.127 bits (arXiv 2305.14314); making them 16 again is not timed"
         )
     if nodes > 1 and schedules_in(asked) is None and "compare" not in asked.own:
+        orders = ", ".join((*SCHEDULES, *ORDERS))
         found.append(
-            f"{nodes} nodes: a search over meshes has {', '.join(SCHEDULES)} and methods without a pipeline; other "
-            "orders, and what moves to the host, are searched on one node"
+            f"{nodes} nodes: a search over meshes has {orders} and methods without a pipeline; other orders, and what "
+            "moves to the host, are searched on one node"
         )
     return [*found, NOTE] if asked.lengths else found
 

@@ -10,7 +10,7 @@ from math import exp, log
 from typing import Any, NamedTuple
 
 from rpbench.advice.interval import Shared, compute_reach, half_width, ratio_reach, shared_errors
-from rpbench.advice.rows import ALONE, mesh_misfit, mesh_name, mesh_row, parameters, space_of_framework
+from rpbench.advice.rows import ALONE, mesh_misfit, mesh_name, mesh_row, parameters, runs_in, space_of_framework
 from rpbench.config.mesh import refuse_lora
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
@@ -19,7 +19,7 @@ from rpbench.mesh.layout import AXES
 from rpbench.mesh.ordered_step import parts_of_work
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.plans import SCHEDULES, SPLIT, Space
-from rpbench.mesh.plan_search.search import NothingFits, Prediction, best_of_each, search
+from rpbench.mesh.plan_search.search import ORDERS, NothingFits, Prediction, best_of_each, in_other_orders, search
 from rpbench.mesh.software import DEFAULT, software
 from rpbench.plan.contest.terms import Terms
 from rpbench.predict.prediction import NORMAL
@@ -43,13 +43,21 @@ _CHANGES: Mapping[str, Callable[[Machine], Machine]] = {
 
 
 def advise_nodes(
-    model: Architecture, machine: Machine, *, seq_len: int, global_batch: int, space: Space, words: Sequence[str]
+    model: Architecture,
+    machine: Machine,
+    *,
+    seq_len: int,
+    global_batch: int,
+    space: Space,
+    others: Sequence[str],
+    words: Sequence[str],
 ) -> dict[str, Any]:
     """The ranking of meshes, as JSON-ready data.
 
     Args:
         global_batch: sequences of a step.
         space: what the search may choose from.
+        others: further orders, timed on the meshes that are found.
         words: of the command line that asks for it.
 
     Returns:
@@ -83,12 +91,13 @@ def advise_nodes(
             "smallest_change": f"the smallest plan {nothing.change}",
             "change": nothing.change.plain(),
         }
-    every = sorted([*found.best, *best_of_each(question, space)], key=lambda each: each.step_time_s)
+    every = [*found.best, *best_of_each(question, space)]
+    every = sorted([*every, *in_other_orders(every, others)], key=lambda each: each.step_time_s)
     there = {each.job.schedule for each in every if each.job.mesh.pipeline > 1}
     return about | {
         "ranking": _one_each([mesh_row(each, REACH, every[0], SHARED) | {"plan": each.job} for each in every]),
         "does_not_fit": [],
-        "left_out": {name: NO_MESH for name in space.schedules if name not in there},
+        "left_out": {name: NO_MESH for name in (*space.schedules, *others) if name not in there},
         "num_plans": found.num_plans,
         "num_plans_that_fit": found.num_fitting,
         "levers": levers_of_mesh(question, space, every[0].tokens_per_s_per_device),
@@ -120,23 +129,25 @@ def _one_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class OnHost(NamedTuple):
-    """Compositions on one host: what is asked, and what of."""
+    """Compositions on one host: what is asked, what of, and further orders for the meshes that are found."""
 
     question: Question
     space: Space
+    others: tuple[str, ...]
 
     def rows(self, terms: Terms, basis: Basis, names: Sequence[str] | None) -> list[dict[str, Any]]:
         """The fastest row of every schedule, each with its job as `plan`; `names` are those asked for (None: all)."""
         try:
-            found = best_of_each(*self)
+            found = best_of_each(self.question, self.space)
         except ValueError:  # nothing divides
             return []
+        found += in_other_orders(found, self.others)
         asked = [each for each in found if names is None or mesh_name(each.job) in names]
         return [_row_on_host(each, terms, basis) for each in asked]
 
     def levers(self, first: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What changes of the machine bring, where a composition is the first row."""
-        return levers_of_mesh(*self, first["tokens_per_s"] / self.question.machine.size)
+        return levers_of_mesh(self.question, self.space, first["tokens_per_s"] / self.question.machine.size)
 
 
 def on_host(
@@ -162,7 +173,13 @@ def on_host(
     except ValueError as error:
         return str(error)
     question = Question(terms.model, machine, software(DEFAULT), terms.model.seq_len, terms.sequences_per_step)
-    return OnHost(question, replace(space, alone=False))
+    return OnHost(question, replace(space, alone=False), other_orders(names, framework))
+
+
+def other_orders(names: Sequence[str] | None, framework: str | None) -> tuple[str, ...]:
+    """The further orders that are asked for, and that a framework runs if one is to."""
+    asked = (name for name in ORDERS if names is None or name in names)
+    return tuple(name for name in asked if framework is None or framework in runs_in(name))
 
 
 def _row_on_host(found: Prediction, terms: Terms, basis: Basis) -> dict[str, Any]:

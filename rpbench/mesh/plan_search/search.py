@@ -3,6 +3,8 @@
 The best plan of every order on every mesh is then cut as the search of a contest cuts it (`rpbench.plan.search`).
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rpbench.ir.partition import filled, symmetric
-from rpbench.mesh.exact import exact_terms, problem_of
+from rpbench.mesh.exact import exact, exact_terms, problem_of
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import Bytes, fullest
 from rpbench.mesh.plan_search.closed_forms import Question
@@ -19,10 +21,13 @@ from rpbench.mesh.plan_search.plans import SHARED, Plans, Space
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.mesh.step import Terms
 from rpbench.plan.search import plan_search
+from rpbench.registry import entry
 
 SIMULATED = 50
 RECUT = 2_000_000  # actions timed in the search of one cut
 BESIDE = 4  # cuts tried beside one with empty stages
+# Orders that are timed on the meshes which others lead on, how many of these, and most chunks times microbatches.
+ORDERS, MESHES, LARGEST = ("zb_v", "dualpipe_v", "v_half", "interleaved_zb", "combined_1f1b"), 3, 2048
 TRIED, OF_EACH, CUT = 16, 6, 2  # plans of a kind whose memory is counted, that are simulated, and whose cut is searched
 
 
@@ -116,6 +121,38 @@ def best_of_each(question: Question, space: Space) -> list[Prediction]:
         own = tuple(map(_with_its_cut, own[:CUT])) if own and own[0].job.mesh.pipeline > 1 else own
         found += sorted(own, key=lambda each: each.step_time_s)[:1]
     return found
+
+
+def in_other_orders(found: Iterable[Prediction], names: Iterable[str]) -> list[Prediction]:
+    """The fastest plan of each of these orders, which no closed form times, on the meshes of the fastest pipelines.
+
+    Args:
+        found: plans; of those that recompute nothing the first `MESHES` meshes are tried, each with its microbatches.
+    """
+    jobs = dict[tuple[object, ...], Job]()
+    for each in sorted(found, key=lambda each: each.step_time_s):
+        if each.job.mesh.pipeline > 1 and each.job.recompute == "none":
+            jobs.setdefault((each.job.mesh, each.job.sequences), each.job)
+    best = list[Prediction]()
+    for name in names:
+        tried = [each for job in [*jobs.values()][:MESHES] for each in _in_order(job, name)]
+        best += sorted(tried, key=lambda each: each.step_time_s)[:1]
+    return best
+
+
+def _in_order(job: Job, name: str) -> Iterator[Prediction]:
+    """The job in another order, if it takes the sizes and fits."""
+    chunks = entry(name).chunks or 2
+    if job.mesh.pipeline * chunks * job.num_microbatches > LARGEST:
+        return
+    with suppress(ValueError):  # the order, or the cut, does not take the sizes
+        other = replace(job, schedule=name, chunks=chunks, cut=())
+        cut, _ = plan_search(problem_of(other), [symmetric(other.cut)], budget=RECUT)
+        for counts in islice(filled(cut.forward), BESIDE) if 0 in cut.forward[1:-1] else (cut.forward,):
+            changed = replace(other, cut=counts)
+            terms, ranks = exact(changed)
+            if not (memory := fullest(changed, ranks)).lacks:
+                yield Prediction(changed, terms, memory.classes)
 
 
 def _simulated(question: Question, plans: Plans, order: "np.ndarray[Any, Any]", most: int) -> tuple[Prediction, ...]:
