@@ -101,7 +101,7 @@ def _outcome(request: Request, mesh: MeshChoice, job: Job, step: Step) -> Outcom
         "memory_bytes": {name: round(value) for name, value in most.classes.items()},
         "verdict": found.answer,
     }
-    if found.answer == "oom":
+    if most.lacks:  # as on one host; the verdict says whether by more than the count may be off
         facts |= {"status": "infeasible", "reason": found.reason, "smallest_change": _smallest_change(job, step)}
         return Outcome({**facts, "evidence": evidence})
     fields = measure(

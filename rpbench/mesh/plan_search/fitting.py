@@ -12,6 +12,7 @@ from rpbench.mesh.plan_search.plans import Floats, Ints, Plans, Space, enumerate
 
 NEAREST = 200  # plans that closed forms find too large by little, whose orders are asked
 NEAR = 0.15  # of a device: closed forms are off by 8 % at most where little is missing
+DOUBTED = 0.08  # of a device: a plan that lacks no more than that is counted from its order
 FACTORS = (2, 4, 8, 16, 32, 64)  # times as many devices
 
 
@@ -51,9 +52,9 @@ def spare_bytes(question: Question, timed: Timed) -> Floats:
     return found
 
 
-def fastest_first(timed: Timed, spare: Floats) -> Ints:
-    """Numbers of the plans that fit by closed forms, the fastest first."""
-    fitting = spare >= 0
+def fastest_first(timed: Timed, spare: Floats, may_lack: float = 0.0) -> Ints:
+    """Numbers of the plans that lack at most so many bytes by closed forms, the fastest first."""
+    fitting = spare >= -may_lack
     return np.argsort(np.where(fitting, timed.step_s, np.inf), kind="stable")[: int(fitting.sum())]
 
 

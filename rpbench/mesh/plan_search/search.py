@@ -16,7 +16,7 @@ from rpbench.mesh.exact import exact, exact_terms, problem_of
 from rpbench.mesh.job import Job
 from rpbench.mesh.memory import Bytes, fullest
 from rpbench.mesh.plan_search.closed_forms import Question
-from rpbench.mesh.plan_search.fitting import fastest_first, job_of, nearest, spare_bytes, timed_plans
+from rpbench.mesh.plan_search.fitting import DOUBTED, fastest_first, job_of, nearest, spare_bytes, timed_plans
 from rpbench.mesh.plan_search.plans import SHARED, Plans, Space
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.mesh.step import Terms
@@ -97,13 +97,13 @@ def search(question: Question, space: Space | None = None, num_simulated: int = 
     """
     plans, timed = timed_plans(question, space or Space())
     spare = spare_bytes(question, timed)
-    order = fastest_first(timed, spare)
+    order = fastest_first(timed, spare, DOUBTED * question.machine.device.memory_bytes)
     best = _simulated(question, plans, order, num_simulated)
     if not best:
         best = _simulated(question, plans, nearest(question, spare), num_simulated)
     if not best:
         raise NothingFits(job_of(question, plans, int(np.argmax(spare))), space or Space())
-    return Found(_recut(best), plans.count, max(len(order), len(best)))
+    return Found(_recut(best), plans.count, max(int((spare >= 0).sum()), len(best)))
 
 
 def best_of_each(question: Question, space: Space) -> list[Prediction]:
@@ -113,7 +113,8 @@ def best_of_each(question: Question, space: Space) -> list[Prediction]:
         ValueError: if no plan divides.
     """
     plans, timed = timed_plans(question, space)
-    order, found = fastest_first(timed, spare_bytes(question, timed)), list[Prediction]()
+    doubted, found = DOUBTED * question.machine.device.memory_bytes, list[Prediction]()
+    order = fastest_first(timed, spare_bytes(question, timed), doubted)
     alone = np.where(plans.data == 1, len(SHARED), plans.shared)
     kinds = np.where(plans.pipeline > 1, len(SHARED) + 1 + plans.schedule, alone)[order]
     for kind in np.unique(kinds):
