@@ -14,12 +14,16 @@ from rpbench.advice.machine_figures import described
 from rpbench.advice.model_source import architecture_of, config_path, context_in, model_of_sizes
 from rpbench.cli import dispatch
 from rpbench.commands.advising.advise import advise_on, plan_meshes
-from rpbench.commands.advising.advise_meshes import NO_MESH
+from rpbench.commands.advising.advise_meshes import NO_MESH, levers_of_mesh
 from rpbench.commands.advising.advise_questions import spelled_model
 from rpbench.commands.advising.advise_table import label
 from rpbench.config.request import load
-from rpbench.mesh.plan_search.plans import SCHEDULES
-from rpbench.mesh.plan_search.search import ORDERS
+from rpbench.cost.hardware.machine import machine
+from rpbench.mesh.exact import exact
+from rpbench.mesh.plan_search.closed_forms import Question
+from rpbench.mesh.plan_search.plans import SCHEDULES, Space
+from rpbench.mesh.plan_search.search import ORDERS, best_of_each, in_other_orders
+from rpbench.mesh.software import software
 from rpbench.places import CONF
 from rpbench.workload.architecture import Architecture, architecture
 from rpbench.workload.counts import Experts
@@ -292,6 +296,19 @@ def test_a_mesh_is_run_and_exported_by_its_own_commands(over_nodes, rpbench, cap
         assert str(row["options"]["microbatch_sequences"]) in capsys.readouterr().out
 
 
+def test_a_better_machine_brings_an_order_without_a_closed_form_what_it_brings_its_plan():
+    """Faster links: the very plan, timed with them; more memory: nothing less than the plan has."""
+    own, on = replace(architecture("llama3_8b"), num_layers=8), machine("dgx_h100").with_devices(8)
+    asked, space = Question(own, on, software("megatron_core"), 2048, 32), Space(schedules=("zb_h1",), shared=("none",))
+    (first,) = in_other_orders(best_of_each(asked, space), ["zb_v"])
+    levers = {lever["name"]: lever for lever in levers_of_mesh(asked, space, first)}
+    fast = replace(on, intra_bytes_per_s=2 * on.device.link_bytes_per_s)
+    step_s = sum(exact(replace(first.job, machine=fast)).terms.values())
+    assert levers["links inside nodes twice as fast"]["tokens_per_s"] >= first.job.tokens / step_s
+    assert levers["twice the device memory"]["tokens_per_s"] >= 8 * first.tokens_per_s_per_device
+    assert min(lever["gain"] for lever in levers.values()) >= 0
+
+
 def test_orders_without_a_closed_form_are_run_by_their_commands(rpbench):
     """In a V and in turn: pace and memory are those of the order that runs, whose times decide it."""
     answer = advise_on([*EIGHT_LAYERS, *NODES], io.StringIO())
@@ -328,6 +345,8 @@ def test_every_order_of_a_search_over_meshes_has_a_row_or_the_reason_why_not():
     assert {"1f1b", "gpipe", "zb_h1", "zb_v"} <= there
     assert {"data_parallel", "zero_1", "zero_2", "zero_3"} <= {row["schedule"] for row in answer["ranking"]}
     assert "are searched on one node" in said.getvalue()
+    only = advise_on([*EIGHT_LAYERS, *NODES, "schedules=zb_v"], io.StringIO())["ranking"]
+    assert {row["schedule"] for row in only if row["options"]["pipeline"] > 1} == {"zb_v"}
     alone = [word for word in NODES if word != "batch=16"]
     few = advise_on([*EIGHT_LAYERS, *alone, "batch=2", "schedules=zb_h1,1f1b"], io.StringIO())
     assert few["left_out"] == {"zb_h1": NO_MESH}  # its pipelines take two microbatches a rank
@@ -387,7 +406,7 @@ def test_compositions_stand_beside_the_contenders_of_one_host(rpbench):
     [
         (("lengths=[512,512,128,64]",), "are alike"),
         (("finetune=lora", "batch=4"), "lora under a mesh is not modelled"),
-        (("schedules=zb_v", "runs_in=torchtitan", "batch=4"), "none of the schedules"),
+        (("schedules=looped_bfs", "runs_in=torchtitan", "batch=4"), "none of the schedules"),
     ],
 )
 def test_why_there_are_no_compositions_is_told(words, why):

@@ -148,10 +148,18 @@ def _plans(answer: dict[str, Any]) -> list[Any]:
 def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
     """The fastest meshes of a model on nodes."""
     space, words = _space(asked, found, model), [f"{name}={value}" for name, value in asked.words().items()]
-    others = other_orders(schedules_in(asked), framework_in(asked)) if "compare" not in asked.own else ()
+    names = schedules_in(asked)
+    others = other_orders(names, framework_in(asked)) if "compare" not in asked.own else ()
     answers = [
         advise_nodes(
-            model, found, seq_len=model.seq_len, space=each, global_batch=sequences, others=others, words=words
+            model,
+            found,
+            seq_len=model.seq_len,
+            space=each,
+            global_batch=sequences,
+            others=others,
+            is_asked=lambda job: job.mesh.pipeline == 1 or names is None or job.schedule in names,
+            words=words,
         )
         for each in (
             [space] if "compare" not in asked.own else questions.mesh_spaces(questions.compared(asked.own), space)
@@ -177,11 +185,13 @@ def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
             "known, such as cluster=dgx_h100 or gpu=l40s, or measure them: rpbench calibrate ranks=2"
         )
     chosen = schedules_in(asked) or SCHEDULES
+    known = SCHEDULES if questions.question_of(asked.own) in ("max_seq_len", "batch") else (*SCHEDULES, *ORDERS)
     for name in chosen:
-        if name not in SCHEDULES:
-            raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(SCHEDULES)}; name some of these")
+        if name not in known:
+            raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(known)}; name some of these")
     refuse_lora(model)
-    return space_of_framework(framework_in(asked), chosen)
+    timed = tuple(name for name in chosen if name in SCHEDULES)
+    return space_of_framework(framework_in(asked), timed or ("1f1b",))  # other orders take the meshes of these
 
 
 def _seconds(asked: Asked) -> float:
@@ -316,7 +326,7 @@ def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences:
     if isinstance(meshes, OnHost) and (composed := meshes.rows(terms, basis, names)):
         answer["ranking"] = beside(answer["ranking"], composed, terms, basis)
         if isinstance(answer["ranking"][0]["plan"], Job):
-            answer["levers"] = meshes.levers(answer["ranking"][0])
+            answer["levers"] = meshes.levers(answer["ranking"][0]["plan"])
         if any(isinstance(row["plan"], Job) for row in answer["ranking"][:2]):
             answer["order_turns"] = []  # told of two contenders of one host alone
     elif isinstance(meshes, str):

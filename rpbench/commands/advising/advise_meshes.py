@@ -15,11 +15,20 @@ from rpbench.config.mesh import refuse_lora
 from rpbench.cost.hardware.basis import Basis
 from rpbench.cost.hardware.machine import Machine
 from rpbench.cost.hardware.measured import has_engine
+from rpbench.mesh.job import Job
 from rpbench.mesh.layout import AXES
 from rpbench.mesh.ordered_step import parts_of_work
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.plans import SCHEDULES, SPLIT, Space
-from rpbench.mesh.plan_search.search import ORDERS, NothingFits, Prediction, best_of_each, in_other_orders, search
+from rpbench.mesh.plan_search.search import (
+    ORDERS,
+    NothingFits,
+    Prediction,
+    best_of_each,
+    in_other_orders,
+    search,
+    terms_of_order,
+)
 from rpbench.mesh.software import DEFAULT, software
 from rpbench.plan.contest.terms import Terms
 from rpbench.predict.prediction import NORMAL
@@ -30,6 +39,7 @@ REACH = exp(0.2 * NORMAL)
 SHARED = Shared({name: log(REACH) for name in ("hops", "data", "tied")}, log(REACH))
 NUM_SIMULATED = 36
 NO_MESH = "no pipeline of it was found that divides and fits"
+FEW = 4  # of them where only the fastest counts
 BETWEEN = "links between nodes twice as fast"
 _CHANGES: Mapping[str, Callable[[Machine], Machine]] = {
     BETWEEN: lambda m: replace(m, inter_bytes_per_s=m.inter_bytes_per_s and 2 * m.inter_bytes_per_s),
@@ -50,6 +60,7 @@ def advise_nodes(
     global_batch: int,
     space: Space,
     others: Sequence[str],
+    is_asked: Callable[[Job], bool],
     words: Sequence[str],
 ) -> dict[str, Any]:
     """The ranking of meshes, as JSON-ready data.
@@ -58,6 +69,7 @@ def advise_nodes(
         global_batch: sequences of a step.
         space: what the search may choose from.
         others: further orders, timed on the meshes that are found.
+        is_asked: whether a plan may be a row.
         words: of the command line that asks for it.
 
     Returns:
@@ -92,7 +104,8 @@ def advise_nodes(
             "change": nothing.change.plain(),
         }
     every = [*found.best, *best_of_each(question, space)]
-    every = sorted([*every, *in_other_orders(every, others)], key=lambda each: each.step_time_s)
+    every = [each for each in [*every, *in_other_orders(every, others)] if is_asked(each.job)]
+    every.sort(key=lambda each: each.step_time_s)
     there = {each.job.schedule for each in every if each.job.mesh.pipeline > 1}
     return about | {
         "ranking": _one_each([mesh_row(each, REACH, every[0], SHARED) | {"plan": each.job} for each in every]),
@@ -100,18 +113,21 @@ def advise_nodes(
         "left_out": {name: NO_MESH for name in (*space.schedules, *others) if name not in there},
         "num_plans": found.num_plans,
         "num_plans_that_fit": found.num_fitting,
-        "levers": levers_of_mesh(question, space, every[0].tokens_per_s_per_device),
+        "levers": levers_of_mesh(question, space, every[0]),
     }
 
 
-def levers_of_mesh(question: Question, space: Space, best: float) -> list[dict[str, Any]]:
-    """What changes of the machine bring to the fastest mesh, of `best` tokens per second of a device."""
-    machine, levers = question.machine, list[dict[str, Any]]()
+def levers_of_mesh(question: Question, space: Space, first: Prediction) -> list[dict[str, Any]]:
+    """What changes of the machine bring to the fastest mesh: as it is, or searched anew."""
+    machine, levers, job, best = question.machine, list[dict[str, Any]](), first.job, first.tokens_per_s_per_device
     for name, change in _CHANGES.items():
         if name == BETWEEN and machine.num_nodes == 1:
             continue
-        faster = search(question._replace(machine=change(machine)), space, 1).best
-        pace = faster[0].tokens_per_s_per_device if faster else best
+        changed = question._replace(machine=change(machine))
+        faster = list(search(changed, space, FEW).best)
+        faster += in_other_orders(faster, [job.schedule] if job.schedule in ORDERS else ())
+        faster.append(replace(first, job=(same := replace(job, machine=changed.machine)), terms=terms_of_order(same)))
+        pace = max(each.tokens_per_s_per_device for each in faster)
         levers.append({"name": name, "tokens_per_s": pace * machine.size, "gain": max(0.0, pace / best - 1)})
     return sorted(levers, key=lambda lever: -lever["gain"])
 
@@ -145,9 +161,9 @@ class OnHost(NamedTuple):
         asked = [each for each in found if names is None or mesh_name(each.job) in names]
         return [_row_on_host(each, terms, basis) for each in asked]
 
-    def levers(self, first: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def levers(self, first: Job) -> list[dict[str, Any]]:
         """What changes of the machine bring, where a composition is the first row."""
-        return levers_of_mesh(self.question, self.space, first["tokens_per_s"] / self.question.machine.size)
+        return levers_of_mesh(self.question, self.space, Prediction(first, terms_of_order(first), {}))
 
 
 def on_host(
@@ -165,7 +181,7 @@ def on_host(
     if machine.gpu is None or has_engine(machine.measured):
         return "layers were timed here, and their shards were not"
     chosen = SCHEDULES if names is None else tuple(name for name in names if name in SCHEDULES)
-    if names and not {"megatron_tp", *ALONE.values()}.isdisjoint(names):  # plans without a pipeline
+    if names and not {"megatron_tp", *ALONE.values(), *ORDERS}.isdisjoint(names):  # who has no pipeline, or takes its
         chosen = tuple(dict.fromkeys((*chosen, "1f1b")))
     try:
         refuse_lora(terms.model)

@@ -141,6 +141,11 @@ def in_other_orders(found: Iterable[Prediction], names: Iterable[str]) -> list[P
     return best
 
 
+def terms_of_order(job: Job) -> Terms:
+    """Seconds of a job's step by cause, whatever its order."""
+    return exact(job).terms if job.schedule in ORDERS else exact_terms(job)
+
+
 def _in_order(job: Job, name: str) -> Iterator[Prediction]:
     """The job in another order, if it takes the sizes and fits."""
     chunks = entry(name).chunks or 2
