@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -307,23 +308,25 @@ def _terms(
 def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
     check_figures(cluster, ON_HOST, "advise")
     terms, basis = _terms(model, cluster, asked, sequences)
-    seconds = _seconds(asked)
+    seconds, processes, began = _seconds(asked), usable_cores(), time.process_time()
     names = questions.compared(asked.own) if "compare" in asked.own else schedules_in(asked)
+    meshes = on_host(terms, cluster, names, framework_in(asked), is_plain=not asked.lengths)
+    composed = meshes.rows(terms, basis, names) if isinstance(meshes, OnHost) else []
+    spent = (time.process_time() - began) / processes  # of each processor's seconds
     found = advise(
         terms,
         basis,
         names=names,
         budget=BUDGET,
-        processes=usable_cores(),
-        seconds=seconds,
+        processes=processes,
+        seconds=max(seconds / 2, seconds - spent),
         late=asked.own.get("late") == "yes" or "compare" in asked.own,
         framework=framework_in(asked),
     )
     answer = found.plain() | {"seq_len": model.seq_len}
     for name, rows in (("ranking", found.ranking), ("ranking_late", found.ranking_late)):
         answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]
-    meshes = on_host(terms, cluster, names, framework_in(asked), is_plain=not asked.lengths)
-    if isinstance(meshes, OnHost) and (composed := meshes.rows(terms, basis, names)):
+    if isinstance(meshes, OnHost) and composed:
         answer["ranking"] = beside(answer["ranking"], composed, terms, basis)
         if isinstance(answer["ranking"][0]["plan"], Job):
             answer["levers"] = meshes.levers(answer["ranking"][0]["plan"])

@@ -17,6 +17,7 @@ AXES = ("data", "pipeline", "tensor", "context", "expert")
 # Causes of a step's seconds that their names do not explain; docs/howto/meshes.md has all.
 MEANT = {
     "work": "kernels, recomputation and collectives of the busiest rank",
+    "hops": "what transfers between stages add",
     "data": "sums and gathers of data parallelism that nothing hides",
     "tied": "the sum of the gradients of an embedding that two stages share",
     "fixed": "what the framework spends once a step whatever the sizes",
