@@ -48,7 +48,10 @@ WRONG = [
     (("model=llama31_8b", "cluster=8x_rtx4090", "num_devices=9"), "cluster 8x_rtx4090 has 8"),
     (("model=llama31_8b", *FOUR_L40S, "num_devices=8"), "num_devices=8: num_devices= is given twice"),
     (("model=llama31_8b", *FOUR_L40S, "schedules=1f1b,"), "schedules=1f1b,: names with a comma between two"),
-    (("model=llama31_8b", *FOUR_L40S, "devices_per_node=2", "schedules=hanayo"), "schedules=hanayo: a search over meshes"),
+    (
+        ("model=llama31_8b", *FOUR_L40S, "devices_per_node=2", "schedules=hanayo"),
+        "schedules=hanayo: a search over meshes",
+    ),
     (("model=qwen3_235b_lora", "cluster=dgx_h100"), "lora under a mesh is not modelled"),
     (("num_layers=2", "hidden=64", "heads=2", "vocab=100", "kv_heads=1", *FOUR_L40S), "is spelled key_value_heads now"),
 ]
