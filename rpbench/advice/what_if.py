@@ -17,11 +17,10 @@ from rpbench.advice.rows import RECOMPUTE_WORD
 from rpbench.advice.side_searches import Clock
 from rpbench.cost.hardware.machine import Machine
 from rpbench.ir.partition import Partition
-from rpbench.mesh.exact import exact_terms
 from rpbench.mesh.job import Job
 from rpbench.mesh.layers.layer_seconds import Recompute as MeshRecompute
-from rpbench.mesh.memory import fullest
 from rpbench.mesh.plan_search.plans import Space
+from rpbench.mesh.plan_search.search import memory_and_terms
 from rpbench.passes.recomputation import RECOMPUTES, Recompute
 from rpbench.plan.contest.contender import Setting
 from rpbench.plan.contest.frame import Frame, Frames
@@ -224,8 +223,8 @@ def _mesh_point(at: Point, job: Job, machine: Machine, recompute: MeshRecompute)
         num_microbatches=microbatches,
         recompute=recompute,
     )
-    memory = fullest(changed)
-    step_s = sum(exact_terms(changed).values())
+    memory, terms = memory_and_terms(changed)
+    step_s = sum(terms().values())
     return at._replace(
         num_microbatches=microbatches,
         data=data,

@@ -78,9 +78,7 @@ def exact(job: Job) -> Exact:
     problem, partition = problem_of(job), symmetric(job.cut)
     order, costs = problem.order(partition), problem.costs(partition)
     step = simulate_step(with_cut(job, order), order, costs, counts_layers=True)
-    work = {name: step.terms[name] for name in ("kernels", "recompute", "collectives", "host")}
-    rest = {name: seconds for name, seconds in step.terms.items() if name not in work}
-    return Exact({"work": sum(work.values()), **rest}, bytes_of_order(job, step.order, step.graph.analysis))
+    return Exact(step.terms, bytes_of_order(job, step.order, step.graph.analysis))
 
 
 def with_cut(job: Job, order: Schedule) -> Job:

@@ -18,7 +18,7 @@ from rpbench.mesh.plan_search import closed_forms
 from rpbench.mesh.plan_search.closed_forms import Question, layer_table, rank_layers, time_plans
 from rpbench.mesh.plan_search.fitting import job_of, timed_plans
 from rpbench.mesh.plan_search.plans import EVEN, SHARED, Inner, Plans, Space, _chunks, enumerate_plans
-from rpbench.mesh.plan_search.search import best_of_each, search, simulate_job
+from rpbench.mesh.plan_search.search import Candidates, search, simulate_job
 from rpbench.mesh.software import declared_software
 from rpbench.mesh.step import step_terms
 from rpbench.workload.architecture import architecture
@@ -169,7 +169,7 @@ def test_the_best_plan_is_within_one_percent_of_the_simulated_best(layers, devic
     for each in every:
         if each is not None:
             kinds.setdefault(mesh_name(each.job), []).append(each.step_time_s)
-    known = {mesh_name(each.job): each.step_time_s for each in best_of_each(asked, space)}
+    known = {mesh_name(each.job): each.step_time_s for each in Candidates(asked, space).best_of_each()}
     assert known.keys() == kinds.keys()
     for name, seconds in kinds.items():
         assert known[name] <= 1.01 * min(seconds), name

@@ -159,7 +159,7 @@ def _on_nodes(model: Architecture, found: Machine, asked: Asked, sequences: int)
             space=each,
             global_batch=sequences,
             others=others,
-            is_asked=lambda job: job.mesh.pipeline == 1 or names is None or job.schedule in names,
+            names=names,
             words=words,
         )
         for each in (
@@ -191,8 +191,10 @@ def _space(asked: Asked, found: Machine, model: Architecture) -> Space:
         if name not in known:
             raise ConfigError(f"schedules={name}: a search over meshes has {', '.join(known)}; name some of these")
     refuse_lora(model)
-    timed = tuple(name for name in chosen if name in SCHEDULES)
-    return space_of_framework(framework_in(asked), timed or ("1f1b",))  # other orders take the meshes of these
+    timed, framework = tuple(name for name in chosen if name in SCHEDULES), framework_in(asked)
+    if not timed and other_orders(chosen, framework):
+        timed = ("1f1b",)  # whose meshes the other orders take
+    return space_of_framework(framework, timed)
 
 
 def _seconds(asked: Asked) -> float:

@@ -22,12 +22,12 @@ from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.plans import SCHEDULES, SPLIT, Space
 from rpbench.mesh.plan_search.search import (
     ORDERS,
+    Candidates,
     NothingFits,
     Prediction,
-    best_of_each,
     in_other_orders,
+    memory_and_terms,
     search,
-    terms_of_order,
 )
 from rpbench.mesh.software import DEFAULT, software
 from rpbench.plan.contest.terms import Terms
@@ -60,7 +60,7 @@ def advise_nodes(
     global_batch: int,
     space: Space,
     others: Sequence[str],
-    is_asked: Callable[[Job], bool],
+    names: Sequence[str] | None,
     words: Sequence[str],
 ) -> dict[str, Any]:
     """The ranking of meshes, as JSON-ready data.
@@ -69,7 +69,7 @@ def advise_nodes(
         global_batch: sequences of a step.
         space: what the search may choose from.
         others: further orders, timed on the meshes that are found.
-        is_asked: whether a plan may be a row.
+        names: schedules that are asked for; None: all of the space, and `others`.
         words: of the command line that asks for it.
 
     Returns:
@@ -78,7 +78,7 @@ def advise_nodes(
     Raises:
         ValueError: if nothing divides.
     """
-    about = {
+    about: dict[str, Any] = {
         "model": model.name,
         "cluster": machine.name,
         "num_devices": machine.size,
@@ -94,7 +94,7 @@ def advise_nodes(
     }
     question = Question(model, machine, software(DEFAULT), seq_len, global_batch)
     try:
-        found = search(question, space, NUM_SIMULATED)
+        found = search(question, space, NUM_SIMULATED, of_each=True)
     except NothingFits as nothing:
         return about | {
             "ranking": [],
@@ -103,18 +103,21 @@ def advise_nodes(
             "smallest_change": f"the smallest plan {nothing.change}",
             "change": nothing.change.plain(),
         }
-    every = [*found.best, *best_of_each(question, space)]
-    every = [each for each in [*every, *in_other_orders(every, others)] if is_asked(each.job)]
+    every = [*found.best, *in_other_orders(found.best, others)]
+    if names is not None:
+        every = [each for each in every if each.job.mesh.pipeline == 1 or each.job.schedule in names]
     every.sort(key=lambda each: each.step_time_s)
     there = {each.job.schedule for each in every if each.job.mesh.pipeline > 1}
-    return about | {
+    asked = [name for name in (*space.schedules, *others) if names is None or name in names]
+    about |= {
         "ranking": _one_each([mesh_row(each, REACH, every[0], SHARED) | {"plan": each.job} for each in every]),
         "does_not_fit": [],
-        "left_out": {name: NO_MESH for name in (*space.schedules, *others) if name not in there},
+        "left_out": {name: NO_MESH for name in asked if name not in there},
         "num_plans": found.num_plans,
         "num_plans_that_fit": found.num_fitting,
-        "levers": levers_of_mesh(question, space, every[0]),
+        "levers": levers_of_mesh(question, space, every[0]) if every else [],
     }
+    return about if every else about | {"smallest_change": f"{', '.join(asked)}: {NO_MESH}"}
 
 
 def levers_of_mesh(question: Question, space: Space, first: Prediction) -> list[dict[str, Any]]:
@@ -126,7 +129,8 @@ def levers_of_mesh(question: Question, space: Space, first: Prediction) -> list[
         changed = question._replace(machine=change(machine))
         faster = list(search(changed, space, FEW).best)
         faster += in_other_orders(faster, [job.schedule] if job.schedule in ORDERS else ())
-        faster.append(replace(first, job=(same := replace(job, machine=changed.machine)), terms=terms_of_order(same)))
+        same = replace(job, machine=changed.machine)
+        faster.append(replace(first, job=same, terms=memory_and_terms(same)[1]()))
         pace = max(each.tokens_per_s_per_device for each in faster)
         levers.append({"name": name, "tokens_per_s": pace * machine.size, "gain": max(0.0, pace / best - 1)})
     return sorted(levers, key=lambda lever: -lever["gain"])
@@ -154,7 +158,7 @@ class OnHost(NamedTuple):
     def rows(self, terms: Terms, basis: Basis, names: Sequence[str] | None) -> list[dict[str, Any]]:
         """The fastest row of every schedule, each with its job as `plan`; `names` are those asked for (None: all)."""
         try:
-            found = best_of_each(self.question, self.space)
+            found = Candidates(self.question, self.space).best_of_each()
         except ValueError:  # nothing divides
             return []
         found += in_other_orders(found, self.others)
@@ -163,7 +167,7 @@ class OnHost(NamedTuple):
 
     def levers(self, first: Job) -> list[dict[str, Any]]:
         """What changes of the machine bring, where a composition is the first row."""
-        return levers_of_mesh(self.question, self.space, Prediction(first, terms_of_order(first), {}))
+        return levers_of_mesh(self.question, self.space, Prediction(first, memory_and_terms(first)[1](), {}))
 
 
 def on_host(
@@ -176,10 +180,14 @@ def on_host(
         framework: that is to run them; None: any.
         is_plain: whether all sequences are of one length.
     """
-    if not is_plain or machine.size == 1 or machine.device_speeds is not None:
-        return "microbatches, and devices, of a mesh are alike, and several"
-    if machine.gpu is None or has_engine(machine.measured):
-        return "layers were timed here, and their shards were not"
+    if machine.size == 1:
+        return "one device has nothing to compose"
+    if not is_plain or machine.device_speeds is not None:
+        return "microbatches of a mesh are alike, and so are its devices"
+    if machine.gpu is None:
+        return "nobody knows the collectives of this machine"
+    if has_engine(machine.measured):
+        return "layers were timed on this machine, and their shards were not"
     chosen = SCHEDULES if names is None else tuple(name for name in names if name in SCHEDULES)
     if names and not {"megatron_tp", *ALONE.values(), *ORDERS}.isdisjoint(names):  # who has no pipeline, or takes its
         chosen = tuple(dict.fromkeys((*chosen, "1f1b")))
@@ -202,7 +210,9 @@ def _row_on_host(found: Prediction, terms: Terms, basis: Basis) -> dict[str, Any
     """A composition as a row of one host, its causes in the words of one host."""
     row, job = mesh_row(found, 1.0, found, SHARED), found.job
     given = {name: row["why"].get(name, 0.0) for name in (*row["why"], "bubble", "hops")}
-    work = parts_of_work(job, given["work"], splits=job.schedule in SPLIT and job.mesh.pipeline > 1)
+    work = found.terms  # of an order that was simulated as it is
+    if "kernels" not in work:
+        work = parts_of_work(job, given["work"], splits=job.schedule in SPLIT and job.mesh.pipeline > 1)
     why = {
         "computation": work["kernels"] + work["host"],
         "recomputation": work["recompute"],

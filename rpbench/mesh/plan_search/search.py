@@ -3,21 +3,21 @@
 The best plan of every order on every mesh is then cut as the search of a contest cuts it (`rpbench.plan.search`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from rpbench.ir.partition import filled, symmetric
 from rpbench.mesh.exact import exact, exact_terms, problem_of
 from rpbench.mesh.job import Job
-from rpbench.mesh.memory import Bytes, fullest
+from rpbench.mesh.memory import Bytes, Fullest, fullest
 from rpbench.mesh.plan_search.closed_forms import Question
 from rpbench.mesh.plan_search.fitting import DOUBTED, fastest_first, job_of, nearest, spare_bytes, timed_plans
-from rpbench.mesh.plan_search.plans import SHARED, Plans, Space
+from rpbench.mesh.plan_search.plans import SHARED, Ints, Space
 from rpbench.mesh.plan_search.smallest_change import smallest_change
 from rpbench.mesh.step import Terms
 from rpbench.plan.search import plan_search
@@ -85,43 +85,70 @@ class NothingFits(ValueError):
         )
 
 
-def search(question: Question, space: Space | None = None, num_simulated: int = SIMULATED) -> Found:
+class Candidates:
+    """The plans of a question, timed by closed forms; each is simulated at most once.
+
+    Raises:
+        ValueError: if no plan divides.
+    """
+
+    def __init__(self, question: Question, space: Space) -> None:
+        self._question = question
+        self.plans, timed = timed_plans(question, space)
+        self.spare = spare_bytes(question, timed)
+        self.order = fastest_first(timed, self.spare, DOUBTED * question.machine.device.memory_bytes)
+        self._known: dict[int, Prediction | None] = {}
+
+    def job(self, number: int) -> Job:
+        """A plan as a job."""
+        return job_of(self._question, self.plans, number)
+
+    def simulated(self, order: Ints, most: int) -> tuple[Prediction, ...]:
+        """The first plans of an order that fit, simulated, fastest first."""
+        found: list[Prediction] = []
+        for number in order.tolist():
+            if len(found) == most:
+                break
+            if number not in self._known:
+                self._known[number] = simulate_job(self.job(number))
+            if (prediction := self._known[number]) is not None:
+                found.append(prediction)
+        return tuple(sorted(found, key=lambda each: each.step_time_s))
+
+    def best_of_each(self) -> list[Prediction]:
+        """The fastest plan that fits of every schedule, and without a pipeline of every way to share states."""
+        plans, found = self.plans, list[Prediction]()
+        alone = np.where(plans.data == 1, len(SHARED), plans.shared)
+        kinds = np.where(plans.pipeline > 1, len(SHARED) + 1 + plans.schedule, alone)[self.order]
+        for kind in np.unique(kinds):
+            own = self.simulated(self.order[kinds == kind][:TRIED], OF_EACH)
+            own = tuple(map(_with_its_cut, own[:CUT])) if own and own[0].job.mesh.pipeline > 1 else own
+            found += sorted(own, key=lambda each: each.step_time_s)[:1]
+        return found
+
+
+def search(
+    question: Question, space: Space | None = None, num_simulated: int = SIMULATED, *, of_each: bool = False
+) -> Found:
     """The fastest plans of a model on a machine.
 
     Args:
         num_simulated: plans that the real schedule and simulator time.
+        of_each: with the fastest of every schedule, and without a pipeline of every way to share states.
 
     Raises:
         ValueError: if no plan divides.
         NothingFits: if none fits into memory; it says what the smallest plan needs, and what makes it fit.
     """
-    plans, timed = timed_plans(question, space or Space())
-    spare = spare_bytes(question, timed)
-    order = fastest_first(timed, spare, DOUBTED * question.machine.device.memory_bytes)
-    best = _simulated(question, plans, order, num_simulated)
+    plans = Candidates(question, space or Space())
+    best = plans.simulated(plans.order, num_simulated)
     if not best:
-        best = _simulated(question, plans, nearest(question, spare), num_simulated)
+        best = plans.simulated(nearest(question, plans.spare), num_simulated)
     if not best:
-        raise NothingFits(job_of(question, plans, int(np.argmax(spare))), space or Space())
-    return Found(_recut(best), plans.count, max(int((spare >= 0).sum()), len(best)))
-
-
-def best_of_each(question: Question, space: Space) -> list[Prediction]:
-    """The fastest plan of every schedule, and without a pipeline of every way to share states; none that does not fit.
-
-    Raises:
-        ValueError: if no plan divides.
-    """
-    plans, timed = timed_plans(question, space)
-    doubted, found = DOUBTED * question.machine.device.memory_bytes, list[Prediction]()
-    order = fastest_first(timed, spare_bytes(question, timed), doubted)
-    alone = np.where(plans.data == 1, len(SHARED), plans.shared)
-    kinds = np.where(plans.pipeline > 1, len(SHARED) + 1 + plans.schedule, alone)[order]
-    for kind in np.unique(kinds):
-        own = _simulated(question, plans, order[kinds == kind][:TRIED], OF_EACH)
-        own = tuple(map(_with_its_cut, own[:CUT])) if own and own[0].job.mesh.pipeline > 1 else own
-        found += sorted(own, key=lambda each: each.step_time_s)[:1]
-    return found
+        raise NothingFits(plans.job(int(np.argmax(plans.spare))), space or Space())
+    best = _recut(best) + tuple(plans.best_of_each() if of_each else ())
+    fitting = max(int((plans.spare >= 0).sum()), len(best))
+    return Found(tuple(sorted(best, key=lambda each: each.step_time_s)), plans.plans.count, fitting)
 
 
 def in_other_orders(found: Iterable[Prediction], names: Iterable[str]) -> list[Prediction]:
@@ -141,54 +168,43 @@ def in_other_orders(found: Iterable[Prediction], names: Iterable[str]) -> list[P
     return best
 
 
-def terms_of_order(job: Job) -> Terms:
-    """Seconds of a job's step by cause, whatever its order."""
-    return exact(job).terms if job.schedule in ORDERS else exact_terms(job)
-
-
 def _in_order(job: Job, name: str) -> Iterator[Prediction]:
     """The job in another order, if it takes the sizes and fits."""
     chunks = entry(name).chunks or 2
     if job.mesh.pipeline * chunks * job.num_microbatches > LARGEST:
         return
     with suppress(ValueError):  # the order, or the cut, does not take the sizes
-        other = replace(job, schedule=name, chunks=chunks, cut=())
-        cut, _ = plan_search(problem_of(other), [symmetric(other.cut)], budget=RECUT)
-        for counts in islice(filled(cut.forward), BESIDE) if 0 in cut.forward[1:-1] else (cut.forward,):
-            changed = replace(other, cut=counts)
-            terms, ranks = exact(changed)
-            if not (memory := fullest(changed, ranks)).lacks:
-                yield Prediction(changed, terms, memory.classes)
-
-
-def _simulated(question: Question, plans: Plans, order: "np.ndarray[Any, Any]", most: int) -> tuple[Prediction, ...]:
-    """The first plans of an order that fit, simulated, fastest first."""
-    found: list[Prediction] = []
-    for number in order.tolist():
-        if len(found) == most:
-            break
-        prediction = simulate_job(job_of(question, plans, number))
-        if prediction is not None:
-            found.append(prediction)
-    return tuple(sorted(found, key=lambda each: each.step_time_s))
+        yield from _recuts(replace(job, schedule=name, chunks=chunks, cut=()))
 
 
 def _recut(found: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
-    """The predictions, fastest first, the first of every order on every mesh with the best cut that is found."""
+    """The predictions, the first of every order on every mesh with the best cut that is found."""
     again = {(each.job.schedule, each.job.mesh): each for each in reversed(found) if each.job.mesh.pipeline > 1}
     best = {id(each): _with_its_cut(each) for each in again.values()}
-    return tuple(sorted((best.get(id(each), each) for each in found), key=lambda each: each.step_time_s))
+    return tuple(best.get(id(each), each) for each in found)
 
 
 def _with_its_cut(found: Prediction) -> Prediction:
-    """The plan with the best cut that is found, in which frameworks can have every stage: none between is empty."""
-    cut, _ = plan_search(problem_of(found.job), [symmetric(found.job.cut)], budget=RECUT)
-    cuts = islice(filled(cut.forward), BESIDE) if 0 in cut.forward[1:-1] else (cut.forward,)
-    others = (simulate_job(replace(found.job, cut=counts)) for counts in cuts)
-    return min((found, *filter(None, others)), key=lambda each: each.step_time_s)
+    return min((found, *_recuts(found.job)), key=lambda each: each.step_time_s)
+
+
+def _recuts(job: Job) -> Iterator[Prediction]:
+    """The job with the cut that is found, if it fits; frameworks can have every stage: none between is empty."""
+    cut, _ = plan_search(problem_of(job), [symmetric(job.cut)], budget=RECUT)
+    for counts in islice(filled(cut.forward), BESIDE) if 0 in cut.forward[1:-1] else (cut.forward,):
+        if (found := simulate_job(replace(job, cut=counts))) is not None:
+            yield found
 
 
 def simulate_job(job: Job) -> Prediction | None:
     """A job with its pipeline simulated; None if its memory, counted from its order, does not fit."""
-    memory = fullest(job)
-    return None if memory.lacks else Prediction(job, exact_terms(job), memory.classes)
+    memory, terms = memory_and_terms(job)
+    return None if memory.lacks else Prediction(job, terms(), memory.classes)
+
+
+def memory_and_terms(job: Job) -> tuple[Fullest, Callable[[], Terms]]:
+    """The fullest rank of a job of any order, and what simulates its seconds by cause."""
+    if job.schedule not in ORDERS:
+        return fullest(job), partial(exact_terms, job)
+    terms, ranks = exact(job)
+    return fullest(job, ranks), lambda: terms
