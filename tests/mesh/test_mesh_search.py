@@ -175,6 +175,18 @@ def test_the_best_plan_is_within_one_percent_of_the_simulated_best(layers, devic
         assert known[name] <= 1.01 * min(seconds), name
 
 
+def test_no_cut_of_a_pipeline_is_faster_than_the_one_that_is_found():
+    """Eight layers on four ranks under a head as long as some layers: against every cut that fits, simulated."""
+    space = Space(max_tensor=1, sequences=(1,), recomputes=("none",), schedules=("1f1b",), shared=("none",))
+    best = next(each for each in search(question(devices=4, batch=16), space).best if each.job.mesh.pipeline == 4)
+    ends = product(range(9), range(1, 8), range(1, 8))
+    cuts = [(*own, 8 - sum(own)) for own in ends if sum(own) <= 8]
+    every = [found.step_time_s for cut in cuts if (found := simulate_job(replace(best.job, cut=cut)))]
+    even = simulate_job(replace(best.job, cut=()))
+    assert len(every) > 50
+    assert best.step_time_s == min(every) < 0.9 * even.step_time_s
+
+
 @pytest.mark.slow
 def test_seventy_billion_parameters_on_512_devices_within_ten_seconds():
     began = time.perf_counter()
