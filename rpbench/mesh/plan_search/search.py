@@ -25,6 +25,7 @@ from rpbench.registry import entry
 
 SIMULATED = 50
 RECUT = 2_000_000  # actions timed in the search of one cut
+LONG = 8192  # stages times microbatches; the cut of a longer order is not searched
 BESIDE = 4  # cuts tried beside one with empty stages
 # Orders that are timed on the meshes which others lead on, how many of these, and most chunks times microbatches.
 ORDERS, MESHES, LARGEST = ("zb_v", "dualpipe_v", "v_half", "interleaved_zb", "combined_1f1b"), 3, 2048
@@ -121,7 +122,8 @@ class Candidates:
         alone = np.where(plans.data == 1, len(SHARED), plans.shared)
         kinds = np.where(plans.pipeline > 1, len(SHARED) + 1 + plans.schedule, alone)[self.order]
         for kind in np.unique(kinds):
-            own = self.simulated(self.order[kinds == kind][:TRIED], OF_EACH)
+            of_kind = self.order[kinds == kind]
+            own = self.simulated(of_kind[:TRIED], 1 if _is_long(self.job(int(of_kind[0]))) else OF_EACH)
             own = tuple(map(_with_its_cut, own[:CUT])) if own and own[0].job.mesh.pipeline > 1 else own
             found += sorted(own, key=lambda each: each.step_time_s)[:1]
         return found
@@ -184,8 +186,13 @@ def _recut(found: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
     return tuple(best.get(id(each), each) for each in found)
 
 
+def _is_long(job: Job) -> bool:
+    """Whether an order takes so long to simulate that plans keep the cut of the closed forms."""
+    return job.num_stages * job.num_microbatches > LONG
+
+
 def _with_its_cut(found: Prediction) -> Prediction:
-    return min((found, *_recuts(found.job)), key=lambda each: each.step_time_s)
+    return found if _is_long(found.job) else min((found, *_recuts(found.job)), key=lambda each: each.step_time_s)
 
 
 def _recuts(job: Job) -> Iterator[Prediction]:
