@@ -9,9 +9,9 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from multiprocessing import Pipe, get_context, parent_process
@@ -49,6 +49,23 @@ def side_processes(
         begin: what each process runs first, with `arguments`.
     """
     return ProcessPoolExecutor(number, get_context(start), _begin, (begin, arguments))
+
+
+@contextmanager
+def beside(work: Callable[[], Any], *, apart: bool = True) -> Iterator[Callable[[], Any]]:
+    """Work in a fork of this process; what is given waits for its result. Not `apart`: here, when it is asked for."""
+    if not (apart and hasattr(os, "fork")):
+        yield work
+        return
+    with side_processes(1, "fork", _inherited.append, work) as pool:
+        yield pool.submit(_work_inherited).result
+
+
+_inherited: list[Callable[[], Any]] = []
+
+
+def _work_inherited() -> Any:
+    return _inherited[-1]()
 
 
 def answers_only() -> TextIO:

@@ -36,9 +36,9 @@ from rpbench.side_processes import side_processes
 
 # Of the time: what first looks may take, each of them, each that begins near plans of others and tries its own options
 # there, and the search of who leads then.
-LOOKING, ONE_LOOK, NEAR_PLANS, LEADING = 0.75, 0.03, 0.05, 0.08
+LOOKING, ONE_LOOK, NEAR_PLANS, LEADING = 0.75, 0.04, 0.04, 0.08
 # And each turn of a search behind these; the bounds of rows, which are looser after it; what would change.
-ONE_TURN, BOUNDING, CHANGING = 0.03, 0.05, 0.12
+ONE_TURN, BOUNDING, CHANGING = 0.03, 0.05, 0.06
 # Of what is left behind the looks and the leader, for turns; of what is left behind these, for plans of others; and of
 # what is left of the rest, for one search of the fastest.
 TURNS, PROBING, ONE_SEARCH = 0.5, 0.6, 0.4
@@ -132,7 +132,7 @@ class Share:
         found, numbers = {}, self.numbers if numbers is None else numbers
         for place, number in enumerate(numbers):
             spent, end = self.clock.spent, LOOKING * seconds
-            fair = FAIR * (end - spent) / (len(numbers) + num_later - place)
+            fair = (1 if loans else FAIR) * (end - spent) / (len(numbers) + num_later - place)
             self.clock.allow(spent + min(fair, (NEAR_PLANS if loans else ONE_LOOK) * seconds))
             found[number] = Glance(remark=OUT_OF_TIME) if spent > seconds else self._glance(number, loans)
         return found, self.clock.spent

@@ -3,9 +3,9 @@
 import os
 import shlex
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,6 +36,7 @@ from rpbench.plan.contest.plans import Budget
 from rpbench.plan.contest.terms import Terms, default_microbatches
 from rpbench.records.provenance import usable_cores
 from rpbench.registry import unknown_name
+from rpbench.side_processes import beside as beside_this
 from rpbench.untrusted import whole
 from rpbench.workload.architecture import Architecture
 
@@ -43,6 +44,7 @@ SEQUENCES_PER_DEVICE = 8  # of a step, as in the paper's runs, where nothing els
 ON_HOST = (*LAYERS, *MOVES)  # figures of a machine that searches on one host read
 NUM_STEPS = 6  # of which three in the middle count where steps overlap
 BUDGET = Budget(work=1_000_000, climb_work=200_000, restarts=8)  # time ends a search, never work
+COMPOSING = 0.1  # of the seconds, for compositions
 SECONDS = 10.0  # of each processor, for the searches; to start, and to tell what would change, takes some more
 
 
@@ -310,21 +312,24 @@ def _terms(
 def _on_one_host(model: Architecture, cluster: Machine, asked: Asked, sequences: int) -> dict[str, Any]:
     check_figures(cluster, ON_HOST, "advise")
     terms, basis = _terms(model, cluster, asked, sequences)
-    seconds, processes, began = _seconds(asked), usable_cores(), time.process_time()
+    seconds, processes = _seconds(asked), usable_cores()
     names = questions.compared(asked.own) if "compare" in asked.own else schedules_in(asked)
     meshes = on_host(terms, cluster, names, framework_in(asked), is_plain=not asked.lengths)
-    composed = meshes.rows(terms, basis, names) if isinstance(meshes, OnHost) else []
-    spent = (time.process_time() - began) / processes  # of each processor's seconds
-    found = advise(
+    search = partial(
+        advise,
         terms,
         basis,
         names=names,
         budget=BUDGET,
         processes=processes,
-        seconds=max(seconds / 2, seconds - spent),
         late=asked.own.get("late") == "yes" or "compare" in asked.own,
         framework=framework_in(asked),
     )
+    if isinstance(meshes, OnHost):
+        with beside_this(partial(meshes.rows, terms, basis, names), apart=processes > 1) as composing:
+            found, composed = search(seconds=(1 - COMPOSING) * seconds), composing()
+    else:
+        found, composed = search(seconds=seconds), []
     answer = found.plain() | {"seq_len": model.seq_len}
     for name, rows in (("ranking", found.ranking), ("ranking_late", found.ranking_late)):
         answer[name] = [plain | {"plan": row.plan} for plain, row in zip(answer[name], rows, strict=True)]

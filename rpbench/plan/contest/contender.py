@@ -98,6 +98,11 @@ class Setting:
             return replace(self, options=tuple((dict(self.options) | {name: value}).items()))
         return replace(self, **{name: value})
 
+    def option_beside(self, other: "Setting") -> str:
+        """The first option whose value differs from that of another setting; empty if there is none."""
+        there = dict(other.options)
+        return next((name for name, value in self.options if there.get(name) != value), "")
+
     def overrides(self) -> list[str]:
         """The setting as command-line overrides."""
         found = [f"{OPTION}{name}={'null' if value is None else value}" for name, value in self.options]

@@ -115,6 +115,15 @@ class Frame:
         """Whether other cuts with as many stages have the same order."""
         return not (self.problem.entry.needs_costs or self.problem.entry.separate_cuts)
 
+    def moves_alike(self, partition: Partition) -> bool:
+        """Whether another cut has the same transfers: layers decide how many sums tensor parallelism takes, and a stage
+        without layers keeps no input.
+        """
+        own = self.schedule.partition
+        if own is None or not self.serves_any_cut or self.schedule.shape.num_parts > 1:
+            return False
+        return [not layers for layers in own.backward] == [not layers for layers in partition.backward]
+
     def outcome(self, partition: Partition, recompute: Recompute) -> Outcome:
         """Pace and memory of a cut.
 
@@ -254,7 +263,7 @@ class Frames:
     def of_plan(self, plan: Tuned) -> Frame:
         """The frame of a plan, with its setting and its number of steps."""
         known = self.of(plan.setting, plan.partition, plan.num_steps)
-        if known.schedule.partition == plan.partition:  # else its empty stages may differ
+        if known.schedule.partition == plan.partition or known.moves_alike(plan.partition):
             return known.at(plan.setting)
         return Frame(self.contender, plan.setting, self.terms, plan.partition, plan.num_steps)
 

@@ -25,6 +25,7 @@ from rpbench.plan.contest.trials import LACKS, WORTH, Trials
 OWED = 0.02  # how much faster a sketch is whose setting is timed after the time limit
 FINALISTS, CLOSE = 3, 0.02  # most plans timed with all steps at the end, and how far behind the best they may be
 FAR = 0.25  # a restart that begins further behind the best is dropped
+GAINS = 0.01  # of a microbatch size, as a share of the pace, to be timed before the others
 GIVEN_UP = 0.5  # a contender below this fraction of the pace to beat is dropped
 RESERVED = FINALISTS * (FRAME + 1)  # work reserved for the finalists
 TIME_OVER = "the time was over; give more seconds"
@@ -89,12 +90,67 @@ class Search(Trials):
             for changed in [begun.changed("recompute", value) for value in self.space.dimensions["recompute"]]:
                 if not self.time_is_over() and beats(self._look_at(changed), self.tried[begun]):
                     begun = changed
-        if self.is_over is not None and self.tried[begun].timed.fits and self.sketcher.moves_each_time(begun):
-            for smaller in self.space.smaller(begun):
-                if self.time_is_over() or not beats(self._look_at(smaller), self.tried[begun]):
+        if self.is_over is not None and not known and self.tried[begun].timed.fits:
+            if self.sketcher.is_blind(begun):  # else a sketch has chosen its size
+                begun = self._other_sizes(begun)
+                self._look_beside(begun, self.tried[begun].cut, inf)
+            self._more_chunks(self.best().setting)
+        return self.best().timed if self.is_over is not None else self.tried[begun].timed
+
+    def _other_sizes(self, begun: Setting) -> Setting:
+        """The setting with the fastest microbatch size near its own, each with the same cut.
+
+        Larger ones first, for fewer microbatches are timed sooner; smaller ones if these are no faster.
+        """
+        sizes, own, best = sorted(self.space.dimensions["microbatch_sequences"]), begun.microbatch_sequences, begun
+        for way in ([size for size in sizes if size > own], [size for size in reversed(sizes) if size < own]):
+            for changed in (begun.changed("microbatch_sequences", size) for size in way):
+                if self.time_is_over() or not self._may_gain(changed, best):
                     break
-                begun = smaller
-        return self.tried[begun].timed
+                self._look_at_cut(changed, self.tried[best].cut)
+                if changed not in self.tried or not beats(self.tried[changed], self.tried[best]):
+                    break
+                best = changed
+            if best != begun:
+                break
+        return best
+
+    def _may_gain(self, changed: Setting, current: Setting) -> bool:
+        """Whether another microbatch size may be faster.
+
+        Where weights move, larger microbatches move them less often, and smaller ones may gain where every device runs
+        all stages. A step of a drained pipeline has three parts: computation; the fill, which is as long as one
+        microbatch on all devices but one and so grows with its size; and uneven stages, which do not. Where memory is
+        short, smaller microbatches also recompute less: then all that is not computation counts as fill.
+        """
+        pace, fewer = self.best_pace(), current.microbatch_sequences / changed.microbatch_sequences
+        if self.bounds.pace(changed) <= pace * (1 + PROVEN):
+            return False
+        if self.bounds.moves or self.contender.entry.separate_cuts:
+            return fewer < 1 or self.sketcher.moves_each_time(current)
+        if self.sketcher.is_blind(current):
+            return True
+        at_best, there = (self.bounds.loose_pace(each) for each in (current, changed))
+        if self.sketcher.overlaps(current) or not (at_best and there):
+            return False
+        outcome, cut = self.tried[current].timed, self.tried[current].cut
+        beside = at_best / outcome.tokens_per_s - 1  # as a share of all computation
+        fill = min(beside, (self.terms.num_devices - 1) / self.terms.num_microbatches(current.microbatch_sequences))
+        if fewer > 1 and len(outcome.keeps) < len(cut.backward):
+            fill = beside
+        return there / (1 + beside - fill + fill / fewer) > pace * (1 + GAINS)
+
+    def _more_chunks(self, begun: Setting) -> Setting:
+        """The setting with as many more stages on a device as are faster."""
+        own = begun.chunks_per_device
+        for number in sorted(
+            each for each in self.space.dimensions["chunks_per_device"] if own and each and each > own
+        ):
+            changed = begun.changed("chunks_per_device", number)
+            if self.time_is_over() or not beats(self._look_at(changed), self.tried[begun]):
+                break
+            begun = changed
+        return begun
 
     def _fitting(self, setting: Setting) -> Setting:
         """The setting, or if it does not fit, one near it that fits or lacks least memory.
@@ -105,7 +161,7 @@ class Search(Trials):
         while improved and not self.time_is_over() and not self.tried[best].timed.fits:
             improved, heavier = False, set[str]()  # options of which another value lacks much more
             for changed in self._lighter(best):
-                option = next((name for name, value in changed.options if dict(best.options).get(name) != value), "")
+                option = changed.option_beside(best)
                 if self.time_is_over() or option in heavier:
                     continue
                 found = self._look_at(changed)
@@ -228,12 +284,14 @@ class Search(Trials):
         for plan in known:
             if self._found() and self._is_hopeless(self.best().setting):
                 break
-            for setting in (plan.setting, *self.space.other_options(plan.setting)):
-                is_behind = not self._found() or self.best_pace() < plan.pace * (1 - WORTH)
-                if not self.time_is_over() and (is_behind or setting == plan.setting):
-                    self._look_at_cut(setting, plan.cut)
+            if self.time_is_over() or plan.pace < known[0].pace * (1 - WORTH):
+                break
+            self._look_at_cut(plan.setting, plan.cut)
+            self._look_beside(plan.setting, plan.cut, plan.pace * (1 - WORTH))
         if not self._found():
             return None
+        if self.best_pace():
+            self._other_sizes(self.best().setting)
         best = self.best()
         if not (self.time_is_over() or self._is_hopeless(best.setting)):
             with suppress(ValueError):
@@ -241,6 +299,18 @@ class Search(Trials):
                 self.tried[best.setting] = own if beats(own, best) else best
                 self._make_room(best.setting)
         return best.setting
+
+    def _look_beside(self, begun: Setting, cut: Partition, enough: float) -> None:
+        """Look at other options with a cut until a pace is enough: at the values of each until one is no faster."""
+        useless = set[str]()
+        for setting in self.space.other_options(begun):
+            option, before = setting.option_beside(begun), self.best_pace() if self._found() else 0.0
+            if before >= enough or self.time_is_over():
+                return
+            if option not in useless:
+                self._look_at_cut(setting, cut)
+            if before and self.best_pace() <= before * (1 + PROVEN):
+                useless.add(option)
 
     def _look_at_cut(self, setting: Setting, cut: Partition) -> None:
         known = self.tried.get(setting)

@@ -25,6 +25,7 @@ CUTS = 2
 # Where the numbers of stages are open: pairs (forward, backward stages) tried, pairs climbed from (several, because
 # transfers decide between them), and actions of the sketch's budget per pair tried.
 PAIRS, CLOSELY, ACTIONS_A_PAIR = 24, 5, 8_000
+PAIRS_IN_TIME, CLOSELY_IN_TIME = 8, 1  # with a time limit
 # The same for a posed problem, where no other dimension is open; beyond `PAIRS` within half of the sketch's work.
 PAIRS_POSED, CLOSELY_POSED = 160, 8
 # Where orders follow from times: most plain cuts that get an order of their own, and actions of the budget per order.
@@ -193,8 +194,9 @@ class Sketcher:
         num = 1 if problem.entry.separate_cuts or self.terms.problem is not None else CUTS
         found = [cut for climb in climbs for cut in climb.leaders(num)]
         if problem.entry.separate_cuts:
-            found.append(plan_greedy(problem))
-            if self._is_over is not None:  # transfers decide, and there is no time for many cuts
+            if self._is_over is None:
+                found.append(plan_greedy(problem))
+            else:  # transfers decide, and there is no time for many cuts
                 found[:0] = plain_partitions(problem, counts)[:1]
         found += self._starts(counts, any_number=problem.entry.separate_cuts)
         step = climbs[0].best_score if climbs[0].best_score < MISFIT and not climbs[0].hopeless else inf
@@ -229,6 +231,8 @@ class Sketcher:
     @property
     def _num_pairs(self) -> int:
         most = PAIRS if self.terms.problem is None else PAIRS_POSED
+        if self._is_over is not None:
+            most = PAIRS_IN_TIME
         return max(CLOSELY, min(most, self.work // ACTIONS_A_PAIR))
 
     def _order(self, setting: Setting, problem: Problem, counts: Counts) -> ClimbOrder:
@@ -254,7 +258,7 @@ class Sketcher:
                 climbs.append(self._climb(setting, problem, cuts, self._order(setting, problem, counts)))
         climbs = sorted(climbs, key=lambda climb: climb.best_score)
         exact = self.terms.problem is not None and self.terms.problem.traffic is None  # no timeline says more
-        climbs = climbs[: CLOSELY_POSED if exact else CLOSELY]
+        climbs = climbs[: CLOSELY_POSED if exact else CLOSELY if self._is_over is None else CLOSELY_IN_TIME]
         for climb in climbs:
             if not self._time_is_over():
                 climb.run(self.work // len(climbs))
