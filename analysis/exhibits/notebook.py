@@ -13,7 +13,6 @@ from rpbench.config.request import load
 from rpbench.cost.roofline import cost_usd_per_billion_tokens
 from rpbench.run.scheduled import assembled_of
 from rpbench.sim.longest_path import simulate_graph
-from rpbench.sim.metrics import measure
 
 Verdict = tuple[bool | None, str]
 OPEN: Verdict = (None, "Write your answer into the cell above, run it, and run this one again.")
@@ -27,7 +26,7 @@ def simulated(*overrides: str) -> dict[str, Any]:
     assembled = assembled_of(load(overrides))
     graph, costs = assembled.graph, assembled.costs
     timeline = simulate_graph(graph, costs)
-    return measure(graph, timeline, costs, switch_after_last_forward=assembled.switch_after_last_forward)
+    return assembled.metrics(timeline, costs, graph)
 
 
 def smallest_step(num_microbatches: int | None, rival_percent: float) -> Verdict:

@@ -1,19 +1,22 @@
-"""Allocator: glibc settings under which large tensors keep their pages, for measurements in real time.
+"""Allocator: glibc settings that keep the pages of large tensors, for measurements in real time.
 
-By default glibc gives a large block back to the system when it is freed, so that every operation faults its output
-in again, page by page. The settings are read when a process starts: the command line therefore starts itself once
-more, as the same process, before a run that is measured.
+By default glibc returns a large block to the system when it is freed, and every operation faults its output in again,
+page by page. glibc reads the settings when a process starts, so the command line restarts itself before a measured run.
 """
 
 import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from rpbench.places import CONF, places, split_dirs
 from rpbench.whole_file import read_text
+
+T = TypeVar("T")
 
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLES = (
@@ -26,12 +29,12 @@ _CHOICE = re.compile(r"^[ \t]*(?:- override /)?(?:backend|mode):[ \t]*([^\s#][^\
 
 
 def is_tuned(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process was started with settings of glibc's malloc, ours or the user's."""
+    """Whether this process was started with settings for glibc's malloc, ours or the user's."""
     return "glibc.malloc." in environment.get(VARIABLE, "")
 
 
 def restart_tuned(arguments: Sequence[str]) -> None:
-    """Start this command again with the settings if it measures in real time without any, also of the user's own."""
+    """Restart this command with the settings if it measures in real time and has none, ours or the user's."""
     if not measures(arguments) or is_tuned() or platform.libc_ver()[0] != "glibc":
         return
     others = os.environ.get(VARIABLE)
@@ -40,7 +43,7 @@ def restart_tuned(arguments: Sequence[str]) -> None:
 
 
 def measures(arguments: Sequence[str]) -> bool:
-    """Whether a command runs anything in real time, told from its text: composing takes longer than starting again."""
+    """Whether a command runs anything in real time, judged by its text: composing takes longer than a restart."""
     arguments, folders = split_dirs(arguments)
     if arguments and arguments[0] == "calibrate":
         return not any(item.startswith("device=") and item != "device=cpu" for item in arguments)
@@ -48,24 +51,16 @@ def measures(arguments: Sequence[str]) -> bool:
     if "backend" in chosen or "mode" in chosen:
         return _is_real(chosen.get("backend", "")) or _is_real(chosen.get("mode", ""))
     names = re.findall(r"\w+", chosen.get("experiment", ""))
-    homes = (CONF, *map(Path, folders), *_places()) if names else ()
+    homes = (CONF, *map(Path, folders), *_readable(places, tuple[Path, ...]())) if names else ()
     files = (home / "experiment" / f"{name}.yaml" for home in homes for name in names)
-    return any(_is_real(found) for file in files for found in _CHOICE.findall(_text(file)))
+    return any(_is_real(found) for file in files for found in _CHOICE.findall(_readable(partial(read_text, file), "")))
 
 
-# Unreadable files are reported later, by the command itself.
-def _places() -> tuple[Path, ...]:
+def _readable(read: Callable[[], T], otherwise: T) -> T:
     try:
-        return places()
-    except (OSError, ValueError):
-        return ()
-
-
-def _text(file: Path) -> str:
-    try:
-        return read_text(file)
-    except (OSError, ValueError):
-        return ""
+        return read()
+    except (OSError, ValueError):  # the command itself reports it later
+        return otherwise
 
 
 def _is_real(choice: str) -> bool:

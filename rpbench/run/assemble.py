@@ -1,4 +1,4 @@
-"""Request -> everything a run works on: model, cluster, costs, partition and the checked schedule."""
+"""Assembling a run from its request: model, cluster, costs, partition and the checked schedule."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,14 +45,14 @@ from rpbench.sim.events import deal
 from rpbench.sim.graph import Graph
 from rpbench.sim.longest_path import simulate_graph
 from rpbench.sim.memory import peak_in_flight
-from rpbench.sim.shared_links import simulate_charged
+from rpbench.sim.metrics import measure
 from rpbench.workload.architecture import Architecture
 
 OFFLOADS = ("none", "weights", "all", "auto")
 
 
 def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
-    """The schedule with the asked transfers; ConfigError for an unknown word, or weights that stay where they are."""
+    """The schedule with the requested transfers; ConfigError for an unknown word or a schedule that cannot move."""
     if offload not in OFFLOADS:
         raise ConfigError(f"offload={offload}: one of {', '.join(OFFLOADS)}")
     if prefetch < 0:
@@ -72,7 +72,7 @@ def with_offload(offload: str, prefetch: int, schedule: Schedule) -> Schedule:
 
 
 def check_sizes(schedule: Schedule, sizes: ModelBytes | None) -> None:
-    """Refuse transfers of a model whose bytes are unknown: a ConfigError for a model without a shape."""
+    """Raise ConfigError for transfers of a model without a shape, whose bytes are unknown."""
     if sizes is None and has_transfers(schedule):
         raise ConfigError(
             "the bytes of a transfer follow from the model: take one with a shape, such as model=qwen3_1p7b, "
@@ -80,18 +80,11 @@ def check_sizes(schedule: Schedule, sizes: ModelBytes | None) -> None:
         )
 
 
-def simulate_transfers(graph: Graph, costs: CostTable) -> tuple[Timeline, dict[str, Any]]:
-    """The timeline of a schedule with transfers, with shared links where the cluster has them, and record fields.
-
-    `transfer_exposed_s` is how much sooner the last computation would end if no transfer took any time, nor the host's
-    optimizer where its bytes are charged.
-    """
-    timeline = simulate_charged(graph, costs)
-    return timeline, {"transfer_exposed_s": exposed_s(timeline, graph, costs)}
-
-
 def exposed_s(timeline: Timeline, graph: Graph, costs: CostTable, less: Sequence[Number] = ()) -> float:
-    """Seconds by which a timeline's last computation would end sooner without transfers."""
+    """Seconds by which the last computation would end sooner if no transfer took time.
+
+    Nor would the host's optimizer, where its bytes are charged.
+    """
     free = simulate_graph(graph, replace(costs, transfer_time=None), less)
     return float(timeline.last_compute - free.last_compute) / timeline.units_per_second
 
@@ -99,7 +92,7 @@ def exposed_s(timeline: Timeline, graph: Graph, costs: CostTable, less: Sequence
 def transfer_bytes(
     schedule: Schedule | Analysis, sizes: ModelBytes | None, costs: CostTable, keeps: Collection[int] | None = None
 ) -> dict[str, Any]:
-    """Record fields: bytes over each kind of link, per device; none for a schedule without transfers."""
+    """Record fields: bytes over each kind of link, per device; empty without transfers."""
     analysis = analysed(schedule)
     if sizes is None or not (carries(analysis.schedule) or costs.carry):
         return {}
@@ -126,25 +119,25 @@ class Assembled:
     tokens_per_microbatch: int | None
     profile: LayerTimes | None = None  # measured layer times, to be kept beside the record
     evidence: str = "simulated"  # predicted, where the costs themselves are from a model of the machine
-    plan: Tuned | None = None  # what a search of all options found
-    step_terms_s: Mapping[str, float] | None = None  # of such a plan: seconds of a step by cause
-    order_sha256: str | None = None  # of such a plan: equal where devices compute the same in the same order
+    plan: Tuned | None = None  # found by a search of all options
+    step_terms_s: Mapping[str, float] | None = None  # of `plan`: seconds of a step by cause
+    order_sha256: str | None = None  # of `plan`: equal where devices compute the same in the same order
     keeps: tuple[int, ...] | None = None  # stages that recompute nothing, where they were chosen one by one
     microbatch_tokens: tuple[int, ...] = ()  # of every microbatch of a step, where they differ
 
     @property
     def transfers(self) -> TransferTimes | None:
-        """The times of transfers that the costs have been charged with."""
+        """The times of transfers that the costs are charged with."""
         return self.costs.transfer_time if isinstance(self.costs.transfer_time, TransferTimes) else None
 
-    @property
-    def switch_after_last_forward(self) -> bool:
-        """How the artifact's switch time is counted for this schedule; see `registry.Entry`."""
-        return self.entry is not None and self.entry.switch_after_last_forward
+    def metrics(self, timeline: Timeline, costs: CostTable, graph: Graph) -> dict[str, Any]:
+        """The metrics of a timeline of this schedule, as record fields."""
+        after_last = self.entry is not None and self.entry.switch_after_last_forward
+        return measure(graph, timeline, costs, switch_after_last_forward=after_last)
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens behind one optimizer step, for a model with sequences."""
+        """Tokens of one optimizer step, for a model with sequences."""
         tokens, microbatches = self.tokens_per_microbatch, self.schedule.shape.num_microbatches
         if self.microbatch_tokens:  # a schedule may update after a part of those that were asked for
             return round(sum(self.microbatch_tokens) / len(self.microbatch_tokens) * microbatches)
@@ -152,7 +145,7 @@ class Assembled:
 
 
 def assemble(request: Request) -> Assembled:
-    """Everything a run needs, checked; raises ValueError for an impossible request, with nothing written by then."""
+    """Everything a run needs, checked; raises ValueError for an impossible request. Nothing is written."""
     if request.schedule.file is not None:
         try:
             return _from_file(request, request.schedule.file)
@@ -195,7 +188,7 @@ def assemble(request: Request) -> Assembled:
 
 
 def _check_schedule(request: Request, schedule: Schedule) -> None:
-    """Refuse a recomputation, SSDs and a sequence length that do not fit the schedule, or the machine."""
+    """Refuse recomputation, SSDs and a sequence length that do not fit the schedule or the machine."""
     check_recompute(schedule, request.recompute)  # type: ignore[arg-type]  # one of them, or the request was refused
     check_ssd(schedule, request.cluster)
     if schedule.on_ssd and request.backend is not None:
@@ -208,7 +201,7 @@ def _check_schedule(request: Request, schedule: Schedule) -> None:
 
 
 def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, ...]:
-    """The stages that recompute nothing, where as many keep their activations as fit."""
+    """The stages that keep their activations instead of recomputing: as many as fit."""
     num_stages, memory = schedule.shape.num_backward_stages, problem.memory
     if memory is None or schedule.partition is None:
         return tuple(range(num_stages))
@@ -218,7 +211,7 @@ def _fitting(problem: Problem, schedule: Schedule, graph: Graph) -> tuple[int, .
 
 
 def pose(request: Request) -> Problem:
-    """The planning problem of a request: what is cut, for which schedule and costs; ValueError if it cannot be."""
+    """The planning problem of a request; ValueError if it has none."""
     entry, cost, cluster = request.entry, request.cost, request.cluster
     if request.mesh is not None and request.mesh.machine is not None:
         raise ConfigError(
@@ -256,7 +249,7 @@ def pose(request: Request) -> Problem:
 
 
 def _published(request: Request) -> Partition | None:
-    """The published partition: an error without one if it is asked for, otherwise a start for other methods."""
+    """The published partition: required by `partition=published`, otherwise only a start for other methods."""
     name = (request.model.published_name if request.model else None) or ""
     if request.partition == "published":
         return published_partition(request.entry.name, name)
@@ -269,7 +262,7 @@ def _published(request: Request) -> Partition | None:
 
 
 def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
-    """The charge for transfers; None for a run without any, or with unknown bytes."""
+    """The charge for transfers; None without transfers or with unknown bytes."""
     cost, cluster, lowers = request.cost, request.cluster, request.entry.lower is not None
     if request.charge == "hops":
         if sizes is None or (request.offload == "none" and not lowers):
@@ -280,8 +273,7 @@ def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
     check_figures(cluster, MOVES, "charge=bytes")
     if cost.name == "analytic":
         setting = setting_of(request)
-        charged = with_collectives(cluster, setting.software)
-        return Traffic(sizes, charged, optimizer=optimizer_traffic(setting))
+        return Traffic(sizes, with_collectives(cluster, setting.software), optimizer=optimizer_traffic(setting))
     for name in CONSTANTS:
         if name not in cost.constants:
             raise ConfigError(
@@ -294,12 +286,9 @@ def _traffic(request: Request, sizes: ModelBytes | None) -> Traffic | None:
 
 
 def _finished(request: Request, order: Schedule) -> Schedule:
-    """The schedule that runs: an order with steps where several follow each other, and the requested transfers.
-
-    Methods that move weights or gradients add their transfers themselves.
-    """
+    """The schedule that runs: the order with its optimizer steps, if there are several, and its transfers."""
     lower, charged = request.entry.lower, request.charge == "bytes"
-    if lower is not None:
+    if lower is not None:  # the method adds its transfers itself
         schedule = lower(order, prefetch=request.prefetch, **request.schedule.options)
     else:
         schedule = add_steps(order) if order.shape.num_steps > 1 or charged else order
@@ -313,12 +302,12 @@ def _finished(request: Request, order: Schedule) -> Schedule:
 
 
 def build_schedule(problem: Problem, choice: Choice, costs: CostTable, dispatch: str = "round_robin") -> Schedule:
-    """The schedule of a partition, dealt as asked, with its steps and transfers."""
+    """The schedule of a partition, dispatched as requested, with its optimizer steps and transfers."""
     return problem.finished(deal(choice.schedule or problem.order(choice.partition), costs, dispatch))
 
 
 def _num_layers(request: Request) -> int:
-    """Layers of the model; of one without a shape as many as asked for, or one for every stage."""
+    """Layers of the model; without a shape as many as requested, or one for every stage."""
     if request.model is not None:
         return request.model.num_layers
     chunks = request.chunks_per_device or request.entry.chunks or (2 if request.entry.looped else 1)
@@ -326,7 +315,7 @@ def _num_layers(request: Request) -> int:
 
 
 def _check_timed_tokens(request: Request) -> None:
-    """Refuse microbatches of another size than those that published timings are of."""
+    """Refuse microbatches of another size than the published timings have."""
     model, tokens = request.model, request.tokens_per_microbatch
     if model is None or model.published_name is None or request.cost.name != "published":
         return
@@ -340,7 +329,7 @@ def _check_timed_tokens(request: Request) -> None:
 
 
 def _model_bytes(request: Request) -> ModelBytes | None:
-    """Bytes of the model's layers, of the largest microbatch where they differ."""
+    """Bytes of the model's layers; of the largest microbatch where microbatches differ."""
     if request.model is None or not request.tokens_per_microbatch:
         return None
     largest = max(request.workload.by_microbatch, key=sum, default=())
@@ -355,7 +344,7 @@ def _model_bytes(request: Request) -> ModelBytes | None:
 
 
 def _from_file(request: Request, file: SourceFile) -> Assembled:
-    """A schedule in text form, checked; without a partition of its own every stage holds one layer."""
+    """A schedule in text form, checked; every stage holds one layer unless its header names a partition."""
     schedule = _read(file)
     if schedule.partition is None and not schedule.shape.separate_cuts:
         schedule = schedule.with_partition(symmetric((1,) * schedule.shape.num_stages))
@@ -405,7 +394,7 @@ def _from_file(request: Request, file: SourceFile) -> Assembled:
 
 
 def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None:
-    """Refuse a name, sizes, a cut or transfers on the command line that are not those of the file."""
+    """Refuse a name, sizes, a partition or transfers on the command line that differ from the file's."""
     shape, asked, moves = schedule.shape, request.num_microbatches, has_transfers(schedule)
     one_by_one = shape.num_microbatches == 1 and shape.num_steps % request.num_steps == 0
     if request.charge != "hops":
@@ -417,10 +406,7 @@ def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None
         "schedule": (request.entry.name == schedule.name, f"is {schedule.name}"),
         "num_devices": (request.num_devices == shape.num_ranks, f"has {shape.num_ranks} ranks"),
         # Updates after every microbatch are steps of one: then the file has as many steps as the run had microbatches.
-        "num_microbatches": (
-            shape.num_microbatches in (asked, 1),
-            f"has {shape.num_microbatches} microbatches a step",
-        ),
+        "num_microbatches": (shape.num_microbatches in (asked, 1), f"has {shape.num_microbatches} microbatches a step"),
         "num_steps": (shape.num_steps == request.num_steps or one_by_one, f"has {shape.num_steps} steps"),
         "chunks_per_device": (
             request.chunks_per_device in (None, shape.num_stages / shape.num_ranks),
@@ -437,9 +423,9 @@ def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None
     }
     for item in request.overrides:
         key, _, value = item.lstrip("+").partition("=")
-        holds, told = own.get(key, (True, ""))
-        if not holds and not (key == "schedule" and value.endswith(ORDERS)):
-            raise ConfigError(f"{item}: schedule_file={file.path} {told}; leave one of both out")
+        agrees, fact = own.get(key, (True, ""))
+        if not agrees and not (key == "schedule" and value.endswith(ORDERS)):
+            raise ConfigError(f"{item}: schedule_file={file.path} {fact}; leave one of both out")
 
 
 def _read(file: SourceFile) -> Schedule:

@@ -1,4 +1,4 @@
-"""Machine file: what a calibration found, as the YAML that `cluster=` takes."""
+"""Cluster file: the figures of a calibration as the YAML that `cluster=` takes."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,15 @@ from rpbench.records.provenance import hardware, now
 
 Figures = dict[str, float | int]
 
-# One standard deviation of what is measured, relative: machines are not always the same.
-WITHIN = 0.05
+WITHIN = 0.05  # relative standard deviation of a measured figure: a machine is not always equally fast
 
 
 def cluster_of(
     name: str, found: Calibration, devices: Mapping[str, int], collectives: Sequence[CollectiveRate] = ()
 ) -> Machine:
-    """The machine as `cost=analytic` sees it, with the collectives of several ranks if they were measured; ValueError
-    if a probe took no time. `devices` has `num_devices`, and `device_memory_bytes` where devices have their own.
+    """The machine as `cost=analytic` sees it; ValueError if a probe took no time.
+
+    `devices` has `num_devices`, and `device_memory_bytes` where devices have memory of their own.
     """
     figures = _figures(found, devices)
     measured = {"half_rate_width": found.rates.half_rate_width}
@@ -51,10 +51,10 @@ def cluster_of(
 
 
 def layers_of(found: Calibration, devices: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The shape of each probe, and of each part of its work the seconds it took and those predicted of it.
+    """The shape of each probe, with measured and predicted seconds of each part of its work.
 
-    What is predicted of a probe follows from the factors of all others: it has no word in it. Raises ValueError without
-    two probes, or if one took no time.
+    A probe is predicted from the factors of the others alone. Raises ValueError with fewer than two probes, or if one
+    took no time.
     """
     predicted: list[dict[str, float]] = [{} for _ in found.probes]
     for part, rows in _counts(found, devices).items():
@@ -84,7 +84,7 @@ def _factors(
 
 
 def _counts(found: Calibration, devices: Mapping[str, int]) -> dict[str, list[list[float]]]:
-    """Part of the engine's work -> how much of each of its terms the probes have, a row a probe."""
+    """Part of the engine's work -> counts of its terms, a row a probe."""
     measured = {"half_rate_width": found.rates.half_rate_width}
     bare = Machine(name="bare", **_figures(found, devices), measured=measured)  # type: ignore[arg-type]
     cost = load(["cost=analytic"]).cost
@@ -94,12 +94,12 @@ def _counts(found: Calibration, devices: Mapping[str, int]) -> dict[str, list[li
 
 
 def _within(rate: CollectiveRate) -> float:
-    """One standard deviation of a bandwidth, relative, from the interval that holds nine of ten."""
+    """Relative standard deviation of a bandwidth, from its 90 % interval."""
     return max(WITHIN, (rate.bytes_per_s_high - rate.bytes_per_s_low) / (2 * 1.645 * rate.bytes_per_s))
 
 
 def _figures(found: Calibration, devices: Mapping[str, int]) -> Figures:
-    """The fields of a cluster; rates are as achieved, so the shares of the peaks are 1."""
+    """The fields of a cluster; rates are as achieved, so all efficiencies but that of attention are 1."""
     rates = asdict(found.rates)
     rates.pop("half_rate_width")
     attention = rates.pop("attention_flops_per_s")
@@ -117,7 +117,7 @@ def _figures(found: Calibration, devices: Mapping[str, int]) -> Figures:
 
 
 def to_text(cluster: Machine, first_line: str, foreign_cores: float | None) -> str:
-    """The cluster as YAML; `first_line` says what wrote it."""
+    """The cluster as YAML; `first_line` names the command that wrote it."""
     machine = ", ".join(f"{key} {value}" for key, value in hardware().items() if isinstance(value, str | int))
     foreign = "" if foreign_cores is None else f"; other programs kept {foreign_cores:.2f} cores busy meanwhile"
     lines = [f"# {first_line}", f"# {machine}{foreign}", f"name: {cluster.name}", "published_name: null"]
@@ -150,12 +150,10 @@ def _number(value: float | int | None) -> str:
 
 
 def factors(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
-    """How often each counted term goes into what probes took: the factors f with sum_j counts[i][j] * f[j] nearest to
-    times[i], relative to times[i], in least squares; a row a probe, a column a term.
+    """The factors f >= 0 that minimize sum_i (sum_j counts[i][j] * f[j] / times[i] - 1)^2; i is a probe, j a term.
 
-    The terms are few, so every set of them that may differ from 0 is tried: the best solution without a negative factor
-    is the least of all (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23). Raises ValueError
-    without a probe, or if one took no time.
+    The terms are few, so every set of nonzero factors is tried (Lawson and Hanson, "Solving Least Squares Problems",
+    1974, chapter 23). Raises ValueError without a probe, or if one took no time.
     """
     if not times or min(times) <= 0:
         raise ValueError(f"times of probes {list(times)}: at least 1, each above 0; measure again")
@@ -175,8 +173,7 @@ def factors(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[f
 def factors_ahead(counts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
     """Factors where the first term, a layer, hides behind the others: times[i] is near max(f[0], sum_j of the rest).
 
-    However many of the fastest probes may have been kept by the first term is tried; their geometric mean is f[0].
-    Raises ValueError as `factors` does.
+    f[0] is the geometric mean of the n fastest probes; every n is tried. Raises ValueError as `factors` does.
     """
     if not times or min(times) <= 0:
         raise ValueError(f"times of probes {list(times)}: at least 1, each above 0; measure again")

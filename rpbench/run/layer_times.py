@@ -23,17 +23,16 @@ from rpbench.workload.architecture import Architecture
 
 
 def layer_times(request: Request, num_layers: int) -> LayerTimes:
-    """Times of the model's layers, or of so many, on the cluster's devices, which may differ in speed: the mean of
-    microbatches.
+    """Times of the layers on the cluster's devices, the mean over microbatches of unequal lengths.
 
-    Raises ConfigError if the source needs what the request does not have.
+    `num_layers` counts for a request without a model. Raises ConfigError if the source lacks something it needs.
     """
     each = microbatch_times(request, num_layers)
     return mean_times(each) if each else _of_devices(request, _SOURCES[request.cost.name](request, num_layers))
 
 
 def microbatch_times(request: Request, num_layers: int) -> tuple[LayerTimes, ...]:
-    """The layer times of every microbatch of a step; empty where all are alike."""
+    """The layer times of every microbatch of a step; empty where all have the same length."""
     lengths, found = request.workload.by_microbatch, dict[tuple[int, ...], LayerTimes]()
     if not lengths:
         return ()
@@ -55,9 +54,9 @@ def microbatch_times(request: Request, num_layers: int) -> tuple[LayerTimes, ...
 def _through_shortest(
     request: Request, num_layers: int, lengths: Sequence[tuple[int, ...]], whole: LayerTimes
 ) -> Callable[[LayerTimes], LayerTimes]:
-    """From times scaled by FLOPs to those on the line through whole sequences and the shortest, which are measured."""
+    """Maps times scaled by FLOPs onto the line through two measurements: full sequences and the shortest."""
     model, sequences = request.model, request.workload.microbatch_sequences
-    assert model is not None  # or its layers had not been measured
+    assert model is not None  # a profile needs one
     length = max(1, round(min(map(sum, lengths)) / sequences))
     if length == model.seq_len:
         return lambda times: times
@@ -67,7 +66,7 @@ def _through_shortest(
 
 
 def _of_devices(request: Request, times: LayerTimes) -> LayerTimes:
-    """The times as recomputation, the cluster's devices and the costs' own settings change them."""
+    """The times with recomputation, device speeds, frozen layers and the settings of `cost` applied."""
     if request.recompute == "none":
         times = replace(times, recompute=[0] * times.num_layers)
     speeds = request.cluster.speeds_of(request.num_devices)
@@ -77,7 +76,7 @@ def _of_devices(request: Request, times: LayerTimes) -> LayerTimes:
 
 
 def check_published(request: Request) -> None:
-    """Refuse published timings on another machine than theirs: a ConfigError; without rates it is taken for theirs."""
+    """Raise ConfigError for published timings on another machine; a cluster without rates passes."""
     cluster = request.cluster
     if request.cost.name != "published" or cluster.published_name == TIMED_ON or cluster.matmul_flops_per_s is None:
         return
@@ -104,23 +103,20 @@ def _constant(request: Request, num_layers: int) -> LayerTimes:
 
 
 def _published(request: Request, num_layers: int) -> LayerTimes:
-    model = request.model
     check_published(request)
-    return _halved(request, published_times((model.published_name if model else None) or ""))
+    return _halved(request, published_times((request.model and request.model.published_name) or ""))
 
 
 def _halved(request: Request, times: LayerTimes) -> LayerTimes:
     """Layer times with both halves of every backward, under `cost.split_backward`."""
-    model = request.model
-    return with_halves(times, model) if request.cost.split_backward and model else times
+    return with_halves(times, request.model) if request.cost.split_backward and request.model else times
 
 
 def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
     """The basis of `cost=analytic` for the layers of a request: its software on devices of its machine.
 
-    With `lengths`, of a microbatch's sequences, kernels are counted for as many tokens in sequences of the length whose
-    tokens see as many keys: the sum of squares over the sum. Raises ConfigError without a model, or for a machine that
-    lacks a figure.
+    `lengths` are those of a microbatch's sequences: kernels are counted for their tokens in sequences of one length,
+    sum of squares over sum, whose tokens attend to as many keys. Raises ConfigError without a model or a needed figure.
     """
     model, cost, cluster = request.model, request.cost, request.cluster
     if model is None:
@@ -137,14 +133,14 @@ def setting_of(request: Request, lengths: Sequence[int] = ()) -> Setting:
 
 
 def numbers_on(cluster: Machine, cost: CostConfig, known: Software | None) -> Basis:
-    """The numbers behind `cost=analytic` on a cluster: those of `cost.constants` first, then a named software's."""
+    """The numbers behind `cost=analytic` on a cluster; `cost.constants` go before those of a named software."""
     if known is None:
         return make_basis(cluster, cost.constants, cost.declared)
     return make_basis(cluster, {**known.numbers, **cost.constants}, {**known.declared, **cost.declared})
 
 
 def _profiled(request: Request, num_layers: int) -> LayerTimes:
-    """Measured once a process for the same model, sizes and precision, or read from the file of an earlier run."""
+    """Measured once a process for the same arguments, or read from the file of an earlier run."""
     model, profile = request.model, request.cost.profile
     if model is None:
         raise ConfigError("cost=profiled measures the layers of a model; choose one, as in model=mid_gpt")
@@ -167,7 +163,7 @@ def _measured(
     model: Architecture, sequences: int, dtype: str, seed: int, num_devices: int, microbatches_per_device: int
 ) -> LayerTimes:
     from rpbench.engine.backends.threads import one_thread
-    from rpbench.engine.measure.layer_times import time_layers  # torch, where a profile is not read from a file
+    from rpbench.engine.measure.layer_times import time_layers  # torch, only where no profile is read from a file
     from rpbench.engine.training import Settings
     from rpbench.engine.workload import synthetic
 

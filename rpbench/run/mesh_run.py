@@ -1,4 +1,4 @@
-"""Mesh run: the work of a request under a mesh: the chosen schedule simulated, its ranks groups of devices."""
+"""Mesh run: a request under a mesh, whose schedule is simulated with groups of devices as its ranks."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ def prepare(request: Request) -> Work:
     with collection_paused():
         job = job_of(request, mesh)
         of_rank = replace(request, num_devices=job.mesh.pipeline)
-        problem = Problem(  # what methods move themselves is not lowered
+        problem = Problem(  # without the transfers that methods add themselves
             entry=entry,
             times=mesh_times(job)
             if mesh.counts_layers
@@ -49,7 +49,7 @@ def prepare(request: Request) -> Work:
 
 
 def job_of(request: Request, chosen: MeshChoice) -> Job:
-    """The run as `rpbench.mesh` takes it; ValueError, with sizes that do, if model and mesh do not fit."""
+    """The run as `rpbench.mesh` takes it; ValueError, naming sizes that fit, if model and mesh do not."""
     assert chosen.architecture is not None
     assert chosen.machine is not None
     return Job(
@@ -101,7 +101,7 @@ def _outcome(request: Request, mesh: MeshChoice, job: Job, step: Step) -> Outcom
         "memory_bytes": {name: round(value) for name, value in most.classes.items()},
         "verdict": found.answer,
     }
-    if most.lacks:  # as on one host; the verdict says whether by more than the count may be off
+    if most.lacks:  # as on one host; the verdict says whether by more than the error of the count
         facts |= {"status": "infeasible", "reason": found.reason, "smallest_change": _smallest_change(job, step)}
         return Outcome({**facts, "evidence": evidence})
     fields = measure(
@@ -119,7 +119,7 @@ def _outcome(request: Request, mesh: MeshChoice, job: Job, step: Step) -> Outcom
 
 
 def _smallest_change(job: Job, step: Step) -> dict[str, Any] | None:
-    """The smallest change that makes a run fit, for stages dealt in turn; None where it is unknown."""
+    """The smallest change that makes a run fit, for stages dealt round-robin; None where it is unknown."""
     chunks, rest = divmod(step.order.shape.num_stages, job.mesh.pipeline)
     if rest:
         return None

@@ -1,4 +1,4 @@
-"""Recording: from a request to the record on disk, an earlier one or one made by the request's mode."""
+"""Recording: from a request to its record on disk, which is found there or made by the request's mode."""
 
 import importlib
 import json
@@ -28,7 +28,7 @@ TIMELINE = "timeline.csv"  # in a run's folder: when each action ran
 
 @dataclass(frozen=True)
 class Outcome:
-    """Fields of a run's record, with `status` and `evidence`, and details of a failure for its events."""
+    """Fields of a run's record, with `status` and `evidence`; `words` are details of a failure for its events."""
 
     fields: Fields
     timeline: Timeline | None = None
@@ -37,23 +37,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Work:
-    """A run that has been checked and can begin.
-
-    Args:
-        files: texts written beside the record before the run, by name.
-        is_out_of_memory: whether an error says that a device or the host had no memory left.
-        steps: rows for a tracker while the run lasts.
-    """
+    """A run that has been checked and can begin."""
 
     opening: Fields
     carry_out: Callable[[], Outcome]
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # name -> text, written beside the record before the run
     is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError)
-    steps: StepFeed = field(default_factory=StepFeed)
+    steps: StepFeed = field(default_factory=StepFeed)  # rows for a tracker while the run lasts
 
 
 def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
-    """The record of a run, found or made by the work of `prepare`, on disk on return; a broken run leaves one too."""
+    """The record of a run, found on disk or made by the work of `prepare` and written; a failed run leaves one too."""
     name = record.run_id(identity(request))
     folder = request.results_dir / name
     record.check_writable(request.results_dir, "results_dir")
@@ -83,7 +77,7 @@ def recorded(request: Request, prepare: Callable[[Request], Work]) -> Record:
 
 
 def _carried_out(work: Work, events: Events) -> Outcome:
-    """The outcome of the work; an error becomes an outcome too."""
+    """The outcome of the work; an error becomes a failed one."""
     began = time.perf_counter()
     try:
         outcome = work.carry_out()
@@ -101,7 +95,7 @@ def _carried_out(work: Work, events: Events) -> Outcome:
 
 
 def _of_numbers(outcome: Outcome) -> Outcome:
-    """The outcome, or a failure if one of its numbers is infinite or NaN: records hold finite numbers only."""
+    """The outcome, or a failed one if a number is infinite or NaN: records hold finite numbers only."""
     broken = list(not_finite(outcome.fields))
     if not broken:
         return outcome
@@ -113,12 +107,12 @@ def _of_numbers(outcome: Outcome) -> Outcome:
 
 
 def may_be_found(request: Request) -> bool:
-    """Whether an earlier record may be returned: not for a forced run, or one that has to save a checkpoint."""
+    """Whether an earlier record may be returned: not for a forced run, or one that saves a checkpoint."""
     return not request.force and request.checkpoint.save_to is None
 
 
 def _finished(request: Request, name: str) -> Record | None:
-    """The record of a run that has ended, with its timeline if one is asked for."""
+    """The record of a run that has ended, with its timeline if one is requested."""
     folder = request.results_dir / name
     known = record.read(folder)
     if known is None or known["status"] == "failed":
@@ -183,7 +177,7 @@ def run(request: Request) -> list[Record]:
 
 @contextmanager
 def json_if(asked: bool) -> Iterator[None]:
-    """Inside, records are printed as JSON even on a terminal, in child processes too, if `asked`."""
+    """If `asked`, records are printed as JSON inside even on a terminal, in child processes too."""
     before = os.environ.get(JSON)
     if asked:
         os.environ[JSON] = "1"
@@ -195,9 +189,9 @@ def json_if(asked: bool) -> Iterator[None]:
 
 
 def emit(row: Record, *, alone: bool = False) -> None:
-    """Print the record to stdout as one line of JSON, and a sentence of it to stderr.
+    """Print the record to stdout as one line of JSON, and a sentence about it to stderr.
 
-    A terminal gets no JSON unless it is asked for; of a single run (`alone`) it gets a short table.
+    A terminal gets no JSON unless requested, but a short table of a single run (`alone`).
     """
     print(describe(row), file=sys.stderr, flush=True)
     for note in row.get("notes", ()):

@@ -1,19 +1,19 @@
-"""Runs of a schedule: the plan, its facts and memory, and whether it fits, alike for simulation and training.
+"""Runs of a schedule, simulated or trained: the plan, its facts, and whether its memory fits.
 
-The plan is the one a request states, or the best one of a search over every option (`tuning_budget`). Such a search
-takes its terms from the request: model, machine, tokens of a step and steps in a row. `rpbench.plan.contest` chooses
-everything else under the cluster's memory. Options of the schedule that differ from its defaults say which method it is
-and stay as they are, and so do those of a late update.
+The plan is the one a request states, or the best one of a search over every option (`tuning_budget`). A search takes
+model, machine, tokens of a step and the number of steps from the request; `rpbench.plan.contest` chooses everything
+else under the cluster's memory. Options of the schedule that differ from its defaults, and those of a late update, say
+which method it is and stay.
 
-Garbage collection is paused meanwhile. A large schedule is millions of small tuples in no cycle; the collector walks
-all of them each time enough are new: with 1,024 devices and as many microbatches this takes as long as the checks. The
-first walk afterwards would still visit every one, so they are set aside until the next tables are made.
+Garbage collection is paused meanwhile. A large schedule is millions of small tuples in no cycle, and the collector
+walks all of them each time enough are new: with 1,024 devices and as many microbatches this takes as long as the
+checks. The first walk afterwards would still visit every one, so they are frozen until the next tables are made.
 """
 
 import csv
 import gc
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
@@ -30,7 +30,7 @@ from rpbench.cost.profiled import to_text
 from rpbench.ir.analysis import Analysis
 from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan import Choice
-from rpbench.plan.contest.contender import Contender, Setting, why_not_charged
+from rpbench.plan.contest.contender import Contender, why_not_charged
 from rpbench.plan.contest.frame import Frame, Frames, order_key
 from rpbench.plan.contest.plans import Budget, Tried, Tuned
 from rpbench.plan.contest.search import tune
@@ -43,26 +43,24 @@ from rpbench.sim.checked import check_graph
 from rpbench.sim.memory import peak_in_flight
 
 PROFILE = "profile.json"  # in a run's folder: the layer times its costs were made of
-TRIED = "tried.csv"  # in a run's folder: every setting that was looked at
+TRIED = "tried.csv"  # in a run's folder: every setting that was tried
 # Actions timed in one sketch of a cut, for each timeline of the budget: 7 million for the budget of figure 10. With one
-# million a schedule in ten stayed 2 to 9 % below what it can do, for want of a cut that fits with little recomputation.
+# million, one schedule in ten stayed 2 to 9 % below its best, for want of a cut that fits with little recomputation.
 SKETCHED = 3_600
-# Of a budget, for each random restart of a round.
-TIMELINES_A_RESTART = 200
-# What the search chooses; a request leaves it as it is by default.
+TIMELINES_A_RESTART = 200  # of a budget, for each random restart of a round
+# The search chooses these; a request leaves them at their defaults.
 CHOSEN = {"partition": "even", "chunks_per_device": None, "recompute": "all", "prefetch": RunConfig.prefetch}
 CHARGED = {"offload": "none", "charge": "hops", "dispatch": "round_robin"}
 _SETTING = ("microbatch_sequences", "chunks_per_device", "recompute", "prefetch")
 _FOUND = ("partition", "tokens_per_s", "peak_bytes", "host_bytes", "fits", "chosen", "remark")
-# New objects that are worth setting aside: a walk through them takes a tenth of a second.
-MANY = 500_000
+MANY = 500_000  # new objects that are worth freezing: a walk through them takes a tenth of a second
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Garbage collection is paused inside; where many objects were made inside, it passes them over afterwards as well.
+    """Garbage collection is paused inside; many objects made inside are frozen afterwards.
 
-    An object without a reference is freed at once all the same. Objects set aside before are collected first.
+    Objects frozen before are collected first. Reference counting still frees objects at once.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -79,7 +77,7 @@ def collection_paused() -> Iterator[None]:
 
 
 def assembled_of(request: Request) -> Assembled:
-    """Everything a request's schedule needs, checked."""
+    """The request's schedule and all it needs, checked."""
     with collection_paused():
         return assemble(request) if request.tuning_budget is None else tuned(request)
 
@@ -90,10 +88,10 @@ def scheduled(
     execute: Callable[[], Outcome],
     is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError),
 ) -> Work:
-    """The work of a schedule: a verdict on its memory, and if it fits, what `execute` finds."""
+    """The work of a schedule: a verdict on its memory, and if it fits, the outcome of `execute`."""
     files = {} if assembled.profile is None else {PROFILE: to_text(assembled.profile)}
     if assembled.plan is not None:
-        files[TRIED] = tried_csv(assembled.plan)
+        files[TRIED] = _tried_csv(assembled.plan)
     return Work(_shape(request, assembled), lambda: _outcome(request, assembled, execute), files, is_out_of_memory)
 
 
@@ -126,7 +124,7 @@ def _shape(request: Request, assembled: Assembled) -> Fields:
         fields |= {"num_microbatches": shape.num_microbatches, "num_steps": shape.num_steps}
     if assembled.keeps is not None:
         fields["keeping_stages"] = list(assembled.keeps)
-    return fields if assembled.plan is None else fields | plan_fields(assembled)
+    return fields if assembled.plan is None else fields | _plan_fields(assembled)
 
 
 def _facts(assembled: Assembled) -> Fields:
@@ -154,7 +152,7 @@ def _analysis(assembled: Assembled) -> Analysis:
 
 
 def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
-    """Bytes on each device where the model has a shape, and why they, or those on SSDs, do not fit, if they do not."""
+    """Bytes on each device, None for a model without a shape, and why they or those on SSDs do not fit, else empty."""
     if assembled.sizes is None:
         return None, ""
     in_flight, limit = peak_in_flight(assembled.graph), assembled.cluster.usable_memory_bytes
@@ -175,11 +173,11 @@ def memory_of(assembled: Assembled) -> tuple[list[int] | None, str]:
 
 
 def tuned(request: Request) -> Assembled:
-    """The best plan that the search finds; ValueError if nothing is left to choose, or no setting can be."""
+    """The best plan that the search finds; ValueError if nothing is left to choose, or no setting is possible."""
     terms, who = terms_of_request(request), contender_of(request)
     frames = Frames(who, terms)
     plan = tune(who, terms, budget_of(request), frames=frames)
-    return assembled_plan(plan, terms, frames.of_plan(plan))
+    return _assembled_plan(plan, terms, frames.of_plan(plan))
 
 
 def budget_of(request: Request) -> Budget:
@@ -188,8 +186,8 @@ def budget_of(request: Request) -> Budget:
     return Budget(work, SKETCHED * work, work // TIMELINES_A_RESTART)
 
 
-def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
-    """A plan with all its transfers, checked, from the frame of its cut with all steps."""
+def _assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
+    """A plan with all its transfers, checked; `frame` is that of its partition, with all steps."""
     size = plan.setting.microbatch_sequences
     graph, versions = frame.graph, check_graph(frame.graph)
     costs = frame.costs(plan.partition, plan.outcome.keeps)
@@ -213,7 +211,7 @@ def assembled_plan(plan: Tuned, terms: Terms, frame: Frame) -> Assembled:
 
 
 def contender_of(request: Request) -> Contender:
-    """The contender that a request names; raises ConfigError for a schedule whose sums have no bytes."""
+    """The contender that a request names; ConfigError for a schedule whose collectives have no known bytes."""
     entry, given = request.entry, request.schedule.options
     own = {name: value for name, value in given.items() if value != entry.options[name]}
     found = Contender(entry, tuple(own.items()))
@@ -223,9 +221,9 @@ def contender_of(request: Request) -> Contender:
 
 
 def terms_of_request(request: Request) -> Terms:
-    """The terms of a request; ConfigError for a cost or a choice that such a search has no use for."""
+    """The terms of a request; ConfigError for a cost or a choice that does not go with a search."""
     _check(request)
-    assert request.model is not None  # or it had been refused
+    assert request.model is not None  # as checked
     source: Source = "published" if request.cost.name == "published" else "analytic"
     found = terms_of(
         request.model,
@@ -270,7 +268,7 @@ def _check(request: Request) -> None:
 # --- what a record says --------------------------------------------------------------------------------------
 
 
-def plan_fields(assembled: Assembled) -> Fields:
+def _plan_fields(assembled: Assembled) -> Fields:
     """The chosen plan, the search's cost, and the digest of the order."""
     plan = assembled.plan
     assert plan is not None
@@ -301,7 +299,7 @@ def plan_fields(assembled: Assembled) -> Fields:
 
 
 def why_not(plan: Tuned, cluster: Machine) -> str:
-    """Why the plan that lacks least does not fit; empty where it does."""
+    """Why the plan that lacks least memory does not fit; empty where it does."""
     found, parts = plan.outcome, []
     if found.fits:
         return ""
@@ -318,19 +316,17 @@ def why_not(plan: Tuned, cluster: Machine) -> str:
     return lacks if limit is None or least <= limit else f"{lacks}; every plan takes {least / 1e9:.1f} GB of the host"
 
 
-def tried_csv(plan: Tuned) -> str:
-    """Every setting that was looked at, a line each; paces are those of few steps, the plan's own of all."""
+def _tried_csv(plan: Tuned) -> str:
+    """Every setting that was tried, a line each; the chosen plan's pace is over all steps, other paces over few."""
     out = StringIO()
     rows = csv.writer(out, lineterminator="\n")
     options = [name for name, _ in plan.setting.options]
     rows.writerow((*_SETTING, *options, *_FOUND))
-    rows.writerows([*_setting(each.setting, options), *_found(each, plan)] for each in plan.tried)
+    for each in plan.tried:
+        setting, given = each.setting, dict(each.setting.options)
+        values = [*(getattr(setting, name) for name in _SETTING), *(given[name] for name in options)]
+        rows.writerow([*values, *_found(each, plan)])
     return out.getvalue()
-
-
-def _setting(setting: Setting, options: Sequence[str]) -> list[Any]:
-    given = dict(setting.options)
-    return [*(getattr(setting, name) for name in _SETTING), *(given[name] for name in options)]
 
 
 def _found(each: Tried, plan: Tuned) -> list[Any]:

@@ -16,7 +16,6 @@ from rpbench.cli import dispatch
 from rpbench.config.request import load
 from rpbench.run.assemble import assemble
 from rpbench.sim.longest_path import simulate_graph
-from rpbench.sim.metrics import measure
 from tests.chromium import needs_chromium
 from tests.site.site_pages import DOCS
 
@@ -54,8 +53,7 @@ def on_the_command_line(address):
         run = assemble(load(read(address).words))
     except ValueError as error:
         return str(error)
-    after = run.switch_after_last_forward
-    row = measure(run.graph, simulate_graph(run.graph, run.costs), run.costs, switch_after_last_forward=after)
+    row = run.metrics(simulate_graph(run.graph, run.costs), run.costs, run.graph)
     return row["makespan_s"] * 1000, row["bubble_makespan"], row["peak_in_flight"]
 
 

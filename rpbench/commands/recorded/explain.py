@@ -28,7 +28,7 @@ from rpbench.registry import unknown_name
 from rpbench.run.assemble import Assembled
 from rpbench.run.modes.predict import basis_of, case_of
 from rpbench.run.scheduled import assembled_of
-from rpbench.sim.metrics import measure, step_time
+from rpbench.sim.metrics import step_time
 from rpbench.sim.shared_links import simulate_charged
 from rpbench.untrusted import is_finite
 
@@ -189,8 +189,7 @@ def _of_schedule(assembled: Assembled) -> dict[str, float]:
 def _unevenness(assembled: Assembled) -> float:
     """Seconds of a step that the busiest device computes longer than the mean."""
     timeline = simulate_charged(assembled.graph, assembled.costs)
-    after = assembled.switch_after_last_forward
-    busy = measure(assembled.graph, timeline, assembled.costs, switch_after_last_forward=after)["busy_s"]
+    busy = assembled.metrics(timeline, assembled.costs, assembled.graph)["busy_s"]
     return float(max(busy) - sum(busy) / len(busy)) / assembled.schedule.shape.num_steps
 
 

@@ -1,10 +1,10 @@
 """The duel on accelerators: a schedule of ours, FSDP2, DeepSpeed's ZeRO-Offload and the released library, in turn.
 
-It is the duel with other contenders (`rpbench.run.modes.duel`), on the same model, tokens, weights and AdamW. Each has
-the accelerators for itself while it runs and gives its memory back; on the host each has one thread for arithmetic a
-process. Another runtime goes on from the weights of its run before, which changes no time. Who is not installed says
-so in its record, and nobody else waits for it. Dry, our streams are made up and FSDP2 computes on the processor: every
-step is taken, and nothing is timed.
+It is the duel (`rpbench.run.modes.duel`) with other contenders, on the same model, tokens, weights and AdamW. Each has
+the accelerators for itself while it runs and frees its memory afterwards; on the host it has one thread for arithmetic
+a process. Other runtimes continue from the weights of their run before, which changes no time. A runtime that is not
+installed says so in its record, and the others run. A dry duel has made-up streams, and FSDP2 computes on the
+processor: every step runs, and nothing is timed.
 """
 
 import time
@@ -35,13 +35,13 @@ from rpbench.run.scheduled import assembled_of
 from rpbench.run.training.tensors import DTYPES, backend_of
 from rpbench.torch_runtime.processes.ranks import Ranks
 
-# Engine -> the system of `baselines.systems` and what it is run as.
+# Engine -> the system of `baselines.systems` and the mode in which it runs.
 SYSTEMS: Mapping[str, tuple[str, str]] = {
     "FSDP2": ("fsdp2", "offload"),
     "DeepSpeed": ("deepspeed", "zero_offload"),
     "RoundPipe": ("released", ""),
 }
-# The package that it needs, and whether that speaks to CUDA alone, from one process.
+# Engine -> the package that it needs, and whether it runs on CUDA alone, in one process.
 PACKAGES = {"DeepSpeed": ("deepspeed", False), "RoundPipe": ("roundpipe", True)}
 NO_PACE = "dry: made-up accelerators have no pace"
 
@@ -57,7 +57,7 @@ class AcceleratorTeam:
         self.tolerance = 0.0 if self._is_dry else WHOLE_BOUNDS[DTYPES[request.dtype]]
 
     def check(self, sequence_tokens: int) -> Parity:
-        """How far it is from plain training, on short sequences; dry, what its order of streams lacks as well."""
+        """Its distance from plain training, on short sequences; in a dry run also the findings on its streams."""
         assert self._request.model is not None
         model = replace(self._request.model, seq_len=sequence_tokens)
         ran = run_accelerated(replace(self._request, model=model, verify=True), replace(self._assembled, model=model))
@@ -65,7 +65,7 @@ class AcceleratorTeam:
         return fields | (verified(ran.training) if self._is_dry else {})
 
     def run(self) -> Sample:
-        """All steps, with a warm-up before the first run alone; each run finds the allocator empty."""
+        """All steps, with a warm-up before the first run only; each run finds the allocator empty."""
         request = self._request if self._workload is None else self._later
         with ForeignLoad() as foreign:
             used = time.process_time()
@@ -73,7 +73,7 @@ class AcceleratorTeam:
             used = time.process_time() - used
         self._workload = ran.training.workload
         if not self._is_dry:
-            torch.accelerator.empty_cache()  # whoever is next finds all of its memory
+            torch.accelerator.empty_cache()  # for the next contender
         return Sample(ran.wall_s, None, used, foreign.elapsed_s, foreign.others_s)
 
 
@@ -135,7 +135,7 @@ class AcceleratorTeams:
 
 
 def records(request: Request) -> list[Record]:
-    """The records of every contender, made or found; all are on disk when this returns."""
+    """The records of every contender, made or found, all on disk on return."""
     entrants = gpu_contenders(request.schedule.chosen)
     return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))
 
@@ -172,7 +172,7 @@ def _is_dry(request: Request) -> bool:
 
 
 def _check(request: Request) -> None:
-    """Refuse what not all contenders can train alike."""
+    """Refuse what some contender cannot train."""
     model, asked = request.model, request.optimizer
     assert model is not None
     dtypes = ("float32", "bfloat16")

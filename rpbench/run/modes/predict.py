@@ -19,14 +19,12 @@ from rpbench.run.recording import Outcome, Work, recorded
 from rpbench.run.scheduled import collection_paused
 from rpbench.workload.architecture import Architecture
 
-# Published runs action by action: the schedule that a system runs, with the settings of its script, as record fields.
-#
-# Beside the pace of the simulated schedule stands that of the predictor of systems, with the terms of both: where they
-# differ, the terms say by what.
-
 
 def published_run_fields(case: Case, cluster: Machine) -> dict[str, Any]:
-    """Simulation and prediction as record fields; ValueError without a schedule, or a cut, for it."""
+    """A published run simulated action by action and predicted as a system, with the terms of both.
+
+    Raises ValueError for a system without a schedule or a partition.
+    """
     found, predicted = simulated(case, cluster), predict(case, with_interval=False)
     outcome, setting, settings = found.outcome, found.setting, found.case.settings
     return {
@@ -58,13 +56,13 @@ def published_run_fields(case: Case, cluster: Machine) -> dict[str, Any]:
 _SYSTEM_OF = {"roundpipe": "roundpipe", "1f1b": "megatron-pp", "looped_bfs": "mobius"}
 # The machine on which the layers of published models were timed (`analysis/published/layer_timings.csv`).
 _TIMED_ON = "8x_rtx4090"
-# Figures without which there is no verdict or no time; where they do not bind, a large number says so.
+# Figures that verdicts and times need; a large number stands for one that does not bind.
 _NEEDED = ("device_memory_bytes", "host_memory_bytes", "copy_bytes_per_s", "host_bytes_per_s")
 _STATUS = {"ok": "ok", "OOM": "oom", "N/A": "infeasible"}
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a prediction; raises ValueError if model, cluster or system lacks what is needed."""
+    """The record of a prediction; ValueError if model, cluster or system lacks something."""
     return [recorded(request, _prepare)]
 
 
@@ -77,7 +75,7 @@ def _prepare(request: Request) -> Work:
 
 
 def basis_of(cluster: Machine, cost: CostConfig, known: Software | None = None) -> Basis:
-    """The numbers behind `cost=analytic` on a cluster, those of a named software first; ConfigError for other costs."""
+    """The numbers of `numbers_on`; ConfigError for another cost than `analytic`."""
     if cost.name != "analytic":
         raise ConfigError(f"mode=predict rests on a model of the machine; set cost=analytic, not {cost.name}")
     return numbers_on(cluster, cost, known)
@@ -87,14 +85,20 @@ def case_of(request: Request) -> Case:
     """The published run of a request; ConfigError for a schedule or system without a model of its own."""
     asked, model, cluster = request.mode, request.model, request.cluster
     assert isinstance(asked, Predict)
-    assert model is not None  # or the request had been refused
+    assert model is not None  # as checked when the request was made
     if cluster.num_devices is not None and request.num_devices > cluster.num_devices:
         raise ConfigError(
             f"num_devices={request.num_devices}: cluster {cluster.name} has {cluster.num_devices}; ask for fewer"
         )
     basis = basis_of(cluster, request.cost, request.software)
     check_figures(cluster, (*LAYERS, *_NEEDED), "mode=predict")
-    name = _system_of(request.entry.name) if asked.system is None else asked.system
+    schedule = request.entry.name
+    if asked.system is None and schedule not in _SYSTEM_OF:
+        raise ConfigError(
+            f"schedule={schedule} is no system of the published tables; name one, as in mode.system=fsdp "
+            f"({', '.join(SYSTEMS)}), or take mode=simulate"
+        )
+    name = _SYSTEM_OF[schedule] if asked.system is None else asked.system
     system(name)  # a ValueError if it is unknown
     settings = _settings(request, asked, name, model)
     is_timed = model.published_name is not None
@@ -112,15 +116,6 @@ def _settings(request: Request, asked: Predict, name: str, model: Architecture) 
             "numbers of at least 1, or neither for the settings of the scripts"
         )
     return given_settings(name, request.num_devices, asked.sequences, asked.microbatches)
-
-
-def _system_of(schedule: str) -> str:
-    if schedule not in _SYSTEM_OF:
-        raise ConfigError(
-            f"schedule={schedule} is no system of the published tables; name one, as in mode.system=fsdp "
-            f"({', '.join(SYSTEMS)}), or take mode=simulate"
-        )
-    return _SYSTEM_OF[schedule]
 
 
 def fields_of(found: Prediction) -> dict[str, Any]:

@@ -16,23 +16,21 @@ from rpbench.registry import unknown_name
 from rpbench.run.recording import Outcome, Work, recorded
 from rpbench.workload.counts import CONVENTIONS
 
-# Sequences per upload at which figure 5 draws the intensity.
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # sequences per upload, as in figure 5
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a model's closed forms; ValueError if model or cluster lacks a number they need."""
+    """The record of a model's closed forms; ValueError if model or cluster lacks a number."""
     return [recorded(request, _prepare)]
 
 
 def _prepare(request: Request) -> Work:
-    """Times, intensities and the ideal bubble of the model, cluster and workload."""
     mode, model, cluster = request.mode, request.model, request.cluster
     assert isinstance(mode, Roofline)
     convention = next((each for each in CONVENTIONS if each == mode.convention), None)
     if convention is None:
         raise ConfigError(unknown_name("mode.convention", mode.convention, list(CONVENTIONS)))
-    assert model is not None  # or the request had been refused
+    assert model is not None  # as checked when the request was made
     if cluster.matmul_flops_per_s is None or cluster.host_to_device_bytes_per_s is None:
         raise ConfigError(
             f"mode=roofline needs the rates of a machine, cluster={cluster.name} has none; try 8x_rtx4090"

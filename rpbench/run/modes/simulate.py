@@ -7,15 +7,16 @@ from rpbench.config.choices import ConfigError
 from rpbench.config.request import Request
 from rpbench.ir.timeline import Timeline
 from rpbench.records.record import Record
-from rpbench.run.assemble import Assembled, exposed_s, simulate_transfers
+from rpbench.run.assemble import Assembled, exposed_s
 from rpbench.run.recording import Outcome, Work, recorded
 from rpbench.run.scheduled import assembled_of, scheduled
 from rpbench.sim.freezing import check_freezable, freeze
 from rpbench.sim.longest_path import simulate_graph
-from rpbench.sim.metrics import measure, step_time
+from rpbench.sim.metrics import step_time
+from rpbench.sim.shared_links import simulate_charged
 
 
-def frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str, Any]]:
+def _frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str, Any]]:
     """The timeline with backwards shortened by `cost.max_freeze_ratio`, and record fields."""
     graph, costs = assembled.graph, assembled.costs
     found = freeze(graph, costs, max_ratio)
@@ -31,16 +32,6 @@ def frozen(assembled: Assembled, max_ratio: float) -> tuple[Timeline, dict[str, 
     return found.timeline, fields
 
 
-def check_freezing(assembled: Assembled, max_ratio: float) -> None:
-    """Refuse (ScheduleError) what cannot be frozen, and (ConfigError) a solver that is not there: OR-tools."""
-    check_freezable(assembled.graph, assembled.costs)
-    if find_spec("ortools") is None:
-        raise ConfigError(
-            f'cost.max_freeze_ratio={max_ratio}: its linear program needs OR-tools; pip install -e ".[exact]", or '
-            "leave it at 0"
-        )
-
-
 def records(request: Request) -> list[Record]:
     return [recorded(request, prepare)]
 
@@ -53,7 +44,12 @@ def prepare(request: Request) -> Work:
         return prepared(request)
     assembled, max_ratio = assembled_of(request), request.cost.max_freeze_ratio
     if max_ratio:
-        check_freezing(assembled, max_ratio)
+        check_freezable(assembled.graph, assembled.costs)
+        if find_spec("ortools") is None:
+            raise ConfigError(
+                f'cost.max_freeze_ratio={max_ratio}: its linear program needs OR-tools; pip install -e ".[exact]", or '
+                "leave it at 0"
+            )
     return scheduled(request, assembled, lambda: _simulated(request, assembled))
 
 
@@ -61,13 +57,14 @@ def _simulated(request: Request, assembled: Assembled) -> Outcome:
     graph, costs = assembled.graph, assembled.costs
     more: dict[str, Any] = {}
     if request.cost.max_freeze_ratio:
-        timeline, more = frozen(assembled, request.cost.max_freeze_ratio)
+        timeline, more = _frozen(assembled, request.cost.max_freeze_ratio)
     elif assembled.transfers is None:
         timeline = simulate_graph(graph, costs)
     else:
-        timeline, more = simulate_transfers(graph, costs)
-    fields = measure(graph, timeline, costs, switch_after_last_forward=assembled.switch_after_last_forward)
-    if request.cost.name == "unit":  # in chunk slots, of which every F, I and W of a chunk takes one
+        timeline = simulate_charged(graph, costs)
+        more = {"transfer_exposed_s": exposed_s(timeline, graph, costs)}
+    fields = assembled.metrics(timeline, costs, graph)
+    if request.cost.name == "unit":  # in slots: every F, I and W of a chunk takes one
         work = sum(fields["busy_s"]) / len(fields["busy_s"])
         more |= {"bubble_slots": fields["makespan_s"] - work, "bubble_span_slots": fields["span_s"] - work}
     return Outcome({"evidence": assembled.evidence, **fields, **more}, timeline)

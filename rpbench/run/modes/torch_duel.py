@@ -1,7 +1,7 @@
 """The torch duel: our threads, torch's runtime with our table, and torch's own schedule of the same name, in turn.
 
-It is the duel with other contenders (`rpbench.run.modes.duel`): cut by hand, without an optimizer and without
-recomputation, and compared schedule by schedule.
+It is the duel (`rpbench.run.modes.duel`) with other contenders, compared schedule by schedule, on given partitions,
+without optimizer and recomputation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,20 +28,13 @@ from rpbench.torch_runtime.request import SAME_NAME, TorchRequest, make_request
 
 @dataclass(frozen=True)
 class TorchTeams:
-    """Contenders on ranks that hold all of them, and on threads.
+    """Contenders on threads, and on ranks that each hold all of the others."""
 
-    Args:
-        requests: contender -> its table, model and microbatches, and whose order they run in.
-        costs: schedule -> times that order the programs of our engine.
-        stall_s: ranks end when none has moved for so long.
-    """
-
-    requests: Mapping[str, TorchRequest]
-    costs: Mapping[str, CostTable]
-    stall_s: float
+    requests: Mapping[str, TorchRequest]  # by contender
+    costs: Mapping[str, CostTable]  # schedule -> times that order the programs of our engine
+    stall_s: float  # after so long without progress the ranks end
 
     def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-        """Every contender, ready to run, with workers and ranks that `stack` closes."""
         cores, num_ranks = usable_cores(), next(iter(self.requests.values())).num_ranks
         backend = stack.enter_context(CpuBackend(cores))
         ranks = stack.enter_context(Ranks(num_ranks, self.stall_s))
@@ -54,7 +47,7 @@ class TorchTeams:
 
 
 def records(request: Request) -> list[Record]:
-    """The records of every contender, made or found; all are on disk when this returns."""
+    """The records of every contender, made or found, all on disk on return."""
     assert isinstance(request.mode, TorchDuel)
     entrants = torch_contenders(request.mode.schedules)
     return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))
@@ -78,7 +71,7 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
 
 
 def _check(schedules: Sequence[str]) -> None:
-    """Refuse schedules that torch has none of its own for."""
+    """Refuse schedules that torch itself does not have."""
     unknown = [name for name in schedules if name not in SAME_NAME]
     if unknown or not schedules:
         raise ConfigError(
@@ -88,14 +81,14 @@ def _check(schedules: Sequence[str]) -> None:
 
 
 def _of_schedule(request: Request, name: str) -> Request:
-    """The request of one schedule, for one step of it."""
+    """The request for one step of one schedule."""
     entry = registry.entry(name)
     schedule = replace(request.schedule, chosen=name, entry=entry, options=entry.options)
     return replace(request, schedule=schedule, num_steps=1, recompute="none")
 
 
 def _asked(request: Request, entrant: Contender, cut: Assembled) -> TorchRequest:
-    assert request.model is not None  # or the request had been refused
+    assert request.model is not None  # as checked when the request was made
     return make_request(
         cut.schedule,
         request.model,

@@ -1,4 +1,4 @@
-"""mode=train: a schedule on the engine, with tensors on a virtual clock or on threads, or with threads that sleep."""
+"""mode=train: a schedule on the engine: tensors on a virtual clock, threads or accelerators, or emulated durations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +8,6 @@ import torch
 
 from rpbench.config.choices import BackendConfig, ConfigError
 from rpbench.config.request import Request
-from rpbench.cost.table import CostTable
 from rpbench.engine.backends.device import DeviceBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
 from rpbench.engine.backends.threads import CpuBackend, one_thread
@@ -17,7 +16,7 @@ from rpbench.engine.executor import Handler
 from rpbench.engine.executor import execute as run_program
 from rpbench.engine.measure.profiles import measured_costs
 from rpbench.engine.measure.stopwatch import ForeignLoad
-from rpbench.engine.program import Program, make_program
+from rpbench.engine.program import make_program
 from rpbench.engine.shards.cut import DRAWS_APART
 from rpbench.engine.state import checkpoint
 from rpbench.engine.state.checkpoint import State
@@ -58,14 +57,12 @@ from rpbench.run.training.validation import (
     found_checkpoint,
     loss_curve,
 )
-from rpbench.sim.metrics import measure
 from rpbench.tracking.metrics import StepFeed
 from rpbench.tracking.steps import StepWatch
 from rpbench.workload.architecture import Architecture
 
 
 def records(request: Request) -> list[Record]:
-    """The record of a run on the engine."""
     if backend_of(request).name == "torch":
         from rpbench.run.training.torch_backend import torch_records  # processes of its own; torch.distributed
 
@@ -89,7 +86,6 @@ def _prepare(request: Request) -> Work:
 
 
 def settings_of(request: Request, entry: Entry | None) -> Settings:
-    """How to train, with loss scaling if gradients are in float16."""
     asked, backend = request.optimizer, backend_of(request)
     scaling = LossScaling(asked.loss_scale, asked.loss_scale_growth_steps)
     return Settings(
@@ -104,14 +100,14 @@ def settings_of(request: Request, entry: Entry | None) -> Settings:
 
 
 def _compensation(request: Request, entry: Entry | None) -> Compensation:
-    """The method's compensation for late gradients, by its options; a schedule from a file has none."""
+    """The method's compensation for late gradients; a schedule from a file has none."""
     if entry is None or request.schedule.file is not None or entry.compensation is None:
         return Compensation()
     return Compensation(**entry.compensation(**request.schedule.options))
 
 
 def check_request(request: Request, assembled: Assembled) -> None:
-    """Refuse, before any work, a backend, model, precision or option that does not fit: a ConfigError."""
+    """Raise ConfigError, before any work, for a backend, model, precision or option that does not fit."""
     backend = backend_of(request)
     if backend.name == "emulated":
         return
@@ -136,7 +132,7 @@ def check_request(request: Request, assembled: Assembled) -> None:
             "take one with a shape, such as model=tiny_gpt"
         )
     if assembled.schedule.shape.tensor_parallel:
-        _check_shares(assembled.model, assembled.schedule, backend.name)
+        _check_shards(assembled.model, assembled.schedule, backend.name)
     if request.workload.held_out and backend.name != "virtual":
         raise ConfigError(f"workload.held_out: backend={backend.name} validates nothing; use backend=virtual")
     if request.dtype not in DTYPES:
@@ -147,15 +143,15 @@ def check_request(request: Request, assembled: Assembled) -> None:
     check_untied(assembled.schedule, has_tied=assembled.model.tied)
     check_momentum(settings.compensation, settings.optimizer)
     shape, kinds = assembled.schedule.shape, assembled.schedule.kinds
-    keep_all = Kind.REDUCE_GRAD in kinds and Kind.UNSHARD not in kinds  # replicas step the weights by themselves
-    check_host_memory(assembled.model, DTYPES[request.dtype], shape.num_ranks if keep_all else 1)
+    are_replicas = Kind.REDUCE_GRAD in kinds and Kind.UNSHARD not in kinds  # which all keep and step the weights
+    check_host_memory(assembled.model, DTYPES[request.dtype], shape.num_ranks if are_replicas else 1)
 
 
-def _check_shares(model: Architecture, schedule: Schedule, backend: str) -> None:
-    """Refuse layers that have no equal shares, and a backend whose devices do not meet half-way."""
+def _check_shards(model: Architecture, schedule: Schedule, backend: str) -> None:
+    """Refuse layers without equal shards, and a backend without collectives inside a layer."""
     if backend == "device":
         raise ConfigError(
-            f"schedule={schedule.name}: devices that have shares of a matrix meet on threads, not on accelerators; "
+            f"schedule={schedule.name}: devices that have shards of a matrix meet on threads, not on accelerators; "
             "use backend=cpu, virtual or emulated"
         )
     if schedule.shape.sequence_parallel and model.dropout:
@@ -169,10 +165,10 @@ def _check_shares(model: Architecture, schedule: Schedule, backend: str) -> None
 
 
 def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None) -> tuple[Fields, Timeline]:
-    """Run what is assembled and checked (`check_request`) on its backend; ActionFailed if an action raised.
+    """Run an assembled and checked request (`check_request`); ActionFailed if an action raised.
 
-    Returns the record's fields (evidence, times, loss, every metric of the timeline) and the timeline; `feed` is told
-    of each batch as it is done, where somebody listens.
+    Returns the record's fields (evidence, times, loss, metrics of the timeline) and the timeline. `feed` gets each
+    batch when it is done, if somebody listens.
     """
     backend = backend_of(request)
     if backend.name == "emulated":
@@ -181,7 +177,10 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
     run = _Run(request, assembled, settings, start, feed or StepFeed())
     with one_thread():
         fields, timeline, training = _ON[backend.name](run)
-        fields |= _scales(training) | _copied(training)
+        if training.scaler is not None:
+            scales = training.scaler.scales
+            fields |= {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
+        fields |= _copied(training)
         if training.team:  # devices with shards of matrices
             fields["sums_sent_bytes"] = [member.rank.sent_bytes for member in training.team.members]
         if training.memory is not None:
@@ -196,22 +195,14 @@ def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None
 
 
 def _verified(fields: Fields, training: Training, dtype: torch.dtype) -> Fields:
-    """A run beside plain training: on the processor bit for bit, on accelerators within rounding."""
+    """Comparison with plain training: on the processor bit for bit, on accelerators within rounding."""
     on_device = gated_on_device(fields, dtype) if "device_grad_max_rel_diff" in fields else None
-    is_real = on_device is not None and fields["evidence"] == "measured"  # and rounds as the processor does not
+    is_real = on_device is not None and fields["evidence"] == "measured"  # real accelerators round differently
     return ({} if is_real else gated(verified(training), dtype)) | (on_device or {})
 
 
-def _scales(training: Training) -> Fields:
-    """Record fields of loss scaling; empty without it."""
-    if training.scaler is None:
-        return {}
-    scales = training.scaler.scales
-    return {"loss_scale": scales[max(scales)].value, "num_skipped_steps": len(training.scaler.skipped)}
-
-
 def _copied(training: Training) -> Fields:
-    """Bytes that the transfers have really copied over each kind of link, per device, beside those actions count."""
+    """Bytes really copied over each kind of link, per device, beside the bytes that actions declare."""
     moved, devices = training.traffic.moved_bytes, range(training.schedule.shape.num_ranks)
     if not has_transfers(training.schedule):
         return {}
@@ -223,7 +214,7 @@ def _copied(training: Training) -> Fields:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run with tensors: its settings, the state to resume from, and who is told of each batch."""
+    """A run with tensors: its settings, the state to resume from, and the feed of a tracker."""
 
     request: Request
     assembled: Assembled
@@ -232,7 +223,7 @@ class _Run:
     feed: StepFeed
 
     def handlers(self, training: Training, known: Callable[[], Timeline] | None = None) -> Mapping[Kind, Handler]:
-        """The handlers of a training, watched if somebody listens; `known` gives the timeline of a virtual clock."""
+        """The handlers of a training, watched if a tracker listens; `known` gives the timeline of a virtual clock."""
         if self.feed.listener is None:
             return training.handlers
         batch, tokens = self.request.num_microbatches, self.request.tokens_per_step
@@ -240,7 +231,7 @@ class _Run:
         return watch.watched(training.handlers)
 
     def validation(self, training: Training) -> Validation | None:
-        """The losses on text that is held out; None where none is."""
+        """The losses on held-out text; None without any."""
         data, shape = _data(self.request, self.assembled), self.assembled.schedule.shape
         if not isinstance(data, TextTokens) or not self.request.workload.held_out:
             return None
@@ -257,7 +248,7 @@ def _on_virtual_clock(run: _Run) -> tuple[Fields, Timeline, Training]:
     if validation:
         handlers = validation.watching(handlers)
     timeline = run_program(program, handlers, VirtualBackend(costs))
-    fields = {"evidence": "simulated", **_metrics(program, timeline, costs, run.assembled)}
+    fields = {"evidence": "simulated", **run.assembled.metrics(timeline, costs, program.graph)}
     return fields | (validation.fields() if validation else {}), timeline, training
 
 
@@ -275,10 +266,10 @@ def _on_cpu(run: _Run) -> tuple[Fields, Timeline, Training]:
                 timeline = run_program(program, handlers, backend)
         replayed = replay_clock(program, backend.pre_cpu_s, backend.main_cpu_s)
     costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead)
-    replay = _metrics(program, replayed, costs, assembled)
+    replay = assembled.metrics(replayed, costs, program.graph)
     fields = {
         "evidence": "measured",
-        **_metrics(program, timeline, costs, assembled),
+        **assembled.metrics(timeline, costs, program.graph),
         **{f"replay_{name}": replay[name] for name in ("makespan_s", "busy_s", "bubble_makespan")},
         "foreign_cpu_share": foreign.cores,
         "malloc_tuned": is_tuned(),
@@ -294,7 +285,7 @@ def run_accelerated(
     handlers_of: HandlersOf = lambda training: training.handlers,
     workload: Workload | None = None,
 ) -> Ran:
-    """Run what is assembled on accelerators, without a record; `workload` is that of a run before, if there was one."""
+    """Run on accelerators, without a record; `workload` is that of an earlier run, if there was one."""
     settings, start = settings_of(request, assembled.entry), _start(request, assembled)
     stays = stays_on_devices(assembled.schedule)
 
@@ -310,7 +301,7 @@ def _on_accelerators(run: _Run) -> tuple[Fields, Timeline, Training]:
     ran = run_accelerated(run.request, run.assembled, run.handlers)
     ran.fields["malloc_tuned"] = is_tuned()
     costs = measured_costs(ran.timeline, recompute_ahead=run.assembled.costs.recompute_ahead)
-    return _metrics(ran.program, ran.timeline, costs, run.assembled) | ran.fields, ran.timeline, ran.training
+    return run.assembled.metrics(ran.timeline, costs, ran.program.graph) | ran.fields, ran.timeline, ran.training
 
 
 _ON = {"virtual": _on_virtual_clock, "cpu": _on_cpu, "device": _on_accelerators}
@@ -322,27 +313,22 @@ def _emulate(asked: BackendConfig, assembled: Assembled) -> tuple[Fields, Timeli
         timeline = run_program(program, backend.handlers, backend)
     hop_s = float(assembled.costs.hop) * asked.time_scale / assembled.costs.units_per_second
     costs = measured_costs(timeline, recompute_ahead=assembled.costs.recompute_ahead, hop_s=hop_s)
-    fields = {"evidence": "emulated", **_metrics(program, timeline, costs, assembled)}
+    fields = {"evidence": "emulated", **assembled.metrics(timeline, costs, program.graph)}
     return fields | {"foreign_cpu_share": foreign.cores}, timeline
-
-
-def _metrics(program: Program, timeline: Timeline, costs: CostTable, assembled: Assembled) -> Fields:
-    after_last = assembled.switch_after_last_forward
-    return measure(program.graph, timeline, costs, switch_after_last_forward=after_last)
 
 
 # --- what is trained ----------------------------------------------------------------------------------------
 
 
 def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Workload:
-    assert assembled.model is not None  # or the request had been refused
+    assert assembled.model is not None  # as checked
     sequences = request.workload.microbatch_sequences
     num_microbatches = assembled.schedule.shape.num_microbatches
     workload = synthetic(assembled.model, sequences, request.dtype, request.seed, num_microbatches, device)
     data = _data(request, assembled)
     if request.workload.by_microbatch:
         data = Ragged(data, request.workload.by_microbatch)
-    if request.schedule.file is None:  # the microbatches of every other schedule, however many make a step here
+    if request.schedule.file is None:  # the same microbatches for every schedule, however many make a step here
         data = Regrouped(data, request.num_microbatches, num_microbatches)
     return replace(workload, data=data, lengths=request.workload.by_microbatch)
 
@@ -350,7 +336,7 @@ def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Wo
 def _data(request: Request, assembled: Assembled) -> Data:
     workload, model = request.workload, assembled.model
     window = assembled.schedule.shape.num_microbatches
-    assert model is not None  # or the request had been refused
+    assert model is not None  # as checked
     path = text_of(request)
     if path is None:
         whole = workload.microbatch_sequences * request.pieces
@@ -376,7 +362,6 @@ def _subject(request: Request, assembled: Assembled) -> Fields:
 
 
 def _start(request: Request, assembled: Assembled) -> State | None:
-    """The checkpoint to resume from; None without one."""
     found = found_checkpoint(request, _subject(request, assembled))
     return None if found is None else found.state()
 

@@ -1,4 +1,4 @@
-"""Runs on the accelerators of this machine, or dry: on made-up ones, where the order of streams is checked."""
+"""Runs on the accelerators of this machine, or dry runs on made-up ones, which check the order of streams."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -40,8 +40,8 @@ from rpbench.sim.memory import peak_in_flight
 def check_device(
     request: Request, schedule: Schedule, backend: BackendConfig, *, has_tied: bool = False, has_frozen: bool = False
 ) -> None:
-    """Refuse what cannot run on accelerators: a ConfigError without an accelerator, real or dry; for a schedule that
-    does not say how its tensors get there; for options that only hold on the processor.
+    """Raise ConfigError without an accelerator, real or made up; for options of the CPU alone; and for a schedule that
+    does not say how all its tensors get to the devices.
     """
     is_dry = backend.dry_accelerators is not None
     if not is_dry and not torch.accelerator.is_available():
@@ -64,7 +64,7 @@ def check_device(
             f"backend=device: {schedule.name} steps columns on the devices, where the optimizer is not; use "
             "schedule=zero_offload, or backend=cpu"
         )
-    if bool(has_transfers(schedule) and Analysis(schedule).moves.handovers.homes):
+    if has_transfers(schedule) and Analysis(schedule).moves.handovers.homes:
         raise ConfigError(
             f"backend=device: {schedule.name} keeps its stages on devices and hands them from one to another, and the "
             "optimizer is on the host; use schedule=roundpipe offload=all, or backend=cpu"
@@ -84,7 +84,7 @@ def check_device(
 
 
 def _check_resident(schedule: Schedule, index: Index, *, has_tied: bool, has_frozen: bool) -> None:
-    """Refuse stages on several devices whose gradients are not summed, and shards of what stages share."""
+    """Refuse stages on several devices whose gradients are not summed, and shards of weights that stages share."""
     devices: dict[int, set[int]] = {}
     for number, action in enumerate(index.actions):
         for part in parts_of(action):
@@ -112,21 +112,14 @@ HandlersOf = Callable[[Training], Mapping[Kind, Handler]]
 
 
 class Ran(NamedTuple):
-    """A run on accelerators.
+    """A run on accelerators."""
 
-    Args:
-        training: after it, with its data on the host again.
-        fields: of its record: evidence, memory by the accelerators' own statistics, and what was predicted.
-        wall_s: all of it by the clock of the processor, until the accelerators have ended.
-        trace: what was issued, of a dry run.
-    """
-
-    training: Training
+    training: Training  # with its data on the host again
     program: Program
     timeline: Timeline
-    fields: Fields
-    wall_s: float
-    trace: Trace | None
+    fields: Fields  # evidence, memory by the accelerators' own statistics, and predicted memory
+    wall_s: float  # on the host's clock, until the accelerators have ended
+    trace: Trace | None  # of a dry run: everything it issued
 
 
 def run_on_accelerators(
@@ -138,10 +131,10 @@ def run_on_accelerators(
     *,
     verify: bool,
 ) -> Ran:
-    """Run a schedule on every accelerator there is, with the handlers of the run that counts; a dry run has no warm-up.
+    """Run a schedule on all accelerators; `handlers_of` are for the run after the warm-up, which a dry run leaves out.
 
     If `verify`, the gradients of the first step are compared with plain training on the first accelerator, by kernels
-    that give the same bits every time; otherwise kernels are those that torch takes.
+    that give the same bits every time; otherwise torch chooses the kernels.
     """
     num_warmup_runs = asked.num_warmup_runs if asked.dry_accelerators is None else 0
     with ExitStack() as stack:
@@ -174,7 +167,7 @@ def run_on_accelerators(
 
 
 def _beside_plain_training(training: Training, workload: Workload) -> Fields:
-    """How far the first step's gradients are from plain training's, by the same kernels on accelerator 0."""
+    """How far the first step's gradients are from those of plain training by the same kernels on accelerator 0."""
     groups = {place: found for place, found in training.groups.items() if place[1] == 1}
     parts, optimizer = training.schedule.shape.num_segments, training.settings.optimizer
     with torch.accelerator.device_index(0):
@@ -192,7 +185,7 @@ def _beside_plain_training(training: Training, workload: Workload) -> Fields:
 
 
 def gated_on_device(fields: Fields, dtype: torch.dtype) -> Fields:
-    """The status `failed` and a reason where gradients are further apart than rounding; nothing else."""
+    """The status `failed` and a reason if gradients differ by more than rounding, else nothing."""
     far, bound = fields["device_grad_max_rel_diff"], WHOLE_BOUNDS[dtype]
     if far <= bound:
         return {}
@@ -200,7 +193,7 @@ def gated_on_device(fields: Fields, dtype: torch.dtype) -> Fields:
 
 
 def _predicted_by_class(assembled: Assembled, training: Training, num_accelerators: int) -> Fields:
-    """Predicted bytes by class of tensors, a value an accelerator, which several devices may share."""
+    """Predicted bytes by class of tensors, a value for each accelerator, which several devices may share."""
     if assembled.sizes is None:
         return {}
     sizes = _with_state(assembled.sizes, training)
@@ -215,7 +208,7 @@ def _predicted_by_class(assembled: Assembled, training: Training, num_accelerato
 
 
 def _with_state(sizes: ModelBytes, training: Training) -> ModelBytes:
-    """The sizes with the state of the optimizer that runs, for the cost model counts that of AdamW."""
+    """The sizes with the state of the optimizer that runs; the cost model counts that of AdamW."""
     settings = training.settings.optimizer
     embedding, *rest = (
         sum(settings.state_bytes(each.shape) for each in module.parameters() if each.requires_grad)
@@ -230,7 +223,7 @@ def _with_state(sizes: ModelBytes, training: Training) -> ModelBytes:
 
 
 def order_found(trace: Trace) -> Fields:
-    """Possible faults in the order that a dry run has issued."""
+    """Record fields: possible faults in the order of a dry run."""
     found = findings(trace)
     fields: Fields = {
         "evidence": "dry",

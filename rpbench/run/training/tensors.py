@@ -1,4 +1,4 @@
-"""Tensors of a run: precisions, the workload and the optimizer, and whether the host has room for them."""
+"""Tensors of a run: precisions, the text, the optimizer, and whether they fit the host's memory."""
 
 import os
 from pathlib import Path
@@ -18,12 +18,12 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 def backend_of(request: Request) -> BackendConfig:
     """The backend of a request that trains."""
-    assert request.backend is not None  # or the request had been refused
+    assert request.backend is not None  # as checked when the request was made
     return request.backend
 
 
 def text_of(request: Request) -> Path | None:
-    """The file of the text to train on; None for drawn tokens."""
+    """The text file to train on; None for synthetic tokens."""
     workload = request.workload
     if workload.text is not None:
         return TEXTS / f"{workload.text}.txt"
@@ -35,7 +35,7 @@ def text_of(request: Request) -> Path | None:
 
 
 def check_host_memory(model: Architecture, dtype: torch.dtype, num_copies: int = 1) -> None:
-    """Refuse a model whose weights and optimizer state do not fit; activations come on top."""
+    """Refuse a model whose weights and optimizer state do not fit the host; activations are not counted."""
     size, master = dtype.itemsize, master_dtype(dtype).itemsize
     # The module's own weights; two versions, a gradient; a master and Adam's two moments.
     needed = model.total_parameters * size + num_copies * model.trainable_parameters * (3 * size + 3 * master)
@@ -49,7 +49,6 @@ def check_host_memory(model: Architecture, dtype: torch.dtype, num_copies: int =
 
 
 def optimizer_settings(asked: OptimizerConfig, loss_scaling: LossScaling | None = None) -> OptimizerSettings:
-    """The optimizer that the engine is given: rate, decay, warm-up, clipping and its own constants."""
     return OptimizerSettings(
         asked.learning_rate,
         asked.weight_decay,

@@ -16,7 +16,6 @@ from rpbench.run.training.tensors import backend_of, optimizer_settings, text_of
 from rpbench.run.training.validation import check_holds, check_save_to, checkpoint_subject, found_checkpoint
 from rpbench.side_processes import is_first_rank, under_torchrun
 from rpbench.sim.checked import checked_graph
-from rpbench.sim.metrics import measure
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.recorded import outcome as ran
 from rpbench.torch_runtime.recorded.outcome import replay_makespan
@@ -24,14 +23,14 @@ from rpbench.torch_runtime.request import TorchRequest, make_request
 
 
 def torch_records(request: Request) -> list[Record]:
-    """The record of a run on ranks of torch's runtime; none on ranks that torchrun has started beside rank 0.
+    """The record of a run on ranks of torch's runtime; none on torchrun's other ranks than 0.
 
-    Raises ValueError if the request is wrong, before anything runs, and RunFailed beside rank 0 if the run broke.
+    Raises ValueError for a wrong request, before anything runs. Ranks other than 0 raise RunFailed if the run broke.
     """
     if not under_torchrun():
         return [recorded(request, _prepare)]
     if is_first_rank():
-        return [recorded(replace(request, force=True), _prepare)]  # the other ranks run: none may look for a record
+        return [recorded(replace(request, force=True), _prepare)]  # the other ranks run too: no record may be reused
     asked, assembled = _request(request)
     _run(asked, stall_s=backend_of(request).stall_s)
     del assembled
@@ -44,7 +43,7 @@ def _prepare(request: Request) -> Work:
 
 
 def _request(request: Request) -> tuple[TorchRequest, Assembled]:
-    """The job of the ranks: a table of one step, which runs `num_steps` times."""
+    """What the ranks are asked for: a table of one step, which runs `num_steps` times."""
     assembled, backend = assembled_of(replace(request, num_steps=1)), backend_of(request)
     if assembled.model is None:
         raise ConfigError(
@@ -73,7 +72,7 @@ def _request(request: Request) -> tuple[TorchRequest, Assembled]:
 
 
 def _with_checkpoints(request: Request, asked: TorchRequest) -> TorchRequest:
-    """The same with what to go on from, and where to leave what came of it."""
+    """The same, with the checkpoint to resume from and the one to save."""
     check_save_to(request)
     subject = checkpoint_subject(request, asked.num_microbatches)
     asked = replace(asked, save_to=request.checkpoint.save_to and os.path.abspath(request.checkpoint.save_to))
@@ -85,7 +84,7 @@ def _with_checkpoints(request: Request, asked: TorchRequest) -> TorchRequest:
 
 
 def _run(asked: TorchRequest, *, stall_s: float) -> ran.Outcome | None:
-    # torch's pipelining takes seconds to import, and a request that is refused needs none of it.
+    # torch's pipelining takes seconds to import, and a refused request does not need it.
     from rpbench.torch_runtime.processes.launch import run_on_torch
 
     return run_on_torch(asked, stall_s=stall_s)
@@ -99,7 +98,7 @@ def _executed(request: Request, asked: TorchRequest, assembled: Assembled) -> Ou
         status = "oom" if error.cause == "out of memory" else "failed"
         where = {"failed_rank": error.rank, "failed_action": error.action, "failed_cause": error.cause}
         return Outcome({"status": status, "reason": str(error), "evidence": None, **where}, words=error.words)
-    assert found is not None  # this is the rank that hears of it
+    assert found is not None  # this is rank 0, which gets the outcome
     if broken := [(step, loss) for step, loss in enumerate(found.losses) if not math.isfinite(loss)]:
         step, loss = broken[0]
         reason = f"the loss of step {step} is {loss}; lower optimizer.learning_rate"
@@ -108,14 +107,9 @@ def _executed(request: Request, asked: TorchRequest, assembled: Assembled) -> Ou
 
 
 def _fields(found: ran.Outcome, assembled: Assembled) -> Fields:
-    """The runtime's own fields, the metrics of the last step's timeline, and the pace of the median step's wall."""
+    """The runtime's own fields, the metrics of the last step's timeline, and the median time of a step."""
     timeline = found.timeline()
     graph, _ = checked_graph(timeline.schedule)
-    metrics = measure(
-        graph,
-        timeline,
-        measured_costs(timeline, recompute_ahead=False),
-        switch_after_last_forward=assembled.switch_after_last_forward,
-    )
+    metrics = assembled.metrics(timeline, measured_costs(timeline, recompute_ahead=False), graph)
     replayed = {"replay_makespan_s": replay_makespan(timeline)}
     return metrics | found.fields() | replayed | {"step_time_s": median(map(found.wall_s, range(found.num_steps)))}

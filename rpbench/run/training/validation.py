@@ -1,8 +1,7 @@
-"""Losses of a run: the curve of the text that it trains on, and validation on other text while it goes on.
+"""Losses of a run, on the text it trains on and on held-out text; and checks of its checkpoints.
 
-A version is validated when the last stage has stepped to it: stages step at different moments, and its weights are
-copied as each of them does. Whatever a method does to the weights that it computes with, the ones that it would ship
-are judged.
+Stages step at different moments: each stage's weights are copied when it steps, and a version is validated once the
+last stage has stepped to it. A method may compute with other weights; those that it would ship are validated.
 """
 
 import math
@@ -34,7 +33,7 @@ from rpbench.run.training.tensors import optimizer_settings
 
 
 def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:
-    """All that must be equal to go on from a checkpoint, steps of so many microbatches too."""
+    """What must be equal to resume from a checkpoint; `num_microbatches` are those of one optimizer step."""
     return {
         "model": request.subject["model"],
         "dtype": request.dtype,
@@ -46,7 +45,7 @@ def checkpoint_subject(request: Request, num_microbatches: int) -> Fields:
 
 
 def found_checkpoint(request: Request, subject: Fields) -> Manifest | None:
-    """The checkpoint to resume from, if any; ConfigError if it is not there, torn, or of something else."""
+    """The checkpoint to resume from, if any; ConfigError if it is missing, torn, or of another run."""
     if request.checkpoint.resume_from is None:
         return None
     try:
@@ -56,7 +55,7 @@ def found_checkpoint(request: Request, subject: Fields) -> Manifest | None:
 
 
 def check_holds(found: Manifest, request: Request, workload: Workload) -> None:
-    """Refuse a checkpoint without all that a workload needs: a ConfigError naming the first parameter."""
+    """Raise ConfigError, naming the first parameter, for a checkpoint that lacks something the workload needs."""
     shapes = {owner: workload.parameter(owner).shape for owner in set(workload.owner_of.values())}
     try:
         found.check_holds(shapes, optimizer_settings(request.optimizer).moments)
@@ -65,7 +64,7 @@ def check_holds(found: Manifest, request: Request, workload: Workload) -> None:
 
 
 def check_save_to(request: Request) -> None:
-    """Refuse a place that cannot be written, or holds something else: a ConfigError naming it."""
+    """Raise ConfigError for a folder that cannot be written or holds something else."""
     if request.checkpoint.save_to is None:
         return
     folder = Path(request.checkpoint.save_to)
@@ -79,11 +78,7 @@ def check_save_to(request: Request) -> None:
 
 
 class Validation:
-    """Losses of a training on sequences that it does not see, every so many updates.
-
-    Attributes:
-        losses: update -> mean loss, in nats per token.
-    """
+    """Losses of a training on held-out sequences after every `every` updates."""
 
     def __init__(self, training: Training, unseen: Batch, every: int) -> None:
         self._training, self._unseen, self._every = training, unseen, every
@@ -92,10 +87,10 @@ class Validation:
         self._copies: dict[int, Tensors] = {}
         self._missing: dict[int, set[int]] = {}
         self._stages = set(range(len(training.layout.backward)))
-        self.losses: dict[int, float] = {}
+        self.losses: dict[int, float] = {}  # update -> mean loss, nats per token
 
     def watching(self, handlers: Mapping[Kind, Handler]) -> dict[Kind, Handler]:
-        """The handlers, with a look at the weights behind the steps that last, or what ends them."""
+        """The handlers, which also copy a stage's weights once a version is final: after its step or rollback."""
         policy, index = self._training.schedule.policy, self._training.analysis.index
 
         def watched(handler: Handler) -> Handler:
@@ -112,12 +107,12 @@ class Validation:
         return {**handlers, **{kind: watched(handlers[kind]) for kind in ends}}
 
     def fields(self) -> dict[str, Any]:
-        """For the record: updates, and the loss after each."""
+        """Record fields: updates, and the loss after each."""
         updates = sorted(self.losses)
         return {"validation_updates": updates, "validation_curve": [self.losses[update] for update in updates]}
 
     def _take(self, stage: int, version: int) -> None:
-        """Copy a stage's weights; with those of the last one, the model is complete."""
+        """Copy a stage's weights; once all stages are there, compute the loss."""
         own = self._training.layout.backward[stage]
         copies = self._copies.setdefault(version, {})
         copies |= {place: v.clone() for place, v in self._training.optimizer.seen.items() if place[0] in own}
@@ -142,10 +137,10 @@ class Validation:
 
 
 def loss_curve(training: Training, timeline: Timeline, batch: int) -> dict[str, Any]:
-    """Mean loss of every `batch` microbatches, in the order they were read, and when the last of them was back.
+    """Mean loss of every `batch` microbatches in the order of the data, and when the last backward of them ended.
 
-    The same microbatches stand behind each point, however many of them a schedule takes for an optimizer step. Losses
-    are those of the training forward, on the weights that it read.
+    Each point covers the same microbatches, whatever number of them a schedule takes for an optimizer step. Losses are
+    those of the training forward, on the weights that it read.
     """
     losses, tokens = _losses(training)
     ends = np.zeros(len(losses))
@@ -163,7 +158,7 @@ def loss_curve(training: Training, timeline: Timeline, batch: int) -> dict[str, 
 
 
 def _losses(training: Training) -> tuple[list[float], list[int]]:
-    """The loss of every microbatch, summed over its tokens, and how many there are; 1 where all are alike."""
+    """The loss of every microbatch, summed over its tokens, and its number of tokens; 1 where all are equal."""
     workload = training.workload
     window, found = workload.num_microbatches, sorted(training.passes.losses.items())
     tokens = [workload.tokens(microbatch) for microbatch, _ in found]

@@ -17,11 +17,11 @@ from rpbench.run.modes.duel.plans import (
     Raced,
     chosen,
     complete,
+    described,
     plans_text,
     problem_of,
     run_off,
     shortlists,
-    told,
 )
 from rpbench.run.modes.duel.verdict import Started
 
@@ -132,7 +132,7 @@ def test_a_plan_that_does_not_train_as_plain_training_does_is_not_timed(listed, 
     raced = run_off(asked(), ENTRANTS, listed, playing([], slow_at_first))
     assert raced[BASE][1].speed is None
     assert chosen(raced[BASE]) is raced[BASE][0]
-    assert "not timed" in told(BASE, raced[BASE])
+    assert "not timed" in described(BASE, raced[BASE])
     jobs = []
     monkeypatch.setattr(
         module, "check_parity", lambda job, _: {e.name: {"parity": not e.name.endswith("plan 1")} for e in job.entrants}

@@ -5,7 +5,6 @@ from rpbench.records.record import Record
 
 
 def records(request: Request) -> list[Record]:
-    """As of `rpbench.run.modes.duel.run`, imported late: it needs torch, and readers of records do not."""
-    from rpbench.run.modes.duel.run import records
+    from rpbench.run.modes.duel.run import records  # torch, which readers of records do not need
 
     return records(request)

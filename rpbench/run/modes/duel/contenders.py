@@ -1,9 +1,11 @@
 """Contenders of a duel, and the reference of each.
 
-In the duel of schedules all are compared with 1F1B. In the torch duel a schedule is run by several, on the same cut
-and the same microbatches; they are called `schedule/role` and compared with torch's own schedule of that name. A
-reference runs under several names, so that each of them is a contender that should come out at 1. On
-accelerators that is our own engine, and the others are other people's runtimes.
+- Duel of schedules: the reference is 1F1B.
+- Torch duel: several engines run a schedule on the same partition and microbatches. Contenders are called
+  `schedule/role`; the reference is torch's own schedule of that name.
+- Duel on accelerators: the reference is our own engine, the others are other people's runtimes.
+
+A reference runs under several names, so that each of them is a contender whose ratio should be 1.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +14,8 @@ from typing import Any, Literal
 
 from rpbench import registry
 
-BASE = "1f1b"  # what the others are compared with
-TWINS = ("1f1b_twin", "1f1b_twin_2", "1f1b_twin_3")  # the same under other names
+BASE = "1f1b"  # the reference
+TWINS = ("1f1b_twin", "1f1b_twin_2", "1f1b_twin_3")  # the reference under other names
 REFERENCES = (BASE, *TWINS)
 LIMIT = "limit"
 NUM_COPIES = 10  # of the base in an A/A duel, besides the references
@@ -41,23 +43,20 @@ ENGINES: Mapping[str, Engine] = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender.
+    """A contender of a duel.
 
     Args:
-        dispatch: how the jobs of a streamed schedule find their devices.
-        engine: ours; torch's, on processes; ours without any scheduling, every device for itself, on the work of the
-            streamed plan that has least; or one of `ENGINES`.
-        plan_of: the contender whose plan is taken; its own is searched where this is empty.
-        rounds: whether the number of microbatches a round is searched as well.
+        engine: ours, or torch's on processes; `side by side` is ours without scheduling: each device runs its part of
+            the streamed plan that has the least work.
     """
 
     name: str
     schedule: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    dispatch: str = "round_robin"
+    dispatch: str = "round_robin"  # of the jobs of a streamed schedule to devices
     engine: Engine = "rpbench"
-    plan_of: str = ""
-    rounds: bool = False
+    plan_of: str = ""  # the contender whose plan it runs; if empty, its own is searched
+    rounds: bool = False  # whether the number of microbatches a round is searched as well
 
     @property
     def role(self) -> str:
@@ -66,11 +65,11 @@ class Contender:
 
     @property
     def searches(self) -> bool:
-        """Whether a search of its own finds its plan."""
+        """Whether its plan is found by a search."""
         return not self.plan_of and self.engine != "side by side"
 
     def choices(self, num_microbatches: int) -> Sequence[Mapping[str, Any]]:
-        """Options of the schedule among which its search chooses."""
+        """Options of the schedule that its search tries."""
         if not self.rounds:
             return ({},)
         halves = [num_microbatches >> shift for shift in range(num_microbatches.bit_length())]
@@ -82,7 +81,7 @@ def is_reference(name: str) -> bool:
 
 
 def groups(names: Iterable[str]) -> list[list[str]]:
-    """Groups of names that are compared with each other: all, or in a torch duel those of one schedule."""
+    """Names that are compared with each other: all, or in a torch duel those of one schedule."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(name.rpartition("/")[0], []).append(name)
@@ -105,9 +104,9 @@ _OTHERS = (
 
 
 def contenders(who: str = "all") -> list[Contender]:
-    """Contenders whose schedule is registered, references first; for an A/A duel (`twins`) the base under many names.
+    """Contenders whose schedule is registered, references first.
 
-    `who` is `all`, `twins`, or others' names with `+` between them; raises ValueError for a name that is none of these.
+    `who` is `all`, `twins` (an A/A duel: the base under many names), or names joined by `+`; ValueError otherwise.
     """
     return [contender for contender in (*_REFERENCES, *_others(who)) if contender.schedule in registry.entries()]
 
@@ -124,7 +123,7 @@ def _others(who: str) -> tuple[Contender, ...]:
 
 
 def gpu_contenders(schedule: str) -> list[Contender]:
-    """Contenders of a duel on accelerators: a schedule of ours twice, and other runtimes, by their methods' names."""
+    """Contenders of a duel on accelerators: a schedule of ours twice, and other runtimes."""
     return [
         Contender(OWN, schedule),
         Contender(TWIN, schedule, plan_of=OWN),
@@ -135,7 +134,6 @@ def gpu_contenders(schedule: str) -> list[Contender]:
 
 
 def torch_contenders(schedules: Sequence[str]) -> list[Contender]:
-    """Contenders of a torch duel, schedule by schedule."""
     return [
         Contender(f"{schedule}/{role}", schedule, engine=engine)
         for schedule in schedules

@@ -1,4 +1,4 @@
-"""Findings: ratios and verdicts of a duel, recomputed from the runs in its records."""
+"""Findings: ratios and verdicts of a duel, computed from the runs in its records."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ def rules_of(rows: Rows) -> Rules:
 def find_starts(
     columns: Mapping[str, Columns], clock: str, rules: Rules, *, undisturbed: bool = True
 ) -> dict[str, StartFinding]:
-    """The comparison in one start of every contender that has a reference besides itself, by the columns of its runs.
+    """The comparison in one start of every contender that has a reference other than itself.
 
-    If `undisturbed`, comparisons in which other programs had a part of the machine are left out.
+    If `undisturbed`, comparisons disturbed by other programs are left out.
     """
     found: dict[str, StartFinding] = {}
     for names in groups(columns):
@@ -48,8 +48,10 @@ def find_starts(
 def findings(
     rows: Rows, clock: str, num_verdicts: int | None = None, *, undisturbed: bool = True
 ) -> dict[str, Finding]:
-    """The finding of every contender that has runs and references, with all verdicts of the duel, or `num_verdicts` of
-    a larger table, given together; unless `undisturbed` (`find_starts`) there are ratios and no verdicts.
+    """The finding of every contender that has runs and references.
+
+    All verdicts of the duel, or `num_verdicts` of a larger table, share one error rate. Unless `undisturbed`
+    (`find_starts`) there are ratios and no verdicts.
     """
     fit = timed(rows)
     starts = [find_starts(columns, clock, rules_of(rows), undisturbed=undisturbed) for columns in _by_start(fit)]
@@ -62,11 +64,10 @@ def findings(
 
 
 def findings_over(rows: Rows, clock: str, base: str, num_verdicts: int | None = None) -> dict[str, Finding]:
-    """The finding of every other contender over the base, from its runs of the same turns; LookupError if that has no
-    runs.
+    """The finding of every other contender over `base`, from runs of the same turns; LookupError if it has no runs.
 
-    A base runs once a turn where 1F1B runs four times, further away, and all share its luck: intervals are wider than
-    those over 1F1B, and more careful than they say; on made-up machines 99 of 100 hold their ratio.
+    `base` runs once a turn and 1F1B four times, so its runs are further away and fewer. Intervals are wider than those
+    over 1F1B, and conservative: on simulated machines 99 of 100 contain the ratio.
     """
     fit = timed(rows)
     if base not in fit:
@@ -93,7 +94,7 @@ def _without_verdict(found: Mapping[str, Finding], reason: str) -> dict[str, Fin
 
 
 def why_none(rows: Rows) -> str:
-    """The reason why no contender of this duel can have a verdict; empty if one can."""
+    """Why no contender of this duel can have a verdict; empty if one can."""
     fit = timed(rows)
     if not any(map(is_reference, fit)):
         return "nobody to compare with: 1F1B has not run"
@@ -107,7 +108,7 @@ def why_none(rows: Rows) -> str:
 
 
 def false_alarms(found: Mapping[str, Finding]) -> tuple[int, int, int]:
-    """The contenders that are the base under another name: how many, verdicts of a difference, intervals off 1."""
+    """Contenders that are the base under another name: how many, verdicts of a difference, intervals without 1."""
     same = [each for name, each in found.items() if name.startswith("1f1b")]
     off_one = sum(not each.low <= 1 <= each.high for each in same)  # without correction for the rest of the table
     return len(same), sum(each.verdict in ("faster", "slower") for each in same), off_one
@@ -118,18 +119,17 @@ def _by_start(rows: Rows) -> list[dict[str, Columns]]:
     return [{name: row["runs"][start] for name, row in rows.items()} for start in range(num)]
 
 
-# --- steps of a torch duel: what their replay and their prediction explain ----------------------------------------
+# --- steps of a torch duel: the part of a step that replay and prediction explain ----------------------------------
 
 
 def over_wall(rows: Rows, key: str) -> dict[str, Finding]:
-    """`replay` or `predicted` of every contender's runs over the step by the clock; what differs between starts is
-    known of all.
+    """`replay` or `predicted` seconds of every contender's runs over the wall-clock time of the step.
 
-    Nothing is compared with a neighbour, so that runs beside other programs count.
+    Nothing is compared with a neighbour, so runs disturbed by other programs count.
     """
     rules = rules_of(rows)
     table = {name: [find_start(_over_wall(start, key), rules) for start in row["runs"]] for name, row in rows.items()}
-    # Contenders of a start share the machine: as if each had been compared with one run that all had in common.
+    # Contenders of a start share the machine, which counts like one common reference.
     return judge(table, 1, rules)
 
 
@@ -141,26 +141,26 @@ def _over_wall(start: Columns, key: str) -> Comparisons:
 
 
 def missing_parts(row: Record) -> dict[str, float]:
-    """The time that the replay leaves unexplained, by name, as shares of the ranks' time: medians over all runs."""
-    found = {}
-    for part in MISSING:
-        shares = [
-            seconds / (row["num_devices"] * wall)
-            for start in row["runs"]
-            for seconds, wall in zip(start[f"missing_{part}_s"], start["wall_s"], strict=True)
-        ]
-        found[part] = median(shares)
-    return found
+    """The time that the replay leaves unexplained, by cause, as fractions of the ranks' time: medians over all runs."""
+    num = row["num_devices"]
+    return {
+        part: median(seconds / (num * wall) for seconds, wall in _pairs(row, f"missing_{part}_s", "wall_s"))
+        for part in MISSING
+    }
 
 
 def overhead_per_action(row: Record) -> float:
-    """Rank-seconds that a step took longer than its replay, for each forward and backward: median over all runs."""
-    runs = [pair for start in row["runs"] for pair in zip(start["wall_s"], start["replay_s"], strict=True)]
-    return row["num_devices"] * median(wall - replay for wall, replay in runs) / row["num_actions"]
+    """Rank-seconds of a step beyond its replay, for each forward and backward: median over all runs."""
+    overhead_s = median(wall - replay for wall, replay in _pairs(row, "wall_s", "replay_s"))
+    return row["num_devices"] * overhead_s / row["num_actions"]
+
+
+def _pairs(row: Record, *columns: str) -> list[tuple[Any, ...]]:
+    return [pair for start in row["runs"] for pair in zip(*(start[column] for column in columns), strict=True)]
 
 
 def derived_fields(rows: Rows) -> dict[str, dict[str, Any]]:
-    """Contender -> record fields derived from the runs of all contenders."""
+    """Contender -> record fields of a torch duel that follow from the runs of all contenders."""
     fit = timed(rows)
     if not fit:
         return {}
@@ -179,7 +179,7 @@ def derived_fields(rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def verdict_fields(rows: Rows, alone: str) -> dict[str, dict[str, Any]]:
-    """Contender -> its time over its references', and the verdict; `alone`: why none without a second reference."""
+    """Contender -> its time over its references', and the verdict; `alone` is the reason if references are missing."""
     fit = timed(rows)
     clean = findings(fit, "wall") if fit else {}
     disturbed = {clock: findings(fit, clock, undisturbed=False) for clock in ("wall", "cpu")} if clean else {}
@@ -193,7 +193,7 @@ def verdict_fields(rows: Rows, alone: str) -> dict[str, dict[str, Any]]:
 
 
 def _interval(name: str, found: Finding, *, turned: bool = False) -> dict[str, float | None]:
-    """A ratio, `turned` from how fast to how long, with its 95 % interval, as record fields; not finite: None."""
+    """A ratio with its 95 % interval as record fields, `turned` from speed to time; None where not finite."""
     values = [found.ratio, found.low, found.high]
     if turned:
         values = [1 / value if value else math.inf for value in (found.ratio, found.high, found.low)]

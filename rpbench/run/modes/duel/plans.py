@@ -1,17 +1,15 @@
-"""Plans: what the contenders of a duel run, as a file that another duel can be given.
+"""Plans that the contenders of a duel run, and their file, which another duel can take (`mode.plans`).
 
-Layer times are profiled once, plans are searched once, a run-off chooses between near ones, and every start runs
-these. A duel that is repeated elsewhere may be given the file (`mode.plans`), so that both compare the same plans.
+Layers are profiled once, plans are searched once, a run-off chooses among the best, and every start runs the chosen.
 
-Simulation knows profiled layer times, not what an engine does between two actions. Plans a few per cent apart change
-places from one profile to the next, and what is best on one engine need not be so on another. So every contender
-sends its best few plans into one start, resident side by side, which run one after the other in every turn: what the
-machine does over seconds is common to them, and a plan is held against its rival's run of the same turn. The duel
-then times what was chosen anew, so that the luck of a winner does not count.
+Simulation knows profiled layer times, but not what an engine does between two actions. Plans a few per cent apart
+change places from one profile to the next, and from one engine to another. So the best few plans of every contender run
+one after the other in each turn of one start, the run-off, and are compared within the turn: they share what the
+machine does over seconds. The duel times the chosen plans anew, so that the luck of a winner does not count.
 
-The plan that simulates best gives way only to one that is faster beyond doubt: with nine comparisons each, taking
-whoever came out first lost 4 % twice in one duel; with eight through the runs of 1F1B, each known to 3 to 6 %, a plan
-of torch's 1F1B that is 7 % faster was passed over.
+A plan replaces the one that simulates best only if it is faster beyond doubt. With nine comparisons each, taking the
+fastest lost 4 % twice in one duel; with eight comparisons through runs of 1F1B, each known to 3 to 6 %, a plan of
+torch's 1F1B that is 7 % faster was passed over.
 """
 
 import json
@@ -40,32 +38,29 @@ from rpbench.run.modes.duel.verdict import Started
 from rpbench.sim.longest_path import simulate
 from rpbench.untrusted import parsed
 
-# Clean comparisons of a plan; with fewer it is not chosen.
-LEAST_COMPARISONS = 5
-# Standard errors by which a plan is faster than the one that simulates best.
-BEYOND_DOUBT = 2.0
+LEAST_COMPARISONS = 5  # clean ones; a plan with fewer is not chosen
+BEYOND_DOUBT = 2.0  # standard errors by which a chosen plan is faster than the one that simulates best
 
 Shortlists = Mapping[str, Sequence[WholePlan]]
 
 
 @dataclass(frozen=True)
 class Raced:
-    """A plan of a run-off, with its number of clean comparisons.
+    """A plan of a run-off.
 
     Args:
-        speed: over the plan of this contender that simulates best, by the clock: a geometric mean; None if it was not
-            timed, and for that plan itself.
-        error: standard error of its logarithm.
+        speed: measured, over the contender's plan that simulates best: a geometric mean; None if it was not timed, and
+            for that plan itself.
     """
 
     plan: WholePlan
     speed: float | None = None
-    error: float = math.inf
-    num_comparisons: int = 0
+    error: float = math.inf  # standard error of the logarithm of `speed`
+    num_comparisons: int = 0  # clean ones
 
     @property
     def is_faster(self) -> bool:
-        """Whether it is faster than what simulates best, beyond doubt."""
+        """Whether it is faster than the plan that simulates best, beyond doubt."""
         if self.speed is None or self.num_comparisons < LEAST_COMPARISONS:
             return False
         return math.log(self.speed) > BEYOND_DOUBT * self.error
@@ -74,7 +69,7 @@ class Raced:
 def run_off(
     request: Request, entrants: Sequence[Contender], shortlists: Shortlists, start: Callable[[Job], Started]
 ) -> dict[str, list[Raced]]:
-    """The plans of every contender that searches, as simulation ranks them; only one: it is not timed."""
+    """The plans of every contender that searches, in simulated order; a single plan is not timed."""
     raced = {name: [Raced(plan) for plan in plans] for name, plans in shortlists.items()}
     lanes = {
         _lane(entrant.name, place): replace(entrant, name=_lane(entrant.name, place))
@@ -107,19 +102,19 @@ def _timed(raced: Raced, log_ratios: Floats) -> Raced:
 
 
 def chosen(plans: Sequence[Raced]) -> Raced:
-    """The fastest of those plans that are faster than what simulates best, beyond doubt; else what simulates best."""
+    """The fastest plan that is faster beyond doubt than the one that simulates best; else the latter."""
     return max((each for each in plans[1:] if each.is_faster), key=lambda each: each.speed or 0.0, default=plans[0])
 
 
-def told(name: str, plans: Sequence[Raced]) -> str:
-    """A line on what a contender runs and why."""
+def described(name: str, plans: Sequence[Raced]) -> str:
+    """A line on the plan that a contender runs, and why."""
     first, *others = plans
-    others_told = ", ".join(
+    speeds = ", ".join(
         f"{_raced(each)} "
         + ("not timed" if each.speed is None else f"{each.speed:.3f} ±{each.error:.3f} ({each.num_comparisons})")
         for each in others
     )
-    return f"{name} runs {_raced(chosen(plans))}; over {_raced(first)}, which simulates best: {others_told}"
+    return f"{name} runs {_raced(chosen(plans))}; over {_raced(first)}, which simulates best: {speeds}"
 
 
 def _raced(raced: Raced) -> str:
@@ -132,7 +127,7 @@ def _lane(name: str, place: int) -> str:
 
 
 def _job(request: Request, shortlists: Shortlists, lanes: Mapping[str, Contender]) -> Job:
-    """The start of those plans that train as plain training does; a family has the first plan and another."""
+    """The start of the run-off: plans that train as plain training does; a family is a first plan and its rivals."""
     mode = request.mode
     assert isinstance(mode, Duel)
     plans = {_lane(name, place): plan for name, own in shortlists.items() for place, plan in enumerate(own)}
@@ -148,16 +143,16 @@ def _job(request: Request, shortlists: Shortlists, lanes: Mapping[str, Contender
 
 
 SCHEMA = "rpbench-duel-plans 1"
-# Plans of a contender that go into the run-off, and the share by which one may simulate worse than the best: the same
-# layers profiled twice within an hour put 4-4 of 1F1B 2 % before 5-3, and 4 % behind it.
+# Plans of a contender in the run-off, and the fraction by which one may simulate worse than the best: two profiles of
+# the same layers within an hour put partition 4-4 of 1F1B 2 % before 5-3, and 4 % behind it.
 MOST_PLANS = 3
 NEAR = 0.05
 
 
 def make_plans(request: Request, entrants: Sequence[Contender]) -> tuple[LayerTimes, dict[str, list[WholePlan]]]:
-    """The layer times, and the plans of every contender that has its own: the best few searched, or the one read.
+    """The layer times, and the plans of every contender that searches: the best few found, or the one of a file.
 
-    Raises ConfigError for a file that has no plans of these contenders, ValueError if a schedule cannot be built.
+    Raises ConfigError for a file without plans of these contenders, ValueError if a schedule cannot be built.
     """
     mode = request.mode
     assert isinstance(mode, Duel)
@@ -169,7 +164,7 @@ def make_plans(request: Request, entrants: Sequence[Contender]) -> tuple[LayerTi
 
 
 def plans_text(times: LayerTimes, plans: Mapping[str, WholePlan], raced: Mapping[str, Sequence[Raced]]) -> str:
-    """The file: the profile, each contender's partition and options, and what the run-off chose from."""
+    """The file: the profile, and each contender's partition, options and plans of the run-off."""
     found = {
         name: {
             **_named(plan),
@@ -211,17 +206,17 @@ def _read(request: Request, entrants: Sequence[Contender], path: str) -> tuple[L
 
 def _made(request: Request, entrant: Contender, times: LayerTimes, found: Mapping[str, Any]) -> WholePlan:
     own = found[entrant.name]
-    unmeasured = replace(request, cost=replace(request.cost, name="constant"))  # whose times are then put in
+    unmeasured = replace(request, cost=replace(request.cost, name="constant"))  # the profile's times replace them
     problem = replace(problem_of(unmeasured, entrant, keeps_last=own["keeps_last"]), times=times)
     plan = evaluate_whole(problem, parse(own["partition"]), entrant.dispatch, own["options"])
     return replace(plan, num_evaluated=own["num_evaluated"])
 
 
-# --- the search: the same, with the same budget, for every contender, on times profiled in this very run
+# --- the search: the same for every contender, with the same budget, on times profiled in this run
 
 
 def problem_of(request: Request, contender: Contender, *, keeps_last: bool = False) -> Problem:
-    """The planning problem of a contender; raises ValueError as `pose` does."""
+    """The planning problem of a contender; ValueError as of `pose`."""
     options = {**entry(contender.schedule).options, **contender.options}
     schedule = replace(request.schedule, entry=entry(contender.schedule), options=options)
     problem = pose(replace(request, schedule=schedule))
@@ -231,7 +226,7 @@ def problem_of(request: Request, contender: Contender, *, keeps_last: bool = Fal
 def shortlists(
     request: Request, entrants: Sequence[Contender], budget: int, *, keeps_last: bool = False
 ) -> dict[str, list[WholePlan]]:
-    """The best plans, of a `budget` simulated, of every contender that searches; ValueError if none can be built."""
+    """The best plans of every contender that searches, which may simulate `budget` of them; ValueError without any."""
     return {
         contender.name: best_plans(
             problem_of(request, contender, keeps_last=keeps_last),
@@ -247,7 +242,7 @@ def shortlists(
 
 
 def complete(entrants: Sequence[Contender], plans: Mapping[str, WholePlan]) -> dict[str, WholePlan]:
-    """The plan of every contender, checked: its own, that of another, or that of the limit."""
+    """The plan of every contender, checked: its own, another's, or the limit without scheduling."""
     found: dict[str, WholePlan] = {}
     for contender in entrants:
         if contender.engine == "side by side":
@@ -260,7 +255,7 @@ def complete(entrants: Sequence[Contender], plans: Mapping[str, WholePlan]) -> d
 
 
 def unscheduled(plan: WholePlan) -> WholePlan:
-    """The actions of a plan dealt evenly, each device for itself; its makespan is that of perfect balance."""
+    """The actions of a plan dealt evenly to independent devices; its makespan is that of perfect balance."""
     shape, partition = plan.schedule.shape, plan.schedule.partition
     assert partition is not None
     schedule = side_by_side(partition, shape.num_ranks, shape.num_microbatches, shape.num_steps)

@@ -1,4 +1,4 @@
-"""A duel from configuration to records: plan, check, play each start in a process of its own, write all records."""
+"""A duel from request to records: plan, check, play each start in a process of its own, write all records."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from rpbench.plan.whole import WholePlan
 from rpbench.records import record
 from rpbench.records.record import Record
 from rpbench.run.modes.duel.contenders import BASE, LIMIT, Contender, contenders, is_reference
-from rpbench.run.modes.duel.plans import chosen, complete, make_plans, plans_text, run_off, told
+from rpbench.run.modes.duel.plans import chosen, complete, described, make_plans, plans_text, run_off
 from rpbench.run.modes.duel.starts import Job, check_parity, planned_job, start_apart, without
 from rpbench.run.modes.duel.summary import Survey, emulated_makespans, lines, summary
 from rpbench.run.modes.duel.verdict import Started, plan_fields, timed_fields
@@ -24,13 +24,13 @@ from rpbench.run.scheduled import PROFILE
 
 SUMMARY = "summary.json"  # in the folder of 1F1B
 CLUSTER = "cluster.yaml"  # beside it: what the calibration before the first start found
-PLANS = "plans.json"  # beside it: what everybody ran
+PLANS = "plans.json"  # beside it: the plans of all contenders
 
 Fields = dict[str, Any]
 
 
 def records(request: Request) -> list[Record]:
-    """The records of every contender, made or found; all are on disk when this returns."""
+    """The records of every contender, made or found, all on disk on return."""
     assert isinstance(request.mode, Duel)
     entrants = contenders(request.mode.contenders)
     return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))
@@ -39,7 +39,7 @@ def records(request: Request) -> list[Record]:
 def found_or_made(
     request: Request, entrants: Sequence[Contender], make: Callable[[Mapping[str, str]], list[Record]]
 ) -> list[Record]:
-    """The records of a duel that has ended without a failure, or those that `make` writes by run_ids."""
+    """The records of a finished duel without failures, or those that `make` writes under the given run_ids."""
     results = request.results_dir
     ids = {entrant.name: record.run_id({**identity(request), "contender": entrant.name}) for entrant in entrants}
     record.check_writable(results, "results_dir")
@@ -50,7 +50,7 @@ def found_or_made(
 
 
 def write_all(request: Request, rows: list[Record], verdicts: Mapping[str, Fields]) -> list[Record]:
-    """Write and track records with the verdicts on their contenders, and what is added as they are written."""
+    """Write and track records, with the verdicts on their contenders."""
     for row in rows:
         row |= verdicts.get(row["contender"], {})
         row |= record.write(request.results_dir / row["run_id"], row)
@@ -66,9 +66,12 @@ def play_all(
     timed: Callable[[Sequence[str], Sequence[Started]], Mapping[str, Fields]],
     between: Callable[[], None] = lambda: None,
 ) -> list[Record]:
-    """The rows of all contenders: compared with plain training, and timed in every start where they are sound.
-    `opening` is known of a contender before, `timed` has the fields of those timed, `between` is called around each
-    start.
+    """The rows of all contenders: compared with plain training and, where they pass, timed in every start.
+
+    Args:
+        opening: fields of a contender that are known before.
+        timed: fields of the contenders that were timed.
+        between: called before, between and after the starts.
     """
     mode = request.mode
     assert isinstance(mode, Duel | Turns)
@@ -107,7 +110,7 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
     survey = _surveyor(request, job) if request.mode.calibrate else None
     for name, own in raced.items():
         if len(own) > 1:
-            job.tell(told(name, own))
+            job.tell(described(name, own))
 
     def opening(entrant: Contender) -> Fields:
         num_raced = len(raced.get(entrant.plan_of or entrant.name, ()))
@@ -135,7 +138,7 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
 
 
 def _surveyor(request: Request, job: Job) -> Survey:
-    """Calibrates as many cores as there are devices; the tokens are those of the contenders."""
+    """Calibrates as many cores as there are devices."""
     assert request.model is not None
 
     def measure() -> Calibration:

@@ -1,9 +1,9 @@
-"""Runs: as columns, the form they have in records, and each over the references that ran just before and after it.
+"""Runs as columns, as in records, each compared with the references that ran just before and after it.
 
-    run         R   c   a   R   d   R           the reference at a run's moment is the straight line between the
-    moment      0   1   2   3   4   5           logarithms of its two neighbours: steady drift cancels exactly
+    run         R   c   a   R   d   R           the reference at the time of a run is the straight line between the
+    time        0   1   2   3   4   5           logarithms of its two neighbours: steady drift cancels exactly
 
-A reference is compared with the others of its kind, so that it is one more contender that should come out at 1.
+A reference is compared with the other references, so its ratio should be 1.
 """
 
 import math
@@ -17,52 +17,38 @@ Columns = Mapping[str, Sequence[Any]]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-# Two ways to time a contender: the clock on the wall, and its actions' processor time on the action graph.
-CLOCKS = ("wall", "replay")
+CLOCKS = ("wall", "replay")  # wall-clock time, and the processor time of actions replayed on the action graph
 DECIMALS = 6  # of a second
-# A comparison in which other programs had more than this of a core does not count.
-MOST_OTHERS = 0.05
+MOST_OTHERS = 0.05  # cores: a comparison in which other programs used more does not count
 # Rank-seconds of a step that its replay does not explain (`rpbench.torch_runtime.recorded.outcome.unexplained`).
 MISSING = ("late", "messages", "after", "between", "outside")
 
 
 class Runs(NamedTuple):
-    """The runs of one start, in the order they were made.
+    """The runs of one start, in their order."""
 
-    Args:
-        who: number of the contender of each run.
-        at_s: middle of each run.
-        others_s: processor time that other programs had meanwhile; nan where the system does not say.
-        elapsed_s: that passed while others were watched.
-    """
-
-    who: npt.NDArray[np.int64]
-    at_s: Floats
+    who: npt.NDArray[np.int64]  # number of the contender
+    at_s: Floats  # middle of each run
     took_s: Floats
-    others_s: Floats
-    elapsed_s: Floats
+    others_s: Floats  # processor time of other programs meanwhile; nan where unknown
+    elapsed_s: Floats  # time in which other programs were watched
 
 
 class Comparisons(NamedTuple):
-    """A contender's runs over their neighbours.
+    """A contender's runs over their neighbours."""
 
-    Args:
-        log_ratios: logarithm of the reference's time over its own: above 0 it is faster.
-        others: cores that other programs kept busy in the run and its neighbours; nan where unknown.
-    """
-
-    log_ratios: Floats
+    log_ratios: Floats  # logarithm of the reference's time over its own: above 0 it is faster
     at_s: Floats
-    others: Floats
+    others: Floats  # cores that other programs kept busy in the run and its neighbours; nan where unknown
 
     @property
     def clean(self) -> Flags:
-        """Which of them count: an unknown load is no clean one."""
+        """Which comparisons count; one with an unknown load does not."""
         return np.asarray(self.others <= MOST_OTHERS)
 
 
 def runs_by(columns: Mapping[str, Columns], clock: str) -> Runs:
-    """All runs of a start in the order they were made; contenders are numbered as the mapping has them."""
+    """All runs of a start in their order; contenders are numbered in the order of the mapping."""
     who = [number for number, own in enumerate(columns.values()) for _ in own["at_s"]]
     order = np.argsort([at for own in columns.values() for at in own["at_s"]], kind="stable")
 
@@ -74,7 +60,7 @@ def runs_by(columns: Mapping[str, Columns], clock: str) -> Runs:
 
 
 def compare(runs: Runs, contender: int, references: Sequence[int]) -> Comparisons:
-    """A contender's runs that have a reference on either side; raises ValueError if there is no other reference."""
+    """A contender's runs over the references on either side; ValueError if there is no other reference."""
     known = np.flatnonzero(np.isin(runs.who, [number for number in references if number != contender]))
     if not known.size:
         raise ValueError("no reference has run: a comparison needs a run on either side")
@@ -89,7 +75,7 @@ def compare(runs: Runs, contender: int, references: Sequence[int]) -> Comparison
 
 
 def pairs(runs: Runs, contender: int, other: int) -> Comparisons:
-    """A contender's run of each turn over another's of the same turn; one of the two may have warmed up in front."""
+    """A contender's run of each turn over another's of the same turn; one of the two may have a warm-up run more."""
     own, others = (np.flatnonzero(runs.who == number) for number in (contender, other))
     num = min(own.size, others.size)
     both = np.stack([own[own.size - num :], others[others.size - num :]])

@@ -1,25 +1,24 @@
-"""Starts: the processes of a duel, each from resident contenders to their runs; and who may take part in them.
+"""Starts: the processes in which the contenders of a duel run; and the check that decides which contenders run.
 
-The place of a process's weights in memory stays for as long as it lives, and all its runs share that. Two starts are
-therefore two processes. Plans are made once and come with the job. Every contender gets the same help, which the record
-names: each worker and each rank computes on a core of its own, memory stays with the process
-(`rpbench.run.allocator`), one warm-up run each, no garbage collection in a run.
+The weights of a process stay at one place in memory, which affects all its runs. Two starts are therefore two
+processes. Plans are made once and come with the job. Every contender gets the same help, which the record names: each
+worker and each rank computes on a core of its own, memory stays with the process (`rpbench.run.allocator`), one warm-up
+run each, no garbage collection in a run.
 
 Turns: all contenders are resident side by side and run once each, in an order drawn anew, until enough is known. The
-references of a turn run the same plan, each resident for itself. They cut the other contenders into as many groups as
-there are references, as equal as possible:
+references of a turn run the same plan, each with weights of its own. They split the other contenders into groups of
+about equal size, one for each reference:
 
     turn 1   c a  R2  d  R1  e b  R3        turn 2   b  R1  d a  R3  c e  R2
 
-so that a run is never further from a reference on either side than a group is long: a drift over seconds is common to a
-run and its neighbours. In a run-off the plans of a contender are compared with each other alone, so they run one after
-the other, contenders and their plans in an order drawn anew:
+A run is then at most a group away from a reference on either side, and shares a drift over seconds with it. In a
+run-off the plans of a contender are compared with each other only, so they run one after the other, in an order drawn
+anew:
 
     turn 1   b1 b3 b2  c2 c1  a1 a2         turn 2   c1 c2  a2 a1  b2 b1 b3
 
-The draws follow from a seed, which the record keeps. The first turn warms everybody up and is not counted. Garbage is
-collected between runs, never in one; objects from before the first run are frozen, so that collecting takes
-milliseconds.
+The record keeps the seed of the draws. The first turn is a warm-up and does not count. Garbage is collected between
+runs only; objects from before the first run are frozen, so that a collection takes milliseconds.
 """
 
 import gc
@@ -56,8 +55,8 @@ from rpbench.workload.architecture import Architecture
 
 Told = Callable[[str], None]
 
-LOOK_EVERY = 5  # turns
-FAILURES = (RunFailed, ActionFailed, ValueError, RuntimeError)  # what a contender may end with; the others go on
+LOOK_EVERY = 5  # turns between two looks at whether enough is known
+FAILURES = (RunFailed, ActionFailed, ValueError, RuntimeError)  # of a contender; the others go on
 
 
 def why_lost(error: Exception) -> str:
@@ -75,7 +74,7 @@ class Run(NamedTuple):
 
 
 def turn_order(others: Sequence[str], references: Sequence[str], draw: Random) -> list[str]:
-    """One turn; raises ValueError if there is no reference."""
+    """One turn; ValueError without a reference."""
     if not references:
         raise ValueError("no reference: a turn needs at least 1 run to compare the others with")
     shuffled, last = draw.sample(others, len(others)), draw.sample(references, len(references))
@@ -88,7 +87,7 @@ def turn_order(others: Sequence[str], references: Sequence[str], draw: Random) -
 
 
 def family_order(families: Sequence[Sequence[str]], draw: Random) -> list[str]:
-    """One turn of a run-off; a family is the plans of a contender."""
+    """One turn of a run-off; a family are the plans of a contender."""
     return [name for family in draw.sample(families, len(families)) for name in draw.sample(family, len(family))]
 
 
@@ -100,11 +99,11 @@ def play(
     tell: Told = lambda line: None,
     lost: dict[str, str] | None = None,
 ) -> list[Run]:
-    """The runs, in the order they were made; no turn begins after `budget_s`, or once there are enough.
+    """The runs, in their order; no turn begins after `budget_s`, or once there are enough.
 
     Args:
-        make_turn: the order of the next turn, of all teams; where there are references, the last is one.
-        lost: gets who has failed, and why; the others go on without it.
+        make_turn: the order of the next turn, of all teams, with a reference last if there are any.
+        lost: gets contenders that fail, with the reason; the others go on.
     """
     began, lost = time.perf_counter(), {} if lost is None else lost
     runs: list[Run] = []
@@ -113,7 +112,7 @@ def play(
         while True:
             made = list(_made(teams, make_turn(), began, lost))
             if turn == 0:
-                made = made[-1:]  # the neighbour of whoever runs next
+                made = made[-1:]  # the neighbour of the next run
             runs += made
             spent = time.perf_counter() - began
             if turn % LOOK_EVERY == 0:
@@ -151,9 +150,9 @@ def _collection_between_runs() -> Iterator[None]:
 
 
 def columns_of(names: Sequence[str], runs: Sequence[Run]) -> dict[str, dict[str, list[Any]]]:
-    """Contender -> its runs, column by column; None where the system does not say what other programs did.
+    """Contender -> columns of its runs; None where the load of other programs is unknown.
 
-    Steps of a torch duel have a prediction, and what their replay leaves unexplained.
+    Steps of a torch duel also have a prediction, and the time that their replay leaves unexplained.
     """
     found: dict[str, dict[str, list[Any]]] = {name: {} for name in names}
     for name, at_s, sample in runs:
@@ -170,27 +169,21 @@ def columns_of(names: Sequence[str], runs: Sequence[Run]) -> dict[str, dict[str,
 # --- starts ---
 
 MakeTeams = Callable[[Sequence[Contender], ExitStack], Iterator[tuple[str, Team]]]
-"""(contenders, what closes their workers and ranks) -> each of them, ready to run; goes to another process."""
+"""(contenders, stack that closes their workers and ranks) -> name and team of each; sent to another process."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The job of a start, which is told of under a label; those of a duel differ in nothing but the seed of the order.
+    """The job of a start; the jobs of a duel differ only in the seed of the order."""
 
-    Args:
-        budget_s: no turn begins after that.
-        families: names of entrants that run one after the other, as in a run-off; empty where references are
-            scattered among all.
-    """
-
-    label: str
+    label: str  # in front of its messages
     entrants: tuple[Contender, ...]
     make_teams: MakeTeams
     num_devices: int
     rules: Rules
-    budget_s: float
+    budget_s: float  # no turn begins later
     order_seed: int
-    families: tuple[tuple[str, ...], ...] = ()
+    families: tuple[tuple[str, ...], ...] = ()  # in a run-off: names of entrants that run one after the other
 
     @property
     def names(self) -> list[str]:
@@ -202,7 +195,7 @@ class Job:
 
 @dataclass(frozen=True)
 class PlannedTeams:
-    """Contenders on the plans of theirs, on the same weights and tokens, which the seed decides."""
+    """Contenders with their plans, on the same weights and tokens, which follow from the seed."""
 
     model: Architecture
     sequences: int
@@ -216,7 +209,6 @@ class PlannedTeams:
     timeout_s: float
 
     def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-        """Every contender, ready to run, with workers and ranks that `stack` closes."""
         workload = synthetic(self.model, self.sequences, self.dtype, self.seed, self.num_microbatches)
         cores = usable_cores()
         backend = stack.enter_context(CpuBackend(cores))
@@ -249,7 +241,7 @@ class PlannedTeams:
 
 
 def planned_job(request: Request, entrants: Sequence[Contender], plans: Mapping[str, WholePlan]) -> Job:
-    """The job of every start of a request whose contenders have plans."""
+    """The job of the starts of a request whose contenders have plans."""
     mode, model, asked = request.mode, request.model, request.optimizer
     assert isinstance(mode, Duel)
     assert model is not None
@@ -269,7 +261,6 @@ def planned_job(request: Request, entrants: Sequence[Contender], plans: Mapping[
 
 
 def job_of(request: Request, label: str, entrants: Sequence[Contender], make_teams: MakeTeams) -> Job:
-    """The job of every start of a request."""
     mode = request.mode
     assert isinstance(mode, Duel | Turns)
     rules = Rules(half_width=mode.half_width, least_starts=max(Rules.least_starts, mode.num_starts))
@@ -277,7 +268,7 @@ def job_of(request: Request, label: str, entrants: Sequence[Contender], make_tea
 
 
 def start_apart(job: Job) -> Started:
-    """A start in a process of its own, which ends with it."""
+    """A start in a process of its own."""
     with side_processes(1, "spawn") as pool:
         return pool.submit(play_start, job).result()
 
@@ -325,15 +316,15 @@ def play_start(job: Job) -> Started:
 
 
 def _budget_s(job: Job) -> float:
-    """Zero, so a single turn, where devices share a core: such a duel has no verdict."""
+    """Zero, for a single turn, where devices share a core: such a duel has no verdict."""
     return job.budget_s if len(usable_cores()) >= job.num_devices else 0.0
 
 
-# --- parity: who trains as plain training does may take part ----------------------------------------------------
+# --- parity: contenders that train as plain training does may take part -------------------------------------------
 
 
 def check_parity(job: Job, sequence_tokens: int) -> dict[str, Parity]:
-    """Every contender's distance from plain training on short sequences, and why it may not enter, if it may not."""
+    """Every contender's distance from plain training on short sequences, and the reason if it may not take part."""
     found: dict[str, Parity] = {}
     with one_thread(), ExitStack() as stack:
         for name, team in job.make_teams(job.entrants, stack):
@@ -358,10 +349,10 @@ def _parity(team: Team, sequence_tokens: int) -> Parity:
 
 
 def _far(found: Parity) -> float:
-    """A contender's distance from plain training, by each compared quantity."""
+    """A contender's distance from plain training: the largest of the compared quantities."""
     return max(found[key] for key in (*DIFFERENCES, ON_DEVICE) if key in found)
 
 
 def without(job: Job, parities: Mapping[str, Parity]) -> Job:
-    """The job of those that may take part."""
+    """The job of the contenders that may take part."""
     return replace(job, entrants=tuple(entrant for entrant in job.entrants if parities[entrant.name]["parity"]))

@@ -1,4 +1,4 @@
-"""Summary: a duel's findings as data and as lines for people."""
+"""Summary of a duel: its findings as data and as lines for people, and its calibrations."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ NAME = "this_machine"
 
 @dataclass
 class Survey:
-    """Calibrations of one duel, each with the cluster that its file would hold, for microbatches of the contenders."""
+    """Calibrations of one duel, each with its cluster; `num_tokens` are those of a microbatch."""
 
     measure: Callable[[], Calibration]
     model: Architecture
@@ -48,14 +48,13 @@ class Survey:
         return [calibration.foreign_cores for calibration, _ in self.found]
 
     def first_file(self) -> str:
-        """The cluster file of the calibration before the first round."""
+        """The cluster file of the calibration before the first start."""
         calibration, cluster = self.found[0]
-        return to_text(
-            cluster, "python -m rpbench calibrate, before the first round of a duel", calibration.foreign_cores
-        )
+        heading = "python -m rpbench calibrate, before the first round of a duel"
+        return to_text(cluster, heading, calibration.foreign_cores)
 
     def makespans(self, plan: WholePlan, *, waits: bool = True) -> list[float]:
-        """Seconds by each calibration; unless it `waits`, of its devices' computation, perfectly balanced."""
+        """Seconds of a plan by each calibration; unless it `waits`, of perfectly balanced computation alone."""
         return [self._makespan(plan, cluster, waits) for _, cluster in self.found]
 
     def _makespan(self, plan: WholePlan, cluster: Machine, waits: bool) -> float:
@@ -79,20 +78,18 @@ class Survey:
 
 
 def emulated_makespans(plans: Mapping[str, WholePlan]) -> dict[str, float]:
-    """Seconds each plan takes; all at once, because sleeping takes no core."""
-    if not plans:
-        return {}
-    with ThreadPoolExecutor(len(plans)) as pool:
-        return dict(zip(plans, pool.map(_emulated, plans.values()), strict=True))
+    """Seconds that each plan takes with emulated durations; all at once, because sleeping takes no core."""
 
+    def emulate(plan: WholePlan) -> float:
+        with EmulatedBackend(plan.costs) as backend:
+            return float(execute(make_program(plan.schedule, plan.costs), backend.handlers, backend).makespan)
 
-def _emulated(plan: WholePlan) -> float:
-    with EmulatedBackend(plan.costs) as backend:
-        return float(execute(make_program(plan.schedule, plan.costs), backend.handlers, backend).makespan)
+    with ThreadPoolExecutor(max(1, len(plans))) as pool:
+        return dict(zip(plans, pool.map(emulate, plans.values()), strict=True))
 
 
 def summary(rows: Sequence[Record]) -> dict[str, Any]:
-    """The duel of one model: speeds over 1F1B by both clocks, verdicts by the clock on the wall."""
+    """The duel of one model: speeds over 1F1B by both clocks, verdicts by wall-clock time."""
     by_name = {row["contender"]: row for row in rows}
     found = {clock: findings(by_name, clock) for clock in CLOCKS}
     names = ("same_plan", "verdicts", "intervals")
@@ -128,10 +125,9 @@ def _contender(row: Record, found: Mapping[str, Mapping[str, Finding]]) -> dict[
 
 
 def _finding(found: Finding) -> dict[str, Any]:
-    """Numbers that are not finite become None."""
     ends = {key: getattr(found, key) for key in ("ratio", "low", "high", "sure_low", "sure_high")}
     return {
-        **{key: value if math.isfinite(value) else None for key, value in ends.items()},
+        **{key: value if math.isfinite(value) else None for key, value in ends.items()},  # JSON has no infinity
         "verdict": found.verdict,
         "reason": found.reason,
         "pairs": [start.num_pairs for start in found.starts],
@@ -140,7 +136,7 @@ def _finding(found: Finding) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """The lines of a summary that people read."""
+    """A summary in lines for people."""
     alarms = found["false_alarms"]
     turns = ", ".join(f"{start['num_turns']} turns in {start['spent_s']:.0f} s" for start in found["starts"])
     text = [

@@ -1,4 +1,4 @@
-"""Teams: contenders ready to run, all resident side by side, and what a run of one takes."""
+"""Teams: contenders that are ready to run, all resident side by side, and the times of their runs."""
 
 import time
 from collections import Counter
@@ -25,64 +25,55 @@ from rpbench.plan.whole import WholePlan
 from rpbench.sim.longest_path import simulate
 from rpbench.torch_runtime.processes.ranks import Ranks
 from rpbench.torch_runtime.processes.worker import StepRequest, cpu_s
-from rpbench.torch_runtime.recorded.outcome import (
-    TimeParts,
-    replay_makespan,
-    time_parts,
-    unexplained,
-)
+from rpbench.torch_runtime.recorded.outcome import TimeParts, replay_makespan, time_parts, unexplained
 from rpbench.torch_runtime.request import ONE_STAGE, TorchRequest
 
 Parity = dict[str, Any]
 DIFFERENCES = ("grad_max_abs_diff", "weight_max_abs_diff")
-# On accelerators: AdamW makes of a rounding of a gradient near its epsilon up to a whole step of the weights.
+# On accelerators gradients are compared, not weights: AdamW can turn the rounding of a gradient near its epsilon into a
+# whole step of the weights.
 ON_DEVICE = "device_grad_max_rel_diff"
 
 
 class Absent(ValueError):
-    """A contender is not installed here, or has not what it runs on."""
+    """A contender cannot run here: its package or its device is missing."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of a contender: all steps, the optimizer's among them; in a torch duel one step without it.
+    """One run of a contender: all steps with the optimizer's; in a torch duel one step without the optimizer's.
 
     Args:
-        wall_s: by the clock on the wall.
-        replay_s: what the actions' processor times give on the same action graph, whatever else the machine did; in a
-            torch duel the graph timed with the step's own durations, by the clock on the wall; None on accelerators.
-        cpu_s: these times together; in a torch duel what all threads of the processes that ran it used.
-        elapsed_s: that passed in which other programs were watched.
-        others_s: processor time that they had meanwhile; None where the system does not say.
-        loss: of the last step; None if it is not ours to know.
-        predicted_s: the simulator's, from the durations in this contender's step before; None for the first.
-        missing: rank-seconds that the replay does not explain, by name; None where not asked for.
+        replay_s: makespan of the action graph with the actions' processor times, so without disturbance by other
+            programs; in a torch duel with the wall-clock durations of the step; None on accelerators.
+        cpu_s: these times together; in a torch duel the processor time of all threads of the processes that ran it.
+        predicted_s: simulated from the durations in the step before of this contender; None for the first step.
     """
 
     wall_s: float
     replay_s: float | None
     cpu_s: float
-    elapsed_s: float
-    others_s: float | None
-    loss: float | None = None
+    elapsed_s: float  # time in which other programs were watched
+    others_s: float | None  # processor time of other programs meanwhile; None where unknown
+    loss: float | None = None  # of the last step; None where other runtimes do not tell
     predicted_s: float | None = None
-    missing: Mapping[str, float] | None = None
+    missing: Mapping[str, float] | None = None  # rank-seconds that the replay does not explain, by cause
 
 
 class Team(Protocol):
     """A contender that can be run any number of times."""
 
-    tolerance: float
+    tolerance: float  # largest distance from plain training
 
     def check(self, sequence_tokens: int) -> Parity:
-        """How far it is from plain training, on short sequences."""
+        """Its distance from plain training, on short sequences."""
 
     def run(self) -> Sample:
         """Train once, from the same weights every time."""
 
 
 class EngineTeam:
-    """A plan on our engine, a thread a device; unless it `waits`, each device has its part of the work without gaps."""
+    """A plan on our engine, a thread a device; unless it `waits`, times are those of computation without gaps."""
 
     tolerance = 0.0  # bit for bit
 
@@ -118,24 +109,24 @@ class EngineTeam:
 
 
 class _OnRanks:
-    """A contender on processes, which compute on some cores."""
+    """A contender on processes that compute on the given cores."""
 
     def __init__(self, ranks: Ranks, cores: Sequence[int]) -> None:
         self._ranks, self._cores, self._is_warm = ranks, cores, False
 
     def _warm_up(self, run: Callable[[], Any]) -> None:
-        """Run once before the first run, which starts the thread of every rank that computes."""
+        """Run once before the first run: this starts the threads that compute, which are then bound to cores."""
         if not self._is_warm:
             run()
             for pid, core in zip(self._ranks.pids, cycle(self._cores), strict=False):
-                bind(pid, core)  # the thread that computes; those of its messages go where the system puts them
+                bind(pid, core)  # the computing thread; the system places those for messages
             self._is_warm = True
 
 
 class SystemTeam(_OnRanks):
-    """Another runtime, by its adapter in `baselines.systems`, on processes of its own.
+    """Another runtime on processes of its own, by its adapter in `baselines.systems`.
 
-    `tolerance` is how far it may be from plain training in what is `compared`: it may add in another order.
+    It may add in another order than plain training: what is `compared` may differ by `tolerance`.
     """
 
     def __init__(
@@ -158,7 +149,7 @@ class SystemTeam(_OnRanks):
         return self._sampled()[0]
 
     def _sampled(self) -> tuple[Sample, list[Any]]:
-        """A run without a replay, and what every rank answers."""
+        """A run without a replay, and the answers of all ranks."""
         self._warm_up(lambda: self._ranks.run_case(self._case))
         with ForeignLoad(self._ranks.pids) as foreign:
             answers = self._ranks.run_case(self._case)
@@ -170,8 +161,7 @@ class SystemTeam(_OnRanks):
 class TorchTeam(SystemTeam):
     """torch's Schedule1F1B on processes, with the partition of a plan.
 
-    Its replay is that of its forwards, backwards and steps on our 1F1B's graph: messages between its ranks take no
-    processor time there.
+    Its forwards, backwards and steps are replayed on the graph of our 1F1B, where messages take no processor time.
     """
 
     def __init__(self, plan: WholePlan, case: Case, ranks: Ranks, program: Program, cores: Sequence[int]) -> None:
@@ -202,9 +192,9 @@ class TorchTeam(SystemTeam):
 
 
 class RankTeam(_OnRanks):
-    """A table, or torch's own schedule, on ranks that hold the other entrants as well, by the name of its resident.
+    """A table, or torch's own schedule, on ranks that also hold the other entrants, each under its name.
 
-    There is no recomputation and no optimizer step: a step is the forwards and backwards of one table.
+    A step is the forwards and backwards of one table, without recomputation and optimizer.
     """
 
     def __init__(self, name: str, request: TorchRequest, ranks: Ranks, cores: Sequence[int]) -> None:
@@ -226,11 +216,11 @@ class RankTeam(_OnRanks):
         timeline, table = found.timeline(), self._asked.request.lowered.table
         wall_s, replay_s = found.wall_s(), replay_makespan(timeline)
         predicted_s = None if self._costs is None else float(simulate(table, self._costs).makespan)
-        # torch's own split functions: the first stage's I does nothing and its W is the whole backward, and the members
-        # of an overlap run one after the other. Both are in the times, so nothing is gained by an overlap.
+        # With torch's split functions the first stage's I does nothing and its W is the whole backward, and the parts
+        # of an overlapped pair run one after the other. The times contain both, so nothing is gained by an overlap.
         self._costs = measured_costs(timeline, recompute_ahead=False, hop_s=found.hop_s)
         parts = time_parts(found)
-        if self._asked.request.order_of in ONE_STAGE:  # whose messages are not recorded apart
+        if self._asked.request.order_of in ONE_STAGE:  # their messages are not recorded separately
             parts = _all_late(parts, wall_s, len(self._ranks.pids))
         return Sample(
             wall_s,
@@ -245,7 +235,7 @@ class RankTeam(_OnRanks):
 
 
 class ThreadTeam:
-    """The same schedule on our engine, a thread a rank; the costs order what its program is made of."""
+    """The same schedule on our engine, a thread a rank; `costs` order the actions of its program."""
 
     tolerance = 0.0
 
@@ -270,6 +260,10 @@ class ThreadTeam:
         replay_s = replay_makespan(timeline)
         predicted_s = None if self._costs is None else float(simulate(self._table, self._costs).makespan)
         self._costs = measured_costs(timeline, recompute_ahead=False)
+        # Threads have no messages, and wait between actions.
+        num_ranks = timeline.schedule.shape.num_ranks
+        computing = sum(float(span.end - span.start) for span in timeline.spans())
+        parts = _all_late(TimeParts(computing, 0.0, 0.0, 0.0, 0.0), wall_s, num_ranks)
         return Sample(
             wall_s,
             replay_s,
@@ -278,29 +272,21 @@ class ThreadTeam:
             foreign.others_s,
             training.mean_loss(0),
             predicted_s,
-            _of_threads(timeline, wall_s, replay_s),
+            unexplained(wall_s, replay_s, parts, num_ranks),
         )
 
-    def _execute(self, training: Training) -> Any:
+    def _execute(self, training: Training) -> Timeline:
         return execute(training.program(self._order, real_time=True), training.handlers, self._backend)
 
 
-def _of_threads(timeline: Timeline, wall_s: float, replay_s: float) -> dict[str, float]:
-    """The time by which a step on threads exceeds its replay: they have no messages, and wait between actions."""
-    num_ranks = timeline.schedule.shape.num_ranks
-    computing = sum(float(span.end - span.start) for span in timeline.spans())
-    parts = TimeParts(computing, 0.0, 0.0, 0.0, 0.0)
-    return unexplained(wall_s, replay_s, _all_late(parts, wall_s, num_ranks), num_ranks)
-
-
 def _all_late(parts: TimeParts, wall_s: float, num_ranks: int) -> TimeParts:
-    """The parts of a step in which only computations are recorded: all the rest is waiting."""
+    """The parts of a step where only computation is recorded: all the rest is waiting."""
     waiting = num_ranks * wall_s - parts.computing - parts.after
     return replace(parts, waiting=waiting, messages=0.0, between=0.0)
 
 
 def shortened(workload: Workload, sequence_tokens: int) -> Workload:
-    """The model on sequences of another length, which the order of computation does not depend on."""
+    """The workload on sequences of another length; the order of computation stays the same."""
     data = workload.data
     if not isinstance(data, SyntheticTokens):
         return workload

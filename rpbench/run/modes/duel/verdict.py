@@ -1,17 +1,17 @@
 """Verdicts on every contender from the starts of a duel, with one error rate for the whole table.
 
-The unit of replication is a start, a process of its own: within one, memory stands where it stands and every run of a
-contender shares that. A contender's value in a start is the mean of its block means. What differs between starts is
-estimated from all contenders together, because two starts alone tell one contender next to nothing; how exactly its
-own value is known within a start comes from its own blocks. Both go into the variance of its mean over starts:
+The unit of replication is a start, a process of its own: all runs in a process share its place in memory. A contender's
+value in a start is the mean of its block means. The variance between starts is estimated from all contenders together,
+because two starts say next to nothing about one contender; the variance within a start comes from its own blocks. Both
+go into the variance of its mean over starts:
 
     variance = (between - mean of within + own within) / starts        never less than own within / starts
 
-The values of one start share the references it was compared with. With R references two contenders correlate by
-1 / (R + 1), so that K contenders tell as much of what differs between starts as fewer independent ones would.
+The values of one start share its references. With R references two contenders correlate by 1 / (R + 1), so K contenders
+count as fewer independent ones when the variance between starts is estimated.
 
-`low` and `high` hold each ratio by itself with 95 %; `sure_low` and `sure_high` hold all of the table at once
-(Bonferroni), and only they decide. A verdict needs all of `Rules` besides.
+`low` and `high` are the 95 % interval of one ratio; `sure_low` and `sure_high` hold for the whole table at once
+(Bonferroni), and only they decide. A verdict also needs all of `Rules`.
 """
 
 import math
@@ -30,14 +30,14 @@ from rpbench.run.modes.duel.runs import Comparisons, Floats
 
 
 class Started(NamedTuple):
-    """A start's runs by contender and column, and what is true of all: seed, turns, seconds, cores, stability."""
+    """A start's runs by contender and column, and facts about the start: seed, turns, seconds, cores."""
 
     about: dict[str, Any]
     columns: dict[str, dict[str, list[Any]]]
 
 
 class Ratio(NamedTuple):
-    """A median over starts, with the least and the greatest: too few for more."""
+    """A median over starts, with the least and the greatest value: starts are too few for an interval."""
 
     median: float
     low: float
@@ -48,7 +48,7 @@ class Ratio(NamedTuple):
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """The median of the starts' ratios, and their range; raises ValueError unless every start has one of each."""
+    """The median of the starts' ratios, and their range; ValueError unless every start has one of each."""
     ratios = [one / other for one, other in zip(numerators, denominators, strict=True)]
     if not ratios:
         raise ValueError("no start to compare: a ratio needs at least 1")
@@ -56,7 +56,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
 
 
 def plan_fields(plan: WholePlan, num_raced: int) -> dict[str, Any]:
-    """The plan of a contender as record fields, and how many plans its run-off timed."""
+    """The plan of a contender as record fields, and the number of plans in its run-off."""
     shape = plan.schedule.shape
     return {
         "partition_layers": str(plan.schedule.partition),
@@ -72,9 +72,9 @@ def plan_fields(plan: WholePlan, num_raced: int) -> dict[str, Any]:
 
 
 def timed_fields(name: str, starts: Sequence[Started], num_steps: int) -> dict[str, Any]:
-    """A contender's runs of every start, and the medians over starts of the medians within each."""
+    """A contender's runs in every start, and medians over starts of the medians within each."""
     runs = [start.columns[name] for start in starts]
-    others = [cores for cores in map(other_cores, runs) if cores is not None]
+    others = [cores for cores in map(_other_cores, runs) if cores is not None]
     return {
         "makespan_s": _median(runs, "wall_s"),
         "step_time_s": _median(runs, "wall_s") / num_steps,
@@ -90,7 +90,7 @@ def _median(runs: Sequence[Mapping[str, Sequence[float]]], key: str) -> float:
     return median(median(start[key]) for start in runs)
 
 
-def other_cores(columns: Mapping[str, Sequence[Any]]) -> float | None:
+def _other_cores(columns: Mapping[str, Sequence[Any]]) -> float | None:
     """Cores that other programs kept busy in a contender's runs; None where unknown."""
     if any(each is None for each in columns["others_s"]):
         return None
@@ -98,56 +98,47 @@ def other_cores(columns: Mapping[str, Sequence[Any]]) -> float | None:
 
 
 def predictions(row: Record) -> list[float]:
-    """The prediction for each start: the mean of the calibrations before and after it, in seconds."""
-    found = row["calibrated_makespans_s"]
-    return [(before + after) / 2 for before, after in pairwise(found)]
+    """The prediction for each start, seconds: the mean of the calibrations before and after it."""
+    return [(before + after) / 2 for before, after in pairwise(row["calibrated_makespans_s"])]
 
 
 def over_predicted(row: Record, clock: str) -> Ratio:
-    """Measured over predicted time, each start by itself."""
+    """Measured over predicted time of each start."""
     return ratio(times(row, clock), predictions(row))
 
 
 def drift(row: Record) -> float:
-    """How far the predictions of a duel's calibrations are apart, relative to the least."""
+    """Spread of the predictions of a duel's calibrations, relative to the least."""
     found = row["calibrated_makespans_s"]
     return float(max(found) / min(found) - 1)
 
 
 def times(row: Record, clock: str) -> list[float]:
-    """The median of a contender's runs in each start by a clock, in seconds."""
+    """The median of a contender's runs in each start by a clock, seconds."""
     return [median(start[f"{clock}_s"]) for start in row["runs"]]
 
 
-TRIMMED = 0.2  # share of each end of a block that its mean leaves out
+TRIMMED = 0.2  # fraction of a block that its mean leaves out at either end
 
 Verdict = Literal["faster", "slower", "no difference shown", "no verdict"]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules for a verdict.
+    """The rules for a verdict."""
 
-    Args:
-        least_pairs, least_minutes: clean comparisons in each start, and the minutes of the clock they lie in.
-        half_width: the most that the interval may reach to either side, as a share, what differs between starts apart.
-        least_starts: processes.
-        block_length, most_blocks: the comparisons of a start are cut into blocks of at least so many, and no more.
-        confidence: of each interval by itself, and of all verdicts together.
-    """
-
-    least_pairs: int = 30
-    least_minutes: int = 3
-    half_width: float = 0.02
+    least_pairs: int = 30  # clean comparisons in each start
+    least_minutes: int = 3  # minutes of the clock in which they lie
+    half_width: float = 0.02  # largest relative half width of the interval, without the variance between starts
     least_starts: int = 2
-    block_length: int = 5
+    block_length: int = 5  # least number of comparisons in a block of a start
     most_blocks: int = 12
-    confidence: float = 0.95
+    confidence: float = 0.95  # of each interval by itself, and of all verdicts together
 
 
 @dataclass(frozen=True)
 class StartFinding:
-    """A contender in one start: its ratio to the references, the exact interval of its blocks, and what is behind."""
+    """A contender in one start: its ratio to the references with the exact interval of its blocks."""
 
     ratio: float
     low: float
@@ -159,11 +150,11 @@ class StartFinding:
 
     @property
     def half_width(self) -> float:
-        """How far the interval reaches to either side, as a share; of 1F1B over this contender it is the same."""
+        """Relative half width of the interval; the same for the inverse ratio."""
         return math.log(self.high / self.low) / 2 if self.low else math.inf
 
     def lacks(self, rules: Rules) -> str:
-        """The reason why this start does not count; empty if it does."""
+        """Why this start does not count; empty if it does."""
         if self.num_pairs < rules.least_pairs:
             spoilt = f", other programs spoilt {self.num_disturbed}" if self.num_disturbed else ""
             return f"{self.num_pairs} clean comparisons of at least {rules.least_pairs}{spoilt}"
@@ -172,13 +163,13 @@ class StartFinding:
         return ""
 
     def is_enough(self, rules: Rules) -> bool:
-        """Whether starts like this one would be known well enough together."""
+        """Whether starts like this one are enough together."""
         return not self.lacks(rules) and self.half_width <= rules.half_width * math.sqrt(rules.least_starts)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A contender in all starts: how many times as fast as the references it is."""
+    """A contender in all starts; `ratio` is its speed over the references'."""
 
     ratio: float
     low: float
@@ -207,8 +198,9 @@ def find_start(found: Comparisons, rules: Rules) -> StartFinding:
 def judge(
     table: Mapping[str, Sequence[StartFinding]], num_references: int, rules: Rules, num_verdicts: int | None = None
 ) -> dict[str, Finding]:
-    """The finding of every contender from its starts, each compared with `num_references`; verdicts that are given
-    together are those of this table if it stands alone.
+    """The finding of every contender from its starts, each compared with `num_references`.
+
+    `num_verdicts` share one error rate; by default those of this table.
     """
     sound = {name: [start for start in starts if start.logs.size] for name, starts in table.items()}
     means = [np.array([start.logs.mean() for start in starts]) for starts in sound.values()]
@@ -218,7 +210,7 @@ def judge(
 
 
 class _Between:
-    """The variance between starts, from all contenders together."""
+    """The variance between starts, estimated from all contenders together."""
 
     def __init__(self, means: Sequence[Floats], within: Sequence[float], num_references: int) -> None:
         several = [number for number, row in enumerate(means) if len(row) > 1]
@@ -230,7 +222,7 @@ class _Between:
 
 
 def _within(starts: Sequence[StartFinding]) -> float:
-    """Variance of the value of a start, from the spread of its blocks."""
+    """Variance of the value of a start, from its blocks."""
     return float(np.mean([start.logs.var(ddof=1) / start.logs.size for start in starts])) if starts else 0.0
 
 
@@ -249,7 +241,8 @@ def _find(
     if len(sound) < rules.least_starts:
         far = math.inf
     low, high, sure_low, sure_high = (math.exp(centre + each) for each in (-near, near, -far, far))
-    verdict = _verdict((sure_low, sure_high), reason)
+    verdict: Verdict = "faster" if sure_low > 1 else "slower" if sure_high < 1 else "no difference shown"
+    verdict = "no verdict" if reason else verdict
     return Finding(math.exp(centre), low, high, sure_low, sure_high, verdict, reason, starts)
 
 
@@ -263,38 +256,30 @@ def _lacks(starts: Sequence[StartFinding], rules: Rules) -> str:
     return "; ".join(lacking)
 
 
-def _verdict(sure: tuple[float, float], reason: str) -> Verdict:
-    if reason:
-        return "no verdict"
-    if sure[0] > 1:
-        return "faster"
-    return "slower" if sure[1] < 1 else "no difference shown"
-
-
 # --- block means, order statistics, and quantiles of Student's t
 
 
 def block_means(values: Floats, num_blocks: int) -> Floats:
-    """Trimmed means of blocks of neighbours, as equally long as possible; raises ValueError if there are fewer values.
+    """Trimmed means of equally long blocks of neighbours; ValueError for fewer values than blocks.
 
-    Neighbours in time are correlated, far blocks are hardly: their spread tells how well the mean is known where that
-    of single values does not. A fifth of each end is left out, because single runs are interrupted.
+    Neighbours in time are correlated and distant blocks hardly, so the variance of the mean follows from the blocks and
+    not from single values. Means are trimmed because single runs are interrupted.
     """
     if len(values) < num_blocks:
         raise ValueError(f"{len(values)} values in {num_blocks} blocks: a block holds at least 1")
-    return np.array([_trimmed_mean(block) for block in np.array_split(values, num_blocks)])
 
+    def trimmed_mean(block: Floats) -> float:
+        cut = int(TRIMMED * len(block))
+        return float(np.sort(block)[cut : len(block) - cut].mean())
 
-def _trimmed_mean(values: Floats) -> float:
-    cut = int(TRIMMED * len(values))
-    return float(np.sort(values)[cut : len(values) - cut].mean())
+    return np.array([trimmed_mean(block) for block in np.array_split(values, num_blocks)])
 
 
 def order_interval(values: Floats, confidence: float) -> tuple[float, float]:
     """The interval of a median between order statistics: exact for any continuous distribution of independent values.
 
-    Between the two pairs of order statistics on either side of the confidence it is interpolated; where even the least
-    and the greatest value have less confidence, it is nothing less than everything.
+    It is interpolated between the two pairs of order statistics whose confidence is next; it is infinite where even the
+    least and the greatest value have less confidence.
 
     Source: Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics", Statistics and
     Probability Letters 4 (1986).
@@ -317,7 +302,7 @@ def order_interval(values: Floats, confidence: float) -> tuple[float, float]:
 
 @cache
 def student_quantile(confidence: float, freedom: int) -> float:
-    """The t that Student's distribution stays below in absolute value with this confidence.
+    """The t with P(|T| <= t) = confidence for Student's distribution.
 
     Source: the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4, bisected.
     """
@@ -329,7 +314,7 @@ def student_quantile(confidence: float, freedom: int) -> float:
 
 
 def _inside(t: float, freedom: int) -> float:
-    """Probability that |T| <= t."""
+    """P(|T| <= t)."""
     angle = math.atan(t / math.sqrt(freedom))
     cosine = math.cos(angle)
     odd = freedom % 2

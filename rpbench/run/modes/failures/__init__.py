@@ -1,4 +1,4 @@
-"""mode=failures: ranks that die in a run, simulated or as processes that are killed, and what that costs."""
+"""mode=failures: what ranks that die cost a run, simulated or with processes that are killed."""
 
 from rpbench.config.choices import ConfigError, Failures
 from rpbench.config.request import Request

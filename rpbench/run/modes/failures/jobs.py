@@ -1,4 +1,4 @@
-"""Jobs: the facts of a run that a policy knows, and the policies by name."""
+"""Simulated failures: the job that a policy sees, the policies by name, and the record of a run."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from rpbench.sim.memory import peak_in_flight
 
 
 class Step(NamedTuple):
-    """One simulated step of a pipeline, and what follows from it."""
+    """One simulated step of a pipeline, and its job."""
 
     assembled: Assembled
     timeline: Timeline
@@ -36,9 +36,10 @@ class Step(NamedTuple):
 
 
 def step_of(assembled: Assembled, asked: Failures, num_pipelines: int) -> Step:
-    """A step of an assembled run, on so many pipelines; raises ConfigError for a time or a pace that cannot be."""
-    timeline, cluster, shape = simulate_graph(assembled.graph, assembled.costs), assembled.cluster, assembled.schedule
-    begun_s: dict[int, float] = {}  # microbatch -> when the first of it begins
+    """A step of an assembled run on some pipelines; ConfigError for an impossible time or bandwidth."""
+    timeline, cluster = simulate_graph(assembled.graph, assembled.costs), assembled.cluster
+    shape = assembled.schedule.shape
+    begun_s: dict[int, float] = {}  # microbatch -> start of its first action
     for span in timeline.spans():
         for part in parts_of(span.action):
             if part.kind in COMPUTE and part.microbatch is not None:
@@ -46,9 +47,9 @@ def step_of(assembled: Assembled, asked: Failures, num_pipelines: int) -> Step:
                 begun_s[part.microbatch] = min(start, begun_s.get(part.microbatch, start))
     try:
         job = Job(
-            shape.shape.num_ranks,
+            shape.num_ranks,
             num_pipelines,
-            shape.shape.num_microbatches,
+            shape.num_microbatches,
             float(timeline.makespan) / timeline.units_per_second,
             tuple(begun_s[microbatch] for microbatch in sorted(begun_s)),
             _state_bytes(assembled),
@@ -64,7 +65,7 @@ def step_of(assembled: Assembled, asked: Failures, num_pipelines: int) -> Step:
 
 
 def _state_bytes(assembled: Assembled) -> tuple[int, ...]:
-    """Weights and optimizer state of each rank, equal parts of what they share or the host has; 0 without a shape."""
+    """Weights and optimizer state of each rank, equal parts if ranks or the host share them; 0 without a shape."""
     schedule, sizes = assembled.schedule, assembled.sizes
     ranks = range(schedule.shape.num_ranks)
     if sizes is None or schedule.partition is None:
@@ -82,17 +83,17 @@ def _has_state_elsewhere(schedule: Schedule) -> bool:
     return schedule.weights is Weights.STREAMED or shares_or_offloads(schedule)
 
 
-def _stages_on(schedule: Schedule, rank: int) -> list[int]:
+def _stages_on(schedule: Schedule, rank: int) -> set[int]:
     parts = (part for action in schedule.compute(rank) for part in parts_of(action))
-    return sorted({part.stage for part in parts if part.kind in BACKWARD})
+    return {part.stage for part in parts if part.kind in BACKWARD}
 
 
 def _has_one_stage_a_rank(schedule: Schedule) -> bool:
-    return all(_stages_on(schedule, rank) == [rank] for rank in range(schedule.shape.num_ranks))
+    return all(_stages_on(schedule, rank) == {rank} for rank in range(schedule.shape.num_ranks))
 
 
 def _times(assembled: Assembled, kind: Kind) -> tuple[float, ...]:
-    """Seconds of a kind on each stage, recomputation included: in a whole backward, or in its first half."""
+    """Seconds of a kind on each stage; a whole backward or its first half includes recomputation."""
     costs, stages = assembled.costs, range(assembled.schedule.shape.num_stages)
     works = [costs.on(stage, costs.of(kind, stage)) for stage in stages]
     return tuple(float(work.pre + work.main) / costs.units_per_second for work in works)
@@ -103,7 +104,7 @@ def _hop_s(assembled: Assembled) -> float:
 
 
 def fits(assembled: Assembled, in_flight: Sequence[int] | None = None, more: Sequence[int] = ()) -> bool:
-    """Whether ranks have room for so many microbatches, or those of the schedule, and for some more bytes each."""
+    """Whether each rank has memory for `in_flight` microbatches, by default the schedule's, and `more` bytes."""
     limit, sizes = assembled.cluster.usable_memory_bytes, assembled.sizes
     if limit is None or sizes is None:
         return True
@@ -117,7 +118,7 @@ def fits(assembled: Assembled, in_flight: Sequence[int] | None = None, more: Seq
 
 
 def policy_of(request: Request, asked: Failures, step: Step) -> Checkpoint:
-    """The asked policy; ConfigError, naming others, for a schedule it cannot serve, NoForm if none fits."""
+    """The chosen policy; ConfigError for a schedule that it cannot serve, NoForm if no form fits."""
     schedule = step.assembled.schedule
     if schedule.policy is not Updates.FLUSH:
         raise ConfigError(
@@ -222,7 +223,6 @@ _POLICIES: dict[str, Callable[[Request, Failures, Step], Checkpoint]] = {
 
 
 def prepare(request: Request) -> Work:
-    """Check a request and give its work."""
     asked = request.mode
     assert isinstance(asked, Failures)
     if request.num_steps != 1:
@@ -236,8 +236,8 @@ def prepare(request: Request) -> Work:
         horizon_s = asked.horizon_steps * policy.job.step_s if asked.horizon_s is None else asked.horizon_s
         failures = _failures(request, asked, step.job.num_ranks, horizon_s)
     except NoForm as error:
-        reason = str(error)
-        return Work({"policy": asked.policy}, lambda: _infeasible(reason))
+        infeasible = _infeasible(str(error))
+        return Work({"policy": asked.policy}, lambda: infeasible)
     except ConfigError:
         raise
     except ValueError as error:
@@ -280,7 +280,7 @@ def _outcome(step: Step, policy: Checkpoint, failures: tuple[Failure, ...], hori
 
 
 def _story(step: Step, history: History, free_s: float) -> Fields:
-    """Record fields: the events, and the pace over the horizon."""
+    """Record fields: the failures, and the pace over the horizon."""
     costs, goodput = [event.recovery for event in history.events], history.steps_per_s
     fetched: Counter[str] = Counter()
     for each in costs:
@@ -300,12 +300,11 @@ def _story(step: Step, history: History, free_s: float) -> Fields:
         "lost_microbatches": sum(each.lost_microbatches for each in costs),
         "fetched_bytes": dict(fetched),
         "recover_s": sum(event.waited_s + event.recovery.recover_s for event in history.events),
-        "failures": [_told(event) for event in history.events],
+        "failures": [_failure_fields(event) for event in history.events],
     }
 
 
-def _told(event: Event) -> Fields:
-    """One failure, with its terms."""
+def _failure_fields(event: Event) -> Fields:
     names = ("source", "lost_steps", "lost_microbatches", "detect_s", "restart_s", "fetch_s", "recompute_s")
     found = event.recovery
     return {

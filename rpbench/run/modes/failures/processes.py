@@ -1,4 +1,4 @@
-"""Processes that are killed: training on a process a rank, beside the same training undisturbed and the simulation."""
+"""Processes that are killed: training with one process a rank, compared with undisturbed training and simulation."""
 
 import tempfile
 from collections.abc import Sequence
@@ -29,7 +29,6 @@ from rpbench.run.training.tensors import optimizer_settings
 
 
 def prepare(request: Request) -> Work:
-    """Check a request and give its work."""
     asked = request.mode
     assert isinstance(asked, Failures)
     assembled = assembled_of(replace(request, num_steps=1))
@@ -42,7 +41,7 @@ def prepare(request: Request) -> Work:
 
 
 def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
-    assert assembled.model is not None  # or the request had been refused
+    assert assembled.model is not None  # as checked
     if asked.policy not in ("checkpoint", "gemini") or asked.pipelines != 1 or asked.dies != "machine":
         raise ConfigError(
             f"mode.run=processes with mode.policy={asked.policy} mode.pipelines={asked.pipelines} "
@@ -138,9 +137,9 @@ def _carried_out(plan: Plan, asked: Failures, assembled: Assembled, whole: Assem
 
 
 def _why_failed(plan: Plan, difference: float, found: Sequence[Return], simulated: Sequence[tuple[int, int]]) -> str:
-    """Why weights or what was done again are not as they must be; empty where they are.
+    """Why the weights, or the repeated work, are not as they must be; empty where they are.
 
-    How far others had come when a rank died is up to their clocks; the rank of the first stage knows it of itself.
+    The progress of other ranks at a death depends on their clocks: microbatches are compared for the first stage only.
     """
     if difference:
         return f"weights differ by up to {difference:g} from those of training without failures, expected 0"
@@ -149,8 +148,8 @@ def _why_failed(plan: Plan, difference: float, found: Sequence[Return], simulate
     for each, (steps, microbatches) in zip(found, simulated, strict=True):
         whole = each.lost_steps * plan.order.shape.num_microbatches
         again = each.lost_steps, whole + each.num_microbatches
-        knows = each.ranks == plan.rank_of[:1]
-        if again[0] != steps or (knows and again[1] != microbatches):
+        is_first = each.ranks == plan.rank_of[:1]
+        if again[0] != steps or (is_first and again[1] != microbatches):
             return (
                 f"rank {each.ranks[0]} in step {each.step}: steps and microbatches done again {again}, simulated "
                 f"{(steps, microbatches)}"
@@ -159,7 +158,7 @@ def _why_failed(plan: Plan, difference: float, found: Sequence[Return], simulate
 
 
 def undisturbed(plan: Plan, schedule: Schedule, costs: CostTable) -> Tensors:
-    """The weights of the same training in one process and one run of all steps, without failures."""
+    """The weights of the same training in one process, without failures."""
     if schedule.shape.num_steps == 1:
         schedule = add_steps(schedule)
     training = Training(plan.workload(), schedule, Settings(plan.settings()))
@@ -168,9 +167,9 @@ def undisturbed(plan: Plan, schedule: Schedule, costs: CostTable) -> Tensors:
 
 
 def _simulated(plan: Plan, asked: Failures, assembled: Assembled) -> list[tuple[int, int]]:
-    """For each death, the steps and microbatches that the policy says are done again.
+    """For each death, the steps and microbatches that are repeated by the policy.
 
-    Copies are complete when a step counts, as those of the processes are: their network takes no time.
+    As with the processes, the network takes no time, so copies are complete when a step counts.
     """
     step = step_of(assembled, asked, 1)
     job, timeline = replace(step.job, net_bytes_per_s=None), step.timeline
@@ -180,7 +179,7 @@ def _simulated(plan: Plan, asked: Failures, assembled: Assembled) -> list[tuple[
     found = []
     for death in plan.deaths:
         spans = [span for span in timeline.spans() if (span.device, span.lane) == (death.rank, "compute")]
-        # When the action begins before which a rank dies; the end of the step for what follows its row's work.
+        # A rank dies before an action: when it starts, or at the end of the step after all actions of its row.
         moment = float(spans[death.action].start if death.action < len(spans) else timeline.makespan)
         progress = Progress(death.step, moment / timeline.units_per_second)
         recovery = policy.recover(frozenset({death.rank}), progress)
