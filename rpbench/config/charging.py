@@ -1,4 +1,4 @@
-"""Charging: the transfers that a request is charged for, `charge=hops` or `bytes` (`rpbench.cost.charges`)."""
+"""Charging: which transfers take time in a run, `charge=hops` or `charge=bytes` (`rpbench.cost.charges`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,34 +9,33 @@ from rpbench.config.keys import MOVES
 from rpbench.cost.hardware.machine import Machine
 from rpbench.registry import Entry
 
-CONSTANTS = ("optimizer_bytes", "adam_bytes")  # of the costs: traffic of the optimizer for one parameter
+CONSTANTS = ("optimizer_bytes", "adam_bytes")  # cost constants: traffic of the optimizer for one parameter
 WORDS = ("hops", "bytes")
 
 
 def charged_as(config: RunConfig, mode: Mode, entry: Entry, cluster: Machine, cost: CostConfig) -> dict[str, str]:
-    """`charge` and `offload` of a run, as asked for; where they are not, everything that can be is charged.
+    """`charge` and `offload` of a run: as requested; by default everything that can be is charged.
 
-    A schedule whose weights follow its work moves them then (`offload=all`), and others move nothing.
+    A schedule whose weights follow its work then moves them (`offload=all`); others move nothing.
     """
     charge = config.charge
     if charge is None:
-        open_to_it = isinstance(mode, Simulate) and config.tuning_budget is None and config.schedule_file is None
+        is_possible = isinstance(mode, Simulate) and config.tuning_budget is None and config.schedule_file is None
         stays = entry.separate_cuts and config.offload in ("none", "weights")
-        can_be = open_to_it and not stays and not entry.shards_head and _known(config.model, cluster, cost)
-        charge = "bytes" if can_be else "hops"
+        in_bytes = is_possible and not stays and not entry.shards_head and _known(config.model, cluster, cost)
+        charge = "bytes" if in_bytes else "hops"
     moves = charge == "bytes" and entry.separate_cuts
     return {"charge": charge, "offload": config.offload or ("all" if moves else "none")}
 
 
 def _known(model: Mapping[str, Any], cluster: Machine, cost: CostConfig) -> bool:
-    """Whether bytes and paces are known: of the model, the machine and the optimizer."""
+    """Whether the model's bytes, the machine's bandwidths and the optimizer's traffic are known."""
     machine = all(getattr(cluster, name) is not None for name in MOVES)
     known = cost.name == "analytic" or all(name in cost.constants for name in CONSTANTS)
     return machine and "hidden" in model and known
 
 
 def check_charge(charge: str, offload: str, entry: Entry, mode: Mode) -> None:
-    """Refuse what cannot be charged."""
     if charge not in WORDS:
         raise ConfigError(f"charge={charge}: one of {', '.join(WORDS)}")
     if charge == "hops":

@@ -1,4 +1,4 @@
-"""Typed choices: what each group of `conf/` may say, one dataclass a group. A file of a group has the keys it reads."""
+"""Typed choices: the keys of each group of `conf/`, one dataclass a group."""
 
 import copy
 import json
@@ -27,10 +27,9 @@ _PREFIXES = {
 
 
 def typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
-    """The dataclass of a config node. Plain data are cached: cells of a sweep share most groups.
+    """The dataclass of a config node; ConfigError for an unknown key or a value of another type.
 
-    Raises:
-        ConfigError: for a key the dataclass does not have, or a value of another type.
+    Plain data are cached: cells of a sweep share most groups.
     """
     if isinstance(node, DictConfig):
         return _typed(schema, node)
@@ -52,34 +51,28 @@ def _typed(schema: type[T], node: DictConfig | dict[str, Any]) -> T:
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise ConfigError(reworded(_PREFIXES.get(schema.__name__, "") + first_line(error))) from None
-    except OverflowError:  # a whole number of hundreds of digits where a fraction stands
-        numbers = {str(key): value for key, value in node.items() if isinstance(value, int)}
-        key = next(key for key, value in numbers.items() if abs(value) > sys.float_info.max)
-        given = f"{_PREFIXES.get(schema.__name__, '')}{key}={_shortened(numbers[key])}"
+    except OverflowError:  # a whole number of hundreds of digits in the place of a float
+        numbers = ((str(key), value) for key, value in node.items() if isinstance(value, int))
+        key, text = next((key, str(value)) for key, value in numbers if abs(value) > sys.float_info.max)
+        given = f"{_PREFIXES.get(schema.__name__, '')}{key}={text[:40]}... ({len(text)} digits)"
         raise ConfigError(f"{given}: a finite number, up to 1.8e308") from None
 
 
-def _shortened(number: int) -> str:
-    text = str(number)
-    return text if len(text) <= 40 else f"{text[:40]}... ({len(text)} digits)"
-
-
 def first_line(error: BaseException) -> str:
-    """The first line of an error of omegaconf or Hydra, after the key it is about."""
+    """The first line of an error of omegaconf or Hydra, behind the key that it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
     return f"{key}: {lines[0]}" if key else (lines[0] if lines else type(error).__name__)
 
 
 def at_least_one(settings: object, prefix: str, *names: str) -> None:
-    """Refuse numbers below 1."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigError(f"{prefix}{name}={value}: a whole number of at least 1")
 
 
-COSTS = ["unit", "constant", "published", "analytic", "profiled"]  # a user's own option is one of them, otherwise set
+COSTS = ["unit", "constant", "published", "analytic", "profiled"]  # a user's own file is one of them with other values
 BACKENDS = ["virtual", "cpu", "device", "emulated", "torch"]
 
 
@@ -131,9 +124,9 @@ class WorkloadConfig:
     name: str = MISSING
     microbatch_sequences: int = 4
     path: str | None = None  # of `name=text`: any file
-    text: str | None = None  # a file of `rpbench/models/text`, without its ending
-    held_out: float = 0.0  # share of the text, at its end, that is not trained on
-    validate_every: int = 50  # batches between two validations on it
+    text: str | None = None  # a file of `rpbench/models/text`, without its suffix
+    held_out: float = 0.0  # fraction of the text, at its end, for validation
+    validate_every: int = 50  # batches between two validations
     lengths: Any = None  # tokens of every sequence of a step, where they differ: a list of numbers, or a file of them
 
     def __post_init__(self) -> None:
@@ -143,7 +136,7 @@ class WorkloadConfig:
 
     @property
     def by_microbatch(self) -> tuple[tuple[int, ...], ...]:
-        """Tokens of every sequence of each microbatch of a step; empty where all have as many."""
+        """Lengths of the sequences of each microbatch of a step; empty where all are the same."""
         given, size = self.lengths or (), self.microbatch_sequences
         return tuple(tuple(given[first : first + size]) for first in range(0, len(given), size))
 
@@ -183,7 +176,7 @@ class BackendConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Any of `conf/optimizer/`: how weights are stepped in modes that train."""
+    """Any of `conf/optimizer/`."""
 
     name: str = MISSING
     learning_rate: float = 1e-3
@@ -220,7 +213,7 @@ class TrackerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """Folders: where to leave the state after the last step, and what to go on from."""
+    """Folders: where to save the state after the last step, and where to resume from."""
 
     save_to: str | None = None
     resume_from: str | None = None
@@ -242,7 +235,7 @@ class Train:
 
 @dataclass
 class Predict:
-    """`mode=predict`: a whole system on a machine, by default with the sequences and microbatches of the scripts."""
+    """`mode=predict`: a whole system on a machine, by default with the sizes of its published scripts."""
 
     name: str = "predict"
     system: str | None = None
@@ -322,7 +315,7 @@ POLICIES = ("checkpoint", "gemini", "recycle", "bamboo", "varuna")
 
 @dataclass
 class Failures:
-    """`mode=failures`: ranks that die in a run, and what that costs under a policy."""
+    """`mode=failures`: the cost of ranks that die in a run, under a policy."""
 
     name: str = "failures"
     policy: str = "checkpoint"
@@ -343,11 +336,8 @@ class Failures:
 
     def __post_init__(self) -> None:
         at_least_one(self, "mode.", "horizon_steps", "pipelines", "checkpoint_every", "copies")
-        for name, known in (
-            ("policy", POLICIES),
-            ("run", ("simulated", "processes")),
-            ("dies", ("machine", "process")),
-        ):
+        known_words = {"policy": POLICIES, "run": ("simulated", "processes"), "dies": ("machine", "process")}
+        for name, known in known_words.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"mode.{name}={getattr(self, name)}: one of {', '.join(known)}")
         if not self.stall_s > 0:

@@ -1,9 +1,9 @@
 """Composer: the same configurations as Hydra's, from parts that are composed once.
 
-A configuration is a value for each key of `RunConfig`. It depends on the option of the group of that name, on the
-primary file and the experiment, and on the overrides that begin with the key: on no other override. So a sweep over 20
-schedules and 25 sizes has 45 parts to compose and not 500 configurations. Where that does not hold - an option with a
-defaults list of its own, an interpolation, an override that adds or deletes a group - Hydra composes the cell.
+The value of a key of `RunConfig` depends only on the option of the group of that name, on the primary file and the
+experiment, and on the overrides that begin with the key. So a sweep over 20 schedules and 25 sizes composes 45 parts
+and not 500 configurations. Where that does not hold - an option with a defaults list of its own, an interpolation, an
+override that adds or deletes a group - Hydra composes the cell.
 """
 
 import os
@@ -45,13 +45,13 @@ MOST_COMPOSERS = 4  # composers in memory, one a state of the files
 
 
 class Separate(Exception):
-    """Parts of a configuration depend on each other; Hydra has to compose it whole."""
+    """Parts of a configuration depend on each other: Hydra has to compose the whole."""
 
 
 class Base:
     """Schema, primary file and experiment, which are merged over the options of groups.
 
-    Hydra composes it once; parts that are not what Hydra made of them have something else in them.
+    Raises Separate if a part differs from what Hydra composed: then it depends on something else as well.
     """
 
     def __init__(self, found: Composed) -> None:
@@ -65,22 +65,11 @@ class Base:
             whole.merge_with(OmegaConf.masked_copy(node, [key for key in _KEYS if key in node]))
         ours, theirs = _plain(whole), _plain(cast(DictConfig, found.node))
         for key in _KEYS:
-            if ours[key] != theirs[key] and key != "results_dir":  # which a sweep gives to its workers
+            if ours[key] != theirs[key] and key != "results_dir":  # a sweep sets it for its workers
                 raise Separate(key)
 
     def part(self, key: str, option: str | None, values: Sequence[Override]) -> Any:
-        """The value of a key, as `typed(RunConfig, ...)` would give it, from its group's option and its overrides."""
-        root = self._merged(key, option)
-        for override in values:
-            _set(root, override)
-        plain = _plain(root)[key]
-        if "${" in repr(plain) or plain == "???":
-            raise Separate(key)
-        value = root[key]
-        return OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
-
-    def _merged(self, key: str, option: str | None) -> DictConfig:
-        """A configuration of one key: its type, and over each other its option, the primary file and the experiment."""
+        """The value of a key, as in `typed(RunConfig, ...)`, from its group's option and its overrides."""
         root: DictConfig = OmegaConf.structured(_KEYS[key])
         if option is not None:
             root.merge_with({key: _option(key, option)})
@@ -88,7 +77,13 @@ class Base:
             if key in node:
                 root.merge_with(OmegaConf.masked_copy(node, [key]))
         OmegaConf.set_struct(root, True)
-        return root
+        for override in values:
+            _set(root, override)
+        plain = _plain(root)[key]
+        if "${" in repr(plain) or plain == "???":
+            raise Separate(key)
+        value = root[key]
+        return OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
 
 
 def _plain(node: DictConfig) -> dict[str, Any]:
@@ -105,7 +100,7 @@ def _loaded(text: str) -> DictConfig:
 
 
 def _option(group: str, option: str) -> DictConfig | dict[str, Any]:
-    """The value of a group's key under one of its options."""
+    """The keys of an option of a group."""
     path = file_of(group, option)
     if path is None and group == "schedule" and option in offered():
         return schedule_node(offered()[option])
@@ -138,10 +133,9 @@ def _set(root: DictConfig, override: Override) -> None:
 
 
 class Composer:
-    """Composes cells; parts that cells share are made once.
+    """Composes cells, and parts that cells share only once.
 
-    Args:
-        known: what Hydra has composed already, of an experiment or of none, with no other choice.
+    `known` has been composed by Hydra already, with an experiment or none and no other choice.
     """
 
     def __init__(self, known: Composed | None = None) -> None:
@@ -151,15 +145,11 @@ class Composer:
         self._parsed: dict[str, Override] = {}
 
     def compose(self, overrides: Sequence[str]) -> Composed:
-        """The configuration of one cell.
-
-        Raises:
-            ConfigError: for an unknown name, key or value, as of `composed`.
-        """
+        """The configuration of one cell; ConfigError as of `composed`."""
         try:
             return self._assembled(overrides)
         except (Separate, HydraException, OmegaConfBaseException, *BROKEN_FILES):
-            return composed(overrides)  # which also finds the words for what is wrong
+            return composed(overrides)  # which also words the error
 
     def _assembled(self, overrides: Sequence[str]) -> Composed:
         groups, values = self._sorted(with_orders(overrides))
@@ -172,7 +162,7 @@ class Composer:
         return Composed(RunConfig(**parts), chosen, asked_for(overrides))
 
     def _sorted(self, overrides: Sequence[str]) -> tuple[dict[str, str | None], dict[str, list[str]]]:
-        """Options of groups, and the other overrides by the key they begin with."""
+        """Options of groups, and the other overrides by their first key."""
         groups: dict[str, str | None] = {}
         values: dict[str, list[str]] = {}
         for text in overrides:
@@ -216,21 +206,16 @@ class Composer:
 
 
 class Recalling:
-    """Composes single configurations, one after another: after the first, from parts that are kept.
+    """Composes single configurations: the first by Hydra, because most processes need one, the others from parts.
 
-    Hydra composes the first, because most processes need one. A changed file, place or schedule starts a new composer;
-    composers of recent states remain.
+    A changed file, place or schedule starts a new composer; composers of recent states remain.
     """
 
     def __init__(self) -> None:
         self._known: list[tuple[tuple[object, ...], Composer]] = []  # state of the files, its composer
 
     def compose(self, overrides: Sequence[str]) -> Composed:
-        """The configuration of a single run.
-
-        Raises:
-            ConfigError: as of `composed`.
-        """
+        """The configuration of a single run; ConfigError as of `composed`."""
         if any(map(is_of_hydra, overrides)):  # a composer ignores them
             return composed(overrides)
         state = _state_of_files()
@@ -246,7 +231,7 @@ recalling = Recalling()
 
 
 def _state_of_files() -> tuple[object, ...]:
-    """State of all sources of a configuration: schedules, and files with time of change and size."""
+    """State of all sources of a configuration: schedules, and the time of change and size of files."""
     shipped = (os.path.join(folder, name) for folder, _, names in os.walk(CONF) for name in names)
     files = sorted([*(path for path in shipped if path.endswith(".yaml")), *map(str, own_yaml())])
     stats = ((path, os.stat(path)) for path in files)

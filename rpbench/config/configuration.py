@@ -1,4 +1,4 @@
-"""Configuration by Hydra: the groups of `conf/`, composing, and errors in terms of the command line."""
+"""Configuration by Hydra: the groups of `conf/`, composing, and errors in words of the command line."""
 
 import difflib
 import re
@@ -12,19 +12,14 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
-from hydra.errors import (
-    ConfigCompositionException,
-    HydraException,
-    MissingConfigException,
-    OverrideParseException,
-)
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rpbench import registry
-from rpbench.config.choices import MODES, CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
+from rpbench.config.choices import CheckpointConfig, ConfigError, Duel, OptimizerConfig, first_line
 from rpbench.config.errors import reworded
 from rpbench.config.files import check_own_files, refuse_targets, refuse_what_runs
 from rpbench.cost.hardware.basis import counted_numbers
@@ -36,12 +31,12 @@ from rpbench.workload.architecture import OLD_SPELLINGS, unknown_key
 
 @dataclass
 class OverlapConfig:
-    """Communication hidden behind computation; None: as the framework's file in `conf/software/` says."""
+    """Communication hidden behind computation; None: as in the framework's file in `conf/software/`."""
 
     gradients: bool | None = None  # sums over replicas run beside backwards
     parameters: bool | None = None  # gathers over replicas run beside forwards
-    tensor: float | None = None  # share of tensor-parallel collectives that is hidden
-    expert: float | None = None  # share of the exchange between experts that is hidden
+    tensor: float | None = None  # fraction of tensor-parallel collectives that is hidden
+    expert: float | None = None  # fraction of the exchange between experts that is hidden
 
     def __post_init__(self) -> None:
         for name in ("tensor", "expert"):
@@ -71,23 +66,19 @@ class MeshConfig:
 
     @property
     def is_given(self) -> bool:
-        """Whether a run has a mesh: one of the keys is set."""
+        """Whether one of the keys is set."""
         return self != MeshConfig()
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Those of these keys that are set."""
+        """The values of those of these keys that are set."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 def machines_named(overrides: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """(name, keys) of the machines that overrides describe; an option of group `cluster` comes first."""
-    found = []
-    for item in overrides:
-        group, _, value = item.partition("=")
-        if group == "cluster":
-            others = (name for name in value.split(",") if file_of(group, name) is None)
-            found += [(name, keys) for name in others if (keys := devices_named(name)) is not None]
-    return found
+    """(name, keys) of the machines that overrides describe by their name, without those that are files."""
+    named = (item.removeprefix("cluster=").split(",") for item in overrides if item.startswith("cluster="))
+    names = [name for each in named for name in each if file_of("cluster", name) is None]
+    return [(name, keys) for name in names if (keys := devices_named(name)) is not None]
 
 
 GROUPS = (
@@ -143,42 +134,34 @@ class RunConfig:
 
 _FIELDS = frozenset(f.name for f in fields(RunConfig))
 
-# What a run is asked for besides its subject: these do not enter its identity.
-BESIDES = ("results_dir", "save_timeline", "force", "tracker")
+BESIDES = ("results_dir", "save_timeline", "force", "tracker")  # keys that are not part of a run's identity
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A composed configuration, and how it was asked for.
+    """A composed configuration, and how it was requested."""
 
-    Args:
-        node: the values, as Hydra has them or typed already.
-        choices: the option chosen in each of `GROUPS`; None for a group without one.
-        overrides: what the command line, or a cell of a sweep, set, as `key=value`.
-    """
-
-    node: "DictConfig | RunConfig"
-    choices: Mapping[str, str | None]
-    overrides: tuple[str, ...] = ()
+    node: "DictConfig | RunConfig"  # the values, as Hydra has them or typed already
+    choices: Mapping[str, str | None]  # group -> chosen option
+    overrides: tuple[str, ...] = ()  # `key=value` of the command line or of a cell of a sweep
 
 
 class Places(SearchPathPlugin):
-    """Lets Hydra look into the user's folders as well."""
+    """Lets Hydra read the user's folders as well."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for place in places():
             search_path.append("rpbench", f"file://{place}")
 
 
-# Schedules that Hydra has been told of, by name; telling it of all again is an eighth of a composition.
+# Schedules that Hydra knows, by name; storing all of them again takes an eighth of a composition.
 _stored: dict[str, dict[str, Any]] = {}
 
 
 def register(overrides: Sequence[str] = ()) -> None:
-    """Offer the schema, every registered schedule and the user's folders to Hydra; safe to call twice.
+    """Offer Hydra the schema, every registered schedule, the user's folders and machines that overrides describe.
 
-    Args:
-        overrides: may describe machines that no file names.
+    Safe to call twice.
     """
     refuse_targets(overrides)
     check_own_files(GROUPS, overrides)
@@ -196,16 +179,12 @@ def register(overrides: Sequence[str] = ()) -> None:
 
 
 def schedule_node(entry: registry.Entry) -> dict[str, Any]:
-    """A registered schedule as an option of its group: its name, and its options with their defaults."""
+    """A registered schedule as an option of its group: its name and default options."""
     return {"name": entry.name, **entry.options}
 
 
 def composed(overrides: Sequence[str]) -> Composed:
-    """The configuration of a single run.
-
-    Raises:
-        ConfigError: for an unknown name, key or value, with the nearest known one.
-    """
+    """The configuration of a single run; ConfigError for an unknown name, key or value, with the nearest known one."""
     refuse_old_spellings(overrides)
     register(overrides)
     GlobalHydra.instance().clear()
@@ -223,13 +202,13 @@ def with_orders(overrides: Sequence[str]) -> list[str]:
     return [item.replace("=", "_file=", 1) if is_file.fullmatch(item) else item for item in overrides]
 
 
-# What Hydra, omegaconf and PyYAML raise over files that are not what they take them for.
+# Errors of Hydra, omegaconf and PyYAML over malformed files.
 BROKEN_FILES = (YAMLError, OSError, RecursionError, TypeError, AttributeError, LookupError, AssertionError)
 
 
 @contextmanager
 def in_our_words(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn errors of Hydra inside the block into errors of the request."""
+    """Turn errors of Hydra inside the block into ConfigErrors."""
     try:
         yield
     except ConfigError:
@@ -260,9 +239,8 @@ def composed_of(node: DictConfig, hydra: DictConfig) -> Composed:
 
 
 def asked_for(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides that say what is run, not how or where it is kept."""
-    named = ((item, item.partition("=")[0]) for item in overrides)
-    return tuple(item for item, key in named if key.split(".")[0] not in BESIDES and not is_of_hydra(item))
+    """The overrides that are part of a run's identity."""
+    return tuple(item for item in overrides if re.split("[.=]", item)[0] not in BESIDES and not is_of_hydra(item))
 
 
 def is_of_hydra(override: str) -> bool:
@@ -271,13 +249,13 @@ def is_of_hydra(override: str) -> bool:
 
 
 def options_of(group: str) -> list[str]:
-    """Options of a config group: its files; of `schedule`, the registered ones first."""
+    """Options of a config group: its files, behind the registered schedules in `schedule`."""
     files = [path.stem for path in files_of(group)]
     return [*registry.offered(), *files] if group == "schedule" else files
 
 
 def swept(experiment: str, key: str) -> list[Any]:
-    """The values an experiment of `conf/experiment/` sweeps a key over, in its order; numbers as numbers."""
+    """The values over which an experiment of `conf/experiment/` sweeps a key."""
     path = file_of("experiment", experiment)
     if path is None:
         raise ConfigError(unknown_name("experiment", experiment, options_of("experiment")))
@@ -310,11 +288,11 @@ def refuse_old_spellings(arguments: Sequence[str]) -> None:
         key, equals, value = item.lstrip("+~").partition("=")
         if not equals:
             continue
-        for word in value.split(","):
-            if key == "schedule" and word.strip() in registry.RENAMED and word.strip() not in registry.offered():
-                raise ConfigError(registry.renamed(word.strip()))
-            if (key, word.strip()) in _OLD_CHOICES:
-                raise ConfigError(f"{key}={word.strip()}: {_OLD_CHOICES[key, word.strip()]}")
+        for word in map(str.strip, value.split(",")):
+            if key == "schedule" and word in registry.RENAMED and word not in registry.offered():
+                raise ConfigError(registry.renamed(word))
+            if (key, word) in _OLD_CHOICES:
+                raise ConfigError(f"{key}={word}: {_OLD_CHOICES[key, word]}")
         if key in _MOVED_KEYS:
             raise ConfigError(f"{key} is now {_MOVED_KEYS[key]}: write {_MOVED_KEYS[key]}={value}")
 
@@ -323,7 +301,7 @@ def refuse_old_spellings(arguments: Sequence[str]) -> None:
 
 
 def explained(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Hydra's error in terms of the overrides as typed."""
+    """Hydra's error in words of the overrides as typed."""
     message = first_line(error)
     if nameless := [item for item in overrides if item.startswith("=")]:
         return ConfigError(f"{nameless[0]}: a key is missing before =; write key=value")
@@ -361,7 +339,7 @@ _IN_FILE = re.compile(r"In '([^']+)': \w+ raised while composing config:\n")
 
 
 def _about_file(name: str, said: str) -> str:
-    """What is wrong with a file of a group, of which Hydra says this."""
+    """The fault of a file of a group, from Hydra's message."""
     key = re.search(r"Key '([^']*)' not in 'RunConfig'", said)
     if key is None:
         return reworded(first_line(ValueError(said)))
@@ -411,6 +389,3 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [as_plain(item) for item in value]
     return value
-
-
-__all__ = ["CONF", "GROUPS", "MODES", "Composed", "ConfigError", "RunConfig", "composed", "register"]

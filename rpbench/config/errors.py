@@ -1,4 +1,4 @@
-"""Errors of a request: ConfigError, and what Hydra and omegaconf say about a wrong value, reworded."""
+"""Errors of a request: ConfigError, and messages of Hydra and omegaconf reworded."""
 
 import re
 from collections.abc import Sequence
@@ -8,11 +8,7 @@ class ConfigError(ValueError):
     """A request that cannot be understood: unknown names, misspelt keys, values of the wrong type."""
 
 
-_KINDS = {
-    "Integer": "a whole number",
-    "Float": "a number",
-    "bool": "true or false",
-}
+_KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 # Pattern of a message -> our words; {0}, {1} are the groups of the pattern.
 _REWORDINGS: tuple[tuple[str, str], ...] = (
     (r"Ambiguous value for argument '([^']*)'", "{0}: several values are a sweep; put -m before the overrides"),
@@ -32,12 +28,7 @@ _REWORDINGS: tuple[tuple[str, str], ...] = (
 
 
 def reworded(message: str, overrides: Sequence[str] = ()) -> str:
-    """A message of Hydra's, in our words where they are known.
-
-    Args:
-        message: its first line, with the key it is about before a colon.
-        overrides: as typed; the one that a message is about is named as it was typed.
-    """
+    """The first line of a message of Hydra, reworded where we know it, with the override that it is about as typed."""
     for pattern, meaning in _REWORDINGS:
         if found := re.search(pattern, message):
             return _with_override(meaning.format(*found.groups()), message, overrides)
@@ -45,7 +36,7 @@ def reworded(message: str, overrides: Sequence[str] = ()) -> str:
 
 
 def _about_value(message: str, overrides: Sequence[str]) -> str | None:
-    """About a value of the wrong kind; None for another message."""
+    """The words for a value of the wrong kind; None for another message."""
     about = next((item for item in overrides if message.startswith(f"Error merging override {item}: ")), None)
     text = message.removeprefix(f"Error merging override {about}: ")
     key, _, rest = text.partition(": ")
@@ -74,7 +65,7 @@ def _rule(text: str) -> str | None:
 
 
 def _with_override(meaning: str, message: str, overrides: Sequence[str]) -> str:
-    """The meaning, behind the one override that a message without a name can be about."""
+    """The meaning, behind the override that it is about if the message names none."""
     if not meaning.startswith(("a group", "${")):
         return meaning
     mark = "null" if meaning.startswith("a group") else meaning.partition(" ")[0]

@@ -1,9 +1,9 @@
-"""Files of a request: its sources, read once and known by their bytes, and the YAML of the user's folders.
+"""Files of a request: its sources, read once and identified by their bytes, and checks of the user's YAML.
 
-The user's YAML is data. Hydra builds what `_target_` names under its own keys, logging what `()`
-names, and launchers take commands. On the command line a launcher is chosen by its name, and its options are the user's
-own words; a file of models, machines or experiments may only say what is swept. A resolver, such as `${oc.env:HOME}`,
-would put the environment into what is written and shown; `${key}` alone is data.
+The user's YAML is data. Under Hydra's own keys it could run code: Hydra builds what `_target_` names, logging what `()`
+names, and launchers take commands. So a file of models, machines or experiments may only say what is swept; on the
+command line a launcher is chosen by its name. A resolver, such as `${oc.env:HOME}`, would put the environment into
+records; `${key}` alone is data.
 """
 
 import hashlib
@@ -31,27 +31,18 @@ class SourceFile:
 
     @property
     def text(self) -> str:
-        """Its content as text.
-
-        Raises:
-            ValueError: if it is no UTF-8.
-        """
+        """Its content as text; ValueError if it is not UTF-8."""
         return text_of(self.content)
 
 
 def source_of(path: Path, content: bytes) -> SourceFile:
-    """The source file of a path and its content."""
     return SourceFile(path, content, hashlib.sha256(content).hexdigest())
 
 
 def read_source(key: str, name: str | None, *, within: str = "", most: int = MOST_BYTES) -> SourceFile | None:
-    """The file that a key names; None where it names none.
+    """The file that a key names, or the file `within` the folder that it names; None where it names none.
 
-    Args:
-        within: the file to read of a folder that the key names.
-
-    Raises:
-        ConfigError: if it cannot be read, or is too large to be.
+    Raises ConfigError if the file cannot be read, or has more than `most` bytes.
     """
     if name is None:
         return None
@@ -76,7 +67,7 @@ _EXAMPLE = "hydra: {sweeper: {params: {schedule: 'gpipe,1f1b'}}}"
 
 
 def check_own_files(groups: Sequence[str], overrides: Sequence[str]) -> None:
-    """Refuse a chosen file that is no mapping of keys, before Hydra reads it."""
+    """Refuse a chosen file that is not a mapping, before Hydra reads it."""
     for item in overrides:
         group, equals, names = item.lstrip("+").partition("=")
         for name in names.split(",") if equals and group in groups else ():
@@ -86,7 +77,7 @@ def check_own_files(groups: Sequence[str], overrides: Sequence[str]) -> None:
 
 
 def refuse_targets(overrides: Sequence[str]) -> None:
-    """Refuse a command line that names what Hydra would build."""
+    """Refuse a command line with a `_target_` that Hydra would build."""
     for item in overrides:
         if "_target_" in item and item.lstrip("+~").startswith("hydra"):
             raise ConfigError(
@@ -95,13 +86,13 @@ def refuse_targets(overrides: Sequence[str]) -> None:
 
 
 def refuse_what_runs() -> None:
-    """Refuse folders with a file that says more to Hydra than what a sweep varies, or calls a resolver."""
+    """Refuse folders with a file that tells Hydra more than what is swept, or calls a resolver."""
     for path in own_yaml():
         try:
             content = read_bytes(path)
         except ValueError as error:
             raise ConfigError(f"{path}: {error}; move it out of the folder") from None
-        if not any(mark in content for mark in (b"hydra", b"${", b"\\")):  # what is quoted may be spelled by escapes
+        if not any(mark in content for mark in (b"hydra", b"${", b"\\")):  # quoted text may contain escapes
             continue
         for text in _resolving(path):
             raise ConfigError(
@@ -120,7 +111,7 @@ def _resolving(path: Path) -> Iterator[str]:
     try:
         waiting: list[Any] = [read_keys(path)]
     except ValueError:
-        return  # not to be composed either
+        return  # composing it fails as well
     while waiting:
         each = waiting.pop()
         if isinstance(each, Mapping):
@@ -132,7 +123,7 @@ def _resolving(path: Path) -> Iterator[str]:
 
 
 def _said_to_hydra(path: Path) -> Iterator[str]:
-    """Forbidden instructions to Hydra in a file."""
+    """Instructions to Hydra in a file that are forbidden there."""
     if any(part == "hydra" for place in places() if place in path.parents for part in path.relative_to(place).parts):
         yield "a file of hydra's own groups"
     for line in read_bytes(path).decode("utf-8", "replace").splitlines():
@@ -141,7 +132,7 @@ def _said_to_hydra(path: Path) -> Iterator[str]:
     try:
         found = read_keys(path)
     except ValueError:
-        return  # not to be composed either
+        return  # composing it fails as well
     for key in _keys(found):
         if key.startswith("hydra") and not f"{key}.".startswith("hydra.sweeper.params."):
             yield key
@@ -152,7 +143,7 @@ def _said_to_hydra(path: Path) -> Iterator[str]:
 
 
 def _keys(tree: Mapping[str, Any]) -> Iterator[str]:
-    """The keys at the top; under `hydra` each, and under `hydra.sweeper`, with their way."""
+    """The top keys; those under `hydra` and `hydra.sweeper` one level deeper, with their paths."""
     for key, value in tree.items():
         if key != "hydra" or not isinstance(value, Mapping):
             yield str(key)

@@ -1,4 +1,4 @@
-"""Keys of a model's or a cluster's file: unit, range and an example of each."""
+"""Keys of a model's or a cluster's file, each with unit, range and an example."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -13,17 +13,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a file.
+    """A key of a file."""
 
-    Args:
-        says: what it is, with its unit.
-        range: which values it takes.
-        example: a value as it is typed.
-    """
-
-    says: str
+    says: str  # its meaning and unit
     range: str
-    example: str
+    example: str  # a value as it is typed
 
 
 _SIZE, _ABOVE, _SHARE = "a whole number of at least 1", "a number above 0", "above 0, at most 1"
@@ -80,37 +74,23 @@ MOVES = ("memory_bytes_per_s", "memory_efficiency", "host_bytes_per_s")
 
 
 def check_figures(cluster: Machine, needed: Sequence[str], why: str) -> None:
-    """Refuse a cluster without some figures, all of them at once.
-
-    Args:
-        why: what needs them, such as `cost=analytic`.
-
-    Raises:
-        ConfigError: a line for each, with its unit, its range and an example.
-    """
+    """Raise ConfigError for figures that a cluster lacks, a line each; `why` needs them, such as `cost=analytic`."""
     missing = [name for name in dict.fromkeys(needed) if getattr(cluster, name) is None]
     if missing:
         others = ", take cluster=8x_rtx4090, or measure this machine: rpbench calibrate"
-        raise ConfigError(f"{why}: {missing_text('cluster', cluster.name, missing)}{others}")
+        raise ConfigError(f"{why}: {_missing_text('cluster', cluster.name, missing)}{others}")
 
 
-def missing_text(group: str, name: str, missing: Sequence[str]) -> str:
+def _missing_text(group: str, name: str, missing: Sequence[str]) -> str:
     """All keys that a file lacks, a line each, and how to write them."""
-    lines = [f"{group}={name} has no {', '.join(missing)}"]
-    for each in missing:
-        known = KEYS[group][each]
-        lines.append(f"  {each}: {known.example}   # {known.says}; {known.range}")
-    first = missing[0]
-    lines.append(f"write such lines into a file of yours, or give {group}.{first}={KEYS[group][first].example}")
-    return "\n".join(lines)
+    known = {each: KEYS[group][each] for each in missing}
+    lines = [f"  {each}: {key.example}   # {key.says}; {key.range}" for each, key in known.items()]
+    way_out = f"write such lines into a file of yours, or give {group}.{missing[0]}={known[missing[0]].example}"
+    return "\n".join([f"{group}={name} has no {', '.join(missing)}", *lines, way_out])
 
 
 def built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
-    """A dataclass made of a group's keys.
-
-    Raises:
-        ConfigError: for a key it does not have.
-    """
+    """The dataclass `kind` with a group's keys; ConfigError for unknown and missing keys."""
     each = fields(kind)  # type: ignore[arg-type]  # a dataclass
     known = {f.name for f in each}
     for key in values:
@@ -118,18 +98,17 @@ def built(kind: type[T], group: str, values: Mapping[str, Any]) -> T:
             raise ConfigError(unknown_key(str(key), sorted(known), f"key of {group}"))
     check_name(group, values)
     if missing := [f.name for f in each if f.default is f.default_factory is MISSING and f.name not in values]:
-        raise ConfigError(missing_text(group, str(values["name"]), missing))
+        raise ConfigError(_missing_text(group, str(values["name"]), missing))
     return kind(**values)
 
 
 _ONE_OF = {"model": "qwen3_1p7b", "software": "megatron_core"}
 
 
-LONGEST_NAME = 100  # it is part of names of files
+LONGEST_NAME = 100  # names become part of file names
 
 
 def check_name(group: str, values: Mapping[str, Any]) -> None:
-    """Refuse a group's keys without a valid name."""
     if "name" not in values:
         raise ConfigError(f"{group} has no name: choose one, as in {group}={_ONE_OF.get(group, 'local')}")
     if not isinstance(values["name"], str):

@@ -1,4 +1,4 @@
-"""Mesh of a request: the machine, architecture and framework it stands on, and what cannot be asked for beside it."""
+"""The mesh of a request, its machine, model and framework, and choices that do not go with one."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,21 +23,19 @@ class MeshChoice:
     """A mesh as it was chosen.
 
     Args:
-        machine: as many devices as the mesh has; None for a pipeline on one host, which needs no mesh unless
-            `mesh.shard` is given: then it is timed as a search over meshes times it, a tied matrix's sum included.
-        architecture: the model; None for one without a shape.
-        counts_layers: whether the seconds of layers are counted for this machine, and not those of `cost=` scaled.
+        machine: with as many devices as the mesh; None for a pipeline on one host, which is no mesh unless `mesh.shard`
+            is given: then it is timed as in a search over meshes, with the sum of a tied matrix.
     """
 
     mesh: Mesh
     machine: Machine | None
-    architecture: Architecture | None
+    architecture: Architecture | None  # None without a shape
     software: Software
     precision: Precision
-    counts_layers: bool
+    counts_layers: bool  # whether seconds of layers are counted for this machine, instead of scaling those of `cost=`
 
     def plain(self) -> dict[str, Any]:
-        """Sizes and choices of the mesh, JSON-ready."""
+        """Sizes and choices of the mesh as plain data."""
         found = asdict(self.mesh)
         sharing = found.pop("sharing")
         found |= {"shard": sharing["what"], "shard_group": sharing["group"], "reshard": sharing["reshard"]}
@@ -48,11 +46,8 @@ class MeshChoice:
 def mesh_of(config: MeshConfig, num_devices: int | None) -> Mesh:
     """The mesh of a configuration; its pipeline takes the devices that the other axes leave.
 
-    Args:
-        num_devices: of the whole mesh; None where only its sizes say.
-
-    Raises:
-        ConfigError: for sizes that do not multiply to the devices, with those that do.
+    `num_devices` are those of the whole mesh, None where sizes decide. Raises ConfigError for sizes whose product is
+    another number, naming sizes that fit.
     """
     sizes = config.given("data", "tensor", "context", "expert", "expert_tensor")
     pipeline = config.pipeline
@@ -93,15 +88,9 @@ def mesh_choice(
     cost: str,
     named: Software | None,
 ) -> MeshChoice:
-    """Machine, model and software of a run under a mesh.
+    """The mesh of a run with machine, model and software; ValueError if it is impossible or links are unknown.
 
-    Args:
-        num_devices: as asked for.
-        cost: the chosen source of seconds.
-        named: whose kernels they are, if that was said.
-
-    Raises:
-        ValueError: for an impossible mesh, or a cluster whose links are unknown.
+    `cost` is the chosen source of seconds, `named` the software that was chosen, if any.
     """
     mesh = mesh_of(config, cluster.num_devices if num_devices is None and config.pipeline is None else num_devices)
     framework = _overlapping(named or software(DEFAULT), config.overlap)
@@ -111,7 +100,12 @@ def mesh_choice(
     of_one_host = cluster.num_devices is None or mesh.num_devices <= cluster.node_devices
     is_pipeline = prod((mesh.data, mesh.tensor, mesh.context, mesh.expert)) == 1
     needs_no_mesh = is_pipeline and of_one_host and config.shard is None
-    machine = None if needs_no_mesh else _with_links(cluster).with_devices(mesh.num_devices)
+    if not needs_no_mesh and cluster.gpu is None and cluster.ring_bytes_per_s is None:
+        raise ConfigError(
+            f"cluster={cluster.name} has no measured collectives, and a mesh is made of them: run python -m rpbench "
+            "calibrate ranks=2 on it, or name its devices, as in cluster=8x_h100 or cluster.gpu=l40s"
+        )
+    machine = None if needs_no_mesh else cluster.with_devices(mesh.num_devices)
     refuse_lora(model)
     if machine is not None and model is None:
         raise ConfigError("mesh: what collectives move follows from a model's shape; choose one, as in model=llama3_8b")
@@ -119,18 +113,8 @@ def mesh_choice(
     return MeshChoice(mesh, machine, model, framework, precision, counts)  # type: ignore[arg-type]
 
 
-def _with_links(cluster: Machine) -> Machine:
-    """The machine, if its collectives can be timed."""
-    if cluster.gpu is None and cluster.ring_bytes_per_s is None:
-        raise ConfigError(
-            f"cluster={cluster.name} has no measured collectives, and a mesh is made of them: run python -m rpbench "
-            "calibrate ranks=2 on it, or name its devices, as in cluster=8x_h100 or cluster.gpu=l40s"
-        )
-    return cluster
-
-
 def refuse_lora(model: Architecture | None) -> None:
-    """Refuse adapters, frozen layers and small moments, whose step under a mesh is not modelled."""
+    """Refuse adapters, frozen layers and 8-bit moments, which are not modelled under a mesh."""
     if model is not None and model.lora_rank is not None:
         raise ConfigError(f"model {model.name}: lora under a mesh is not modelled; take training_mode=full")
     if model is not None and (model.frozen_layers or model.optimizer_bits != 32):
@@ -151,15 +135,11 @@ def _overlapping(found: Software, asked: OverlapConfig) -> Software:
     return replace(found, **{name: value for name, value in traits.items() if value is not None})  # type: ignore[arg-type]
 
 
-RECOMPUTED = {"all": "full", "none": "none"}  # the words of a run, in the words of meshes
+RECOMPUTED = {"all": "full", "none": "none"}  # recompute= of a run -> recompute of a mesh
 
 
 def counted_cost(overrides: Sequence[str]) -> dict[str, Any]:
-    """The cost of a run on a machine that names none.
-
-    Raises:
-        ConfigError: if `cost=unit` was asked for: its slots are no seconds, and links take seconds.
-    """
+    """The default cost of a run under a mesh; ConfigError if `cost=unit` was chosen, whose slots are no seconds."""
     if "cost=unit" in overrides:
         raise ConfigError(
             "cost=unit under a mesh: its slots are no seconds, and the links of a machine take seconds; leave it out, "
@@ -169,31 +149,21 @@ def counted_cost(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def check_meshed(config: RunConfig, chosen: MeshChoice) -> None:
-    """Refuse what a mesh has no model of."""
+    """Refuse choices that are not modelled under a mesh."""
     if chosen.machine is None:  # a pipeline on one host
         return
-    refused = {
-        "schedule_file": (config.schedule_file, "a registered schedule is built for its pipeline; use schedule="),
-        "tuning_budget": (config.tuning_budget, "plans are searched by rpbench plan mesh=search"),
-    }
-    for key, (value, way_out) in refused.items():
-        if value is not None:
+    none, penalty = (None,), config.cost.get("split_penalty", 1.0)
+    halves = "the framework's file in conf/software/ says what two halves of a backward cost; leave it out, or choose "
+    for key, value, allowed, way_out in (
+        ("schedule_file", config.schedule_file, none, "a registered schedule is built for its pipeline; use schedule="),
+        ("tuning_budget", config.tuning_budget, none, "plans are searched by rpbench plan mesh=search"),
+        ("recompute", config.recompute, RECOMPUTED, f"one of {', '.join(RECOMPUTED)}"),
+        ("charge", config.charge, (None, "hops"), "its links say what boundary tensors take; leave charge out"),
+        ("offload", config.offload, (None, "none"), "nothing is moved to hosts there; leave it out, or take one host"),
+        ("cost.split_penalty", penalty, (1.0,), f"{halves}another software"),
+    ):
+        if value not in allowed:
             raise ConfigError(f"{key}={value} under a mesh: {way_out}")
-    if config.recompute not in RECOMPUTED:
-        raise ConfigError(f"recompute={config.recompute} under a mesh: one of {', '.join(RECOMPUTED)}")
-    if config.charge not in (None, "hops"):
-        raise ConfigError(
-            f"charge={config.charge} under a mesh: its links say what boundary tensors take; leave charge out"
-        )
-    if config.offload not in (None, "none"):
-        raise ConfigError(
-            f"offload={config.offload} under a mesh: nothing is moved to hosts there; leave it out, or take one host"
-        )
-    if config.cost.get("split_penalty", 1.0) != 1.0:
-        raise ConfigError(
-            f"cost.split_penalty={config.cost['split_penalty']} under a mesh: the framework's file in conf/software/ "
-            "says what two halves of a backward cost; leave it out, or choose another software"
-        )
     if config.cost.get("name") == "unit":
         raise ConfigError(
             "cost=unit under a mesh: its slots are no seconds, and links take seconds; take cost=analytic, or "

@@ -1,5 +1,4 @@
-"""Notes of a request: choices without effect in its mode, unit costs that nobody chose, old names, and a shipped model
-that was given other sizes.
+"""Notes of a request: choices without effect, unit costs by default, old names, and models with changed sizes.
 
 A shipped model with other sizes is another model: it gets a name that says so, and has no published timings.
 """
@@ -15,7 +14,7 @@ from rpbench.places import file_of
 from rpbench.workload.architecture import model_keys
 
 OF_TENSORS = ("dtype", "optimizer")
-# What the published runs of mode=predict have of their own.
+# Keys that the published runs of mode=predict set themselves.
 OF_SCRIPTS = frozenset(
     [
         "num_microbatches",
@@ -35,32 +34,38 @@ OF_SCRIPTS = frozenset(
 def notes_of(
     mode: Mode, cost: CostConfig, overrides: Sequence[str], choices: Mapping[str, str | None], *, eager: bool
 ) -> tuple[str, ...]:
-    """The notes of a request but those of its model; `eager` as of `without_effect`."""
-    return (
-        *said_twice(overrides),
-        *renamed(choices),
-        *frozen(cost),
-        *without_effect(mode, overrides, eager=eager),
-        *counted_in_slots(mode, cost.name, overrides, choices),
-    )
+    """The notes of a request, without those of its model.
 
-
-def said_twice(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Notes on keys that were given several values, as by a script with words of its own before those of its user."""
+    `eager`: whether constants of kernels count, as with `software=roundpipe` or on a calibrated machine.
+    """
     given: dict[str, list[str]] = {}
     for item in overrides:
-        given.setdefault(item.lstrip("+").partition("=")[0], []).append(item)
-    return tuple(f"{' '.join(items)}: the last one counts" for items in given.values() if len(set(items)) > 1)
+        given.setdefault(_key(item), []).append(item)
+    found = [f"{' '.join(items)}: the last one counts" for items in given.values() if len(set(items)) > 1]
+    if choices.get("backend") == "cuda":
+        found.append("backend=cuda is now called backend=device, and serves every accelerator of torch")
+    if cost.max_freeze_ratio:
+        found.append(
+            f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this "
+            "is other training than without; only its times are simulated"
+        )
+    found += _without_effect(mode, overrides, eager=eager)
+    is_simple = isinstance(mode, Simulate) and not choices.get("experiment")
+    if is_simple and cost.name == "unit" and "model" in given and "cost" not in given:  # nobody chose unit costs
+        found.append(
+            f"cost=unit, the default: every layer of {choices.get('model')} takes one slot, forward, and two, "
+            "backward, on any device; cost=analytic cluster=NAME counts seconds"
+        )
+    return tuple(found)
 
 
-def without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> tuple[str, ...]:
-    """Notes on choices that change nothing in a mode.
+def _key(item: str) -> str:
+    return item.lstrip("+").partition("=")[0]
 
-    Args:
-        eager: whether constants of counted kernels are read: those of `software=roundpipe` or of a calibrated machine.
-    """
+
+def _without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> list[str]:
     if not isinstance(mode, Simulate | Predict | Roofline):
-        return ()
+        return []
     found = []
     if words := _of_groups(overrides, OF_TENSORS):
         found.append(
@@ -76,60 +81,23 @@ def without_effect(mode: Mode, overrides: Sequence[str], *, eager: bool) -> tupl
             f"{words} without effect: mode=predict takes a system's published run; mode.sequences=N with "
             "mode.microbatches=N are another, and mode=simulate takes all of them"
         )
-    return tuple(found)
-
-
-def counted_in_slots(
-    mode: Mode, cost: str, overrides: Sequence[str], choices: Mapping[str, str | None]
-) -> tuple[str, ...]:
-    """What a model's name does not change: unit costs, where nobody chose them."""
-    keys = {item.lstrip("+").partition("=")[0] for item in overrides}
-    if (
-        not isinstance(mode, Simulate)
-        or cost != "unit"
-        or choices.get("experiment")
-        or "cost" in keys
-        or "model" not in keys
-    ):
-        return ()
-    return (
-        f"cost=unit, the default: every layer of {choices.get('model')} takes one slot, forward, and two, backward, on "
-        "any device; cost=analytic cluster=NAME counts seconds",
-    )
+    return found
 
 
 def _constants(overrides: Sequence[str]) -> str:
-    """The words that set constants of kernels, not of what `charge=bytes` moves."""
-    keys = {item: item.lstrip("+").partition("=")[0] for item in overrides}
+    """The overrides that set constants of kernels, not of the traffic of `charge=bytes`."""
     moved = {f"cost.constants.{name}" for name in CONSTANTS}
+    keys = {item: _key(item) for item in overrides}
     return " ".join(item for item, key in keys.items() if key.startswith("cost.constants.") and key not in moved)
 
 
 def _of_groups(overrides: Sequence[str], groups: Collection[str]) -> str:
-    """The words of a command line that set a key of some groups."""
-    keys = [item.lstrip("+").partition("=")[0].partition(".")[0] for item in overrides]
-    return " ".join(item for item, key in zip(overrides, keys, strict=True) if key in groups)
-
-
-def frozen(cost: CostConfig) -> tuple[str, ...]:
-    """A note on weight gradients that are not computed."""
-    if not cost.max_freeze_ratio:
-        return ()
-    return (
-        f"cost.max_freeze_ratio={cost.max_freeze_ratio}: parts of the weight gradients are not made, so that this is "
-        "other training than without; only its times are simulated",
-    )
-
-
-def renamed(choices: Mapping[str, str | None]) -> tuple[str, ...]:
-    """A note on an old name."""
-    is_old = choices.get("backend") == "cuda"
-    return ("backend=cuda is now called backend=device, and serves every accelerator of torch",) if is_old else ()
+    """The overrides that set a key of some groups."""
+    return " ".join(item for item in overrides if _key(item).partition(".")[0] in groups)
 
 
 NAMES = ("name", "published_name")
-# Timings of a model's layers are carried to sequences of other lengths as they are to other machines.
-LENGTHS = ("seq_len", "context")
+LENGTHS = ("seq_len", "context")  # published timings are also used for other lengths, as they are on other machines
 
 
 def told_apart(
@@ -137,22 +105,15 @@ def told_apart(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A model's keys under a name unique to its shape, and notes about it.
 
-    What the command line says of `model.name` and `model.published_name` stays.
-
-    Args:
-        values: the keys as composed.
-        option: what was chosen by `model=`.
-        overrides: as typed, `key=value`.
-
-    Returns:
-        The keys, without `published_name` where the timings are of another shape; and sentences for people.
+    `option` is the value of `model=`. `published_name` is removed where the published timings are of another shape;
+    what the command line says of `model.name` and `model.published_name` stays.
     """
     file = None if option is None else file_of("model", option)
     given = {item.lstrip("+~").partition("=")[0] for item in overrides}
     if file is None or not any(key.startswith("model.") for key in given):
         return dict(values), ()
     here, as_shipped = _leaves(values), _leaves(model_keys(file))
-    touched = [key for key in here if _is_given(key, given) and key not in NAMES]
+    touched = [key for key in here if given & {f"model.{key}", f"model.{key.partition('.')[0]}"} and key not in NAMES]
     changed = {key: here[key] for key in touched if here[key] != as_shipped.get(key)}
     if not changed or option == "abstract" or set(NAMES) <= {key.removeprefix("model.") for key in given}:
         return dict(values), ()
@@ -179,16 +140,12 @@ def _named(option: str, changed: Mapping[str, Any]) -> str:
 
 
 def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys with those inside of them, as in experts.total."""
+    """Keys with nested ones flattened, as in experts.total."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        parts = value if isinstance(value, Mapping) else None
-        found |= {key: value} if parts is None else {f"{key}.{inner}": each for inner, each in parts.items()}
+        is_nested = isinstance(value, Mapping)
+        found |= {f"{key}.{inner}": each for inner, each in value.items()} if is_nested else {key: value}
     return found
-
-
-def _is_given(key: str, given: set[str]) -> bool:
-    return not given.isdisjoint({f"model.{key}", f"model.{key.partition('.')[0]}"})
 
 
 def _word(value: Any) -> str:

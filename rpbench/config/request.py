@@ -1,4 +1,4 @@
-"""Request: one run's choices, typed and checked once. Nothing behind it reads a dictionary of choices again."""
+"""Request: the choices of one run, typed and checked once; later code reads no dictionary of choices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -33,7 +33,7 @@ from rpbench.config.choices import (
     typed,
 )
 from rpbench.config.composing import recalling
-from rpbench.config.configuration import BESIDES, Composed, ConfigError, RunConfig, as_plain
+from rpbench.config.configuration import BESIDES, GROUPS, Composed, ConfigError, RunConfig, as_plain
 from rpbench.config.files import SourceFile, read_source, source_of
 from rpbench.config.keys import built, check_name
 from rpbench.config.notes import notes_of, told_apart
@@ -59,19 +59,12 @@ DEVICES = 8  # of a run whose cluster does not say how many it has
 
 @dataclass(frozen=True)
 class ScheduleChoice:
-    """A schedule as it was chosen.
+    """A schedule as it was chosen."""
 
-    Args:
-        chosen: the option of `schedule=`, such as `roundpipe_call`.
-        entry: the registered generator behind it.
-        options: what the generator is given.
-        file: a schedule in text form that takes the generator's place, or None.
-    """
-
-    chosen: str
-    entry: Entry
-    options: Mapping[str, Any]
-    file: SourceFile | None = None
+    chosen: str  # the option of `schedule=`, such as `roundpipe_call`
+    entry: Entry  # its registered generator
+    options: Mapping[str, Any]  # keyword arguments of the generator
+    file: SourceFile | None = None  # a schedule in text form instead of the generator's
 
 
 @dataclass(frozen=True)
@@ -79,28 +72,19 @@ class Request:
     """One run.
 
     Args:
-        mode: what the run is for.
-        model: None for `model=abstract`, whose number of layers, if given, is `num_layers`.
-        backend: what executes the schedule; None unless the mode is `train`.
-        choices: the option chosen in each group, with the experiment; the mode as it was resolved.
-        overrides: what the command line, or a cell of a sweep, set.
-        subject: everything that decides what the run measures, as plain data: values, and the bytes of files by
-            their SHA-256.
-        notes: remarks on how the choices were read, a sentence each.
         mesh: None for a run whose devices are the ranks of its schedule. With one, `num_devices` counts all devices.
-        software: whose kernels `cost=analytic` counts; None where none was named.
-        pieces: microbatches of the schedule for each one asked for; the workload's sequences are those of a piece. 1
+        pieces: microbatches of the schedule for each requested one; the workload's sequences are those of a piece. 1
             except for schedules that halve microbatches.
     """
 
     mode: Mode
     schedule: ScheduleChoice
-    model: Architecture | None
-    num_layers: int | None
+    model: Architecture | None  # None for model=abstract
+    num_layers: int | None  # of model=abstract, if given
     cluster: Machine
     workload: WorkloadConfig
     cost: CostConfig
-    backend: BackendConfig | None
+    backend: BackendConfig | None  # None unless the mode is train
     optimizer: OptimizerConfig
     tracker: TrackerConfig
     num_devices: int
@@ -121,17 +105,16 @@ class Request:
     results_dir: Path
     save_timeline: bool
     force: bool
-    choices: Mapping[str, str | None]
-    overrides: tuple[str, ...]
-    subject: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-    software: "Software | None" = None
+    choices: Mapping[str, str | None]  # group -> chosen option, with the experiment and the resolved mode
+    overrides: tuple[str, ...]  # `key=value` of the command line or of a cell of a sweep
+    subject: Mapping[str, Any]  # all that decides what the run measures, as plain data; files by their SHA-256
+    notes: tuple[str, ...] = ()  # on how the choices were read, a sentence each
+    software: "Software | None" = None  # whose kernels cost=analytic counts, if named
     mesh: "MeshChoice | None" = None
     pieces: int = 1
 
     @property
     def entry(self) -> Entry:
-        """The registered generator of the schedule."""
         return self.schedule.entry
 
     @property
@@ -140,17 +123,17 @@ class Request:
 
     @property
     def asked_microbatches(self) -> int:
-        """Microbatches of a step as they were asked for, not in pieces."""
+        """Microbatches of a step as requested, before they are cut into pieces."""
         return self.num_microbatches // self.pieces
 
     @property
     def tokens_per_microbatch(self) -> int | None:
-        """Tokens of one microbatch whose sequences are as long as the model's, for a model with sequences."""
+        """Tokens of a microbatch with sequences as long as the model's; None for a model without sequences."""
         return self.workload.microbatch_sequences * self.model.seq_len if self.model else None
 
     @property
     def microbatch_tokens(self) -> tuple[int, ...]:
-        """Tokens of each microbatch of a step; empty where all have as many."""
+        """Tokens of each microbatch of a step; empty where all are the same."""
         return tuple(map(sum, self.workload.by_microbatch))
 
     @property
@@ -171,20 +154,14 @@ class Request:
 def load(overrides: Sequence[str]) -> Request:
     """The request of a command line.
 
-    Raises:
-        ConfigError: for an unknown name, key or value, with the nearest known one.
-        ValueError: for a model or a cluster that cannot be.
+    Raises ConfigError for an unknown name, key or value, with the nearest known one, and ValueError for an impossible
+    model or cluster.
     """
     return request_of(recalling.compose(overrides))
 
 
 def cluster_file(path: Path) -> Machine:
-    """The cluster of a YAML file of one's own.
-
-    Raises:
-        ConfigError: if it cannot be read, or has a key that a cluster does not have.
-        ValueError: for a number that cannot be.
-    """
+    """The cluster of a user's YAML file; ConfigError for a file or key that is wrong, ValueError for a number."""
     source = read_source("cluster", str(path))
     assert source is not None
     try:
@@ -223,7 +200,7 @@ def request_of(found: Composed) -> Request:
         ("schedule", "generator"): _own_generator(schedule.entry),
         ("cost", "profile"): read_source("cost.profile", cost.profile),
         ("workload", "path"): read_source("workload.path", workload.path),
-        ("workload", "text"): _shipped_text(workload),
+        ("workload", "text"): read_source("workload.text", workload.text and str(_TEXTS / f"{workload.text}.txt")),
         ("mode", "plans"): read_source("mode.plans", mode.plans) if isinstance(mode, Duel) else None,
         ("checkpoint", "resume_from"): read_source(
             "checkpoint.resume_from", config.checkpoint.resume_from, within=CHECKPOINT
@@ -258,7 +235,7 @@ def request_of(found: Composed) -> Request:
 
 
 def _in_pieces(request: Request) -> Request:
-    """The same run in the microbatches that its schedule orders."""
+    """The same run with microbatches cut as its schedule orders them."""
     pieces = request.entry.pieces(request.schedule.options)
     if pieces == 1:
         return request
@@ -272,31 +249,14 @@ def _in_pieces(request: Request) -> Request:
     )
 
 
-_COPIED = (
-    "num_devices",
-    "num_microbatches",
-    "num_steps",
-    "chunks_per_device",
-    "partition",
-    "dispatch",
-    "offload",
-    "prefetch",
-    "charge",
-    "recompute",
-    "tuning_budget",
-    "seed",
-    "dtype",
-    "verify",
-    "checkpoint",
-    "save_timeline",
-    "force",
-)
+# Keys that a request takes from the configuration as they are.
+_COPIED = {f.name for f in fields(RunConfig)} - {*GROUPS, "mesh", "schedule_file", "results_dir"}
 
 
 def _subject(
     config: RunConfig, mode: Mode, schedule: ScheduleChoice, files: Mapping[tuple[str, str], SourceFile | None]
 ) -> dict[str, Any]:
-    """The part of a configuration that decides what a run measures, as plain data."""
+    """All of a configuration that decides what a run measures, as plain data."""
     subject = {f.name: as_plain(getattr(config, f.name)) for f in fields(config) if f.name not in BESIDES}
     subject["mode"] = as_plain(mode)
     subject["schedule"] = {"name": schedule.entry.name, **as_plain(dict(schedule.options))}
@@ -319,7 +279,7 @@ def _subject(
 
 
 def _mode(config: RunConfig) -> Mode:
-    """The chosen mode; without one, `train` where a backend is chosen, and else `simulate`."""
+    """The chosen mode; by default `train` with a backend, else `simulate`."""
     given = config.mode or {"name": "train" if config.backend else "simulate"}
     name = str(given.get("name"))
     if name not in MODES:
@@ -349,7 +309,7 @@ def _check_names(choices: Mapping[str, str | None]) -> None:
 
 
 def _software(config: RunConfig) -> "Software | None":
-    """The named software with the changes of the command line; None without one."""
+    """The named software with the command line's changes; None without one."""
     if config.software is None:
         return None
     from rpbench.mesh.software import software_of  # its package, for runs that name one
@@ -368,11 +328,8 @@ def _meshed(
         return config, found.choices, None
     if (old := config.mesh.framework) is not None:
         raise ConfigError(f"mesh.framework={old} is now software={old}")
-    from rpbench.config.mesh import (
-        check_meshed,
-        counted_cost,
-        mesh_choice,  # the packages of meshes, for runs that have one
-    )
+    # The packages of meshes are imported for runs that have one.
+    from rpbench.config.mesh import check_meshed, counted_cost, mesh_choice
 
     choices = dict(found.choices)
     if cluster.gpu is not None and config.cost.get("name") == "unit":
@@ -389,7 +346,7 @@ def _meshed(
 
 
 def _num_devices(config: RunConfig, cluster: Machine) -> int:
-    """The devices asked for; else those of a host of the cluster."""
+    """The requested devices; by default those of a host of the cluster."""
     if config.num_devices is not None:
         return config.num_devices
     return DEVICES if cluster.num_devices is None else cluster.node_devices
@@ -401,13 +358,8 @@ def _own_generator(entry: Entry) -> SourceFile | None:
     return source_of(found[0], b"".join(path.read_bytes() for path in found)) if found else None
 
 
-def _shipped_text(workload: WorkloadConfig) -> SourceFile | None:
-    path = None if workload.text is None else _TEXTS / f"{workload.text}.txt"
-    return read_source("workload.text", None if path is None else str(path))
-
-
 def _check_mode(request: Request) -> None:
-    """Refuse choices that do not fit the mode."""
+    """Refuse choices that do not go with the mode."""
     mode, backend = request.mode, request.backend
     where = f"backend={backend.name}" if backend else f"mode={mode.name}"
     own_seconds = request.cost.name != "analytic" and (request.mesh is None or request.mesh.machine is None)

@@ -1,4 +1,4 @@
-"""Schedule options: whether what was typed is of the kind that a generator's signature asks for."""
+"""Schedule options: whether typed values have the types of the generator's signature."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,6 @@ from rpbench.config.errors import ConfigError
 from rpbench.registry import Entry
 
 _LARGEST = 10**6  # whole numbers of an option count steps, stages or slots of a table
-
 _WORDS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -20,7 +19,7 @@ _WORDS: Mapping[Any, str] = {
 
 
 def check_options(entry: Entry, given: Mapping[str, Any]) -> None:
-    """Refuse an option's value of a kind that its generator does not take, and whole numbers beyond any table."""
+    """Refuse an option's value of another type than its generator takes, and whole numbers beyond any table."""
     kinds = get_type_hints(inspect.unwrap(entry.generate)) if given else {}
     for name, value in given.items():
         if name in kinds and not _is_of_kind(value, kinds[name]):

@@ -1,11 +1,11 @@
-"""Sizes of a request: those that any mode refuses, pieces of microbatches, and sequences of unequal lengths.
+"""Sizes of a request: limits for all modes, pieces of microbatches, and sequences of unequal lengths.
 
 With backward halving (`baselines/bidirectional/chimera.py`) a forward takes a whole microbatch and a backward half of
-one. The pieces are then the microbatches of the schedule: a forward is one action with both of them. So a run of N
-microbatches of 2b sequences becomes one of 2N microbatches of b sequences, once, when the request is made; what is
-behind it counts pieces, and the record says what was asked for. The tokens of a step stay the same.
+one. The halves are then the microbatches of the schedule: a forward is one action with both of them. So when the
+request is made, a run of N microbatches of 2b sequences becomes one of 2N microbatches of b sequences; later code
+counts pieces, and the record says what was requested. The tokens of a step stay the same.
 
-Where lengths differ, each microbatch takes `microbatch_sequences` of them in turn.
+Where lengths differ, each microbatch takes the next `microbatch_sequences` of them.
 """
 
 import math
@@ -27,15 +27,11 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 _LARGEST = 10**6
 _MOST_FORWARDS = 2**22
 _BYTES_PER_FORWARD = 2000  # of a table that is checked and simulated; 900 to 2,800 were measured, by schedule
-_MOST_PLACES = 2**28  # stages x devices: what is asked of every pair of them takes a byte
+_MOST_PLACES = 2**28  # stages x devices: tables over every pair take a byte each
 
 
 def num_layers(config: RunConfig) -> int | None:
-    """The layers that a request asks for; None: as many as its model has.
-
-    Raises:
-        ConfigError: if it is no number that can be cut.
-    """
+    """The requested number of layers, None for that of the model; ConfigError for an impossible one."""
     given = config.model.get("num_layers")
     if given is not None and (type(given) is not int or not 1 <= given <= MOST_LAYERS):
         raise ConfigError(f"model.num_layers={given!r:.60}: a whole number from 1 to {MOST_LAYERS:,}")
@@ -43,10 +39,9 @@ def num_layers(config: RunConfig) -> int | None:
 
 
 def check_sizes(config: RunConfig, num_ranks: int) -> None:
-    """Refuse numbers that no table in memory holds, and words that name nothing.
+    """Refuse numbers that no table in memory holds, and unknown words.
 
-    Args:
-        num_ranks: rows of the schedule; under a mesh there are fewer than devices.
+    `num_ranks` are the rows of the schedule; a mesh has more devices than that.
     """
     at_least_one(config, "", "num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget")
     for name in ("num_devices", "num_microbatches", "num_steps", "chunks_per_device", "tuning_budget", "prefetch"):
@@ -63,7 +58,7 @@ def check_sizes(config: RunConfig, num_ranks: int) -> None:
 
 
 def _check_table(config: RunConfig, num_ranks: int) -> None:
-    """Refuse a schedule whose table does not fit the memory that is free here."""
+    """Refuse a schedule whose table does not fit the free memory."""
     chunks = config.chunks_per_device or 1
     forwards = num_ranks * chunks * config.num_microbatches * config.num_steps
     sizes = f"num_devices={config.num_devices} num_microbatches={config.num_microbatches} num_steps={config.num_steps}"
@@ -82,11 +77,7 @@ def _check_table(config: RunConfig, num_ranks: int) -> None:
 
 
 def cut_sequences(workload: WorkloadConfig, pieces: int) -> WorkloadConfig:
-    """The workload with as many sequences as a piece has.
-
-    Raises:
-        ConfigError: if a microbatch has no such number of them.
-    """
+    """The workload with the sequences of a piece; ConfigError if a microbatch cannot be cut equally."""
     sequences, rest = divmod(workload.microbatch_sequences, pieces)
     if rest:
         raise ConfigError(
@@ -99,7 +90,7 @@ def cut_sequences(workload: WorkloadConfig, pieces: int) -> WorkloadConfig:
 def check_pieces(
     entry: Entry, mode: Mode, file: SourceFile | None, tuning_budget: int | None, profile: str | None
 ) -> None:
-    """Refuse what counts microbatches by itself: modes, files, searches and measured times."""
+    """Refuse modes, files, searches and measured times that have microbatches of their own."""
     named = " ".join(f"schedule.{key}={str(value).lower()}" for key, value in (entry.halved or {}).items())
     if not isinstance(mode, Simulate | Train):
         raise ConfigError(f"{named} with mode={mode.name}: it has its own microbatches; leave one of both out")
@@ -122,16 +113,20 @@ _MOST_LENGTH_BYTES = 2**22  # of a file of lengths: a step of a million sequence
 
 
 def read_lengths(given: Any, model: Architecture | None) -> list[int] | None:
-    """The lengths of a list, or of a text file of numbers with white space or commas between; None if all are the same
-    as the model's, or, without one, as each other's.
+    """The lengths of a list, or of a text file of numbers separated by white space or commas.
 
-    Raises:
-        ConfigError: if a file cannot be read, or something is no length that the model has positions for.
+    None if all equal the model's, or without a model each other. Raises ConfigError for an unreadable file, or a length
+    that the model has no positions for.
     """
     words, where = given, f"workload.lengths={given!r:.60}"
     if isinstance(given, str):
         where = f"workload.lengths={given}"
-        words = re.split(r"[\s,]+", _text(given, where).strip())
+        file = read_source("workload.lengths", given, most=_MOST_LENGTH_BYTES)
+        assert file is not None
+        try:
+            words = re.split(r"[\s,]+", file.text.strip())
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
     if not isinstance(words, list) or not words or words == [""]:
         raise ConfigError(f"{where}: no lengths; give a list such as [512,128,64], or a file with one a line")
     found = []
@@ -150,15 +145,6 @@ def read_lengths(given: Any, model: Architecture | None) -> list[int] | None:
     return None if set(found) == {model.seq_len if model else found[0]} else found
 
 
-def _text(name: str, where: str) -> str:
-    file = read_source("workload.lengths", name, most=_MOST_LENGTH_BYTES)
-    assert file is not None
-    try:
-        return file.text
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
 def check_lengths(
     workload: WorkloadConfig,
     num_microbatches: int,
@@ -166,11 +152,7 @@ def check_lengths(
     backend: BackendConfig | None,
     others: Mapping[str, object],
 ) -> None:
-    """Refuse lengths of another number of sequences, and what has microbatches of one size alone.
-
-    Args:
-        others: choices that go with no lengths, by their words; nothing, where they were not made.
-    """
+    """Refuse a wrong number of lengths, and choices that need microbatches of one size: `others` that are set."""
     if workload.lengths is None:
         return
     needed, sequences = num_microbatches * workload.microbatch_sequences, workload.microbatch_sequences
