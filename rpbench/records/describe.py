@@ -12,28 +12,27 @@ IN_SLOTS = "times are slots, not seconds; cost=analytic or other costs in second
 
 
 def clock(row: Mapping[str, Any]) -> Clock:
-    """In what a record counts its fields that end in `_s`: slots for `cost=unit` on a virtual clock, or a dry run."""
+    """The unit of a record's fields that end in `_s`: slots for `cost=unit` on a virtual clock, or a dry run."""
     evidence = row.get("evidence")
     return "slots" if evidence == "dry" or (row.get("cost") == "unit" and evidence == "simulated") else "seconds"
 
 
 def unit(row: Mapping[str, Any]) -> Literal["s", "slots"]:
-    """The unit as people write it behind a number."""
     return "slots" if clock(row) == "slots" else "s"
 
 
 def under_unit(row: Mapping[str, Any], key: str) -> str:
-    """The name of a record's field where runs of both clocks meet: `makespan_s`, or `makespan_slots`."""
+    """The name of a record's field with its unit: `makespan_s`, or `makespan_slots`."""
     is_time = key.endswith("_s") and not key.endswith("_per_s")
     return f"{key.removesuffix('_s')}_slots" if is_time and clock(row) == "slots" else key
 
 
-# What the beginning of a line says anyway.
+# Keys whose values the line begins with.
 _SEEN = ("schedule", "model", "num_devices", "num_microbatches", "partition", "mode.system", "mode")
 
 
 def describe(row: Record) -> str:
-    """A sentence on a run: its request, its result, and the charges it leaves out."""
+    """A sentence about a run: its request, its result, and what takes no time in it."""
     outcome = _DESCRIBED.get(row["mode"], (_schedule, _timed))[1]
     if row["status"] != "ok":
         return f"{label(row)}: {row['status']}, {row['reason']}"
@@ -42,7 +41,7 @@ def describe(row: Record) -> str:
 
 
 def label(row: Record) -> str:
-    """The run as it was requested, with the beginning of its id: no two runs that differ share it."""
+    """The run as requested, with the beginning of its id, so that no two runs share a label."""
     what = _DESCRIBED.get(row["mode"], (_schedule, _timed))[0]
     asked = [item.lstrip("+") for item in row.get("overrides", ())]
     more = " ".join(item for item in asked if item.partition("=")[0] not in _SEEN)
@@ -50,7 +49,7 @@ def label(row: Record) -> str:
 
 
 def left_out(row: Record) -> str:
-    """The work of a machine that takes no time in this run; "" where all is charged, or times are slots."""
+    """The work that takes no time in this run; "" where all is charged, or times are slots."""
     asked = row.get("config", {})
     if row.get("mesh") is not None and row["evidence"] == "predicted":
         return ""
@@ -64,14 +63,14 @@ def left_out(row: Record) -> str:
 
 
 def _way_to_seconds(row: Record) -> str:
-    """The words that give seconds where a run of a model on a known machine counted slots; "" elsewhere."""
+    """The hint how to get seconds, for slots of a model on a known machine; else ""."""
     config = row.get("config", {})
     is_known = config.get("cluster", {}).get("matmul_flops_per_s") and config.get("model", {}).get("name") != "abstract"
     return "; cost=analytic gives seconds" if is_known and clock(row) == "slots" else ""
 
 
 def table(row: Record) -> list[str]:
-    """The few figures of a run that are looked at first, a line each."""
+    """The main figures of a run, a line each."""
     memory = max(row.get("peak_memory_bytes") or [0])
     shown = {
         "run": f"{row['run_id'][:8]} ({row['status']}{', ' + row['evidence'] if row.get('evidence') else ''})",

@@ -1,6 +1,6 @@
-"""Imports: what others measured, as a timeline or as records with evidence `measured elsewhere`.
+"""Imports of other people's measurements, as a timeline or as records with evidence `measured elsewhere`.
 
-A stranger's file is data: it is parsed as JSON or CSV, its sizes and numbers are checked, nothing in it is run.
+Their files are data: parsed as JSON or CSV, with sizes and numbers checked, and nothing is run.
 """
 
 import csv
@@ -21,13 +21,13 @@ from rpbench.untrusted import parsed
 MEASURED_ELSEWHERE = "measured elsewhere"
 MOST_BYTES = 256 * 2**20
 
-# What a record says of its own making; in a stranger's it is of another program.
+# Fields about the program that wrote a record: those of another program are left out.
 _OURS = ("run_id", "config", "choices", "started_at", "schema", "digest", "surroundings", "code_version", "overrides")
-_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # what a device does, by the profiler's categories
+_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of the profiler for work of a device
 
 
 def read_text(path: Path) -> str:
-    """A stranger's file; raises ConfigError for what is not there, is no file, is too large, or is not UTF-8."""
+    """The text of a file; ConfigError if it is missing, no file, too large, or not UTF-8."""
     try:
         return whole_file.read_text(path, MOST_BYTES)
     except (OSError, ValueError) as error:
@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
 
 
 def records_of_csv(text: str) -> list[Record]:
-    """A record a row, columns as records name them, `schedule` at least; ConfigError with the first bad line."""
+    """A record for each row, with columns named as in records, at least `schedule`; ConfigError for a bad line."""
     if "\0" in text:
         number = text[: text.index("\0")].count("\n") + 1
         raise ConfigError(f"import csv: line {number} holds a NUL; export it as text")
@@ -63,9 +63,8 @@ def _records_of_rows(rows: "csv.DictReader[str]") -> list[Record]:
 
 
 def records_of_wandb(text: str) -> list[Record]:
-    """Exported runs: an object with `config` and `summary`, a list, or one a line; else ConfigError."""
-    runs = _runs(text)
-    return [_record(_flat(run), f"run {number}") for number, run in enumerate(runs)]
+    """Exported runs: an object with `config` and `summary`, a list of them, or one a line; else ConfigError."""
+    return [_record(_flat(run), f"run {number}") for number, run in enumerate(_runs(text))]
 
 
 def _runs(text: str) -> list[Mapping[str, Any]]:
@@ -86,7 +85,7 @@ def _runs(text: str) -> list[Mapping[str, Any]]:
 
 
 def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Summary and configuration side by side; a group of the configuration by its name."""
+    """Summary and configuration in one dictionary; a group of the configuration by its name."""
     config = run.get("config")
     flat: dict[str, Any] = {}
     for key, value in (config if isinstance(config, dict) else {}).items():
@@ -114,13 +113,10 @@ def _record(given: Mapping[str, Any], place: str) -> Record:
         if type(given.get(key, 0)) is not int or given.get(key, 0) < 0:
             raise ConfigError(f"import: {place}: {key}={given[key]!r}: a whole number of at least 0")
     digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
-    names = {key: str(given.get(key, "elsewhere")) for key in record.NAMES}
-    counts = {key: given.get(key, 0) for key in record.COUNTS}
-    kept = {key: value for key, value in given.items() if key not in _OURS}
     found = {
-        **kept,
-        **names,
-        **counts,
+        **{key: value for key, value in given.items() if key not in _OURS},
+        **{key: str(given.get(key, "elsewhere")) for key in record.NAMES},
+        **{key: given.get(key, 0) for key in record.COUNTS},
         "run_id": digest,
         "status": "ok",
         "reason": None,
@@ -136,10 +132,10 @@ def _record(given: Mapping[str, Any], place: str) -> Record:
 
 
 def trace_of_kineto(text: str) -> dict[str, Any]:
-    """A torch profiler's trace as a trace of ours: a process a device, a thread a stream, only what devices did.
+    """A torch profiler's trace as a trace of ours: a process a device, a thread a stream, with kernels alone.
 
-    Where there are no kernels, as on a CPU, operators that no other operator of their thread contains take their place.
-    No slices of a thread overlap. Raises ConfigError for what is no trace.
+    Without kernels, as on a CPU, the outermost operators of each thread take their place. Slices of a thread do not
+    overlap. Raises ConfigError for what is no trace.
     """
     events = list(_slices(text))
     device = [event for event in events if event.get("cat") in _KERNELS]
@@ -180,7 +176,7 @@ def _slices(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _outermost(slices: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Slices that no earlier one of their lane reaches into."""
+    """Slices of a lane that begin after the earlier ones have ended."""
     free = -math.inf
     for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
         if event["ts"] >= free:
@@ -189,15 +185,13 @@ def _outermost(slices: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def summary_of_trace(trace: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds from first start to last end, and the mean fraction of it that lanes are idle."""
+    """Seconds from first start to last end, and the mean fraction of them in which lanes are idle."""
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     lanes: dict[tuple[int, int], float] = {}
-    ends = [0.0]
-    for event in trace["traceEvents"]:
-        if event["ph"] == "X":
-            lane = event["pid"], event["tid"]
-            lanes[lane] = lanes.get(lane, 0.0) + event["dur"]
-            ends.append(event["ts"] + event["dur"])
-    span = max(ends)
+    for event in slices:
+        lane = event["pid"], event["tid"]
+        lanes[lane] = lanes.get(lane, 0.0) + event["dur"]
+    span = max((event["ts"] + event["dur"] for event in slices), default=0.0)
     idle = 1 - sum(lanes.values()) / (len(lanes) * span) if span else 0.0
     return {"makespan_s": span / 1e6, "bubble_makespan": idle}
 
@@ -207,7 +201,7 @@ _USAGE = "import kineto|wandb|csv FILE [results_dir=DIR] [out=FILE]"
 
 
 def import_file(arguments: Sequence[str]) -> list[dict[str, object]]:
-    """What was made of a file, an object each; ConfigError for a form or file that does not fit, nothing written."""
+    """The records or the timeline made from a file; ConfigError, with nothing written, for a wrong form or file."""
     words = [item for item in arguments if "=" not in item]
     options = dict(item.partition("=")[::2] for item in arguments if "=" in item)
     if len(words) != 2 or words[0] not in _FORMS or set(options) - {"results_dir", "out"}:

@@ -1,11 +1,11 @@
-"""Manifests: what a sweep was asked for, cell by cell, and what became of each. Exhibits find their runs through them.
+"""Manifests: the cells of a sweep and their results. Exhibits find their runs through them.
 
-    <results>/manifests/<name>/plan.json        experiment, code, configuration and the cells, written before the first
+    <results>/manifests/<name>/plan.json        experiment, code, configuration and cells, written before the first run
     <results>/manifests/<name>/<worker>.jsonl   a line for each cell that ended, appended by the process that ran it
 
-A worker appends to a file of its own, so that workers on several machines need no lock. The plan and every line hold a
-digest of all their values. A line that was torn by a kill, or changed, is as if it had not been written: its cell is
-still to be run, and finds its record if there is one.
+Each worker appends to a file of its own, so that workers on several machines need no lock. The plan and every line have
+a digest of all their values. A line that was torn by a kill, or changed, is ignored: its cell runs again, and finds its
+record if there is one.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _NAME = re.compile(r"\w[\w.-]{0,99}")  # of a record or an experiment
 ENDED = (DONE, INFEASIBLE, OOM)  # of a cell with a verdict
 _STATE_OF = {"ok": DONE, "infeasible": INFEASIBLE, "oom": OOM, "failed": FAILED, "not applicable": NOT_APPLICABLE}
 
-# What a command line says beside the subject of a sweep; these do not enter a manifest's name.
+# Keys of a command line that are not part of a manifest's name.
 _BESIDES = ("results_dir", "tracker", "force", "save_timeline", "experiment", "hydra")
 
 
@@ -46,23 +46,15 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of a sweep.
-
-    Args:
-        overrides: what it sets, by key.
-        state: one of `STATES`.
-        run_ids: the records it left; a duel leaves one for each contender.
-        machine: a word for the machine, where a record depends on its pace.
-        digests: of its records, as they were when it ended.
-    """
+    """One configuration of a sweep."""
 
     number: int
     overrides: Mapping[str, str]
-    state: str = PLANNED
-    run_ids: tuple[str, ...] = ()
+    state: str = PLANNED  # one of `STATES`
+    run_ids: tuple[str, ...] = ()  # of its records; a duel has one for each contender
     reason: str = ""
-    machine: str | None = None
-    digests: tuple[str, ...] = ()
+    machine: str | None = None  # `machine_word`, where a record depends on the machine's speed
+    digests: tuple[str, ...] = ()  # of its records when it ended
 
     def __str__(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.overrides.items())
@@ -70,7 +62,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A sweep: what was asked for, and its cells."""
+    """A sweep and its cells."""
 
     name: str
     experiment: str | None
@@ -81,7 +73,7 @@ class Manifest:
 
     @property
     def command(self) -> str:
-        """The command that runs the sweep, and goes on where it stopped."""
+        """The command that runs the sweep, or continues it."""
         asked = [f"experiment={self.experiment}"] if self.experiment else []
         return " ".join(["python -m rpbench -m", *asked, *self.overrides])
 
@@ -91,14 +83,14 @@ class Manifest:
 
 
 def manifest_name(experiment: str | None, arguments: Sequence[str]) -> str:
-    """The folder of a sweep: its experiment, with a digest of what else the command line says."""
+    """The folder of a sweep: its experiment, with a digest of the rest of the command line."""
     asked = asked_of(arguments)
     digest = hashlib.sha256("\0".join(asked).encode()).hexdigest()[:8]
     return "-".join(filter(None, (experiment or "sweep", digest if asked or not experiment else "")))
 
 
 def asked_of(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The overrides of a command line that belong to the subject of a sweep, sorted."""
+    """The overrides of a command line that are part of the manifest's name, sorted."""
     return tuple(sorted(item for item in arguments if "=" in item and not _is_beside(item)))
 
 
@@ -108,25 +100,25 @@ def _is_beside(item: str) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """The name by which workers call a sweep."""
+    """The plan of a sweep, as workers know it."""
 
     name: str
     plan_id: str
 
     def folder(self, results: Path) -> Path:
-        """Where it is written down."""
         return results / FOLDER / self.name
 
 
 def recall(results: Path, plan: Plan) -> tuple[Cell, ...]:
-    """The cells of a plan as they stand; ManifestError if it is not there, or another has its place."""
+    """The cells of a plan with their current states; ManifestError if the plan is gone."""
     found = read_manifest(results, plan.name)
     if found is None:
         raise ManifestError(f"{plan.folder(results) / PLAN} is gone; run the sweep again")
     return found.cells
 
 
-# What a cell's identity may hold besides its plan: files, by their bytes; and keys that ask for more than a record.
+# Words of a cell whose result the plan does not decide: files, known by their bytes, and keys that need more than a
+# record.
 _LOOKED_INTO = (
     *("schedule_file", *ORDERS, "path", "profile", "text"),
     *("resume_from", "save_to", "save_timeline", "force", "tracker"),
@@ -134,10 +126,10 @@ _LOOKED_INTO = (
 
 
 def is_settled(results: Path, cell: Cell, overrides: Sequence[str]) -> list[Record] | None:
-    """The records of a cell that came to a verdict, as far as the manifest alone can tell; None if it has to be asked.
+    """The records of a cell with a verdict, if the manifest alone shows that they still hold; else None.
 
-    The plan vouches for code, configuration and packages; what else can change a result, or asks for more than the
-    record, sends the cell through `recording`, which looks at everything.
+    The plan stands for code, configuration and packages. Where anything else can change a result, or more than the
+    record is needed, `recording` checks everything.
     """
     if cell.state not in ENDED or not cell.run_ids or (cell.machine or machine_word()) != machine_word():
         return None
@@ -158,18 +150,18 @@ def is_settled(results: Path, cell: Cell, overrides: Sequence[str]) -> list[Reco
 
 
 def _answers(row: Record, cell: Cell) -> bool:
-    """Whether a record says that it was asked for what the cell asks for."""
+    """Whether a record has the overrides of the cell."""
     return {f"{key}={value}" for key, value in cell.overrides.items()} <= set(row.get("overrides") or ())
 
 
 def machine_word() -> str:
-    """A word for all that the pace of this machine depends on."""
+    """A digest of everything that decides this machine's speed."""
     text = json.dumps(provenance.surroundings(measured=True), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Write what a sweep is going to run, and return what its workers call it: name and plan."""
+    """Write the plan of a sweep; returns `name@plan_id`."""
     name = manifest_name(experiment, arguments)
     plan: dict[str, Any] = {
         "experiment": experiment,
@@ -190,47 +182,42 @@ def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], 
 
 
 def state_of(row: Record) -> str:
-    """The state of a cell that left this record."""
+    """The state of a cell with this record."""
     return _STATE_OF[row["status"]]
 
 
 def _worst(rows: Sequence[Record]) -> str:
-    """The state of a cell that left these records: failed if one is, done if one has numbers."""
+    """The state of a cell with these records: failed if one is, else done if one is."""
     states = [state_of(row) for row in rows]
     return next((state for state in (FAILED, DONE) if state in states), states[0])
 
 
 class Journal:
-    """How one cell tells its manifest what became of it."""
+    """Writes the end of one cell to its manifest; a run of no sweep has no folder and writes nothing."""
 
-    def __init__(self, folder: Path | None, plan_id: str, number: int) -> None:
+    def __init__(self, folder: Path | None = None, plan_id: str = "", number: int = 0) -> None:
         self._folder, self._plan_id, self._number = folder, plan_id, number
-        self._told = False
+        self._is_written = False
         self._machine: str | None = None
 
-    @classmethod
-    def of_none(cls) -> "Journal":
-        """The journal of a run that belongs to no sweep: it writes nothing."""
-        return cls(None, "", 0)
-
     def ended(self, rows: Sequence[Record]) -> None:
-        """The cell has left its records."""
+        """The cell has these records."""
         measured = any(row.get("evidence") in ("measured", "emulated") for row in rows)
         self._machine = machine_word() if measured else None
-        told = next((row for row in rows if state_of(row) == _worst(rows)), rows[0])
-        self._write(_worst(rows), told.get("reason") or "", rows)
+        worst = next((row for row in rows if state_of(row) == _worst(rows)), rows[0])
+        self._write(_worst(rows), worst.get("reason") or "", rows)
 
     def refused(self, reason: str) -> None:
-        """The cell cannot be asked for."""
+        """The cell is not applicable."""
         self._write(NOT_APPLICABLE, reason)
 
     def failed(self, reason: str) -> None:
-        """The cell broke; what it left, if anything, it has told by `ended`."""
-        if not self._told:
+        """The cell broke; nothing is added if `ended` has written its records."""
+        if not self._is_written:
             self._write(FAILED, reason)
 
     def _write(self, state: str, reason: str, rows: Sequence[Record] = ()) -> None:
-        self._told = True
+        self._is_written = True
         if self._folder is None:
             return
         line: dict[str, Any] = {"plan": self._plan_id, "cell": self._number, "state": state, "reason": reason}
@@ -241,7 +228,7 @@ class Journal:
 
 
 def read_manifest(results: Path, name: str) -> Manifest | None:
-    """The manifest of that name, if there is one; raises ManifestError if its plan is torn or not what a plan is."""
+    """The manifest of that name, if there is one; ManifestError if its plan is torn or malformed."""
     folder = results / FOLDER / name
     path = folder / PLAN
     try:
@@ -262,7 +249,7 @@ def read_manifest(results: Path, name: str) -> Manifest | None:
 
 
 def _defect(plan: Any) -> str | None:
-    """The fault that keeps a parsed file from being a plan."""
+    """The fault of a parsed plan; None for a sound one."""
     if not isinstance(plan, dict):
         return "a plan is one JSON object"
     for key in ("plan", "code_version", "conf_version"):
@@ -284,8 +271,8 @@ def _is_list_of_texts(found: Any) -> bool:
     return isinstance(found, list) and all(isinstance(item, str) for item in found)
 
 
-def _is_told(line: Any, plan_id: str) -> bool:
-    """Whether a line of a journal says something of this plan; records are named, never pointed at by a path."""
+def _is_sound(line: Any, plan_id: str) -> bool:
+    """Whether a line of a journal is whole and of this plan; run_ids must be names, never paths."""
     if not isinstance(line, dict) or line.get("plan") != plan_id or line.get("state") not in STATES:
         return False
     run_ids = line.get("run_ids") or []
@@ -294,12 +281,11 @@ def _is_told(line: Any, plan_id: str) -> bool:
 
 
 def manifest_names(results: Path) -> list[str]:
-    """The sweeps that a folder of results knows of."""
     return sorted(path.parent.name for path in (results / FOLDER).glob(f"*/{PLAN}"))
 
 
 def read_manifests(results: Path) -> list[Manifest]:
-    """Every manifest of a folder of results that can be read."""
+    """Every readable manifest of a folder of results."""
     found = []
     for name in manifest_names(results):
         with suppress(ManifestError):
@@ -308,7 +294,6 @@ def read_manifests(results: Path) -> list[Manifest]:
 
 
 def no_sweep_in(results: Path) -> str:
-    """A sentence on a folder of results without a finished sweep."""
     return (
         f"results_dir={results}: no finished sweep in it; make one first, as in: "
         f"python -m rpbench -m experiment=figure17 results_dir={results}"
@@ -316,7 +301,7 @@ def no_sweep_in(results: Path) -> str:
 
 
 def _lines(folder: Path, plan_id: str) -> list[dict[str, Any]]:
-    """The lines that workers of this plan have written, the oldest file first; torn and changed lines are left out."""
+    """The sound lines that workers of this plan have written, the oldest file first."""
     lines = []
     files = [path for path in folder.glob("*.jsonl") if path.is_file()]
     for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name)):
@@ -325,13 +310,13 @@ def _lines(folder: Path, plan_id: str) -> list[dict[str, Any]]:
                 line = parsed(text)
             except ValueError:
                 continue
-            if _is_told(line, plan_id):
+            if _is_sound(line, plan_id):
                 lines.append(line)
     return lines
 
 
 def _settled(cell: Cell, line: Mapping[str, Any]) -> Cell:
-    """A cell after one more line about it: a verdict outlasts a failure, and numbers outlast both."""
+    """A cell after one more line about it: a verdict is kept over a failure, and numbers over both."""
     if cell.state == DONE and line["state"] != DONE:
         return cell
     if cell.state in ENDED and line["state"] not in ENDED:

@@ -1,4 +1,4 @@
-"""Where a number comes from: code, versions, machine."""
+"""Provenance of a number: code, versions, machine."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def boot() -> str:
-    """A word for the time since the machine was started; empty where that is not told."""
+    """The id of the machine's boot; empty where unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -24,10 +24,10 @@ def boot() -> str:
 def began(pid: int) -> str:
     """When a process started, in ticks since the boot; empty if there is none, or it has ended."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-        return "" if text.rpartition(")")[2].split()[0] == "Z" else text.rpartition(")")[2].split()[19]
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state == "Z" else rest[18]
     except OSError:
-        return "" if not _lives(pid) else "unknown"
+        return "unknown" if _lives(pid) else ""
 
 
 def _lives(pid: int) -> bool:
@@ -35,19 +35,18 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:
+    except OSError:  # of another user
         return True
     return True
 
 
 ROOT = Path(__file__).parents[2]
-CALIBRATED = b"# python -m rpbench calibrate"  # how a cluster file begins that was measured on a machine
+CALIBRATED = b"# python -m rpbench calibrate"  # the beginning of a cluster file that was measured on a machine
 
 _CODE = ("rpbench/**/*.py", "baselines/**/*.py", "analysis/published/*.csv")
 _PACKAGES = ("rpbench", "numpy", "numba", "torch", "hydra-core", "omegaconf")
-# Their arithmetic and compilers are behind every number.
-_NUMERIC = ("python", "numpy", "numba", "torch")
-# Variables that change how torch and numpy compute, on any machine ...
+_NUMERIC = ("python", "numpy", "numba", "torch")  # whose arithmetic and compilers every number depends on
+# Variables that change the results of torch and numpy ...
 _ARITHMETIC = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -59,7 +58,7 @@ _ARITHMETIC = (
     "OPENBLAS_CORETYPE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
-# ... and those that change how fast.
+# ... and those that change their speed.
 _PACE = (
     "GLIBC_TUNABLES",
     "LD_PRELOAD",
@@ -73,13 +72,13 @@ _PACE = (
 
 @cache
 def code_version() -> str:
-    """Hash of every source file a run depends on; it changes with the code, not with commits of prose."""
+    """Hash of every source file that a run depends on."""
     return _digest_of(path for pattern in _CODE for path in ROOT.glob(pattern))
 
 
 @cache
 def conf_version() -> str:
-    """Hash of every file of `conf/`, but for clusters that `calibrate` wrote: what named choices stand for."""
+    """Hash of every file of `conf/`, without clusters that `calibrate` wrote."""
     return _digest_of(path for path in ROOT.glob("conf/**/*.yaml") if not path.read_bytes().startswith(CALIBRATED))
 
 
@@ -99,9 +98,9 @@ def _digest_of(paths: Iterable[Path]) -> str:
 
 @cache
 def git_commit() -> str | None:
-    """The commit of the working tree, with `+` when it has been changed since; None outside a repository."""
+    """The commit of the working tree, with `+` if files have changed since; None outside a repository."""
     try:
-        if not (ROOT / ".git").exists():  # installed: a repository around the environment is not this project's
+        if not (ROOT / ".git").exists():  # installed: a repository around it is not this project's
             return None
         commit = _git("rev-parse", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -116,7 +115,7 @@ def _git(*arguments: str) -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """Python and the packages that can change a result; a package that is not installed is left out."""
+    """Versions of Python and of installed packages that can change a result."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -127,7 +126,7 @@ def versions() -> dict[str, str]:
 
 
 def surroundings(*, measured: bool) -> dict[str, Any]:
-    """Versions and variables that can change a result beside request and code; for measurements the machine too."""
+    """Versions and variables that can change a result; for measurements the machine too."""
     variables = (*_ARITHMETIC, *(_PACE if measured else ()))
     found: dict[str, Any] = {
         "versions": {name: version for name, version in versions().items() if name in _NUMERIC},
@@ -142,7 +141,7 @@ def usable_cores() -> int:
 
 @cache
 def hardware() -> dict[str, str | int]:
-    """The machine a record was made on, without anything that names a person or a host."""
+    """This machine, without anything that names a person or a host."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -171,7 +170,7 @@ def _memory_bytes() -> int:
 
 @cache
 def host_word() -> str:
-    """A word for this host that does not tell its name."""
+    """A digest of this host's name."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
 

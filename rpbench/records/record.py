@@ -1,7 +1,7 @@
-"""The row a run leaves behind: `<results>/<run_id>/record.json`, written atomically and last.
+"""The record of a run: `<results>/<run_id>/record.json`, written atomically and last.
 
-`run_id` is a hash of what was asked for, of the code and of what else can change a result, so a sweep that is started
-again finds what is finished, and a changed program, package, file or machine never passes off old numbers as its own.
+`run_id` is a hash of the request, the code and everything else that can change a result. So a repeated sweep finds the
+runs that have ended, and a changed program, package, file or machine never reuses old numbers.
 """
 
 import csv
@@ -26,23 +26,21 @@ from rpbench.whole_file import read_text
 
 Record = dict[str, Any]
 
-# What was chosen, by name and by number; and times of day and the machine: what differs between two runs of one sweep.
 NAMES = ("schedule", "model", "cluster", "workload", "cost", "mode", "backend")
 COUNTS = ("num_devices", "num_microbatches", "seed")
+# Fields that may differ between two runs of one request.
 PASSING = ("started_at", "git_commit", "hardware", "versions", "surroundings", "digest")
-# What every record holds; `analysis` relies on it.
+# Fields of every record; `analysis` relies on them.
 REQUIRED = ("run_id", *NAMES, "choices", *COUNTS, "status", "evidence", "config", "started_at")
 STATUSES = ("ok", "oom", "infeasible", "failed", "not applicable")
-
-
-# 2: what surrounds a run is in its record, and its run_id is verified when it is read; 3: so is a digest of all values
+# 2: records have surroundings, and readers verify the run_id; 3: readers also verify a digest of all values.
 SCHEMA = 3
 _NEVER_NEGATIVE = ("makespan_s", "step_time_s", "tokens_per_s")
 METRICS = (*_NEVER_NEGATIVE, "bubble_makespan", "bubble_span", "bubble_over_ideal")
 
 _LARGEST = 2**63
 _MOST_BYTES = 2**28  # of a file beside a record
-# What readers rely on: the types of values, and in which words one is refused.
+# Types that readers rely on, and the words of the error.
 _KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(METRICS, (int | float | None, "no number")),
     **dict.fromkeys(COUNTS, (int | None, "no whole number")),
@@ -56,13 +54,13 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 def run_id(identity: dict[str, Any]) -> str:
-    """Name of a run: 16 hex digits that follow from its identity (`rpbench.run.recording.identity`)."""
+    """The name of a run: 16 hex digits of a hash of its identity (`rpbench.run.recording.identity`)."""
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read(folder: Path) -> Record | None:
-    """The record of a run folder; None if there is none or it is torn, which is said on stderr."""
+    """The record of a run folder; None if there is none, or with a line on stderr if it is broken."""
     path = folder / "record.json"
     try:
         record = parsed(read_text(path))
@@ -79,7 +77,7 @@ def read(folder: Path) -> Record | None:
 
 
 def defect(record: Any, name: str) -> str | None:
-    """The fault that keeps a parsed file from being the record of the run `name`; None for a sound one."""
+    """The fault of a parsed record of the run `name`; None for a sound one."""
     if not isinstance(record, dict):
         return "a record is one JSON object"
     missing = [key for key in REQUIRED if key not in record]
@@ -106,7 +104,7 @@ def defect(record: Any, name: str) -> str | None:
 
 
 def _falsified(record: Record, name: str) -> str | None:
-    """The sign that values of a record are not those that were written."""
+    """The sign that a record was changed after it was written; None without one."""
     if "surroundings" in record and run_id(identity_of(record)) != name:
         return "its configuration is not the one that its run_id was made of"
     try:
@@ -119,31 +117,30 @@ def _falsified(record: Record, name: str) -> str | None:
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with their digest, as written: readers can check that none has changed."""
+    """The values with their digest, by which readers notice changes."""
     return values | {"digest": digest(values)}
 
 
 def is_sealed(parsed_values: dict[str, Any]) -> bool:
-    """Whether values that were read are those that their digest was made of.
+    """Whether values that were read match their digest.
 
-    Raises ValueError, RecursionError or OverflowError for what is no JSON that can be written.
+    Raises ValueError, RecursionError or OverflowError for values that JSON cannot hold.
     """
     return parsed_values.get("digest") == _digest_of_parsed(parsed_values)
 
 
 def digest(record: Record) -> str:
-    """16 hex digits of every other value, all finite (ValueError): a change is noticed when it is read."""
-    return _digest_of_parsed(json.loads(dump(record)))  # as it is read back: its keys are texts
+    """16 hex digits over all other values; ValueError for a number that is not finite."""
+    return _digest_of_parsed(json.loads(dump(record)))  # as when it is read: with texts as keys
 
 
 def _digest_of_parsed(record: Record) -> str:
     values = {key: value for key, value in record.items() if key != "digest"}
-    text = json.dumps(values, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _digest_of_text(json.dumps(values, sort_keys=True, allow_nan=False))
 
 
 def identity_of(record: Record) -> dict[str, Any]:
-    """The identity behind the run_id of a record (`rpbench.run.recording.identity`), as the record says it."""
+    """The identity behind the run_id of a record (`rpbench.run.recording.identity`), from its fields."""
     return {
         "subject": record["config"],
         "choices": record["choices"],
@@ -152,23 +149,16 @@ def identity_of(record: Record) -> dict[str, Any]:
     }
 
 
-def read_all(results: Path) -> Iterator[Record]:
-    """Every sound record under a results folder, oldest name first."""
+def read_all(results: Path, beginning: str = "") -> Iterator[Record]:
+    """Every sound record of a results folder whose run_id has a beginning, sorted by run_id."""
     for folder in sorted(path.parent for path in results.glob("*/record.json")):
-        record = read(folder)
-        if record is not None:
+        if folder.name.startswith(beginning) and (record := read(folder)) is not None:
             yield record
 
 
-def beginning_with(results: Path, name: str) -> list[Record]:
-    """The sound records under a results folder whose run_id begins with a name."""
-    folders = sorted(path.parent for path in results.glob("*/record.json") if path.parent.name.startswith(name))
-    return [found for folder in folders if (found := read(folder)) is not None]
-
-
 def find(results: Path, name: str) -> Record:
-    """The record whose run_id is, or begins with, a name; ValueError with the nearest names where it is not one."""
-    found = beginning_with(results, name)
+    """The record whose run_id is, or begins with, a name; ValueError with the nearest names unless there is one."""
+    found = list(read_all(results, name))
     if len(found) == 1:
         return found[0]
     if found:
@@ -180,20 +170,20 @@ def find(results: Path, name: str) -> Record:
 
 
 def write(folder: Path, record: Record) -> Record:
-    """Put the record in its folder, whole or not at all; as it was written, with its digest."""
+    """Write a record to its folder, whole or not at all; returns it with its digest."""
     found = sealed(record)
     write_atomically(folder / "record.json", dump(found) + "\n")
     return found
 
 
 def put_file(folder: Path, name: str, text: str) -> dict[str, str]:
-    """Write a file that is to stand beside a record; its digest by its name, for the record's `file_digests`."""
+    """Write a file beside a record; returns {name: digest}, for the record's `file_digests`."""
     write_atomically(folder / name, text)
     return {name: _digest_of_text(text)}
 
 
 def kept_file(folder: Path, record: Record, name: str) -> str | None:
-    """The text of a file beside a record; None where it is not there, or not what the record was written with."""
+    """The text of a file beside a record; None if it is missing or does not match the record's digest."""
     try:
         text = read_text(folder / name, _MOST_BYTES)
     except (OSError, ValueError):
@@ -212,7 +202,7 @@ def dump(record: Record) -> str:
 
 
 def check_writable(folder: Path, key: str) -> None:
-    """Refuse, before any work, a folder that cannot be made or written: a ValueError with its key."""
+    """Raise ValueError, before any work, for a folder that cannot be made or written."""
     try:
         folder.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -225,7 +215,7 @@ def check_writable(folder: Path, key: str) -> None:
 
 
 def _takes_a_folder(existing: Path) -> bool:
-    """Whether a folder can be made in it: tried, because /proc says yes and does not. A full disk is told later."""
+    """Whether a folder can be made in it. It is tried, because /proc only says so; a full disk is reported later."""
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".rpbench-", dir=existing))
     except OSError as error:
@@ -234,13 +224,13 @@ def _takes_a_folder(existing: Path) -> bool:
 
 
 def check_target(path: Path) -> None:
-    """Refuse to put a file in the place of a device, a pipe or a folder: a ValueError naming it."""
+    """Raise ValueError for a target that is a device, a pipe or a folder."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no regular file, and is left alone; name a file")
 
 
 def write_atomically(path: Path, text: str | bytes) -> None:
-    """Replace a file in one step, through a temporary one beside it that reaches the disk first."""
+    """Replace a file in one step, by a temporary one beside it that is flushed to disk first."""
     check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left(path)
@@ -265,7 +255,7 @@ def write_atomically(path: Path, text: str | bytes) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Writes inside are of this file: what the system refuses says so, which by itself names none for a full disk."""
+    """Errors inside name this file; the system names none for a full disk."""
     try:
         yield
     except OSError as error:
@@ -275,7 +265,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove what writers of a file have left beside it that were killed here; another host's is its own."""
+    """Remove temporary files of writers that were killed on this host."""
     host = provenance.host_word()
     for left in path.parent.glob(f".{glob.escape(path.name)}.{host}-*"):
         number = left.name.rpartition("-")[2]
@@ -284,7 +274,7 @@ def _remove_left(path: Path) -> None:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Rows as CSV in some columns, those of the first row if left out; ValueError for a row that has another."""
+    """Rows as CSV, by default in the columns of the first row; ValueError for a row with another column."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns or list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -293,11 +283,11 @@ def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> st
 
 
 def boundary() -> None:
-    """Between two steps of a write. Nothing happens here; tests pull the plug."""
+    """Marks a point between two steps of a write, where tests pull the plug."""
 
 
 def create(path: Path, text: str) -> bool:
-    """Create a file; False if it exists. Of several processes exactly one succeeds."""
+    """Create a file; False if it exists. Exactly one of several processes succeeds."""
     try:
         with _naming(path):
             boundary()
@@ -316,7 +306,7 @@ def create(path: Path, text: str) -> bool:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a journal; a line before it that a kill has torn ends there."""
+    """Append a line to a journal, behind the end of a line that was torn by a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _naming(path), path.open("a+b") as journal:
         if journal.tell():
@@ -331,7 +321,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 class Events:
-    """`events.jsonl` of a run: appended line by line as the run goes, so that a killed run leaves its trace."""
+    """`events.jsonl` of a run, appended line by line, so that a killed run leaves a trace."""
 
     def __init__(self, folder: Path, now: str) -> None:
         self._path = folder / "events.jsonl"

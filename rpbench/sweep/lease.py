@@ -1,10 +1,11 @@
-"""Leases: who works on a run now, on this host or any other that sees the folder, and only while it lives.
+"""Leases: only one process works on a run, on all hosts that share the folder, as long as it lives.
 
     <results>/.leases/<run>.<generation>        host, process and boot of the owner
 
-The newest generation counts. A lease is taken by creating the next generation's file, which one process alone can do,
-also over a network. Its owner touches it every few seconds. It has lapsed when its process is gone from this host, or
-when an observer has seen it untouched for a while of the observer's own steady clock: no two clocks are compared.
+The newest generation counts. A process takes a lease by creating the file of the next generation, which only one
+process can, also over a network. The owner touches it every few seconds. A lease lapses when its process is gone from
+this host, or when an observer has seen it untouched for a while on the observer's own steady clock: no two clocks are
+compared.
 """
 
 import json
@@ -23,12 +24,12 @@ from rpbench.whole_file import read_text
 
 FOLDER = ".leases"
 BEAT_S = 5.0  # an owner touches its leases this often
-LAPSE_S = 30.0  # untouched for so long, a lease of another host has lapsed
+LAPSE_S = 30.0  # after so long without a touch, a lease of another host has lapsed
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that no other has the same words for, also after the machine has been started again."""
+    """The identity of a process, unique over hosts and reboots."""
 
     host: str
     boot: str
@@ -41,10 +42,9 @@ class Owner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it certainly does not live; of another host, that is not known."""
-        if self.host != provenance.host_word():
-            return False
-        return self.boot != boot() or began(self.pid) != self.began
+        """Whether it has certainly ended; never known of another host."""
+        is_here = self.host == provenance.host_word()
+        return is_here and (self.boot != boot() or began(self.pid) != self.began)
 
 
 class Leases:
@@ -53,13 +53,13 @@ class Leases:
     def __init__(self, results: Path) -> None:
         self._folder = results / FOLDER
         self._held: set[Path] = set()
-        self._seen: dict[Path, tuple[int, float]] = {}  # when it was touched last, and since when it stands so
+        self._seen: dict[Path, tuple[int, float]] = {}  # lease -> its last touch, and when we first saw that
         self._ended = threading.Event()
         self._beating: threading.Thread | None = None
 
     def take(self, run: str) -> Path | None:
-        """The lease of a run, to be released by the caller; None while another worker has it."""
-        stood = self._standing(run)
+        """The lease of a run, which the caller gives back; None while another worker has it."""
+        before = self._touched(run)
         newest = self._newest(run)
         if newest is not None and not self._has_lapsed(newest):
             return None
@@ -68,8 +68,8 @@ class Leases:
         path = self._folder / f"{run}.{generation}"
         if not create(path, json.dumps(Owner.me().__dict__)):
             return None
-        if {each for each in self._standing(run) if each[0] != path} - stood:
-            path.unlink(missing_ok=True)  # a lease that we saw was released, and another worker began anew
+        if {each for each in self._touched(run) if each[0] != path} - before:
+            path.unlink(missing_ok=True)  # the lease that we saw was released, and another worker took a new one
             return None
         self._held.add(path)
         if self._beating is None:
@@ -81,13 +81,13 @@ class Leases:
         """Release a lease, and lapsed ones before it."""
         self._held.discard(path)
         generation = _generation(path)
-        for other in sorted(self._of(path.stem), key=_generation):  # its own last: while it stands, no worker begins
+        for other in sorted(self._of(path.stem), key=_generation):  # its own last, so that no worker begins meanwhile
             if _generation(other) <= generation:
                 with suppress(OSError):  # a file that cannot be removed lapses with its process
                     other.unlink()
 
     def remove_lapsed(self) -> None:
-        """Take and release leases of owners that are gone: no other worker would take those of ended runs."""
+        """Take and release leases of owners that are gone: nobody else takes those of ended runs."""
         for run in sorted({path.stem for path in self._folder.glob("*.*")}):
             if (lease := self.take(run)) is not None:
                 self.give_back(lease)
@@ -99,8 +99,8 @@ class Leases:
     def _newest(self, run: str) -> Path | None:
         return max(self._of(run), key=_generation, default=None)
 
-    def _standing(self, run: str) -> set[tuple[Path, int]]:
-        """The leases of a run, with the time at which each was touched."""
+    def _touched(self, run: str) -> set[tuple[Path, int]]:
+        """The leases of a run, each with the time of its last touch."""
         found = set()
         for path in self._of(run):
             with suppress(OSError):  # given back just now
@@ -131,7 +131,7 @@ class Leases:
                     os.utime(path)
 
     def close(self) -> None:
-        """Stop the thread; release the leases that are still held."""
+        """Stop the thread and release all leases."""
         self._ended.set()
         for path in list(self._held):
             self.give_back(path)

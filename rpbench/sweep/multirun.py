@@ -1,7 +1,4 @@
-"""Runs under Hydra: one configuration, or a multirun with any launcher.
-
-Hydra composes and launches; this module gives failures the words and exit statuses of the command line.
-"""
+"""Runs under Hydra, one configuration or a multirun with any launcher, with the command line's errors and statuses."""
 
 import fcntl
 import os
@@ -47,14 +44,10 @@ from rpbench.sweep.slurm import Slurm, asked_for, refuse_without_slurm
 from rpbench.sweep.sweeper import ManifestSweeper
 from rpbench.sweep.worker import RunFailed, Terms, Worker
 
-# Lock of the machine: runs that measure time have it to themselves. It ends with the process that holds it.
-#
-# It is a file in the folder of temporary files; RPBENCH_MACHINE_LOCK names another, where several users share a
-# machine.
-
-
+# Lock of the machine: runs that measure time run alone. It ends with the process that holds it. The file is in the
+# folder of temporary files; RPBENCH_MACHINE_LOCK names another, where several users share a machine.
 _POLL_S = 0.2
-_held = 0  # by this process: a run may lead to another within it
+_held = 0  # how often this process holds it: a run may start another
 
 
 def _path() -> Path:
@@ -64,14 +57,14 @@ def _path() -> Path:
 
 @contextmanager
 def machine_alone(*, wanted: bool) -> Iterator[None]:
-    """Have the machine, if it is wanted; other runs that measure wait until this one has ended."""
+    """Have the machine alone inside, if `wanted`; other runs that measure wait."""
     global _held
     if not wanted or _held:
         yield
         return
     with os.fdopen(os.open(_path(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
         if not _taken(file):
-            yield  # a rank of this very run has it for all of them
+            yield  # another rank of this run has it for all ranks
             return
         _held += 1
         try:
@@ -81,8 +74,8 @@ def machine_alone(*, wanted: bool) -> Iterator[None]:
 
 
 def _taken(file: TextIO) -> bool:
-    """Wait for the lock; False if another rank of the same run has it, who would wait for this one in turn."""
-    said = False
+    """Wait for the lock; False if another rank of the same run has it, which would wait for this rank."""
+    is_said = False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,12 +83,10 @@ def _taken(file: TextIO) -> bool:
             file.seek(0)
             if file.read() == _run() != "":
                 return False
-            if not said:
-                print(
-                    f"rpbench: another run measures time on this machine; waiting for its end ({_path()})",
-                    file=sys.stderr,
-                )
-            said = True
+            if not is_said:
+                words = f"rpbench: another run measures time on this machine; waiting for its end ({_path()})"
+                print(words, file=sys.stderr)
+            is_said = True
             time.sleep(_POLL_S)
         else:
             file.seek(0)
@@ -106,7 +97,7 @@ def _taken(file: TextIO) -> bool:
 
 
 def _run() -> str:
-    """Environment shared by all ranks of one launch; empty for a run of one process."""
+    """A name that all ranks of one launch share; empty for a run of one process."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     return " ".join(os.environ.get(name, "") for name in names) if "RANK" in os.environ else ""
 
@@ -115,7 +106,7 @@ def _run() -> str:
 
 
 def split_terms(arguments: Sequence[str]) -> tuple[list[str], Terms, bool]:
-    """Overrides, the terms of the sweep, whether it is only looked at; ConfigError for a state no cell can have."""
+    """Overrides, the terms of the sweep, and whether it is a dry run; ConfigError for an unknown state."""
     rest: list[str] = []
     states: dict[str, frozenset[str]] = {"--only": frozenset(), "--retry": frozenset()}
     waiting = list(arguments)
@@ -141,9 +132,9 @@ _MULTIRUN = ("-m", "--multirun")
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Run what the arguments ask for; 0 if every run ended, 1 if one failed, 2 if one was wrongly asked for.
+    """Run a command line; 0 if every run ended, 1 if one failed. Raises ConfigError for a wrong request.
 
-    All runs of a multirun are tried; the worst of them decides the status. Raises ConfigError for a wrong request.
+    All runs of a multirun are tried; the worst decides.
     """
     overrides, terms, is_dry = split_terms([item for item in arguments if item not in _MULTIRUN])
     if flag := next((item for item in overrides if item.startswith("-")), None):
@@ -152,30 +143,26 @@ def sweep(arguments: Sequence[str]) -> int:
     _check_choices(overrides)
     try:
         if any(item in _MULTIRUN for item in arguments):
-            _refuse_ranks(overrides)
+            if "backend=torch" in overrides and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise ConfigError(
+                    "-m under torchrun: every rank would sweep for itself; leave torchrun out, so that each run starts "
+                    "its ranks, or start torchrun once for each run"
+                )
             _multirun(overrides, terms, is_dry=is_dry)
         elif is_dry or terms != Terms():
             raise ConfigError("--dry-run, --only, --retry and --fail-fast are of sweeps: put -m before the overrides")
         else:
-            _carry_out(load(overrides), Journal.of_none(), alone=True)
+            _carry_out(load(overrides), Journal(), alone=True)
     except RunFailed as error:
         print(f"rpbench: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _refuse_ranks(overrides: Sequence[str]) -> None:
-    if "backend=torch" in overrides and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "-m under torchrun: every rank would sweep for itself; leave torchrun out, so that each run starts its "
-            "ranks, or start torchrun once for each run"
-        )
-
-
 def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, alone: bool = False) -> None:
-    """Run a request, here or by `slurm`; its records go to stdout, its end to the journal of its sweep.
+    """Run a request, here or by `slurm`; print its records and write its end to the journal.
 
-    Raises ConfigError if the request is wrong, RunFailed if a run broke through no fault of it.
+    Raises ConfigError if the request is wrong, RunFailed if a correct run broke.
     """
     try:
         with machine_alone(wanted=request.measures and slurm is None):
@@ -195,7 +182,7 @@ def _carry_out(request: Any, journal: Journal, slurm: Slurm | None = None, *, al
 
 
 def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
-    """Hand all combinations of the swept values to Hydra's launcher; raises the first error that a cell ended with."""
+    """Run all combinations of the swept values by Hydra's launcher; raises the first error of a cell."""
     register(overrides)
     GlobalHydra.instance().clear()
     try:
@@ -212,20 +199,15 @@ def _multirun(overrides: Sequence[str], terms: Terms, *, is_dry: bool) -> None:
         raise explained(error, overrides) from None
     except (ValueError, OSError, RunFailed):
         raise
-    except Exception as error:
-        raise RunFailed(_of_launcher(error)) from error
-
-
-def _of_launcher(error: Exception) -> str:
-    """Message for an error outside of any run, such as a killed worker."""
-    what = f"{type(error).__name__}: {first_line(error)}"
-    killed = "Terminated" in what or "BrokenProcess" in what
-    broke = "a worker of the launcher was killed" if killed else "the sweep broke"
-    return f"{broke} ({what}); what had ended is kept, the same command goes on"
+    except Exception as error:  # outside of any run, such as a killed worker
+        what = f"{type(error).__name__}: {first_line(error)}"
+        killed = "Terminated" in what or "BrokenProcess" in what
+        broke = "a worker of the launcher was killed" if killed else "the sweep broke"
+        raise RunFailed(f"{broke} ({what}); what had ended is kept, the same command goes on") from error
 
 
 def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_dry: bool) -> None:
-    """Our own sweeper in the place of Hydra's default; any other as it was asked for."""
+    """Run our own sweeper instead of Hydra's default, or another that was chosen."""
     _check_hydra(config)
     arguments, plugins = list(config.hydra.overrides.task), Plugins.instance()
     if config.hydra.runtime.choices["hydra/sweeper"] != "basic":  # Hydra's default
@@ -251,7 +233,7 @@ def _sweep_with(config: DictConfig, context: HydraContext, terms: Terms, *, is_d
 
 
 def _check_hydra(config: DictConfig) -> None:
-    """Refuse what leaves Hydra without a launcher or a sweeper, or records without their folder."""
+    """Refuse options of Hydra that leave it without launcher or sweeper, or move the working folder."""
     for name in ("launcher", "sweeper"):
         found = config.hydra[name]
         if not OmegaConf.is_dict(found) or not found.get("_target_"):
@@ -266,36 +248,35 @@ class _Callbacks:
     """Callbacks chosen by hydra/callbacks=NAME, called at the start and the end of each job."""
 
     def __init__(self, config: DictConfig) -> None:
-        self._named = [instantiate(each) for each in (config.hydra.callbacks or {}).values()]
+        self._callbacks = [instantiate(each) for each in (config.hydra.callbacks or {}).values()]
 
-    def on_job_start(self, **told: Any) -> None:
-        self._tell("on_job_start", self._named, told)
+    def on_job_start(self, **values: Any) -> None:
+        self._call("on_job_start", self._callbacks, values)
 
-    def on_job_end(self, **told: Any) -> None:
-        self._tell("on_job_end", self._named[::-1], told)
+    def on_job_end(self, **values: Any) -> None:
+        self._call("on_job_end", self._callbacks[::-1], values)
 
-    def _tell(self, event: str, those: Sequence[Any], told: dict[str, Any]) -> None:
-        for each in those:
+    def _call(self, event: str, callbacks: Sequence[Any], values: dict[str, Any]) -> None:
+        for each in callbacks:
             try:
-                getattr(each, event)(**told)
+                getattr(each, event)(**values)
             except Exception as error:  # a failing callback of the user must not stop the runs
                 warnings.warn(f"{type(each).__name__}.{event}: {type(error).__name__}: {error}", stacklevel=2)
 
 
 class _Here:
-    """A launcher of one worker, in this process: what it hands out runs elsewhere."""
+    """A launcher of one worker in this process, which submits the cells as jobs."""
 
     def __init__(self, work: Callable[[DictConfig], None], config: DictConfig) -> None:
         self._work, self._config = work, config
 
     def launch(self, batch: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
-        """The worker's end."""
         self._work(self._config)
         return [JobReturn(status=JobStatus.COMPLETED)]
 
 
 def _work(plan: Plan, cells: Sequence[Sequence[str]], terms: Terms, node: DictConfig) -> None:
-    """The work of one worker of a sweep, in the process that the launcher started."""
+    """The work of one worker, in the process that the launcher started."""
     job = cast(DictConfig, HydraConfig.get())
     Worker(Path(job.sweep.dir), plan, cells, terms, _carry_out, emit, composed_of(node, job)).work()
 
@@ -309,19 +290,18 @@ def _work_by_jobs(slurm: Slurm, plan: Plan, cells: Sequence[Sequence[str]], term
 def _job(node: DictConfig) -> None:
     """One run for a sweeper that is not ours."""
     job = cast(DictConfig, HydraConfig.get())
-    _carry_out(request_of(composed_of(node, job)), Journal.of_none())
+    _carry_out(request_of(composed_of(node, job)), Journal())
 
 
 def _check_choices(overrides: Sequence[str]) -> None:
     """Refuse unknown options of a group before the first run of a sweep begins."""
     for item in overrides:
         group, equals, value = item.lstrip("+").partition("=")
-        if equals and group in GROUPS:
-            for name in value.split(","):
-                known = options_of(group)
-                if group == "cluster" and name not in known and devices_named(name) is not None:
-                    continue
-                if group == "schedule" and name.strip().endswith(ORDERS):
-                    continue  # a file, read where its run begins
-                if name.strip() not in (*known, "null", "") and not name.strip().startswith(("$", "glob", "choice")):
-                    raise ConfigError(unknown_name(group, name.strip(), known))
+        for name in value.split(",") if equals and group in GROUPS else ():
+            known, option = options_of(group), name.strip()
+            if group == "cluster" and name not in known and devices_named(name) is not None:
+                continue
+            if group == "schedule" and option.endswith(ORDERS):
+                continue  # a file, which its run reads
+            if option not in (*known, "null", "") and not option.startswith(("$", "glob", "choice")):
+                raise ConfigError(unknown_name(group, option, known))

@@ -1,8 +1,8 @@
-"""`--dry-run`: what a sweep would run, cell by cell, whether each fits its devices, how long it takes, what is there.
+"""`--dry-run`: the cells of a sweep, each with its state, whether it fits its devices, and the seconds it will take.
 
-Nothing is run or written. What a schedule keeps is counted from its actions, as a run counts it, so that the verdict is
-the run's own. Seconds are learned: making the schedule has just been timed, simulating takes so long an action as runs
-in this folder took, and training so long a microbatch and step as runs of the same model and backend did here.
+Nothing is run or written. Memory is counted from the actions of the schedule, as in a run. Seconds are those of making
+the schedule just now, plus a pace of earlier runs in this folder: of simulations by action, of training with the same
+model and backend by microbatch and step.
 """
 
 import time
@@ -27,23 +27,17 @@ from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text
 
 FITS, DOES_NOT_FIT, NOT_KNOWN = "fits", "does not fit", "not known"
-SECONDS_PER_ACTION = 5e-6  # of a simulation, where no run tells
+SECONDS_PER_ACTION = 5e-6  # of a simulation, without earlier runs
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Forecast of a cell.
+    """Forecast of a cell."""
 
-    Args:
-        memory: `fits`, `does not fit` or `not known`, and why.
-        peak_memory_bytes: of the fullest device; None where the model has no shape.
-        seconds: that the cell will take, and what tells; None where nothing does.
-    """
-
-    memory: str
+    memory: str  # `fits`, `does not fit` or `not known`
     memory_reason: str
-    peak_memory_bytes: int | None = None
-    seconds: float | None = None
+    peak_memory_bytes: int | None = None  # of the fullest device; None without a shape
+    seconds: float | None = None  # None where unknown
     seconds_from: str = "no run like it is in this folder yet"
 
 
@@ -54,7 +48,7 @@ class Forecaster:
     results: Path
 
     def of(self, request: Request) -> Forecast:
-        """The forecast of a request; nothing is run or written. ValueError for what cannot be."""
+        """The forecast of a request; ValueError if it is impossible."""
         if why := _why_not_made(request):
             return Forecast(NOT_KNOWN, why)
         began = time.perf_counter()
@@ -68,8 +62,7 @@ class Forecaster:
         if reason:
             return Forecast(DOES_NOT_FIT, reason, peak, making, "it is not run")
         if (limit := request.cluster.usable_memory_bytes) is None:
-            why = f"cluster {request.cluster.name} declares no memory"
-            return Forecast(NOT_KNOWN, why, peak, seconds, source)
+            return Forecast(NOT_KNOWN, f"cluster {request.cluster.name} declares no memory", peak, seconds, source)
         return Forecast(FITS, f"{peak / 1e9:.2f} of {limit / 1e9:.2f} GB", peak, seconds, source)
 
     def _seconds(self, request: Request, num_actions: int, making: float) -> tuple[float | None, str]:
@@ -86,7 +79,7 @@ class Forecaster:
 
     @cached_property
     def _paces(self) -> Mapping[tuple[str, ...], list["_Pace"]]:
-        """Kind of run -> what each run took."""
+        """Kind of run -> the pace of each run."""
         found: defaultdict[tuple[str, ...], list[_Pace]] = defaultdict(list)
         for row in record.read_all(self.results):
             if (seconds := _seconds_of(self.results, row)) is None:
@@ -101,14 +94,14 @@ class Forecaster:
 
 
 class _Pace(NamedTuple):
-    """Seconds of a run: what it takes once, and by action where it is simulated, by microbatch and step otherwise."""
+    """Seconds of a run: fixed ones, and those an action of a simulation, or a microbatch and step of training."""
 
     fixed: float
     pace: float
 
 
 def _why_not_made(request: Request) -> str:
-    """Why a cell's schedule is not made to look at it; empty if it is."""
+    """Why a dry run does not make the schedule of a cell; empty if it does."""
     if not isinstance(request.mode, Simulate | Train):
         return f"mode={request.mode.name} decides it as it runs"
     if request.mesh is not None and request.mesh.machine is not None:
@@ -121,7 +114,7 @@ def _why_not_made(request: Request) -> str:
 
 
 def _seconds_of(results: Path, row: Record) -> float | None:
-    """Seconds that a run took by its events; None where they do not say."""
+    """Seconds of a run by its events; None where unknown."""
     try:
         last: Any = parsed(read_text(results / row["run_id"] / "events.jsonl").splitlines()[-1])
         seconds = last["seconds"]
@@ -134,10 +127,10 @@ LEASED, STALE = "leased", "stale"
 
 
 def preview(results: Path, name: str, cells: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """A row for each cell: its overrides, its state, its run_id, and for a stale one what has changed since it ran.
+    """A row for each cell: its overrides, state and run_id, and a forecast if it would run.
 
-    A cell is stale if the manifest has a verdict of it that another code or configuration came to; leased while
-    somebody works on it. One that would be run has a forecast (`rpbench.sweep.preview.Forecast`).
+    A cell is stale if the verdict in the manifest comes from other code or configuration, which the row names, and
+    leased while another process works on it.
     """
     earlier, composer, leases = read_manifest(results, name), Composer(), Leases(results)
     forecaster = Forecaster(results)
@@ -153,7 +146,7 @@ def preview(results: Path, name: str, cells: Sequence[Sequence[str]]) -> Iterato
 
 
 class Summary:
-    """Cells by state, those that do not fit, and the seconds of one worker that the others will take."""
+    """Cells by state, those that do not fit, and the seconds that the others will take one worker."""
 
     def __init__(self) -> None:
         self._states = Counter[str]()
@@ -165,7 +158,7 @@ class Summary:
         return self._states.total()
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Count a cell; a million of them are not kept."""
+        """Count a cell; rows are not kept, as there may be a million."""
         self._states[row["state"]] += 1
         self._misfits += row.get("memory") == DOES_NOT_FIT
         if "seconds" in row:
@@ -196,7 +189,7 @@ def _state(results: Path, run_id: str, changed: list[str], leases: Leases) -> di
 
 
 def _before(earlier: Manifest | None, number: int) -> list[str]:
-    """Versions that changed since a cell ended, or `surroundings`; empty for a cell that has not ended."""
+    """What changed since a cell ended: versions, or `surroundings`; empty for a cell that has not ended."""
     if earlier is None or number >= len(earlier.cells) or earlier.cells[number].state not in ENDED:
         return []
     now = {"code_version": provenance.code_version(), "conf_version": provenance.conf_version()}

@@ -1,7 +1,7 @@
-"""SLURM: the cells of a sweep as jobs, a task a host, each of which starts torchrun with the ranks of its host.
+"""SLURM: the cells of a sweep as jobs with a task for each host, which starts torchrun with the ranks of its host.
 
-The command stays where it was given and hands in one job after another; a job's first rank writes the record into the
-results folder, which all hosts see, and says it, so that the sweep's manifest is written in one place.
+The command submits one job after another. The first rank of a job writes the record into the results folder, which all
+hosts share, and prints it; the command alone writes the manifest.
 """
 
 import importlib
@@ -23,16 +23,16 @@ from rpbench.config.request import Request
 from rpbench.records.record import Record
 from rpbench.sweep.worker import RunFailed
 
-FIRST_PORT, NUM_PORTS = 20_000, 20_000  # above the ports that need rights, below those systems hand out
+FIRST_PORT, NUM_PORTS = 20_000, 20_000  # above privileged ports, below ephemeral ones
 
 
 def torchrun_of_task(
     hostnames: Sequence[str], node_rank: int, job_id: str, ranks_per_host: int, overrides: Sequence[str]
 ) -> list[str]:
-    """Arguments of `python -m` that a scheduler's task runs on one host, by its place in the job's hosts.
+    """Arguments of `python -m` for the task of one host, which is number `node_rank` of the job.
 
-    They meet at the first, jobs that share a host on different ports, which follow from their number. Raises ValueError
-    if this host is not among them, or a host has no rank.
+    The hosts meet at the first one, on a port that follows from the job's number, so that jobs can share a host. Raises
+    ValueError for a host that is not among them, or without a rank.
     """
     if not 0 <= node_rank < len(hostnames):
         raise ValueError(f"node_rank={node_rank}: the job has {len(hostnames)} hosts, counted from 0")
@@ -58,21 +58,15 @@ ROOT = Path(__file__).parents[2]
 TARGET = "rpbench.sweep.slurm.Slurm"
 EXECUTORS = ("slurm", "local")
 _LAST_LINES = 5
-Answer = tuple[int, list[str], str]  # a task's exit status, its records, its last words
+Answer = tuple[int, list[str], str]  # a task's exit status, its records, its last lines on stderr
 
 
 @dataclass
 class Slurm:
-    """`hydra/launcher=slurm`.
-
-    Args:
-        executor: `slurm`, or `local` for processes of this host in the place of hosts.
-        gpus_per_host: asked of SLURM; none where it is left out.
-        more: other options of sbatch.
-    """
+    """`hydra/launcher=slurm`."""
 
     _target_: str = TARGET
-    executor: str = "slurm"
+    executor: str = "slurm"  # or `local`: processes of this host instead of hosts
     num_hosts: int = 1
     ranks_per_host: int = 8
     timeout_min: int = 60
@@ -81,7 +75,7 @@ class Slurm:
     cpus_per_task: int | None = None
     gpus_per_host: int | None = None
     setup: list[str] = field(default_factory=list)
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)  # other options of sbatch
     folder: str = MISSING
 
     def __post_init__(self) -> None:
@@ -90,10 +84,10 @@ class Slurm:
             raise ConfigError(f"hydra.launcher.executor={self.executor}: one of {', '.join(EXECUTORS)}")
 
     def run(self, request: Request) -> list[Record]:
-        """The records of a request, run by a job; this waits for its end.
+        """The records of a request, run by a job, when it has ended.
 
-        Raises ConfigError if the request has no ranks or there is no SLURM here, and RunFailed if the job broke, with
-        the last words of its first failed task.
+        Raises ConfigError for a request without ranks or a host without SLURM, and RunFailed, with the last lines of
+        the first failed task, if the job broke.
         """
         if request.backend is None or request.backend.name != "torch":
             raise ConfigError(
@@ -109,7 +103,7 @@ class Slurm:
         except KeyboardInterrupt:
             job.cancel()
             raise
-        except Exception as error:  # submitit's own kinds: killed, timed out, never pickled
+        except Exception as error:  # of submitit: killed, timed out, not pickled
             what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             raise RunFailed(f"job {job.job_id}: {what}; its logs are in {self.folder}") from None
         rows = [json.loads(line) for _, lines, _ in answers for line in lines]
@@ -119,7 +113,7 @@ class Slurm:
         return rows
 
     def executor_here(self) -> Any:
-        """The executor that submits jobs; raises ConfigError without submitit, or without SLURM."""
+        """The executor that submits jobs; ConfigError without submitit or SLURM."""
         try:
             submitit = import_submitit()
         except ImportError:
@@ -155,24 +149,24 @@ class Slurm:
 
 
 def asked_for(launcher: Mapping[str, Any]) -> Slurm | None:
-    """The launcher of a composed configuration, if it is this one; ConfigError for a key or value of none."""
+    """This launcher, if the configuration has chosen it; ConfigError for a wrong key or value."""
     return typed(Slurm, dict(launcher)) if launcher.get("_target_") == TARGET else None
 
 
 def refuse_without_slurm(launcher: Mapping[str, Any]) -> None:
-    """Refuse Hydra's launcher for SLURM on a host that is on no SLURM cluster: a ConfigError."""
+    """Raise ConfigError for Hydra's SLURM launcher on a host without SLURM."""
     if str(launcher.get("_target_")).endswith("submitit_launcher.SlurmLauncher") and shutil.which("srun") is None:
         raise ConfigError(
             "hydra/launcher=submitit_slurm: this host has no srun, so it is on no SLURM cluster; give the command on a "
             "login node, or take hydra/launcher=submitit_local for processes of this host"
         )
     if "submitit" in str(launcher.get("_target_")):
-        with suppress(ImportError):  # of which Hydra tells
+        with suppress(ImportError):  # Hydra reports it
             import_submitit()
 
 
 def import_submitit() -> Any:
-    """submitit, without its log's handler on stdout; ImportError if it is not installed."""
+    """submitit, without its log handler on stdout; ImportError if it is not installed."""
     submitit = importlib.import_module("submitit")
     log = logging.getLogger("submitit")
     for handler in [handler for handler in log.handlers if handler.name == "submitit_out"]:
@@ -181,10 +175,10 @@ def import_submitit() -> Any:
 
 
 def run_task(ranks_per_host: int, overrides: Sequence[str]) -> Answer:
-    """Run one task on its host: torchrun with the host's ranks."""
+    """The task of one host: torchrun with the host's ranks."""
     job = importlib.import_module("submitit").JobEnvironment()
     hosts = list(job.hostnames)
-    if len(hosts) != job.num_tasks:  # processes of one host stand for hosts
+    if len(hosts) != job.num_tasks:  # executor=local: processes of this host
         hosts = ["127.0.0.1"] * job.num_tasks
     arguments = torchrun_of_task(hosts, job.global_rank, job.job_id, ranks_per_host, overrides)
     ended = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True)
@@ -194,7 +188,7 @@ def run_task(ranks_per_host: int, overrides: Sequence[str]) -> Answer:
 
 
 def _last_words(text: str) -> list[str]:
-    """Our own words if there are any; torchrun's come after them and say less."""
+    """The last lines, ours if there are any: torchrun's come behind them and say less."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("rpbench: ")]
     return (ours or lines)[-_LAST_LINES:]

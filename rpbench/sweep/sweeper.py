@@ -1,4 +1,4 @@
-"""Sweeper: all combinations of the swept values, a manifest of the cells, their progress, and how many ended how."""
+"""Sweeper: all combinations of the swept values, their manifest, their progress, and a count at the end."""
 
 import json
 import os
@@ -34,7 +34,7 @@ EVERY_S = 10.0
 
 
 class Progress:
-    """Says every ten seconds how many cells have ended, and when the last will have."""
+    """Prints every ten seconds how many cells have ended, and the time left."""
 
     def __init__(self, results: Path, plan: Plan) -> None:
         self._results, self._plan = results, plan
@@ -58,7 +58,7 @@ class Progress:
 
 
 def line(cells: Sequence[Any], before: int, seconds: float) -> str:
-    """How far a sweep is: cells with an end, how many of each kind, and the time left at the pace so far."""
+    """The progress of a sweep: cells that ended, by state, and the time left at the pace so far."""
     ended = _num_ended(cells)
     rate = (ended - before) / seconds
     left = f"{(len(cells) - ended) / rate:.0f} s left" if rate else "time left not known yet"
@@ -80,7 +80,7 @@ def _counts(cells: Sequence[Any]) -> str:
 def conclude(results: Path, plan: Plan, workers: Sequence[JobReturn], terms: Terms) -> None:
     """Count the cells of a sweep that is over.
 
-    Raises RunFailed if one did not end, ConfigError if one cannot be asked for, and what broke a worker.
+    Raises RunFailed if one failed or did not end, ConfigError if one is not applicable, and the error of a worker.
     """
     for worker in workers:
         if worker.status is JobStatus.FAILED:
@@ -104,22 +104,21 @@ Work = Callable[[Plan, Sequence[Sequence[str]], Terms, DictConfig], None]
 
 @dataclass(frozen=True)
 class ManifestSweeper:
-    """Every combination of the swept values, written down before the first runs.
+    """Every combination of the swept values, in a plan that is written before the first run.
 
-    The launcher starts workers, which share the cells: Hydra composes a configuration a worker, not one a cell. The
-    loader expands ranges and globs of overrides.
+    The launcher starts workers, which share the cells: Hydra composes a configuration for each worker, not for each
+    cell.
     """
 
     config: DictConfig
     launch: Callable[[Callable[[DictConfig], None]], Launcher] | None
-    loader: ConfigLoader
+    loader: ConfigLoader  # expands ranges and globs of overrides
     terms: Terms = field(default_factory=Terms)
 
     def sweep(self, arguments: Sequence[str], work: Work) -> None:
-        """Run every cell of the command line, and of the experiment it names, by workers that do this work.
+        """Run every cell of the command line and its experiment by workers.
 
-        Raises ConfigError if there is no cell, or no place for records, or with what a cell that cannot be asked for
-        said, and RunFailed if a cell broke.
+        Raises ConfigError without cells or a writable folder, and the errors of `conclude`.
         """
         assert self.launch is not None
         cells = self.cells(arguments)
@@ -137,7 +136,7 @@ class ManifestSweeper:
         conclude(results, plan, ended, self.terms)
 
     def preview(self, arguments: Sequence[str], out: TextIO) -> None:
-        """A line of JSON for each cell of the command line: what would be run, and what is there."""
+        """Print a line of JSON for each cell of the command line: what would run, and what is there."""
         name = manifest_name(self._experiment, arguments)
         rows, cells, said = Summary(), self.cells(arguments), time.monotonic()
         for row in preview(Path(self.config.hydra.sweep.dir), name, cells):
@@ -154,7 +153,7 @@ class ManifestSweeper:
         return None if chosen in (None, "null") else str(chosen)
 
     def cells(self, arguments: Sequence[str]) -> list[tuple[str, ...]]:
-        """The overrides of every cell: what is swept varies, the last key the fastest; an argument replaces a sweep."""
+        """The overrides of every cell, the last key varying fastest; an argument replaces the experiment's sweep."""
         swept = [f"{key}={values}" for key, values in (self.config.hydra.sweeper.params or {}).items()]
         parser = OverridesParser.create(config_loader=self.loader)
         values = {item.get_key_element(): _values(item) for item in parser.parse_overrides([*swept, *arguments])}
@@ -164,14 +163,14 @@ class ManifestSweeper:
 
 
 def _worked(command: int, work: Callable[[DictConfig], None], config: DictConfig) -> None:
-    """A worker's part; one that a launcher started from the command's own process ends with it, also while idle."""
+    """A worker; one that is a child process of the command ends with the command, also while idle."""
     if os.getppid() == command:
         end_with(command)
     work(config)
 
 
 def _values(override: Override) -> list[str]:
-    """An override for each value that it sweeps."""
+    """An override for each of its values."""
     key = override.get_key_element()
     if not override.is_sweep_override():
         return [f"{key}={override.get_value_element_as_str()}"]
@@ -187,13 +186,13 @@ def _values(override: Override) -> list[str]:
 
 
 def _empty(arguments: Sequence[str]) -> str:
-    """The swept argument that is likely to have no values."""
+    """The swept arguments that may have no values."""
     found = [item for item in arguments if any(mark in item for mark in ("glob(", "range(", "choice("))]
     return " ".join(found) or "the sweep"
 
 
 def _num_workers(launcher: Any, num_cells: int) -> int:
-    """Workers that a launcher runs at once: one, or as many as it was told; here, no more than there are cores."""
+    """Workers that a launcher runs at once: one, or as many as configured; on this host at most one a core."""
     target = str(launcher.get("_target_"))
     if "joblib" in target:
         asked = int(launcher.get("n_jobs", -1))

@@ -1,6 +1,6 @@
-"""Worker: one process of a sweep. It takes free cells until every cell of the plan has ended.
+"""Worker: one process of a sweep, which runs free cells until every cell of the plan has ended.
 
-A launcher of Hydra starts workers, one or several, here or elsewhere; how they divide the cells is settled by leases.
+A launcher of Hydra starts one or several workers, here or elsewhere; they divide the cells by leases.
 """
 
 import sys
@@ -24,37 +24,32 @@ _POLL_S = 0.2
 
 
 class RunFailed(RuntimeError):
-    """A run that broke through no fault of the request."""
+    """A run of a correct request that broke."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Which cells a sweep wants: in some states only, again in others; and whether the first failure ends it."""
+    """The cells that a sweep runs, and whether the first failure ends it."""
 
-    only: frozenset[str] = frozenset()
-    again: frozenset[str] = frozenset()
+    only: frozenset[str] = frozenset()  # cells in these states, if there are any
+    again: frozenset[str] = frozenset()  # cells in these states run again
     fail_fast: bool = False
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Runs those cells of a plan that the terms want; known is what Hydra composed for this worker.
-
-    Args:
-        carry_out: runs a request and tells a journal.
-        emit: says a record that was there before.
-    """
+    """Runs the cells of a plan that the terms choose."""
 
     results: Path
     plan: Plan
     cells: Sequence[Sequence[str]]
     terms: Terms
-    carry_out: Callable[[Request, Journal], None]
-    emit: Callable[[Record], None]
-    known: Composed | None = None
+    carry_out: Callable[[Request, Journal], None]  # runs a request and writes its end to a journal
+    emit: Callable[[Record], None]  # prints a record that was there before
+    known: Composed | None = None  # what Hydra composed for this worker
 
     def work(self, first: int = 0) -> None:
-        """Run what is left, beginning at a cell and going round."""
+        """Run the cells that are left, beginning at one and going round."""
         known = recall(self.results, self.plan)
         numbers = [*range(first, len(self.cells)), *range(first)]
         chosen = [number for number in numbers if not self.terms.only or known[number].state in self.terms.only]
@@ -68,7 +63,7 @@ class Worker:
                 if self._run(number, known[number].state, composer, leases):
                     refusals = 0
                     continue
-                waiting.append(number)  # somebody else has it
+                waiting.append(number)  # another worker has it
                 refusals += 1
                 if refusals >= len(waiting):
                     time.sleep(_POLL_S)
@@ -79,7 +74,7 @@ class Worker:
             leases.close()
 
     def _is_there(self, cell: Any, number: int) -> bool:
-        """Whether a cell's records stand, told from the manifest alone; they are said once more."""
+        """Whether a cell has its records, by the manifest alone; they are printed again."""
         if cell.state in self.terms.again | self.terms.only:
             return False
         rows = is_settled(self.results, cell, self.cells[number])
@@ -103,18 +98,12 @@ class Worker:
             finally:
                 leases.give_back(lease)
         except (ValueError, RunFailed) as error:
-            self._tell(number, error, journal)
+            write = journal.refused if isinstance(error, ValueError) else journal.failed
+            write(str(error))
+            print(f"rpbench: cell {number} ({' '.join(self.cells[number])}): {error}", file=sys.stderr)
             if self.terms.fail_fast and not isinstance(error, ConfigError):
                 raise _Stop from None
         return True
-
-    def _tell(self, number: int, error: Exception, journal: Journal) -> None:
-        """Report the end of a cell at once, in the manifest and on stderr."""
-        if isinstance(error, ValueError):
-            journal.refused(str(error))
-        else:
-            journal.failed(str(error))
-        print(f"rpbench: cell {number} ({' '.join(self.cells[number])}): {error}", file=sys.stderr)
 
 
 class _Stop(Exception):

@@ -23,7 +23,7 @@ from rpbench.explain.predicted import side_of_case, work_of
 from rpbench.explain.side import COMPUTATION, UNITS, Number, Side, Work, number_of
 from rpbench.explain.split import Metric, explain
 from rpbench.records.describe import unit
-from rpbench.records.record import Record, beginning_with, find
+from rpbench.records.record import Record, find, read_all
 from rpbench.registry import unknown_name
 from rpbench.run.assemble import Assembled
 from rpbench.run.modes.predict import basis_of, case_of
@@ -329,7 +329,7 @@ def _run(asked: Asked, name: str) -> Record:
         float(name.replace(",", ""))
     except ValueError:
         return find(asked.results, name)
-    if beginning_with(asked.results, name):
+    if any(read_all(asked.results, name)):
         return find(asked.results, name)
     units = ", ".join(f"{unit}={name}" for unit in UNITS)
     raise ConfigError(f"{name}: no run of {asked.results} begins with it, and a number needs its unit: {units}")
