@@ -1,15 +1,15 @@
-"""GEMINI: after every step each rank's state goes to the host memory of c ranks, in the idle time of the network.
+"""GEMINI: after every step each rank's state is copied to the host memory of c ranks, while the network is idle.
 
     net of a rank   | boundary |  copy of step i  | boundary | copy | boundary |        step i + 1
 
-The copies of the state after step i travel while step i + 1 runs. Until they have arrived, those of step i - 1 are the
-newest. What does not fit into the time in which the network of a whole group is idle makes the step longer. A process
-that dies finds its copy in its own host's memory; a machine that dies is replaced, and the new one fetches the copy
-from another holder; where all holders died, all ranks go back to the persistent store.
+The copies of the state after step i travel during step i + 1; until they have arrived, those of step i - 1 are the
+newest. Copies that do not fit into the time in which the network of a whole group is idle make the step longer. A
+process that dies finds its copy in its own host's memory. A machine that dies is replaced, and the new one fetches the
+copy from another holder; if all holders died, all ranks go back to the persistent store.
 
-Ranks stand in groups of c; each holds the states of all ranks of its group, its own included. Where c does not divide N
-the last group takes what is left over and is a ring: a rank's copies are with itself and the c - 1 behind it. With
-N = 5 and c = 2:
+Ranks form groups of c; each rank holds the states of all ranks of its group. If c does not divide N, the last group
+takes the remaining ranks and is a ring: the copies of a rank are with itself and the c - 1 ranks behind it. With N = 5
+and c = 2:
 
     group 0      0 1        each has both states
     ring         2 3 4      2's state with 2 and 3, 3's with 3 and 4, 4's with 4 and 2
@@ -17,10 +17,9 @@ N = 5 and c = 2:
 A state is lost if all c of its holders fail. With k = c failures, each set of c equally likely, nothing is lost with
 P = 1 - (N / c) / C(N, c) where c divides N; for c = 2 that is 1 - 1 / (N - 1).
 
-The members of a group send to one another at the same time, each c - 1 times its state. That a group has idle time only
-when all of its members have is ours, and on the careful side; so is that sending and receiving count as one link.
-The copy from a device to its own host's memory, which costs the network nothing, is not charged; copies that a dead
-host held for others are taken to be with its successor when training goes on.
+The members of a group send to one another at the same time, each c - 1 times its state. Two assumptions are ours and
+conservative: a group is idle only when all its members are, and sending and receiving share one link. The copy from a
+device to its own host's memory is free, and a replaced host has again the copies that the dead one held for others.
 
 Source: after the description of Wang et al., "GEMINI: Fast Failure Recovery in Distributed Training with In-Memory
 Checkpoints", SOSP'23, mixed placement; not from its code. The sum over all sets of failures is ours.
@@ -47,38 +46,22 @@ Spans = tuple[Span, ...]
 
 
 class Copying(NamedTuple):
-    """The copies of one step.
+    """The copies of one step, for the group that needs most time."""
 
-    Args:
-        idle_s: in which the network of the group that fits worst is idle during a step.
-        added_s: what a step becomes longer.
-        done_s: into the next step, when the last copy has arrived.
-    """
-
-    idle_s: float
+    idle_s: float  # in which the network is idle during a step
     needed_s: float
-    added_s: float
-    done_s: float
+    added_s: float  # by which a step becomes longer
+    done_s: float  # from the start of the next step until the last copy has arrived
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemini(Checkpoint):
-    """Copies in host memory, of every step.
+    """Copies in host memory of every step; ValueError for copies that cannot be placed, or an unknown kind."""
 
-    Args:
-        copies: c, holders of each state, its own rank counted.
-        busy: for each rank of a pipeline, when its network is busy during a step.
-        kind: what dies: a `machine` with its host memory, or a `process`.
-        safe_steps: whose state the last recovery began from, so that all holders have it.
-
-    Raises:
-        ValueError: for copies that cannot be placed, or an unknown kind.
-    """
-
-    copies: int
-    busy: tuple[Spans, ...]
-    kind: str = "machine"
-    safe_steps: int = 0
+    copies: int  # c: holders of each state, its own rank counted
+    busy: tuple[Spans, ...]  # for each rank of a pipeline, when its network is busy during a step
+    kind: str = "machine"  # what dies: a machine with its host memory, or a process
+    safe_steps: int = 0  # steps of the state that the last recovery began from, which all holders have
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,7 +71,7 @@ class Gemini(Checkpoint):
 
     @cached_property
     def copying(self) -> Copying:
-        """How the copies of a step fit into the next one, of the group that fits worst."""
+        """The copies of a step beside the next one, for the group that needs most time."""
         found = []
         for group in groups(self.job.num_ranks, self.copies):
             size = max(self.job.bytes_of([rank]) for rank in group)
@@ -104,7 +87,7 @@ class Gemini(Checkpoint):
 
     @property
     def host_bytes(self) -> tuple[int, ...]:
-        """Host memory for copies, of each rank: what is complete, and what arrives meanwhile."""
+        """Host memory of each rank for complete copies and for those that arrive meanwhile."""
         found = [0] * self.job.num_ranks
         for owner in range(self.job.num_ranks):
             for holder in holders(owner, self.job.num_ranks, self.copies):
@@ -113,11 +96,11 @@ class Gemini(Checkpoint):
 
     @property
     def pace_s(self) -> float:
-        """A step, with what copies add."""
+        """Seconds of a step with its copies."""
         return self.job.step_s + self.copying.added_s
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
-        """From copies, if of every state there is one."""
+        """Recovery from copies, if there is one of every state, else from the store."""
         job, done, is_machine = self.job, progress.num_steps, self.kind == "machine"
         if is_machine and not is_recoverable(lost, job.num_ranks, self.copies):
             found = self.from_store(progress, self)
@@ -144,7 +127,7 @@ class Gemini(Checkpoint):
 
 
 def groups(num_ranks: int, num_copies: int) -> tuple[Group, ...]:
-    """The groups that hold one another's states, the last the largest; ValueError for copies that fit in none."""
+    """The groups that hold one another's states, the last the largest; ValueError for an impossible `num_copies`."""
     if not 1 <= num_copies <= num_ranks:
         raise ValueError(
             f"copies={num_copies}: each copy is in the memory of another rank, its own counted, and there are "
@@ -155,24 +138,25 @@ def groups(num_ranks: int, num_copies: int) -> tuple[Group, ...]:
 
 
 def holders(rank: int, num_ranks: int, num_copies: int) -> Group:
-    """The ranks that hold the state of one, itself first."""
+    """The ranks that hold the state of `rank`, itself first."""
     group = next(each for each in groups(num_ranks, num_copies) if rank in each)
     place = group.index(rank)
     return tuple(group[(place + behind) % len(group)] for behind in range(num_copies))
 
 
 def is_recoverable(lost: Collection[int], num_ranks: int, num_copies: int) -> bool:
-    """Whether a copy of every lost rank's state is with a rank that lives."""
+    """Whether a living rank has a copy of every lost state."""
     return all(set(holders(rank, num_ranks, num_copies)) - set(lost) for rank in lost)
 
 
 def recoverable_probability(num_ranks: int, num_copies: int, num_failures: int) -> Fraction:
-    """How likely no state is lost when `num_failures` ranks fail at once, all sets of them equally likely; raises
-    ValueError if more fail than there are, or the copies cannot be placed.
+    """The probability that no state is lost when `num_failures` ranks fail at once, all sets equally likely.
+
+    Raises ValueError for more failures than ranks, or an impossible number of copies.
     """
     if not 0 <= num_failures <= num_ranks:
         raise ValueError(f"num_failures={num_failures}: of {num_ranks} ranks; take 0 to {num_ranks}")
-    sound = [1]  # by number of failures, the sets of them that leave a copy of everything
+    sound = [1]  # number of failures -> how many sets of them leave a copy of everything
     for group in groups(num_ranks, num_copies):
         own = [_sound_sets(len(group), num_copies, failed) for failed in range(len(group) + 1)]
         joined = [0] * (len(sound) + len(own) - 1)
@@ -184,10 +168,10 @@ def recoverable_probability(num_ranks: int, num_copies: int, num_failures: int) 
 
 
 def _sound_sets(size: int, run: int, failed: int) -> int:
-    """The sets of so many members of a ring without `run` of them in a row.
+    """The number of sets of `failed` members of a ring without `run` of them in a row.
 
-    The members that live cut the ring into as many runs, each below `run` (inclusion and exclusion over those that are
-    not); every set is counted once for each member that may stand first of those that live.
+    The living members cut the ring into as many runs of failed ones, each shorter than `run` (inclusion and exclusion
+    over longer ones); every set is counted once for each living member that may be the first.
     """
     alive = size - failed
     if not alive:
@@ -204,7 +188,7 @@ def _sound_sets(size: int, run: int, failed: int) -> int:
 
 
 def busy_spans(graph: Graph, timeline: Timeline, hop: float) -> tuple[Spans, ...]:
-    """For each device, the seconds of a step in which a boundary tensor comes or goes; it takes a hop."""
+    """For each device, the spans of a step in which it sends or receives a boundary tensor; each takes a hop."""
     found: list[list[Span]] = [[] for _ in range(graph.schedule.shape.num_ranks)]
     if hop:
         end, unit = np.asarray(timeline.end, float), timeline.units_per_second
@@ -218,7 +202,7 @@ def busy_spans(graph: Graph, timeline: Timeline, hop: float) -> tuple[Spans, ...
 
 
 def _joined(spans: Iterable[Span]) -> Spans:
-    """The same time in spans that do not touch, in order."""
+    """The union of spans, in order."""
     found: list[Span] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:
@@ -229,8 +213,10 @@ def _joined(spans: Iterable[Span]) -> Spans:
 
 
 def placed(busy: Iterable[Span], step_s: float, needed_s: float) -> tuple[float, float]:
-    """Traffic in the first idle seconds of a step, and behind it what is left over: how long the step is idle, and when
-    the last of the traffic has been sent."""
+    """Idle seconds of a step, and when the last of `needed_s` of traffic is sent if it takes the first idle seconds.
+
+    Traffic that is left over follows the step.
+    """
     idle, done, left, now = 0.0, 0.0, needed_s, 0.0
     for start, stop in (*_joined(busy), (step_s, step_s)):
         gap = max(0.0, min(start, step_s) - now)

@@ -1,17 +1,17 @@
-"""ReCycle: the other pipelines take the work of a lost rank into their bubbles; no rank is replaced or restarted.
+"""ReCycle: the other pipelines run the work of a lost rank in their bubbles; no rank is replaced or restarted.
 
-Each pipeline has all stages, so the weights of a lost rank are with its peers. Only the step that was running is lost,
-for gradients of the lost rank are gone. From then on microbatches make detours. Equal stages absorb one lost rank as
-long as m <= (p - 1)(d - 1) and the peers have memory for what they hold in addition. Where every pipeline has lost a
+Each pipeline has all stages, so its peers have the weights of a lost rank. Only the running step is lost, with the
+gradients of the lost rank. From then on microbatches make detours. Equal stages absorb one lost rank as long as
+m <= (p - 1)(d - 1) and the peers have memory for the additional microbatches. If every pipeline has lost a rank of one
 stage, all go back to the persistent store, on new ranks.
 
-Microbatch j of pipeline k goes, at a stage whose rank is lost there, to the (j mod n)-th of the n pipelines that still
-have one, counted from k + 1 on. Its activations make the detour and come back. Every rank takes a ready part by
-priority: an input gradient, a forward (if it may hold one more), a weight gradient; so weight gradients fill waits.
-A stage steps when all its weight gradients of a step are there, whatever other stages do, and its next forwards follow.
+At a stage whose rank is lost, microbatch j of pipeline k goes to the (j mod n)-th of the n pipelines that still have
+one, counted from k + 1 on, and comes back. Every rank takes a ready part by priority: an input gradient, a forward (if
+it may hold one more), a weight gradient; so weight gradients fill waits. A stage steps when it has all its weight
+gradients of a step, independently of other stages, and goes on with its next forwards.
 
-Without failures a step takes what the 1F1B schedule takes. Under failures it is never said to take less: that the
-detours' own order, whose steps are not flushed, would be faster even then is not counted.
+Without failures a step takes the time of the 1F1B schedule, and under failures never less, even where the order of the
+detours, whose steps are not flushed, would be faster.
 
 Source: after the abstract of Gandhi et al., "ReCycle: Resilient Training of Large DNNs using Pipeline Adaptation",
 SOSP'24 (arXiv 2405.14009). Order, limits in flight and the treatment of several failures are ours: a list scheduling,
@@ -28,7 +28,7 @@ from typing import NamedTuple
 from rpbench.failures.walk import Checkpoint, Progress, Recovery
 from rpbench.ordering.list_order import ROUNDING
 
-STEPS = 4  # simulated; the first fills the pipelines, and the pace is that of the others
+STEPS = 4  # simulated; the first fills the pipelines, and the others give the pace
 
 
 class Part(NamedTuple):
@@ -47,7 +47,7 @@ Rank = tuple[int, int]  # pipeline, stage
 
 @dataclass(frozen=True)
 class SplitTimes:
-    """Seconds of a stage's forward and of the halves of its backward, and of a hop."""
+    """Seconds of each stage's forward and of both halves of its backward, and of a hop."""
 
     forward: tuple[float, ...]
     input_grad: tuple[float, ...]
@@ -60,17 +60,14 @@ class SplitTimes:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a step once the pipelines are full, and the most microbatches that a rank of each stage holds."""
+    """Seconds of a step in full pipelines, and the most microbatches that a rank of each stage holds."""
 
     step_s: float
     in_flight: tuple[int, ...]
 
 
 def is_absorbed(num_stages: int, num_microbatches: int, num_pipelines: int) -> bool:
-    """Whether equal stages take one lost rank without a longer step: its work fits into its peers' bubble.
-
-    m / (d - 1) (F + B) <= (p - 1) (F + B), which is m <= (p - 1) (d - 1).
-    """
+    """Whether the work of one lost rank fits into the bubble of its peers: m / (d - 1) (F + B) <= (p - 1) (F + B)."""
     return num_microbatches <= (num_stages - 1) * (num_pipelines - 1)
 
 
@@ -81,7 +78,7 @@ def living(lost: Collection[Rank], num_stages: int, num_pipelines: int) -> tuple
 
 
 def runs_on(pipeline: int, microbatch: int, peers: Sequence[int], num_pipelines: int) -> int:
-    """The pipeline whose rank runs a stage for a microbatch of another; `peers` have one."""
+    """The pipeline that runs a stage for a microbatch of `pipeline`; `peers` have a rank of the stage."""
     if pipeline in peers:
         return pipeline
     behind = sorted(peers, key=lambda peer: (peer - pipeline - 1) % num_pipelines)
@@ -95,8 +92,9 @@ def pace(
     times: SplitTimes,
     most_in_flight: Sequence[int],
 ) -> Pace:
-    """The pace of pipelines, of so many microbatches each, under detours; `peers` are, for each stage, the pipelines
-    that have a rank of it, and one of these may hold `most_in_flight` microbatches.
+    """The pace of pipelines of `num_microbatches` each under detours.
+
+    `peers` are for each stage the pipelines that have a rank of it; each may hold `most_in_flight` microbatches.
     """
     run = _Run(peers, num_pipelines, num_microbatches, times, most_in_flight)
     ends = run.to_the_end()
@@ -108,7 +106,7 @@ Fits = Callable[[Sequence[int]], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Recycle(Checkpoint):
-    """Detours over other pipelines, whose ranks may hold what `fits`; ValueError if there is none."""
+    """Detours over other pipelines, whose memory `fits` judges; ValueError for a single pipeline."""
 
     times: SplitTimes
     fits: Fits
@@ -123,7 +121,7 @@ class Recycle(Checkpoint):
 
     @cached_property
     def pace(self) -> Pace:
-        """The fastest pace that fits into the memory, over several limits in flight; the tightest where none fits."""
+        """The fastest pace that fits into memory, over several limits in flight; the tightest limit where none fits."""
         job, p = self.job, self.job.num_stages
         found: list[Pace] = []
         for more in (0, (p + 1) // 2, p, 2 * p):
@@ -135,17 +133,17 @@ class Recycle(Checkpoint):
 
     @property
     def slowdown(self) -> float:
-        """Seconds of a step over those without failures: 1 where the failures are absorbed."""
+        """Seconds of a step over those without failures; 1 if failures are absorbed."""
         found = self.pace.step_s / self.job.step_s if self.lost else 1.0
         return found if found > 1.0 + ROUNDING else 1.0
 
     @property
     def pace_s(self) -> float:
-        """A step on the ranks that are left."""
+        """Seconds of a step on the ranks that are left."""
         return self.job.step_s * self.slowdown
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
-        """The step that was running begins anew, on the ranks that are left."""
+        """The running step begins anew on the ranks that are left."""
         gone, job = self.lost | lost, self.job
         if not all(self._peers(gone)):
             return self.from_store(progress, replace(self, lost=frozenset()))
@@ -164,7 +162,7 @@ class Recycle(Checkpoint):
 
 
 class _Run:
-    """Greedy ranks, which run the first part that is ready."""
+    """A simulation of greedy ranks, which run the first part that is ready."""
 
     def __init__(
         self,
@@ -181,8 +179,8 @@ class _Run:
         self.free, self.held, self.peak = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0), [0] * len(peers)
         steps = [(step, stage) for step in range(STEPS) for stage in range(len(peers))]
         self.left = dict.fromkeys(steps, num_pipelines * num_microbatches)  # weight gradients
-        self.stepped = dict.fromkeys(steps, 0.0)  # when the last of them has ended
-        # Events: a part that arrives, or None for a rank to look again.
+        self.stepped = dict.fromkeys(steps, 0.0)  # end of the last of them
+        # Events: a part that arrives at a rank, or None to look at the rank again.
         self.moments: list[tuple[float, int, Part | None, Rank]] = []
         self.num_moments = 0
         for step, microbatch, k in product(range(STEPS), range(num_microbatches), range(num_pipelines)):
@@ -190,13 +188,13 @@ class _Run:
             self._arrive(0.0, part, self._rank(part))
 
     def to_the_end(self) -> list[float]:
-        """When each step has ended at all stages."""
+        """The end of each step, at all stages."""
         while self.moments:
             now, _, part, rank = heapq.heappop(self.moments)
             if part is not None:
                 heapq.heappush(self.ready[rank][part.order], part)
             if self.moments and self.moments[0][0] == now:
-                continue  # first every event of this moment, then the ranks choose
+                continue  # ranks choose after all events of this moment
             for each in self.ready:
                 if self.free[each] <= now:
                     self._take(each, now)
@@ -207,12 +205,11 @@ class _Run:
         return runs_on(part.pipeline, part.microbatch, self.peers[part.stage], self.num_pipelines), part.stage
 
     def _arrive(self, moment: float, part: Part | None, rank: Rank) -> None:
-        """Let a part be on a rank at a moment, or look at the rank again then."""
         heapq.heappush(self.moments, (moment, self.num_moments, part, rank))
         self.num_moments += 1
 
     def _take(self, rank: Rank, now: float) -> None:
-        """Begin the first part that a rank may."""
+        """Begin the first part that a rank may run."""
         for parts in self.ready[rank]:
             if parts and not self._must_wait(parts[0], rank, now):
                 part = heapq.heappop(parts)
@@ -221,7 +218,7 @@ class _Run:
                 return
 
     def _must_wait(self, part: Part, rank: Rank, now: float) -> bool:
-        """Whether a rank may hold no more, or its stage has not done the step before."""
+        """Whether the rank holds as many microbatches as it may, or its stage has not finished the step before."""
         if part.order != FORWARD:
             return False
         before = part.step - 1, part.stage
@@ -229,7 +226,7 @@ class _Run:
         return is_early or self.held[rank] >= self.limits[part.stage]
 
     def _follow(self, part: Part, rank: Rank, end: float) -> None:
-        """The parts that may begin when a part ends."""
+        """Send on the parts that may begin when a part ends."""
         self._arrive(end, None, rank)
         if part.order == FORWARD:
             self.held[rank] += 1

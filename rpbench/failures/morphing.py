@@ -1,8 +1,8 @@
 """Morphing: depth, width and microbatch that train fastest on the devices that are left, at the same total batch.
 
-For each number of stages P that divides the number of cut points and is at most G, the devices: the largest microbatch
-that fits, floor(G / P) pipelines, and as many microbatches as each pipeline's part of the batch makes,
-ceil(floor(batch / width) / microbatch). All of them are simulated; the fastest is taken. G - P * width devices idle.
+For each number of stages P that divides the number of cut points, on G >= P devices: the largest microbatch that fits,
+width = floor(G / P) pipelines, and ceil(floor(batch / width) / microbatch) microbatches a pipeline. All of them are
+simulated, and the fastest is taken. G - P * width devices idle.
 
 Source: Athlur et al., "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", EuroSys'22; the rule as in
 its released code. That microbatches are tried in powers of two up to the pipeline's part of the batch is ours.
@@ -17,17 +17,17 @@ from rpbench.failures.walk import Checkpoint, Job, Progress, Recovery
 
 @dataclass(frozen=True)
 class Form:
-    """Devices divided: stages, width, sequences of a microbatch, microbatches of a pipeline, and the run."""
+    """A division of devices into pipelines, with its simulated run."""
 
     stages: int
     width: int
-    microbatch: int
-    num_microbatches: int
+    microbatch: int  # sequences
+    num_microbatches: int  # of a pipeline
     job: Job
 
 
 class NoForm(ValueError):
-    """Devices that cannot be divided so that the model fits."""
+    """The devices cannot be divided so that the model fits."""
 
 
 Simulate = Callable[[int, int, int, int], Job | None]
@@ -35,7 +35,7 @@ Simulate = Callable[[int, int, int, int], Job | None]
 
 
 def candidates(num_devices: int, cut_points: int, batch: int) -> Iterator[tuple[int, int, int]]:
-    """(stages, width, sequences of each pipeline) of every form; a pipeline without a sequence is none."""
+    """(stages, width, sequences of each pipeline) of every form whose pipelines have at least one sequence."""
     for stages in range(1, min(num_devices, cut_points) + 1):
         width = num_devices // stages
         if cut_points % stages == 0 and batch // width:
@@ -43,12 +43,12 @@ def candidates(num_devices: int, cut_points: int, batch: int) -> Iterator[tuple[
 
 
 def best_form(num_devices: int, cut_points: int, batch: int, sizes: tuple[int, ...], simulate: Simulate) -> Form:
-    """The form that takes the fewest seconds a step; of equals, the one with fewest stages. Raises NoForm if none fits.
+    """The form with the shortest step, of equals the one with fewest stages; NoForm if none fits.
 
     Args:
         cut_points: places where the model may be cut, its end counted.
         batch: sequences of a step.
-        sizes: of microbatches, to be tried from the largest that a part has down to the first that fits.
+        sizes: of microbatches in sequences; the largest that fits is taken.
     """
     found = []
     for stages, width, part in candidates(num_devices, cut_points, batch):
@@ -68,7 +68,7 @@ def best_form(num_devices: int, cut_points: int, batch: int, sizes: tuple[int, .
 
 @dataclass(frozen=True, kw_only=True)
 class Varuna(Checkpoint):
-    """Restart from the checkpoint in the best form that is found for the devices that are left of `num_devices`."""
+    """Restart from the checkpoint in the best form for the devices that are left of `num_devices`."""
 
     find: Callable[[int], Form]
     num_devices: int
@@ -76,12 +76,12 @@ class Varuna(Checkpoint):
 
     @classmethod
     def begin(cls, find: Callable[[int], Form], num_devices: int, every: int) -> Self:
-        """On all devices; raises NoForm if no form fits."""
+        """The policy on all devices; NoForm if no form fits."""
         form = find(num_devices)
         return cls(form.job, every, find=find, num_devices=num_devices, form=form)
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
-        """Back to the last checkpoint, in another form; every new rank reads its own layers."""
+        """Recovery from the last checkpoint, in another form; every new rank reads its own layers."""
         gone = self.lost | lost
         form = self.find(self.num_devices - len(gone))
         return self.from_store(progress, replace(self, job=form.job, form=form, lost=gone))

@@ -1,4 +1,4 @@
-"""Bamboo: each rank keeps the state of the next stage and runs its forward as well, so that it can stand in for it.
+"""Bamboo: each rank also keeps the state of the next stage and runs its forwards, so that it can replace it.
 
 With 3 ranks and 3 microbatches of 1F1B; `1f0` is the redundant forward of stage 1 for microbatch 0 on rank 0:
 
@@ -6,25 +6,25 @@ With 3 ranks and 3 microbatches of 1F1B; `1f0` is the redundant forward of stage
     rank 1   1F0 1F1 2f0 1B0 1F2 2f1 1B1 2f2 1B2
     rank 2   0f0 2F0 2B0 0f1 2F1 2B1 0f2 2F2 2B2
 
-A redundant forward stands directly before the backward of the same microbatch, where a rank waits for the gradient. The
-last rank waits for no gradient but for activations, and its shadow is stage 0: there it stands before the forward.
+A redundant forward runs directly before the backward of the same microbatch, while the rank waits for the gradient. The
+last rank waits for activations instead, and its shadow is stage 0: there it runs before the forward.
 
-The redundant forwards are in every step (eager); the redundant backward comes only once a neighbour is lost. Then the
-rank before it runs both stages, merged in the order in which actions began before; what it runs of its own comes first
-at equal times. Forwards that the lost rank had run are there as redundant ones, its backwards are run again, for the
-gradient it had added up is gone, and the gradients it had received are sent again. Training goes on within the step.
-Shadows whose holder or owner is gone are run no more. Where the loss hits a stage that has no shadow any more - two
-neighbours, or one beside a rank that runs two stages - all go back to the persistent store, on new ranks.
+Redundant forwards run in every step (eager), redundant backwards only once a neighbour is lost. Then the rank before it
+runs both stages, merged in the order in which actions began before, with its own stage first at equal times. The
+forwards of the lost rank have run as redundant ones; its backwards run again, because its accumulated gradient is gone,
+and the gradients that it had received are sent again. Training continues within the step. Shadows whose holder or owner
+is gone run no more. If a lost stage has no shadow any more - two neighbours were lost, or one beside a rank that runs
+two stages - all go back to the persistent store, on new ranks.
 
-Two stages on one rank save hops; a step is never said to take less for that than without failures. The order of merged
-rows is ours, and so is the place of the last rank's redundant forward. Activations of redundant forwards wait in host
-memory and count for nothing on the device; their copies take no time here.
+Two stages on one rank save hops, but a step never takes less than without failures. The order of merged rows and the
+place of the last rank's redundant forward are ours. Activations of redundant forwards wait in host memory: they take no
+device memory, and their copies no time.
 
 Source: after the released code of Thorpe et al., "Bamboo: Making Preemptible Instances Resilient for Affordable
 Training of Large DNNs", NSDI'23, whose rules are described, not ported.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -34,7 +34,7 @@ from rpbench.failures.walk import Checkpoint, Progress, Recovery, seconds
 
 
 class What(Enum):
-    """The kind of work of a rank for a stage and a microbatch."""
+    """The kind of an act."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -42,7 +42,7 @@ class What(Enum):
 
 
 class Act(NamedTuple):
-    """One entry of a row."""
+    """One entry of a rank's row."""
 
     what: What
     stage: int
@@ -76,7 +76,7 @@ class Timed:
         return max(self.end.values(), default=0.0)
 
     def done(self, moment: float) -> dict[int, set[Act]]:
-        """By rank, the acts that have ended at a moment."""
+        """Rank -> the acts that have ended at a moment."""
         found: dict[int, set[Act]] = {}
         for (rank, act), end in self.end.items():
             if end <= moment:
@@ -86,7 +86,7 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class Bamboo(Checkpoint):
-    """Redundant forwards, and neighbours that stand in; `rows` are of one pipeline, one stage a rank."""
+    """Redundant forwards, and neighbours that replace lost ranks; `rows` are of one pipeline, one stage a rank."""
 
     rows: Rows
     times: StageTimes
@@ -100,18 +100,18 @@ class Bamboo(Checkpoint):
 
     @cached_property
     def redundancy_s(self) -> float:
-        """Seconds that redundant forwards add to a step without failures: 0 where all of them fit into waits."""
+        """Seconds that redundant forwards add to a step without failures; 0 if all of them fit into waits."""
         return time_rows(with_shadows(self.rows), self.times).makespan - self._plain.makespan
 
     @cached_property
-    def pace_s(self) -> float:  # type: ignore[override]  # once, because it is simulated
-        """A step of the pipeline that takes longest, on the ranks that are left."""
+    def pace_s(self) -> float:  # type: ignore[override]  # cached, because it is simulated
+        """Seconds of a step of the slowest pipeline, on the ranks that are left."""
         pipelines = range(self.job.num_pipelines)
         slowest = max(time_rows(self._rows_of(pipeline), self.times).makespan for pipeline in pipelines)
         return max(slowest, self.job.step_s)
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
-        """The neighbours stand in, if every lost stage has a shadow."""
+        """Recovery by the neighbours if every lost stage has a shadow, else from the store."""
         job = self.job
         if not self._has_shadows(lost):
             return self.from_store(progress, replace(self, lost=frozenset()))
@@ -143,7 +143,7 @@ class Bamboo(Checkpoint):
         return merged(self.rows, lost, self._plain)
 
     def _has_shadows(self, lost: Collection[int]) -> bool:
-        """Whether every stage that some ranks run is kept by a rank that lives, and runs one stage alone."""
+        """Whether each lost rank ran one stage alone, and the rank with its shadow lives."""
         gone = self.lost | set(lost)
         for pipeline, rank in map(self.job.place, lost):
             first, p = pipeline * self.job.num_stages, self.job.num_stages
@@ -152,7 +152,7 @@ class Bamboo(Checkpoint):
         return True
 
     def _rest_of(self, pipeline: int, gone: Collection[int], done: Mapping[int, Collection[Act]]) -> float:
-        """Seconds left of a step on the ranks that live, with what they had run before."""
+        """Seconds left of a step on the living ranks, which have run `done`."""
         there = {rank: set(acts) for rank, acts in done.items() if rank not in gone}
         for rank in gone:
             own = there.setdefault((rank - 1) % self.job.num_stages, set())
@@ -170,39 +170,37 @@ def shadow_of(rank: int, num_ranks: int) -> int:
 
 def with_shadows(rows: Rows, lost: Collection[int] = ()) -> tuple[tuple[Act, ...], ...]:
     """Rows of one stage a rank, with the redundant forwards of shadows whose owner and holder both live."""
-    return tuple(
-        tuple(_shadowed(row, rank, len(rows))) if not {rank, shadow_of(rank, len(rows))} & set(lost) else tuple(row)
-        for rank, row in enumerate(rows)
-    )
-
-
-def _shadowed(row: Iterable[Act], rank: int, num_ranks: int) -> Iterator[Act]:
-    before = What.FORWARD if rank == num_ranks - 1 else What.BACKWARD
-    for act in row:
-        if act.what is before:
-            yield Act(What.SHADOW, shadow_of(rank, num_ranks), act.microbatch)
-        yield act
+    found = []
+    for rank, row in enumerate(rows):
+        shadow, acts = shadow_of(rank, len(rows)), list[Act]()
+        before = What.FORWARD if rank == len(rows) - 1 else What.BACKWARD
+        for act in row:
+            if act.what is before and not {rank, shadow} & set(lost):
+                acts.append(Act(What.SHADOW, shadow, act.microbatch))
+            acts.append(act)
+        found.append(tuple(acts))
+    return tuple(found)
 
 
 def merged(rows: Rows, lost: Collection[int], timed: Timed) -> tuple[tuple[Act, ...], ...]:
-    """Rows without lost ranks, of which no two are neighbours; `timed`, without shadows, decides the order."""
+    """Rows without lost ranks, no two of which are neighbours, in the order of `timed`, which has no shadows."""
     found = list(with_shadows(rows, lost))
     for rank in lost:
-        keeper, row = (rank - 1) % len(rows), rows[rank]
+        keeper = (rank - 1) % len(rows)
         both = [(timed.start[keeper, act], 0, act) for act in rows[keeper]]
-        both += [(timed.start[rank, act], 1, act) for act in row]
+        both += [(timed.start[rank, act], 1, act) for act in rows[rank]]
         found[keeper], found[rank] = tuple(act for _, _, act in sorted(both, key=lambda each: each[:2])), ()
     return tuple(found)
 
 
 def time_rows(rows: Rows, times: StageTimes, done: Mapping[int, Collection[Act]] | None = None) -> Timed:
-    """Run rows in order, each act as soon as rank and input are there; what is `done` takes no time."""
+    """Run rows in order, each act as soon as its rank is free and its input there; `done` acts take no time."""
     rank_of = {act: rank for rank, row in enumerate(rows) for act in row}
     last, timed = len(times.forward) - 1, Timed({}, {})
     following, free = [0] * len(rows), [0.0] * len(rows)
 
     def arrives(act: Act, rank: int) -> float | None:
-        """When the input of an act is on its rank; None while that is not known."""
+        """When the input of an act arrives at its rank; None while unknown."""
         if act.what is What.BACKWARD:
             source = Act(What.FORWARD if act.stage == last else act.what, min(act.stage + 1, last), act.microbatch)
         elif act.stage == 0:

@@ -1,11 +1,10 @@
-"""Walk: a run through its failures, step by step, under a policy that says what each of them costs.
+"""Walk: a run through its failures, step by step, under a policy that decides the cost of each.
 
     steps ....x  detect  restart  fetch  again  steps ...
-              ^ the ranks die; what they had run of this step, and steps that no copy has, is done again
+              ^ ranks die; their work of this step, and steps that are in no copy, are repeated
 
-A failure before training goes on joins the one that is being recovered: the ranks of both are lost, and recovery begins
-anew at its moment. Only steps that have ended count. They count at the pace of the policy: what it does all the time so
-that it can recover is in the seconds of a step.
+A failure during a recovery joins it: the ranks of both are lost, and the recovery begins anew. Only steps that have
+ended count. The seconds of a step contain the work of the policy that makes recovery possible.
 """
 
 import random
@@ -18,15 +17,16 @@ MOST = 10_000  # failures of a run, on average; more take minutes and add no ins
 
 @dataclass(frozen=True, order=True)
 class Failure:
-    """Some ranks that die at one moment, in seconds since the run began; rank r of pipeline k is k * p + r."""
+    """Ranks that die at one moment, in seconds since the start; rank r of pipeline k is k * p + r."""
 
     at_s: float
     ranks: frozenset[int]
 
 
 def listed(pairs: Iterable[Sequence[float]], num_ranks: int, horizon_s: float) -> tuple[Failure, ...]:
-    """Failures as (rank, second) pairs, those of one moment joined, in the order of time; raises ValueError for a rank
-    that does not exist, a moment outside the run, or what is no pair.
+    """Failures from (rank, second) pairs in order of time, those of one moment joined.
+
+    Raises ValueError for an unknown rank, a moment outside the run, or what is no pair.
     """
     found: dict[float, set[int]] = {}
     for pair in pairs:
@@ -45,8 +45,9 @@ def listed(pairs: Iterable[Sequence[float]], num_ranks: int, horizon_s: float) -
 
 
 def drawn(mean_s: float, num_ranks: int, horizon_s: float, seed: int) -> tuple[Failure, ...]:
-    """Failures of ranks that each live `mean_s` seconds on average, exponentially distributed; the same for a seed.
-    Raises ValueError for a mean that is no time, or one that makes more failures than are simulated.
+    """Failures of ranks whose lives are exponentially distributed with a mean; the same for a seed.
+
+    Raises ValueError for an impossible mean, or one that makes more failures than are simulated.
     """
     if not (isfinite(mean_s) and mean_s > 0):
         raise ValueError(f"mean_between_s={mean_s}: seconds that a rank lives on average, a finite number above 0")
@@ -64,36 +65,22 @@ def drawn(mean_s: float, num_ranks: int, horizon_s: float, seed: int) -> tuple[F
 
 @dataclass(frozen=True)
 class Job:
-    """A pipeline schedule on one or more pipelines that share the microbatches of a step.
+    """A schedule on pipelines that share the microbatches of a step; ValueError for an impossible time or bandwidth.
 
-    Args:
-        num_stages: ranks of a pipeline (p in papers), each with stages of its own.
-        num_pipelines: replicas of it (d).
-        num_microbatches: of a step, of each pipeline (m).
-        step_s: seconds of a step without failures, and without what a policy adds.
-        begun_s: for each microbatch, when its first forward begins.
-        state_bytes: weights and optimizer state of each rank of a pipeline; zeros where the model has no shape.
-        detect_s: from a failure until it is known.
-        restart_s: until processes stand again, on new machines where ranks are replaced.
-        store_bytes_per_s: of the persistent store, for all ranks together; None: without limit. So are the others.
-        net_bytes_per_s: between the hosts of two ranks, one way.
-        host_bytes_per_s: between a device and the memory of its host.
-
-    Raises:
-        ValueError: for a time or a pace that cannot be.
+    A bandwidth that is None has no limit.
     """
 
-    num_stages: int
-    num_pipelines: int
-    num_microbatches: int
-    step_s: float
-    begun_s: tuple[float, ...]
-    state_bytes: tuple[int, ...]
-    detect_s: float = 0.0
-    restart_s: float = 0.0
-    store_bytes_per_s: float | None = None
-    net_bytes_per_s: float | None = None
-    host_bytes_per_s: float | None = None
+    num_stages: int  # p: ranks of a pipeline, each with stages of its own
+    num_pipelines: int  # d
+    num_microbatches: int  # m: of a step, in each pipeline
+    step_s: float  # of a step without failures and without a policy
+    begun_s: tuple[float, ...]  # start of the first forward of each microbatch
+    state_bytes: tuple[int, ...]  # weights and optimizer state of each rank of a pipeline; zeros without a shape
+    detect_s: float = 0.0  # until a failure is known
+    restart_s: float = 0.0  # until processes run again, on new machines if ranks are replaced
+    store_bytes_per_s: float | None = None  # of the persistent store, for all ranks together
+    net_bytes_per_s: float | None = None  # between the hosts of two ranks, one way
+    host_bytes_per_s: float | None = None  # between a device and the memory of its host
 
     def __post_init__(self) -> None:
         for name in ("detect_s", "restart_s"):
@@ -114,26 +101,26 @@ class Job:
         return self.num_pipelines * sum(self.state_bytes)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Pipeline and stage rank of a rank."""
+        """Pipeline of a rank, and its number there."""
         return divmod(rank, self.num_stages)
 
     def bytes_of(self, ranks: Iterable[int]) -> int:
         return sum(self.state_bytes[rank % self.num_stages] for rank in ranks)
 
     def again(self, lost_steps: int, into_s: float) -> int:
-        """Microbatches to do again: those of lost steps, and those that have begun of the step that was running."""
+        """Microbatches to repeat: those of lost steps, and those of the running step that have begun."""
         begun = sum(start < into_s for start in self.begun_s)
         return self.num_pipelines * (lost_steps * self.num_microbatches + begun)
 
 
 def seconds(num_bytes: float, bytes_per_s: float | None) -> float:
-    """How long some bytes take; nothing where their pace has no limit."""
+    """Seconds that bytes take; 0 without a limit."""
     return num_bytes / bytes_per_s if bytes_per_s else 0.0
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training is when ranks die: steps that have ended and count, and seconds into the next one."""
+    """The progress of training when ranks die: steps that have ended, and seconds into the next one."""
 
     num_steps: int
     into_s: float
@@ -144,26 +131,20 @@ class Recovery:
     """The cost of a failure.
 
     Args:
-        source: where the state comes from: `store`, `remote` (memory of other hosts), `local` (of the same hosts),
-            `replica` (other pipelines) or `shadow` (the neighbour).
-        then: the policy from here on.
-        lost_steps: whole steps that are done again.
-        lost_microbatches: that had begun and are done again, of these steps and of the one that was running.
-        fetched_bytes: by source.
-        detect_s, restart_s, fetch_s: until training goes on.
-        recompute_s: until it is where it was.
-        rest_s: what is left of the step that was running, which goes on; None: it begins anew.
+        source: of the state: `store`, `remote` (memory of other hosts), `local` (of the same hosts), `replica` (other
+            pipelines) or `shadow` (the neighbour).
+        rest_s: seconds left of the running step, if it continues; None if it begins anew.
     """
 
     source: str
-    then: "Checkpoint"
-    lost_steps: int = 0
-    lost_microbatches: int
-    fetched_bytes: Mapping[str, int]
+    then: "Checkpoint"  # the policy from now on
+    lost_steps: int = 0  # whole steps to repeat
+    lost_microbatches: int  # to repeat, of these steps and of the running one
+    fetched_bytes: Mapping[str, int]  # by source
     detect_s: float
     restart_s: float = 0.0
     fetch_s: float = 0.0
-    recompute_s: float
+    recompute_s: float  # until training is where it was
     rest_s: float | None = None
 
     @property
@@ -179,21 +160,15 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The policy that others are compared with, build on and fall back to: a checkpoint every `every` steps.
+    """A checkpoint every `every` steps: the base of all policies, and their fallback. ValueError for less than 1 step.
 
-    Training stands still while the state is written to a persistent store. After a failure all ranks read it back and
-    do the steps since then again; ranks that died are replaced. The start of the run is a checkpoint as well.
-
-    Args:
-        lost: ranks, over all pipelines, that are gone; none where dead ranks are replaced.
-
-    Raises:
-        ValueError: for a number of steps below 1.
+    Training stops while the state is written to a persistent store. After a failure all ranks read it back and repeat
+    the steps since then; dead ranks are replaced. The start of the run is a checkpoint as well.
     """
 
     job: Job
     every: int
-    lost: frozenset[int] = frozenset()
+    lost: frozenset[int] = frozenset()  # ranks of all pipelines that are gone and not replaced
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -201,30 +176,30 @@ class Checkpoint:
 
     @property
     def pace_s(self) -> float:
-        """Seconds of a step, with what the policy does in every step to be able to recover."""
+        """Seconds of a step, with the work of the policy in every step."""
         return self.job.step_s
 
     def written_s(self, number: int) -> float:
-        """Seconds in which one pipeline writes after step `number`; the others have the same state."""
+        """Seconds of writing after step `number`: one pipeline writes, as the others have the same state."""
         writes = (number + 1) % self.every == 0
         return seconds(sum(self.job.state_bytes), self.job.store_bytes_per_s) if writes else 0.0
 
     def step_s(self, number: int) -> float:
-        """Seconds of step `number`, counted from 0, with the checkpoint where one follows it."""
+        """Seconds of step `number`, counted from 0, with the checkpoint behind it if there is one."""
         return self.pace_s + self.written_s(number)
 
     def living(self, ranks: frozenset[int]) -> frozenset[int]:
-        """Those of some ranks that this policy still runs on."""
+        """Those of the ranks that are not lost yet."""
         return ranks - self.lost
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
-        """The cost of losing some ranks at once."""
+        """The cost of losing ranks at once."""
         return self.from_store(progress, self)
 
     def from_store(self, progress: Progress, then: "Checkpoint") -> Recovery:
-        """Every rank of the policy that follows reads the last checkpoint."""
+        """Recovery in which every rank of the next policy reads the last checkpoint."""
         job, lost_steps = self.job, progress.num_steps % self.every
-        fetched, into_s = then.job.all_state_bytes, min(progress.into_s, job.step_s)  # what is beyond is writing
+        fetched, into_s = then.job.all_state_bytes, min(progress.into_s, job.step_s)  # the rest is writing
         again = range(progress.num_steps - lost_steps, progress.num_steps)
         return Recovery(
             source="store",
@@ -247,8 +222,8 @@ class Event:
     lost: frozenset[int]
     recovery: Recovery
     num_steps: int  # that had ended
-    num_joined: int  # failures that came while it recovered
-    waited_s: float  # from the first of them to the last
+    num_joined: int  # further failures during the recovery
+    waited_s: float  # from the first failure to the last
 
 
 @dataclass(frozen=True)
@@ -262,7 +237,6 @@ class History:
 
     @property
     def steps_per_s(self) -> float:
-        """Steps that count, over the whole time."""
         return self.num_steps / self.horizon_s
 
 
@@ -271,7 +245,7 @@ class _Run:
     policy: Checkpoint
     now: float = 0.0
     num_steps: int = 0
-    rest_s: float | None = None  # of a step that goes on after a failure
+    rest_s: float | None = None  # of a step that continues after a failure
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -279,7 +253,7 @@ class _Run:
         return self.policy.step_s(self.num_steps) if self.rest_s is None else self.rest_s
 
     def train_until(self, moment: float) -> None:
-        """Every step that ends by a moment."""
+        """Run every step that ends by a moment."""
         while self.now + self.step_s <= moment:
             self.now += self.step_s
             self.num_steps, self.rest_s = self.num_steps + 1, None
@@ -290,7 +264,7 @@ class _Run:
 
 
 def walk(policy: Checkpoint, failures: Sequence[Failure], horizon_s: float) -> History:
-    """A run through failures, which come in the order of time, up to its horizon."""
+    """A run through failures, given in order of time, up to its horizon."""
     run, coming = _Run(policy), list(failures)
     while coming:
         first = coming.pop(0)
