@@ -1,4 +1,4 @@
-"""The workloads' modules: Qwen3, Llama, GPT-OSS and a small GPT, with random weights; and the tokens they train on."""
+"""Modules of the models: Qwen3, Llama, GPT-OSS and a small GPT, with random weights; and the tokens they train on."""
 
 from rpbench.models.build import build_layer, build_model, shared_parameters
 from rpbench.models.data import Batch, Data, SyntheticTokens, TextTokens

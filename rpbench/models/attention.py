@@ -1,15 +1,15 @@
 """Causal self-attention: grouped heads, rotary positions, sliding windows, sinks.
 
-A sink takes part in a head's softmax and contributes nothing to its output. Here it is a token before the first
-one, which every query sees: its value is zero, and its key meets one extra coordinate of the queries, which is 1,
-so that its score is the sink's number exactly. The other keys are 0 there. With a query for that token too, the
-causal rule stays the plain one, fused kernels apply, and the gradient reaches the sink through its key.
+A sink takes part in a head's softmax and contributes nothing to its output. Here it is a token before the first one,
+which every query sees. Its value is zero. Queries have one extra coordinate, which is 1: the sink's key there makes its
+score exactly the sink's number, and the other keys are 0 there. The token has a query too, so the causal rule stays the
+plain one, fused kernels apply, and the gradient reaches the sink through its key.
 
-A sequence may come in segments, one call each: then a segment's queries also see the keys and values of those
-before it, and its own are handed out for those after it.
+A sequence may come in segments, one call each: a segment's queries also see the keys and values of earlier segments,
+and its own are returned for later ones.
 
-Sequences of several lengths may stand one behind the other in one row, packed: each has its own positions and sees none
-of the others.
+Sequences of several lengths may be packed behind each other in one row: each has its own positions and sees none of the
+others.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ WIDENING = 8  # fused kernels want heads of a multiple of 8 values; a sink needs
 
 
 class KeysValues(NamedTuple):
-    """Keys and values that a segment of a sequence leaves for those after it; keys are rotated. (B, K, S, D) each."""
+    """Keys, rotated, and values of a segment of a sequence, for later segments; (B, K, S, D) each."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -71,12 +71,12 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, earlier: Sequence[KeysValues] = (), lengths: Sequence[int] = ()
     ) -> tuple[torch.Tensor, KeysValues]:
-        """The output for a segment that follows on the earlier ones, and its own keys and values.
+        """The output of a segment behind the earlier ones, and its own keys and values.
 
-        Args:
-            lengths: of sequences that are packed, each whole; empty: there is one a row.
+        `lengths` are those of packed whole sequences; empty for one sequence a row.
         """
-        q, k, v = (self._heads(linear(x)) for linear in (self.q, self.k, self.v))  # (B, A, S, D)
+        flat = (linear(x) for linear in (self.q, self.k, self.v))
+        q, k, v = (each.unflatten(2, (-1, self.head_dim)).transpose(1, 2) for each in flat)  # (B, A, S, D)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         start = sum(before.keys.shape[2] for before in earlier)
@@ -98,30 +98,26 @@ class Attention(nn.Module):
             mixed = attend(q, *seen, self.window, self.sinks)
         return self.o(mixed.transpose(1, 2).flatten(2)), own
 
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-
 
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None = None, sinks: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Causal attention.
+    """Causal attention, (B, A, S, D).
 
     Args:
         q: queries, (B, A, S, D).
         k, v: keys and values, (B, K, T, D), where K divides A; the queries are those of the last S of T tokens.
-        window: how many keys a query sees, itself included; None for all before it.
-        sinks: one score per query head, (A,); None without sinks.
-
-    Returns:
-        (B, A, S, D).
+        window: number of keys that a query sees, with its own; None for all before it.
+        sinks: one score per query head, (A,).
     """
     head_dim, seq_len, num_before = q.shape[3], k.shape[2], k.shape[2] - q.shape[2]
     mask = None
     if num_before or (window is not None and window < seq_len):
         mask = window_mask(seq_len, window or seq_len, sinks is not None, q.device, num_before)
-    if sinks is not None or not _shares_keys(q, mask):
-        # A sink belongs to a query head, so every query head gets keys of its own.
+    # Some fused kernels read one key head for several query heads; a sink belongs to a query head, which then needs its
+    # own keys.
+    shares_keys = q.device.type == "cpu" or (mask is None and q.element_size() == 2)
+    if sinks is not None or not shares_keys:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     if sinks is not None:
         q, k, v = _with_sink(q, k, v, sinks)
@@ -129,11 +125,6 @@ def attend(
         q, k, v, mask, is_causal=mask is None, scale=head_dim**-0.5, enable_gqa=q.shape[1] != k.shape[1]
     )
     return mixed if sinks is None else mixed[:, :, 1:, :head_dim]
-
-
-def _shares_keys(q: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether a fused kernel reads one key head for several query heads; otherwise the keys are copied."""
-    return q.device.type == "cpu" or (mask is None and q.element_size() == 2)
 
 
 def _with_sink(
@@ -152,9 +143,9 @@ def _with_sink(
 
 @lru_cache(maxsize=64)
 def window_mask(seq_len: int, window: int, sink: bool, device: torch.device, num_before: int = 0) -> torch.Tensor:
-    """True where a query (row) sees a key (column): its own and the `window` - 1 before; and the sink, if any.
+    """True where a query (row) sees a key (column): its own, the `window` - 1 before it, and the sink, if any.
 
-    Tokens before the first query, `num_before` of them, have columns but no rows.
+    The `num_before` tokens before the first query have columns but no rows.
     """
     with constant(device):
         size = seq_len + sink

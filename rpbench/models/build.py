@@ -1,8 +1,8 @@
 """A model as a sequence of layers with random weights: embedding, `num_layers` decoder layers, head.
 
-Every parameter is drawn on the CPU in float32 from a generator of its own, so a weight depends on the seed, its
-layer and its name: not on the cut, the device, the order of construction or the presence of adapters, and on the
-type only by rounding.
+Every parameter is drawn on the CPU in float32 from its own generator, so a weight depends on the seed, its layer and
+its name only: not on the partition, the device, the order of construction or adapters, and on the type only by
+rounding.
 """
 
 import torch
@@ -43,10 +43,9 @@ def build_layer(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """Layer `index` alone, with the weights it has in the whole model; on the `meta` device without values.
+    """Layer `index` alone, with its weights in the whole model; on the `meta` device without values.
 
-    Raises:
-        ValueError: if there is no such layer, or the shape has no module.
+    Raises ValueError for an unknown layer, or a shape without a module.
     """
     if not 0 <= index < model.num_layers + 2:
         raise ValueError(
@@ -56,7 +55,7 @@ def build_layer(
     _check_shape(model)
     with torch.device("meta"):
         layer = _module(model, index)
-    for module in layer.modules():  # as Module.to_empty does, which brings in a compiler to ask for strides
+    for module in layer.modules():  # as Module.to_empty, which imports a compiler
         for name, parameter in list(module.named_parameters(recurse=False)):
             values = torch.empty(parameter.shape, dtype=dtype, device=device)
             setattr(module, name, nn.Parameter(values, parameter.requires_grad))
@@ -66,10 +65,8 @@ def build_layer(
 
 
 def shared_parameters(model: Architecture) -> tuple[tuple[Place, ...], ...]:
-    """Groups of places that hold one tensor, its owner first: embedding and head where they are tied."""
-    if not model.tied:
-        return ()
-    return (((0, "weight"), (model.num_layers + 1, "weight")),)
+    """Groups of places that hold one tensor, its owner first: embedding and head if they are tied."""
+    return (((0, "weight"), (model.num_layers + 1, "weight")),) if model.tied else ()
 
 
 def _check_shape(model: Architecture) -> None:

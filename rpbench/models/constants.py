@@ -1,4 +1,4 @@
-"""Tensors that depend on sizes alone: made once, kept, and read by every thread and every stream."""
+"""Tensors that depend on sizes only: made once, cached, and read by every thread and stream."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,15 +6,15 @@ from weakref import WeakValueDictionary
 
 import torch
 
-_made: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # storage address -> a constant that is in use
+_made: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # storage address -> constant
 
 
 @contextmanager
 def constant(device: torch.device) -> Iterator[None]:
-    """Make tensors here that any later forward may read, on whatever stream, with or without gradients.
+    """Make tensors inside that any later forward may read, on any stream, with or without gradients.
 
-    Outside inference mode, because autograd refuses to save an inference tensor; and finished before the block
-    ends, because a reader on another stream would not wait for the stream they were made on.
+    Inference mode is off, because autograd refuses to save an inference tensor. The tensors are finished when the block
+    ends, because a reader on another stream would not wait for them.
     """
     with torch.inference_mode(False), torch.no_grad():
         yield
@@ -23,7 +23,7 @@ def constant(device: torch.device) -> Iterator[None]:
 
 
 def noted(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, registered as a constant as long as it exists."""
+    """The tensor, registered as a constant while it exists."""
     _made[tensor.untyped_storage().data_ptr()] = tensor
     return tensor
 

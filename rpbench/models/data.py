@@ -1,7 +1,7 @@
-"""Tokens to train on: random ones, or the bytes of a text file; and the seeds of everything drawn.
+"""Tokens to train on: random ones, or the bytes of a text file; and the seeds of all random numbers.
 
-A microbatch depends on the workload and on (step, microbatch), never on who asks or in which order: every system
-that is given the same workload sees the same batches.
+A microbatch depends only on the workload and on (step, microbatch): every system with the same workload sees the same
+batches.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import torch
 
 
 def generator_for(*parts: int | str) -> torch.Generator:
-    """A generator on the CPU whose numbers depend on `parts` alone, e.g. `generator_for("weights", seed, layer)`."""
+    """A CPU generator whose numbers depend on `parts` only, e.g. `generator_for("weights", seed, layer)`."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
@@ -63,26 +63,21 @@ class InPieces:
 
 @dataclass(frozen=True)
 class Ragged:
-    """The beginnings of another source's sequences; those of unequal lengths are packed, one behind the other.
-
-    Args:
-        lengths: of every sequence of each microbatch of a step.
-    """
+    """The beginnings of another source's sequences; those of unequal lengths are packed behind each other."""
 
     data: Data
-    lengths: tuple[tuple[int, ...], ...]
+    lengths: tuple[tuple[int, ...], ...]  # of the sequences of each microbatch of a step
 
     def microbatch(self, step: int, microbatch: int) -> Batch:
-        lengths = self.lengths[microbatch]
+        lengths, whole = self.lengths[microbatch], self.data.microbatch(step, microbatch)
         if len(set(lengths)) == 1:
-            return Batch(*(each[:, : lengths[0]].contiguous() for each in self.data.microbatch(step, microbatch)))
-        whole = self.data.microbatch(step, microbatch)
+            return Batch(*(each[:, : lengths[0]].contiguous() for each in whole))
         rows = ([row[:length] for row, length in zip(each, lengths, strict=True)] for each in whole)
         return Batch(*(torch.cat(each).unsqueeze(0) for each in rows))
 
 
 class SyntheticTokens:
-    """Uniformly random tokens; a loss near log(vocab) is all that can be learnt from them."""
+    """Uniformly random tokens, whose loss stays near log(vocab)."""
 
     def __init__(self, vocab: int, seq_len: int, microbatch_sequences: int, seed: int = 0) -> None:
         self.vocab = vocab
@@ -95,10 +90,9 @@ class SyntheticTokens:
 
 
 class TextTokens:
-    """The bytes of a file, cut into sequences that are visited once per epoch, each epoch in its own order.
+    """The bytes of a file, cut into sequences that are read once per epoch, each epoch in its own order.
 
-    Bytes that do not fill a sequence at the end are left out. Where an epoch ends within a step, the step goes on
-    with the next one.
+    Bytes at the end that do not fill a sequence are left out. An epoch may end within a step.
     """
 
     def __init__(
@@ -116,12 +110,11 @@ class TextTokens:
         """Open a file.
 
         Args:
-            held_out: share of the file, at its end, that no microbatch is made of.
-            num_steps: that are to be made without reading anything twice; None: it may be.
+            held_out: fraction of the file, at its end, that is not trained on.
+            num_steps: steps that must not read anything twice; None if any may.
 
-        Raises:
-            ValueError: if the file cannot be read, is shorter than one step's batch or all of `num_steps`, or has more
-                byte values than the model has tokens.
+        Raises ValueError if the file cannot be read, is too short for one step's batch or `num_steps`, or has more byte
+        values than the model has tokens.
         """
         whole = _map_bytes(path)
         self.data, self.unseen = whole.tensor_split([len(whole) - int(held_out * len(whole))])
@@ -155,11 +148,7 @@ class TextTokens:
         return _shifted(rows.to(torch.int64))
 
     def held_out(self) -> Batch:
-        """All whole sequences that no microbatch is made of, (N, S).
-
-        Raises:
-            ValueError: if there is not one.
-        """
+        """All whole held-out sequences, (N, S); ValueError without one."""
         num = (len(self.unseen) - 1) // self.seq_len
         if num < 1:
             raise ValueError(f"{len(self.unseen)} bytes held out: a sequence needs {self.seq_len + 1}; hold out more")
@@ -167,7 +156,7 @@ class TextTokens:
         return _shifted(rows.to(torch.int64))
 
     def _sequence(self, visit: int) -> torch.Tensor:
-        """The `visit`-th sequence since the start of training, and the token after it: (S + 1,)."""
+        """The `visit`-th sequence since the start of training, with the token behind it: (S + 1,)."""
         epoch, position = divmod(visit, self.num_sequences)
         start = int(_epoch_order(self.num_sequences, self.seed, epoch)[position]) * self.seq_len
         return self.data[start : start + self.seq_len + 1]
@@ -184,7 +173,7 @@ def _shifted(rows: torch.Tensor) -> Batch:
 
 
 def _map_bytes(path: Path) -> torch.Tensor:
-    """The file as uint8 (number of bytes,), read where it is touched."""
+    """The file as uint8 (number of bytes,), mapped into memory."""
     try:
         size = path.stat().st_size
         if not size:

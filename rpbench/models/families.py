@@ -1,13 +1,14 @@
-"""Families of models, beside the flags of an architecture: activations, and rotary positions with their scaling.
+"""Families of models: activations, and rotary positions with their scaling.
 
-Rotary pairs are made of the first and the second half of a head, as in the published checkpoints. Frequencies and
-angles are computed in float64 and rounded once.
+Rotary pairs consist of one value of the first and one of the second half of a head, as in the published checkpoints.
+Frequencies and angles are computed in float64 and rounded once.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch.nn import functional
@@ -23,6 +24,7 @@ class Llama3Scaling:
     Source: public configuration and reference code of Llama 3.1.
     """
 
+    magnitude: ClassVar[float] = 1.0  # factor on every cosine and sine
     factor: float = 8.0
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
@@ -34,11 +36,6 @@ class Llama3Scaling:
         kept = (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
         kept = kept.clamp(0, 1)
         return frequencies * (kept + (1 - kept) / self.factor)
-
-    @property
-    def magnitude(self) -> float:
-        """Factor on every cosine and sine."""
-        return 1.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class YarnScaling:
         return frequencies * (1 - ramp + ramp / self.factor)
 
     def _index(self, turns: float, num: int, theta: float) -> float:
-        """Index of the frequency that turns so often within the original length."""
+        """Index of the frequency with so many turns within the original length."""
         return num * math.log(self.original_length / (turns * 2 * math.pi)) / math.log(theta)
 
     @property
@@ -72,14 +69,14 @@ class YarnScaling:
         return 0.1 * math.log(self.factor) + 1
 
 
-Scaling = Llama3Scaling | YarnScaling  # stretches frequencies for contexts longer than those of the first training
+Scaling = Llama3Scaling | YarnScaling  # stretches frequencies for longer contexts than those of the first training
 
 
 @lru_cache(maxsize=64)
 def rotary_table(
     head_dim: int, seq_len: int, theta: float, scaling: Scaling | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and signed sines, (S, D) each: a row per position; what a value and its partner are multiplied by."""
+    """Cosines and signed sines, (S, D) each, a row per position: factors of a value and of its partner."""
     with constant(device):
         frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         if scaling is not None:
@@ -92,9 +89,9 @@ def rotary_table(
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn every pair of `x`, (B, A, S, D), by the angle of its position: each value and its partner half a head off.
+    """Turn every pair of `x`, (B, A, S, D), by the angle of its position; a value's partner is half a head away.
 
-    Four operations on whole heads, which autograd goes back through in four, where halves would take eight each way.
+    These are four operations on whole heads and four in backward; on halves they would be eight each way.
     """
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
@@ -108,7 +105,7 @@ SWIGLU_LIMIT = 7.0
 
 @dataclass(frozen=True)
 class Traits:
-    """The activation of the MLP, whether it needs a gate, and how rotary frequencies are stretched."""
+    """The activation of the MLP, the scaling of rotary frequencies, and whether the activation needs a gate."""
 
     activation: Activation
     scaling: Scaling | None = None
@@ -128,7 +125,7 @@ def silu(up: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
 
 
 def clamped_swiglu(up: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
-    """(up + 1) * gate * sigmoid(1.702 gate), with gate at most 7 and up within 7; there is none without a gate.
+    """(up + 1) * gate * sigmoid(1.702 gate), with gate at most 7 and up within 7; it needs a gate.
 
     Source: public reference implementation of openai/gpt-oss-20b.
     """

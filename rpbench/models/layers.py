@@ -1,7 +1,4 @@
-"""The layers of a model: embedding, decoder layers with one MLP or many experts, head.
-
-Each is x -> x and keeps no state in forward.
-"""
+"""The layers of a model: embedding, decoder layers with one MLP or many experts, head. Forward keeps no state."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -34,10 +31,10 @@ class Mlp(nn.Module):
 
 
 class Experts(nn.Module):
-    """x (B, S, H) -> (B, S, H): each token goes through the k experts it scores highest.
+    """x (B, S, H) -> (B, S, H): each token goes through the k experts with its highest scores.
 
-    Their answers are weighted by a softmax over the k scores, which is also a softmax over all scores,
-    normalised over the k: Qwen3 states it one way, GPT-OSS the other.
+    Their outputs are weighted by a softmax over the k scores (GPT-OSS), which equals a softmax over all scores,
+    normalised over the k (Qwen3).
     """
 
     def __init__(self, model: Architecture) -> None:
@@ -96,10 +93,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, earlier: Sequence[KeysValues] | None = None, lengths: Sequence[int] = ()
     ) -> torch.Tensor | tuple[torch.Tensor, KeysValues]:
-        """x of whole sequences; or of a segment, given the earlier ones' keys and values, and with its own.
-
-        Args:
-            lengths: of sequences that are packed in a row.
+        """x of whole sequences, of `lengths` if they are packed; or x of a segment with its keys and values, given the
+        earlier segments' ones.
         """
         mixed, own = self.attention(self.attention_norm(x), earlier or (), lengths)
         x = x + functional.dropout(mixed, self.dropout, self.training)
@@ -108,7 +103,7 @@ class DecoderLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """The last layer: final norm, output matrix, and the loss where labels are given."""
+    """The last layer: final norm, output matrix, and the loss if labels are given."""
 
     def __init__(self, model: Architecture, chunk_tokens: int = CHUNK_TOKENS) -> None:
         super().__init__()

@@ -1,13 +1,13 @@
-"""Linear maps, one or a bank of experts, with an optional low-rank adapter beside the weight; rows grouped by expert.
+"""Linear maps, single or one per expert, with an optional low-rank adapter beside the weight; rows grouped by expert.
 
 A token visits k experts, so T tokens make T * k rows. They are sorted by expert and written into a buffer in which
-every expert owns a block. Two layouts of that buffer, with the same results:
+every expert owns a block. Two layouts of that buffer give the same results:
 
     ragged   block e as long as its rows need (a multiple of 8), for a grouped matrix product
-    padded   every block as long as the fullest expert's, for a batched matrix product
+    padded   every block as long as that of the fullest expert, for a batched matrix product
 
-Every row has a place of its own, so forward and backward copy rows and never add into shared ones: the sums, and
-with them the gradients, do not depend on the order in which threads run.
+Every row has its own place, so forward and backward copy rows and never add to shared ones: gradients do not depend on
+the order of threads.
 """
 
 import threading
@@ -20,14 +20,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-ALIGNMENT = 8  # rows: 16 bytes of a 16-bit type, which grouped kernels want where a block starts
+ALIGNMENT = 8  # rows: grouped kernels want blocks to start at 16 bytes, in a 16-bit type
 
 
 class Layout(ABC):
-    """Where each of the T * k rows lies in a buffer of `num_rows` rows, grouped by expert."""
+    """The place of each of the T * k rows in a buffer of `num_rows` rows, grouped by expert."""
 
     def __init__(self, chosen: torch.Tensor, num_experts: int) -> None:
-        """Place the rows of `chosen`, (T, k): the experts that each token visits."""
+        """Place the rows of `chosen`, (T, k): the experts of each token."""
         self.num_experts = num_experts
         self.chosen_per_token = chosen.shape[1]
         flat = chosen.flatten()
@@ -40,7 +40,7 @@ class Layout(ABC):
 
     @abstractmethod
     def _blocks(self, counts: torch.Tensor, num_chosen: int) -> tuple[torch.Tensor, int]:
-        """First row of every expert's block, (E,), and the number of rows, from the rows each expert has."""
+        """First row of every expert's block, (E,), and the number of rows, from the number of rows of each expert."""
 
     @abstractmethod
     def linear(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class Layout(ABC):
         """bias (E, O) -> (R, O): each row is its expert's bias."""
 
     def pack(self, x: torch.Tensor) -> torch.Tensor:
-        """x (T, H) -> (R, H): every token once per expert it visits, zeros in unused rows."""
+        """x (T, H) -> (R, H): every token once for each of its experts, zeros in unused rows."""
         copies = x.unsqueeze(1).expand(-1, self.chosen_per_token, -1).reshape(-1, x.shape[1])
         return x.new_zeros(self.num_rows, x.shape[1]).index_copy(0, self.places, copies)
 
@@ -61,7 +61,7 @@ class Layout(ABC):
 
 
 class Ragged(Layout):
-    """Blocks of just enough rows; no size depends on the routing, so nothing waits for the device."""
+    """Blocks of just enough rows; the buffer's size does not depend on the routing, so the host never waits."""
 
     def _blocks(self, counts: torch.Tensor, num_chosen: int) -> tuple[torch.Tensor, int]:
         # At least one aligned piece each: grouped kernels leave the gradient of an empty expert unset.
@@ -77,12 +77,12 @@ class Ragged(Layout):
 
     def spread(self, bias: torch.Tensor) -> torch.Tensor:
         experts = torch.bucketize(torch.arange(self.num_rows, device=bias.device), self.ends, right=True)
-        # As a product, because the gradient of an indexed read would add rows in no fixed order.
+        # A product, because the gradient of an indexed read adds rows in no fixed order.
         return torch.nn.functional.one_hot(experts, self.num_experts).to(bias.dtype) @ bias
 
 
 class Padded(Layout):
-    """Blocks of one length, which the host must read back from the device."""
+    """Blocks of one length, which the host reads back from the device."""
 
     def _blocks(self, counts: torch.Tensor, num_chosen: int) -> tuple[torch.Tensor, int]:
         self.length = max(int(counts.max()), 1)
@@ -100,14 +100,13 @@ class Padded(Layout):
 def group(chosen: torch.Tensor, num_experts: int, widths: tuple[int, ...], dtype: torch.dtype) -> Layout:
     """The layout for rows of `dtype` and linear maps between `widths`: ragged where a grouped product exists."""
     aligned = all(width * dtype.itemsize % 16 == 0 for width in widths)
-    if aligned and has_grouped_product(chosen.device, dtype):
-        return Ragged(chosen, num_experts)
-    return Padded(chosen, num_experts)
+    layout = Ragged if aligned and has_grouped_product(chosen.device, dtype) else Padded
+    return layout(chosen, num_experts)
 
 
 @lru_cache(maxsize=64)
 def has_grouped_product(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this torch multiplies groups on this device in this type, found by trying once."""
+    """Whether torch has a grouped product on this device in this type; it is tried once."""
     if not hasattr(torch, "_grouped_mm"):
         return False
     try:
@@ -117,7 +116,7 @@ def has_grouped_product(device: torch.device, dtype: torch.dtype) -> bool:
             ends = torch.tensor([8, 16], dtype=torch.int32, device=device)
             product = torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
             torch.autograd.grad(product, (rows, weight), torch.zeros_like(product))
-    except RuntimeError:  # also what a kind of device without such a kernel raises: then rows are padded
+    except RuntimeError:  # also from a kind of device without such a kernel
         return False
     return True
 
@@ -128,23 +127,21 @@ Make = Callable[..., torch.Tensor]
 
 
 class _Making(threading.local):
-    """How the calling thread makes linear maps; None: as torch does."""
-
-    by: Make | None = None
+    by: Make | None = None  # computes the linear maps of the calling thread; None for torch's
 
 
 _making = _Making()
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x (..., inputs) -> x @ weight.T + bias, (..., outputs), by the call given to `made_by`, if any."""
+    """x (..., inputs) -> x @ weight.T + bias, (..., outputs), computed by the function given to `made_by`, if any."""
     weights = (weight,) if bias is None else (weight, bias)
     return functional.linear(x, *weights) if _making.by is None else _making.by(x, *weights)
 
 
 @contextmanager
 def made_by(make: Make) -> Iterator[None]:
-    """Inside, linear maps of the calling thread are made by a call with the input, the weight and a bias if any."""
+    """Inside, `make(x, weight)` or `make(x, weight, bias)` computes the linear maps of the calling thread."""
     before, _making.by = _making.by, make
     try:
         yield
@@ -202,11 +199,7 @@ class ExpertLinear(nn.Module):
 
 
 def add_adapters(layer: nn.Module, rank: int) -> nn.Module:
-    """Freeze a layer and give each of its linear maps a trainable adapter of rank `rank`; its values are unset.
-
-    Returns:
-        The same layer.
-    """
+    """The same layer, frozen, with a trainable adapter of rank `rank` beside each linear map; its values are unset."""
     layer.requires_grad_(False)
     for module in list(layer.modules()):
         if isinstance(module, Linear | ExpertLinear):

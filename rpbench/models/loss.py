@@ -1,7 +1,7 @@
-"""Cross-entropy of a large vocabulary without its logits: one chunk of tokens at a time.
+"""Cross-entropy of a large vocabulary without all its logits: one chunk of tokens at a time.
 
-8,192 tokens and 152,000 words make 2.5 GB of logits in 16 bits, and several times that with their gradient. Here
-a chunk's logits live only until their share of the gradient has been added up, during the forward.
+8,192 tokens and 152,000 words make 2.5 GB of logits in 16 bits, and several times that with their gradient. Here the
+logits of a chunk live until their part of the gradient has been added, during the forward.
 """
 
 from typing import Any
@@ -16,14 +16,8 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """Mean cross-entropy of `hidden @ weight.T` against `labels`, a scalar of at least float32.
 
-    Args:
-        hidden: (N, H), one row per token.
-        weight: (V, H), the output matrix.
-        labels: (N,), whole numbers below V.
-        chunk_tokens: tokens whose logits exist at the same time.
-
-    Raises:
-        ValueError: without tokens, for a chunk below 1, or if `hidden` and `labels` differ in length.
+    `hidden` is (N, H), `weight` (V, H), `labels` (N,). Raises ValueError without tokens, for `chunk_tokens` below 1, or
+    if `hidden` and `labels` differ in length.
     """
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens={chunk_tokens}: a chunk holds at least 1 token")
@@ -36,9 +30,9 @@ def linear_cross_entropy(
 
 
 class _SummedLoss(torch.autograd.Function):
-    """Sum of the tokens' losses; its gradients are made in the forward and scaled in the backward.
+    """Sum of the tokens' losses; its gradients are computed in forward and scaled in backward.
 
-    The sum and not the mean, so that in fp16 the gradients kept meanwhile are not too small to be represented.
+    Gradients of the mean might be too small for fp16.
     """
 
     @staticmethod
@@ -87,7 +81,7 @@ class _SummedLoss(torch.autograd.Function):
 def add_product(
     total: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """total + left @ right, written into `total` where there is one; `dtype` may be wider than the factors'."""
+    """total + left @ right, in place if there is a `total`; `dtype` may be wider than that of the factors."""
     if total is None:
         return (left @ right).to(dtype)
     return total.addmm_(left, right) if dtype == left.dtype else total.add_(left @ right)

@@ -1,35 +1,33 @@
-"""Shards: decoder layers, embedding and head whose matrices are cut over devices, as Megatron-LM cuts them.
+"""Shards: decoder layers, embedding and head whose matrices are cut over devices, as in Megatron-LM.
 
-Attention's queries, keys and values are cut by columns, whole heads at a time, and so is what leads into the MLP; the
-matrices that lead out of either are cut by rows. A share is then an attention, or an MLP, of fewer heads or a narrower
-inside, and what the shares come to are partial sums:
+Queries, keys and values are cut by columns, whole heads at a time, and so are the first matrices of the MLP; the last
+matrices of attention and MLP are cut by rows. A shard is then an attention with fewer heads, or a narrower MLP, and the
+outputs of the shards are partial sums:
 
-    x --- spread ---> share 0 ---+
+    x --- spread ---> shard 0 ---+
              |                   sum ---> x
-             +------> share 1 ---+
+             +------> shard 1 ---+
 
-`spread` gives every share the same tensor and adds up what comes back of its gradient; `sum` adds up and hands every
-share the same gradient: the operators f and g of the paper. Norms and residuals are outside, and whole.
+`spread` gives every shard the same tensor and adds up their gradients; `sum` adds up and gives every shard the same
+gradient: the operators f and g of the paper. Norms and residuals are outside, and whole.
 
-    q, k, v, gate, up, sinks    a share's own columns, biases with them
-    o, down                     a share's own rows; the bias belongs to the first share, so that it is added once
-    q_norm, k_norm, router      in every share whole, and the same; a share's gradient of them is a part of theirs
-    adapters                    cut along the side that their matrix is cut along; their other matrix is whole
-    norms                       outside, and whole; along the sequence: whole in every share, for its tokens
+    q, k, v, gate, up, sinks    a shard's own columns, with their biases
+    o, down                     a shard's own rows; the bias is in the first shard, so that it is added once
+    q_norm, k_norm, router      whole and the same in every shard; the gradients of all shards are added up
+    adapters                    one matrix is cut as the weight is, the other is whole
+    norms                       outside, and whole; along the sequence: whole in every shard, for its tokens
 
 Both ends are cut by rows of the vocabulary, V/p for each of p devices:
 
-    embedding   tokens -> share 0: its rows, 0 for others' tokens ---+
-                       -> share 1 ---------------------------------- sum ---> x
-    head        x -> norm -> spread -> share 0: logits, maximum, sum of exponentials, the label's logit ---+
-                                    -> share 1 ------------------------------ largest, sum, sum ---> loss
+    embedding   tokens -> shard 0: its rows, 0 for others' tokens ---+
+                       -> shard 1 ---------------------------------- sum ---> x
+    head        x -> norm -> spread -> shard 0: logits, maximum, sum of exponentials, the label's logit ---+
+                                    -> shard 1 ------------------------------ largest, sum, sum ---> loss
 
-The logits of a share stay where they are; what is brought together are three numbers a token. In backward, a share's
-probabilities less its labels are its own as well, and `spread` adds up the parts of the gradient of x: one sum of the
-size of x, as the embedding's forward. Ends that are tied have tied shares.
+The logits of a shard stay on its device; three numbers a token are exchanged. In backward, `spread` adds up the parts
+of the gradient of x: one sum of the size of x, as in the embedding's forward. Tied ends have tied shards.
 
-A sum has another rounding than the one product it takes the place of, so a layer in shares equals the whole one only
-up to the last digits.
+A sum rounds otherwise than the product that it replaces, so a layer in shards equals the whole one only up to rounding.
 
 Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3, figure 3: the embedding's all-reduce, and the head
 with the loss in one ("fusing the output with the cross entropy loss").
@@ -37,7 +35,7 @@ with the loss in one ("fusing the output with the cross entropy loss").
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
@@ -47,50 +45,49 @@ from torch.nn import functional
 
 from rpbench.models.attention import Attention, KeysValues
 from rpbench.models.layers import DecoderLayer, Embedding, Head
-from rpbench.models.vocab_shards import Half, Shard, Sums, share_rows, summed_loss
+from rpbench.models.vocab_shards import Shard, largest_of, look_up, share_rows, sum_in_order, summed_loss, together
 
 Named = Mapping[str, torch.Tensor]
 M = TypeVar("M", bound=nn.Module)
 
 _BY_COLUMNS = ("q", "k", "v", "gate", "up")
 _BY_ROWS = ("o", "down")
-_BLOCKS = ("attention", "mlp")  # of a decoder layer: what is cut
+_BLOCKS = ("attention", "mlp")  # of a decoder layer, which are cut
 _NORMS = ("attention_norm", "mlp_norm", "norm")  # of a decoder layer and of the head
-_ENDS = "vocabulary"  # of embedding and head: where the shares of their matrix are
+_ENDS = "vocabulary"  # of embedding and head: the shards of their matrix
 
 
 class Adding(Protocol):
-    """Collectives over shares; tensors are given and returned by share."""
+    """Collectives over shards; tensors are given and returned by shard."""
 
     def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
-        """One tensor for each share; in backward, their gradients are added up."""
+        """One tensor for each shard; backward adds up their gradients."""
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The sum over all shares; in backward, each gets its gradient."""
+        """The sum over all shards; backward gives each the same gradient."""
 
     def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The sum of some numbers, whole for every share; without gradient."""
+        """The sum over all shards, without gradient."""
 
     def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The largest of all shares, value by value; without gradient."""
+        """The largest of all shards, value by value, without gradient."""
 
 
 class InOnePlace:
-    """All shares are here: sums in their order."""
+    """All shards are in this process; sums are taken in their order."""
 
     def spread(self, x: torch.Tensor, num_shards: int) -> Sequence[torch.Tensor]:
         found: tuple[torch.Tensor, ...] = _Spread.apply(x, num_shards)
         return found
 
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return _sum(parts)
+        return sum_in_order(parts)
 
     def total(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return _sum(parts)
+        return sum_in_order(parts)
 
     def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        *_, found = accumulate(parts, torch.maximum)
-        return found
+        return largest_of(parts)
 
 
 class _Spread(torch.autograd.Function):
@@ -100,16 +97,11 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _sum(gradients), None
-
-
-def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    *_, total = accumulate(parts)
-    return total
+        return sum_in_order(gradients), None
 
 
 class Shards(nn.Module):
-    """Some or all shares of a block, by number."""
+    """Some or all shards of a block, by number."""
 
     def __init__(self, shares: Mapping[int, nn.Module], adding: Adding) -> None:
         super().__init__()
@@ -117,7 +109,7 @@ class Shards(nn.Module):
         self.adding = adding
 
     def of(self, number: int, adding: Adding) -> "Shards":
-        """One share alone, with the same weights."""
+        """One shard alone, with the same weights."""
         return type(self)({number: self.shares[str(number)]}, adding)
 
     def _each(self, x: torch.Tensor, *more: Any) -> list[Any]:
@@ -126,16 +118,12 @@ class Shards(nn.Module):
 
 
 class AttentionShards(Shards):
-    """Self-attention in shares: x (B, S, H) -> (B, S, H), and the keys and values of the first share here."""
+    """Self-attention in shards: x (B, S, H) -> (B, S, H), and the keys and values of the first shard here."""
 
     def forward(
         self, x: torch.Tensor, earlier: Sequence[KeysValues] = (), lengths: Sequence[int] = ()
     ) -> tuple[torch.Tensor, KeysValues]:
-        """The output for whole sequences, packed ones included.
-
-        Raises:
-            ValueError: for segments of sequences.
-        """
+        """The output for whole sequences, packed ones included; ValueError for segments."""
         if earlier:
             raise ValueError("attention in shares takes whole sequences, and was given a segment of one")
         mixed, own = zip(*self._each(x, earlier, lengths), strict=True)
@@ -143,37 +131,33 @@ class AttentionShards(Shards):
 
 
 class MlpShards(Shards):
-    """An MLP in shares: x (B, S, H) -> (B, S, H)."""
+    """An MLP in shards: x (B, S, H) -> (B, S, H)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.adding.sum(self._each(x))
 
 
 class NormShards(Shards):
-    """A norm whose tokens are cut over the shares, which all have its scale: (B, S, H) -> (B, S, H).
+    """A norm whose tokens are cut over the shards, which all have its scale: (B, S, H) -> (B, S, H).
 
-    In one place x is of whole sequences; a share alone has its own slice of them.
+    x is of whole sequences if all shards are here; a shard alone gets its own slice.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        slices = x.chunk(len(self.shares), 1)  # whose lengths have been found to divide
+        slices = x.chunk(len(self.shares), 1)  # equal ones, as checked
         found = [share(own) for share, own in zip(self.shares.values(), slices, strict=True)]
         return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
 def norm_shards(norm: nn.Module, num_shards: int) -> NormShards:
-    """A norm in shares along the sequence: each has the same scale, tied, and a share's gradient is a part of it."""
+    """A norm in shards along the sequence, with tied scales, whose gradients are added up."""
     return NormShards({number: _same_weights(norm) for number in range(num_shards)}, InOnePlace())
 
 
 def cut_layer(layer: DecoderLayer, num_shards: int, *, along_sequence: bool = False) -> DecoderLayer:
-    """The layer with all its shares, in one place; norms are the layer's own.
+    """The layer with all its shards; ValueError if it cannot be cut evenly.
 
-    Args:
-        along_sequence: norms are cut as well, along the sequence.
-
-    Raises:
-        ValueError: if it cannot be cut evenly.
+    Norms are the layer's own, or with `along_sequence` cut along the sequence.
     """
     check_shards(layer, num_shards)
     found = _same_weights(layer)
@@ -188,7 +172,7 @@ def cut_layer(layer: DecoderLayer, num_shards: int, *, along_sequence: bool = Fa
 
 
 def one_shard(layer: M, number: int, adding: Adding) -> M:
-    """A layer or an end that has been cut, with one of its shares alone and the same weights."""
+    """A layer or an end that has been cut, with one of its shards alone and the same weights."""
     found = _same_weights(layer)
     for block, shares in layer.named_children():
         if isinstance(shares, Shards):
@@ -197,11 +181,7 @@ def one_shard(layer: M, number: int, adding: Adding) -> M:
 
 
 def check_shards(layer: DecoderLayer, num_shards: int) -> None:
-    """Refuse a layer that cannot be cut into equal shares.
-
-    Raises:
-        ValueError: if heads or inner width do not divide.
-    """
+    """Raise ValueError for a layer whose heads or inner width cannot be cut into equal shards."""
     attention, mlp = layer.attention, layer.mlp
     assert isinstance(attention, Attention)
     sizes = {
@@ -220,7 +200,7 @@ def check_shards(layer: DecoderLayer, num_shards: int) -> None:
 
 
 def held_parameters(layer: nn.Module, number: int) -> list[nn.Parameter]:
-    """The parameters that the device with a share of a layer holds; of a layer in one piece, all."""
+    """The parameters on the device with one shard of a layer; all, of a layer that is not cut."""
     return [
         parameter
         for name, parameter in layer.named_parameters(remove_duplicate=False)
@@ -232,10 +212,9 @@ def held_parameters(layer: nn.Module, number: int) -> list[nn.Parameter]:
 
 
 def cut_tensors(named: Named, num_shards: int, *, norms_too: bool = False) -> dict[str, torch.Tensor]:
-    """Tensors of a module, by name, as its shares have them: every one's own, by the names they have when it is cut.
+    """The tensors of a module as its shards have them, under their names in the cut module.
 
-    Args:
-        norms_too: those of norms also by the names they have when these are cut along the sequence.
+    With `norms_too`, those of norms are there also under their names when cut along the sequence.
     """
     found: dict[str, torch.Tensor] = {}
     for name, tensor in named.items():
@@ -246,7 +225,7 @@ def cut_tensors(named: Named, num_shards: int, *, norms_too: bool = False) -> di
             continue
         if block not in _BLOCKS:
             found[name] = tensor
-            if norms_too and block in _NORMS:  # along the sequence, where all have its scale
+            if norms_too and block in _NORMS:
                 found |= {f"{block}.shares.{number}.{rest}": tensor for number in range(num_shards)}
             continue
         for number in range(num_shards):
@@ -257,7 +236,7 @@ def cut_tensors(named: Named, num_shards: int, *, norms_too: bool = False) -> di
 
 
 def joined_tensors(named: Named) -> dict[str, torch.Tensor]:
-    """Tensors of a module in shares, as the whole one has them: side by side, and what all have added up."""
+    """The tensors of a module in shards as the whole module has them: joined, or added up if all shards have one."""
     parts: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in named.items():
         block, shares, rest = name.partition(".shares.")
@@ -269,24 +248,20 @@ def joined_tensors(named: Named) -> dict[str, torch.Tensor]:
 
 def _joined(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
     dimension = 0 if name == "weight" else _dimension(name.partition(".")[2])
-    if len(parts) == 1 or not parts[0].dim():  # a number, such as the steps an optimizer counts, is the same in all
+    if len(parts) == 1 or not parts[0].dim():  # a number, such as an optimizer's count of steps, is the same in all
         return parts[0]
-    return _sum(parts) if dimension is None else torch.cat(parts, dimension)
+    return sum_in_order(parts) if dimension is None else torch.cat(parts, dimension)
 
 
 def cut_rows(tensor: torch.Tensor, num_shards: int) -> list[torch.Tensor]:
-    """A matrix of the vocabulary's rows, or what belongs to one, by share; the rows differ by one at most.
-
-    Raises:
-        ValueError: if there are fewer rows than shares.
-    """
-    if not tensor.dim():  # such as the steps an optimizer counts: the same in all
+    """The shards of a matrix with the vocabulary's rows, or of its optimizer state; ValueError as of `share_rows`."""
+    if not tensor.dim():  # such as an optimizer's count of steps: the same in all
         return [tensor] * num_shards
     return [tensor[rows.start : rows.stop].clone() for rows in share_rows(len(tensor), num_shards)]
 
 
 def _dimension(name: str) -> int | None:
-    """The dimension along which a block's parameter is cut; None for one that is not cut."""
+    """The dimension along which a block's parameter is cut; None if it is not cut."""
     *owner, kind = name.split(".")
     if not owner:
         return 0 if kind == "sinks" else None
@@ -296,7 +271,7 @@ def _dimension(name: str) -> int | None:
 
 
 def _part(name: str, tensor: torch.Tensor, number: int, num_shards: int) -> torch.Tensor | None:
-    """A share's part of a block's parameter, or of something that belongs to it; None if it has none."""
+    """A shard's part of a block's parameter, or of its optimizer state; None if it has none."""
     if name.partition(".")[0] in _BY_ROWS and name.endswith(".bias"):
         return tensor if number == 0 else None
     dimension = _dimension(name)
@@ -316,7 +291,7 @@ def _shard(block: nn.Module, number: int, num_shards: int) -> nn.Module:
 
 
 def _same_weights(layer: M) -> M:
-    """A copy that has the very parameters and buffers of the layer."""
+    """A copy of the layer with the same parameter and buffer objects."""
     tensors = [*layer.parameters(), *layer.buffers()]
     return copy.deepcopy(layer, {id(tensor): tensor for tensor in tensors})
 
@@ -330,18 +305,15 @@ class Rows(nn.Module):
         self.first_row = first_row
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings (B, S, H) of tokens (B, S); 0 for those of other rows."""
-        own = tokens - self.first_row
-        inside = (own >= 0) & (own < len(self.weight))
-        return functional.embedding(own.clamp(0, len(self.weight) - 1), self.weight) * inside.unsqueeze(-1)
+        return look_up(tokens, self.weight, self.first_row)
 
     def shard(self, chunk_tokens: int) -> Shard:
-        """The same rows as a share of the loss."""
+        """The same rows as a shard of the loss."""
         return Shard(self.weight, self.first_row, chunk_tokens)
 
 
 class CutEmbedding(nn.Module):
-    """An embedding in shares: tokens (B, S) -> x (B, S, H)."""
+    """An embedding in shards: tokens (B, S) -> x (B, S, H)."""
 
     def __init__(self, vocabulary: Shards, dropout: float) -> None:
         super().__init__()
@@ -353,7 +325,7 @@ class CutEmbedding(nn.Module):
 
 
 class CutHead(nn.Module):
-    """Final norm, output matrix in shares, and the loss: x (B, S, H), labels (B, S) -> their mean cross-entropy."""
+    """Final norm, output matrix in shards, and the loss: x (B, S, H), labels (B, S) -> their mean cross-entropy."""
 
     def __init__(self, norm: nn.Module, vocabulary: Shards, chunk_tokens: int) -> None:
         super().__init__()
@@ -369,7 +341,7 @@ class CutHead(nn.Module):
 
 
 class _LossOfShards(torch.autograd.Function):
-    """The sum of the tokens' losses from the shares that are here; forward is their first halves."""
+    """The sum of the tokens' losses from the shards that are here; forward runs their first halves."""
 
     @staticmethod
     def forward(
@@ -377,7 +349,8 @@ class _LossOfShards(torch.autograd.Function):
     ) -> torch.Tensor:
         hidden = tensors[: len(shares)]
         halves = [share.forward(own, labels) for share, own in zip(shares, hidden, strict=True)]
-        ctx.shares, ctx.halves, ctx.whole = shares, halves, _together(adding, halves)
+        ctx.shares, ctx.halves = shares, halves
+        ctx.whole = together([half.sums for half in halves], adding.largest, adding.total)
         ctx.save_for_backward(labels, *hidden)
         return summed_loss(ctx.whole)
 
@@ -385,7 +358,7 @@ class _LossOfShards(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         labels, *hidden = ctx.saved_tensors
         halves = ctx.halves
-        del ctx.halves  # used up: there is no second backward
+        del ctx.halves  # overwritten: there is no second backward
         found = [
             share.backward(own, labels, half, ctx.whole, grad_outputs[0])
             for share, own, half in zip(ctx.shares, hidden, halves, strict=True)
@@ -393,23 +366,12 @@ class _LossOfShards(torch.autograd.Function):
         return None, None, None, *(part for part, _ in found), *(rows for _, rows in found)
 
 
-def _together(adding: Adding, halves: Sequence[Half]) -> Sums:
-    """Statistics of every token's logits over all shares, from those that are here."""
-    maximum = adding.largest([half.sums.maximum for half in halves])
-    mass = adding.total([half.sums.mass * (half.sums.maximum - maximum).exp() for half in halves])
-    return Sums(maximum, mass, adding.total([half.sums.of_label for half in halves]))
-
-
 def cut_ends(
     embedding: nn.Module, head: nn.Module, num_shards: int, *, along_sequence: bool = False
 ) -> tuple[nn.Module, nn.Module]:
-    """Embedding and head with all their shares, in one place.
+    """Embedding and head with all their shards; with `along_sequence` the head's norm is cut along the sequence.
 
-    Args:
-        along_sequence: the head's norm is cut as well, along the sequence.
-
-    Raises:
-        ValueError: if these modules are no embedding and no head, or the vocabulary has fewer rows than shares.
+    Raises ValueError if the modules are no embedding and head, or the vocabulary has fewer rows than shards.
     """
     if not isinstance(embedding, Embedding) or not isinstance(head, Head):
         names = f"{type(embedding).__name__} and {type(head).__name__}"
@@ -419,15 +381,11 @@ def cut_ends(
         if id(weight) not in rows:  # tied ones are cut once
             parts = cut_rows(weight.detach(), num_shards)
             rows[id(weight)] = [nn.Parameter(part, weight.requires_grad) for part in parts]
-    first, last = (_shares(rows[id(end.weight)]) for end in (embedding, head))
+    first, last = (_vocabulary(rows[id(end.weight)]) for end in (embedding, head))
     norm = norm_shards(head.norm, num_shards) if along_sequence else head.norm
     return CutEmbedding(first, embedding.dropout), CutHead(norm, last, head.chunk_tokens)
 
 
-def _shares(rows: Sequence[nn.Parameter]) -> Shards:
-    found: dict[int, nn.Module] = {}
-    first = 0
-    for number, weight in enumerate(rows):
-        found[number] = Rows(weight, first)
-        first += len(weight)
-    return Shards(found, InOnePlace())
+def _vocabulary(rows: Sequence[nn.Parameter]) -> Shards:
+    starts = accumulate(map(len, rows[:-1]), initial=0)
+    return Shards({n: Rows(*pair) for n, pair in enumerate(zip(rows, starts, strict=True))}, InOnePlace())

@@ -1,21 +1,22 @@
-"""A vocabulary in shares: the head as shards of its rows behind the final norm, and cross-entropy over all of them.
+"""A vocabulary in shards: the rows of the head's matrix over devices, and cross-entropy over all of them.
 
-What a chain of layers ends with is the norm; shares follow it, each a module of its own, because each lives on another
-device. An embedding tied to the head is cut as well, so that a share of both is one parameter. Nobody has all logits.
-Every share makes those of its rows with their maximum and sum of exponentials; from those of all shares follow the loss
-and, in a second half, each share's probabilities and gradients:
+The chain of layers ends with the final norm. The shards follow it, each a module of its own, because each is on another
+device. An embedding tied to the head is cut as well, so that its shard and the head's are one parameter. No device has
+all logits: each computes those of its rows, their maximum and their sum of exponentials. From those of all shards
+follow the loss and, in a second half, each shard's probabilities and gradients:
 
-    share d    logits -> maximum_d, mass_d   |   gradient of its rows, its part of the hidden state's gradient
-    together         maximum, mass, loss     |         the parts' sum
+    shard d    logits -> maximum_d, mass_d   |   gradient of its rows, its part of the hidden state's gradient
+    together         maximum, mass, loss     |         sum of the parts
 
-Exponentials stay from one half to the other, (N, rows) of them in at least float32: with them, no product of matrices
-is done twice. Sums over shares are taken in the order of the shares, so that they are always the same.
+The exponentials, (N, rows) in at least float32, are kept from one half to the other, so that no matrix product is
+computed twice. Sums over shards are taken in their order, so that they are always the same.
 
 Source: Yeung, Qi, Lin and Wan, "Balancing Pipeline Parallelism with Vocabulary Parallelism", MLSys'25 (arXiv
 2411.05288), section 4: the algorithm with two barriers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -27,38 +28,26 @@ from rpbench.models.loss import add_product
 
 
 class Sums(NamedTuple):
-    """Statistics of every token's logits, of one share or of all together; (N, 1) each, of at least float32.
+    """Statistics of every token's logits, of one shard or of all together; (N, 1) each, in at least float32."""
 
-    Args:
-        maximum: of the logits.
-        mass: sum of exp(logit - maximum).
-        of_label: the label's logit; 0 in a share that does not have it.
-    """
-
-    maximum: torch.Tensor
-    mass: torch.Tensor
-    of_label: torch.Tensor
+    maximum: torch.Tensor  # of the logits
+    mass: torch.Tensor  # sum of exp(logit - maximum)
+    of_label: torch.Tensor  # the label's logit; 0 in a shard that does not have it
 
 
 class Half(NamedTuple):
-    """A share between its halves: exp(logit - its own maximum), (N, rows), and its sums."""
+    """A shard between its halves: exp(logit - its own maximum), (N, rows), and its sums."""
 
     exponentials: torch.Tensor
     sums: Sums
 
 
 class Shard(NamedTuple):
-    """Some rows of the output matrix.
+    """Some rows of the output matrix."""
 
-    Args:
-        rows: (R, H), at least one.
-        first_row: the number of the first one in the whole matrix.
-        chunk_tokens: tokens worked on at a time; it bounds what is needed for a moment, not the exponentials.
-    """
-
-    rows: torch.Tensor
-    first_row: int
-    chunk_tokens: int
+    rows: torch.Tensor  # (R, H), at least one
+    first_row: int  # its number in the whole matrix
+    chunk_tokens: int  # tokens at a time: bounds temporary memory, not that of the exponentials
 
     def forward(self, hidden: torch.Tensor, labels: torch.Tensor) -> Half:
         """The first half, of hidden states (N, H) and labels (N,)."""
@@ -76,19 +65,14 @@ class Shard(NamedTuple):
     def backward(
         self, hidden: torch.Tensor, labels: torch.Tensor, half: Half, whole: Sums, scale: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The second half, which uses the exponentials up.
+        """The second half, which overwrites the exponentials.
 
-        Args:
-            whole: the sums of all shares.
-            scale: the gradient of what is trained by the sum of the tokens' losses.
-
-        Returns:
-            This share's part of the gradient of the hidden states, (N, H), and the gradient of its rows; None where
-            they are frozen.
+        `whole` are the sums of all shards, `scale` is the gradient of the sum of the tokens' losses. Returns this
+        shard's part of the gradient of the hidden states, (N, H), and the gradient of its rows, None if frozen.
         """
         grad_hidden = torch.empty_like(hidden)
         grad_rows: torch.Tensor | None = None
-        mass = whole.mass * (whole.maximum - half.sums.maximum).exp()  # of all shares, by this one's maximum
+        mass = whole.mass * (whole.maximum - half.sums.maximum).exp()  # of all shards, relative to this one's maximum
         for chunk in self._chunks(hidden):
             column, inside = self._columns(labels[chunk])
             gradients = half.exponentials[chunk].div_(mass[chunk])  # the probabilities
@@ -103,10 +87,20 @@ class Shard(NamedTuple):
         return (slice(start, start + self.chunk_tokens) for start in range(0, len(hidden), self.chunk_tokens))
 
     def _columns(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The labels as columns of this share, (N, 1), arbitrary where outside of it; and whether they are inside."""
-        column = labels.unsqueeze(1) - self.first_row
-        inside = (column >= 0) & (column < len(self.rows))
-        return column.clamp(0, len(self.rows) - 1), inside
+        """The labels as columns of this shard, (N, 1), and whether they are inside."""
+        return _inside(labels.unsqueeze(1), self.first_row, len(self.rows))
+
+
+def _inside(numbers: torch.Tensor, first_row: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of the whole matrix as rows of a shard, arbitrary outside of it; and whether they are inside."""
+    own = numbers - first_row
+    return own.clamp(0, num_rows - 1), (own >= 0) & (own < num_rows)
+
+
+def look_up(tokens: torch.Tensor, rows: torch.Tensor, first_row: int) -> torch.Tensor:
+    """Embeddings (B, S, H) of tokens (B, S) by some rows of the matrix; 0 for tokens of other rows."""
+    own, inside = _inside(tokens, first_row, len(rows))
+    return functional.embedding(own, rows) * inside.unsqueeze(-1)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -114,16 +108,26 @@ def _product(left: torch.Tensor, right: torch.Tensor, target: torch.Tensor) -> t
     return torch.mm(left, right, out=target) if target.dtype == left.dtype else target.copy_(left @ right)
 
 
-def together(shares: Sequence[Sums]) -> Sums:
-    """The sums of all shares, added in their order."""
-    maximum = shares[0].maximum
-    for share in shares[1:]:
-        maximum = maximum.maximum(share.maximum)
-    mass, of_label = torch.zeros_like(maximum), torch.zeros_like(maximum)
-    for share in shares:
-        mass += share.mass * (share.maximum - maximum).exp()
-        of_label += share.of_label
-    return Sums(maximum, mass, of_label)
+def sum_in_order(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of parts, added in their order."""
+    *_, found = accumulate(parts)
+    return found
+
+
+def largest_of(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The largest of all parts, value by value."""
+    *_, found = accumulate(parts, torch.maximum)
+    return found
+
+
+Joining = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+
+def together(shares: Sequence[Sums], largest: Joining = largest_of, total: Joining = sum_in_order) -> Sums:
+    """The sums of all shards, by functions that join tensors of the shards."""
+    maximum = largest([share.maximum for share in shares])
+    mass = total([share.mass * (share.maximum - maximum).exp() for share in shares])
+    return Sums(maximum, mass, total([share.of_label for share in shares]))
 
 
 def summed_loss(whole: Sums) -> torch.Tensor:
@@ -132,13 +136,13 @@ def summed_loss(whole: Sums) -> torch.Tensor:
 
 
 def loss_over_shards(shares: Sequence[Shard], hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of hidden states (N, H) against labels (N,), by shares of the matrix in one process."""
+    """Mean cross-entropy of hidden states (N, H) against labels (N,), with all shards in one process."""
     total: torch.Tensor = _SummedLoss.apply(shares, hidden, labels, *(share.rows for share in shares))
     return total / len(labels)
 
 
 class _SummedLoss(torch.autograd.Function):
-    """Sum of the tokens' losses; forward is all first halves, backward all second ones."""
+    """Sum of the tokens' losses; forward runs all first halves, backward all second ones."""
 
     @staticmethod
     def forward(
@@ -153,19 +157,16 @@ class _SummedLoss(torch.autograd.Function):
         hidden, labels = ctx.saved_tensors
         (scale,) = grad_outputs
         halves = ctx.halves
-        del ctx.halves  # used up: there is no second backward
+        del ctx.halves  # overwritten: there is no second backward
         whole = together([half.sums for half in halves])
-        grad_hidden: torch.Tensor | None = None
-        grad_rows = []
-        for share, half in zip(ctx.shares, halves, strict=True):
-            part, found = share.backward(hidden, labels, half, whole, scale)
-            grad_hidden = part if grad_hidden is None else grad_hidden + part
-            grad_rows.append(found)
-        return None, grad_hidden, None, *grad_rows
+        pairs = [
+            share.backward(hidden, labels, half, whole, scale) for share, half in zip(ctx.shares, halves, strict=True)
+        ]
+        return None, sum_in_order(part for part, _ in pairs), None, *(rows for _, rows in pairs)
 
 
 class FinalNorm(nn.Module):
-    """A head without its matrix: x (B, S, H) -> normed x."""
+    """A head without its matrix: x (B, S, H) -> (B, S, H)."""
 
     def __init__(self, head: Head) -> None:
         super().__init__()
@@ -187,15 +188,12 @@ class HeadShard(nn.Module):
         self.first_row, self.chunk_tokens = rows.start, head.chunk_tokens
 
     def shard(self, weight: torch.Tensor) -> Shard:
-        """The share with these rows."""
+        """The shard with this weight."""
         return Shard(weight, self.first_row, self.chunk_tokens)
 
 
 class EmbeddingInShards(nn.Module):
-    """An embedding whose rows are those of the head's shares: tokens (B, S) -> x (B, S, H).
-
-    Each share looks up the tokens it has; the others' rows are 0 there.
-    """
+    """An embedding with the rows of the head's shards: tokens (B, S) -> x (B, S, H)."""
 
     def __init__(self, embedding: Embedding, shares: Sequence[HeadShard]) -> None:
         super().__init__()
@@ -204,19 +202,14 @@ class EmbeddingInShards(nn.Module):
         self.dropout = embedding.dropout
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        found = [self._look_up(tokens - first, rows) for first, rows in zip(self.first_rows, self.rows, strict=True)]
+        found = [look_up(tokens, rows, first) for first, rows in zip(self.first_rows, self.rows, strict=True)]
         return functional.dropout(torch.stack(found).sum(0), self.dropout, self.training)
-
-    def _look_up(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        inside = (tokens >= 0) & (tokens < len(rows))
-        return functional.embedding(tokens.clamp(0, len(rows) - 1), rows) * inside.unsqueeze(-1)
 
 
 def cut_vocabulary(modules: Sequence[nn.Module], num_shards: int) -> list[nn.Module]:
-    """Embedding, layers and final norm, then the shares of the head; the modules' weights are not copied.
+    """Embedding, layers and final norm, then the shards of the head; weights are not copied.
 
-    Raises:
-        ValueError: if the last module is no `Head`, or has fewer rows than there are to be shares.
+    Raises ValueError if the last module is no `Head`, or has fewer rows than shards.
     """
     embedding, *layers, head = modules
     if not isinstance(head, Head):
@@ -231,11 +224,7 @@ def cut_vocabulary(modules: Sequence[nn.Module], num_shards: int) -> list[nn.Mod
 
 
 def share_rows(vocab: int, num_shards: int) -> list[range]:
-    """The rows of each share; they differ by one at most.
-
-    Raises:
-        ValueError: if there are fewer rows than shares.
-    """
+    """The rows of each shard, whose numbers differ by one at most; ValueError for fewer rows than shards."""
     if vocab < num_shards:
         raise ValueError(
             f"a vocabulary of {vocab} in {num_shards} shares: each has at least one row; take fewer devices"
