@@ -1,11 +1,11 @@
 """Predicted sides: seconds by cause of a system of the published tables, and of a run under a mesh.
 
-Evidence: predicted. Terms of a system (`rpbench.predict`) that join several causes are separated by timing the run
-again with something free:
+Evidence: predicted. Terms of a system (`rpbench.predict`) with several causes are separated by timing the run again
+without one of them:
 
-    recomputation  computed beside the rest, by the same costs
-    partition      slowest stage less the mean, of a pipeline whose stages stay where they are
-    transfers      the run as it is less the run with copies that take no time
+    recomputation  counted separately, by the same costs
+    partition      slowest stage less the mean, of a pipeline whose stages stay on their devices
+    transfers      the run less the run with copies that take no time
     late updates   an asynchronous step less a synchronous one
 
 A run under a mesh follows the closed forms of `rpbench.mesh`.
@@ -33,7 +33,7 @@ from rpbench.sim.longest_path import simulate_graph
 from rpbench.untrusted import whole
 from rpbench.workload.architecture import Architecture
 
-FREE = 1e9  # how much faster a link is that takes no time
+FREE = 1e9  # factor on the bandwidth of a link that takes no time
 # Settings of a run under a mesh that can be typed.
 MESH = ("data", "pipeline", "tensor", "context", "expert")
 COUNTS = ("seq_len", "sequences", "num_microbatches", "chunks")
@@ -41,11 +41,7 @@ WORDS = ("schedule", "recompute", "precision")
 
 
 def side_of_case(case: Case, tokens_per_s: float | None, label: str, *, evidence: str = "published") -> Side:
-    """A published throughput of a system, or the prediction itself.
-
-    Args:
-        tokens_per_s: of the whole machine, as the number says; None for the prediction.
-    """
+    """A published throughput of a system; `tokens_per_s` are those of all devices, None for the prediction itself."""
     each = case.num_devices / case.tokens_per_step
     causes = {name: each * cause_s for name, cause_s in case_causes(case).items()}
     return Side(
@@ -71,11 +67,7 @@ def side_of_case(case: Case, tokens_per_s: float | None, label: str, *, evidence
 
 
 def case_causes(case: Case) -> dict[str, float]:
-    """Seconds of a step by cause; they add up to the predicted step.
-
-    Raises:
-        ValueError: for a system whose causes are not told apart here.
-    """
+    """Seconds of a step by cause, with the predicted step as their sum; ValueError for an unknown system."""
     finer = _FINER.get(case.system)
     causes = _by_cause(system(case.system).step(case, case.basis)) if finer is None else finer(case)
     again = min(_recomputed_s(case), causes[COMPUTATION])
@@ -92,7 +84,7 @@ def _by_cause(terms: Terms) -> dict[str, float]:
 
 
 def _recomputed_s(case: Case) -> float:
-    """Seconds of a step that a device computes forwards again: all of them, but of RoundPipe's fused stage."""
+    """Seconds of a step in which a device recomputes forwards: all but those of RoundPipe's fused stage."""
     model, settings = case.model, case.settings
     if case.system == "megatron-tp":
         setting = replace(case.setting(case.microbatch_tokens), mesh=Mesh(tensor=case.num_devices))
@@ -115,7 +107,7 @@ def _recomputed_s(case: Case) -> float:
 
 
 def _pipeline(case: Case) -> dict[str, float]:
-    """1F1B: the slowest stage's work, what the order adds to it, and boundary tensors."""
+    """1F1B: the slowest stage's work, the bubble of the order, and boundary tensors."""
     terms = _by_cause({name: s for name, s in megatron.pipeline_step(case, case.basis).items() if name != "pipeline"})
     cut, times, calls = bound_cut(case), megatron.pipeline_times(case, case.basis), case.settings.num_calls
     graph = megatron.graph_of(case.num_devices, calls)
@@ -133,14 +125,14 @@ def _pipeline(case: Case) -> dict[str, float]:
 
 
 def _asynchronous(case: Case) -> dict[str, float]:
-    """RoundPipe: the synchronous step, and what late updates save of it."""
+    """RoundPipe: the synchronous step, and the seconds that late updates save."""
     found = _with_free_copies(case, roundpipe.synchronous_step)
     saved = sum(roundpipe.asynchronous_step(case, case.basis).values()) - sum(found.values())
     return found | {"late updates": saved}
 
 
 def _with_free_copies(case: Case, step: Callable[[Case, Basis], Terms]) -> dict[str, float]:
-    """What copies hold up apart from what the order leaves idle."""
+    """The bubble split into waits for copies and idle time of the order."""
     basis = case.basis
     free = basis.scaled("copy_bytes_per_s", FREE)
     if "root_complex_bytes_per_s" in basis.values:
@@ -162,11 +154,7 @@ _FINER: Mapping[str, Callable[[Case], dict[str, float]]] = {
 
 
 def work_of(model: Architecture, num_tokens: float, basis: Basis, framework: str) -> Work:
-    """FLOPs of a token, and what products summed in fp16 bring over sums in fp32.
-
-    Args:
-        num_tokens: of a microbatch.
-    """
+    """FLOPs of a token, and the gain of products summed in fp16 over sums in fp32, in microbatches of `num_tokens`."""
     flops = 3 * model.forward_flops(model.seq_len, "causal") / model.seq_len
     wide = basis["wide_matmul_flops_per_s"]
     if framework == FUSED:
@@ -192,8 +180,8 @@ def side_of_job(
     """A number of a run under a mesh.
 
     Args:
-        step_s: seconds of a step, as the number says; None for the prediction itself.
-        slower: a factor on all seconds of the run's session.
+        step_s: seconds of a step; None for the prediction itself.
+        slower: a factor on all seconds, for a slow session.
         more: further fields of the side.
     """
     each = job.machine.size / job.tokens
@@ -212,7 +200,7 @@ def side_of_job(
 
 
 def job_causes(job: Job) -> dict[str, float]:
-    """Seconds of a step by cause, as a mean over devices; they add up to the predicted step."""
+    """Seconds of a step by cause, means over devices, with the predicted step as their sum."""
     terms, stages = step_terms(job), stages_of_step(job)
     p, m = job.mesh.pipeline, job.num_microbatches
     each = job.software.constants["microbatch_s"]
@@ -235,7 +223,7 @@ def job_causes(job: Job) -> dict[str, float]:
 
 
 def _inner(job: Job) -> Seconds:
-    """Seconds of all layers and the head for one microbatch; `host` is what it takes longer than the device."""
+    """Seconds of all layers and the head for one microbatch; `host` is the time in which the device waits for it."""
     found = [(job.kinds[kind], count) for layers in job.stage_layers for kind, count in layers] + [(job.head, 1)]
     sums = [sum(count * getattr(seconds, name) for seconds, count in found) for name in Seconds._fields]
     whole = Seconds(*sums)
@@ -255,16 +243,8 @@ def settings_of(job: Job) -> dict[str, Any]:
         "machine": job.machine.name,
         "software": job.software.name,
         "num_devices": job.machine.size,
-        "data": job.mesh.data,
-        "pipeline": job.mesh.pipeline,
-        "tensor": job.mesh.tensor,
-        "context": job.mesh.context,
-        "expert": job.mesh.expert,
-        "seq_len": job.seq_len,
-        "sequences": job.sequences,
-        "num_microbatches": job.num_microbatches,
-        "schedule": job.schedule,
-        "chunks": job.chunks,
+        **{name: getattr(job.mesh, name) for name in MESH},
+        **{name: getattr(job, name) for name in ("seq_len", "sequences", "num_microbatches", "schedule", "chunks")},
         "recompute": job.recompute,
         "precision": job.precision,
         "cut": "-".join(map(str, job.cut)),
@@ -272,11 +252,7 @@ def settings_of(job: Job) -> dict[str, Any]:
 
 
 def with_settings(job: Job, typed: Mapping[str, str]) -> Job:
-    """The same run with some settings as typed in; a mesh of other sizes takes as many devices as it needs.
-
-    Raises:
-        ValueError: for an unknown key or a value that cannot be.
-    """
+    """The same run with typed settings, on as many devices as its mesh needs; ValueError for a wrong key or value."""
     mesh_sizes: dict[str, Any] = {key: whole(key, value) for key, value in typed.items() if key in MESH}
     counts = {key: whole(key, value) for key, value in typed.items() if key in COUNTS}
     words: dict[str, Any] = {key: value for key, value in typed.items() if key in WORDS}

@@ -1,4 +1,4 @@
-"""Side: one of two numbers that are compared, with its unit, and what a model says its seconds are made of."""
+"""Side: one of two numbers that are compared, with its unit, and its seconds by cause according to a model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,59 +18,35 @@ WAITS = ("partition", "bubble")  # they grow with the work
 
 
 class Work(NamedTuple):
-    """Work of a token and the machine that computes it.
+    """Work of a token and the machine that computes it."""
 
-    Args:
-        flops: of a token, forward and backward: products and causal attention, nothing recomputed.
-        peak: 16-bit FLOP/s of the device, dense, sums in fp32; None where the costs are not of a device.
-        dtype_gain: seconds of the computation in 16 bits with sums in fp32 over those in the number's precision.
-    """
-
-    flops: float
-    peak: float | None
-    dtype_gain: float = 1.0
+    flops: float  # of a token, forward and backward: products and causal attention, without recomputation
+    peak: float | None  # dense 16-bit FLOP/s of the device with sums in fp32; None where costs are not of a device
+    dtype_gain: float = 1.0  # seconds in 16 bits with sums in fp32 over those in the number's precision
 
 
 class Rate(NamedTuple):
-    """How a FLOP rate counts.
+    """How a FLOP rate counts."""
 
-    Args:
-        flops: of a token that it counts.
-        peak: FLOP/s that it is divided by.
-    """
-
-    flops: float
-    peak: float
+    flops: float  # counted for a token
+    peak: float  # FLOP/s that an MFU is divided by
 
 
 @dataclass(frozen=True)
 class Side:
-    """A number and its causes.
-
-    Args:
-        label: what it is called.
-        seconds: device-seconds of one unit, as the number says.
-        evidence: how the number is known.
-        causes: device-seconds of one unit by cause, as a model says; they add up to its prediction.
-        model: how the causes are known.
-        unit: what is produced: a token, or a microbatch of a model without sequences.
-        clock: what time is counted in: `s`, or `slots` of `cost=unit`.
-        rate: how a FLOP rate of it counts, where that is not as `work` does.
-        settings: what is known of the run, for people.
-        notes: what had to be assumed.
-    """
+    """A number and its causes."""
 
     label: str
-    seconds: float
-    evidence: str
-    causes: Mapping[str, float]
-    model: str
-    unit: str = "token"
-    clock: str = "s"
+    seconds: float  # device-seconds of one unit by the number
+    evidence: str  # how the number is known
+    causes: Mapping[str, float]  # device-seconds of one unit by cause; their sum is the model's prediction
+    model: str  # how the causes are known
+    unit: str = "token"  # or a microbatch, of a model without sequences
+    clock: str = "s"  # or `slots` of `cost=unit`
     work: Work | None = None
-    rate: Rate | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    rate: Rate | None = None  # where a FLOP rate counts otherwise than `work`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, for people
+    notes: tuple[str, ...] = ()  # assumptions
 
     @property
     def predicted(self) -> float:
@@ -83,25 +59,15 @@ RATES = ("tflops_per_device", "mfu")
 
 @dataclass(frozen=True)
 class Number:
-    """A typed number.
+    """A typed number."""
 
-    Args:
-        unit: one of `UNITS`.
-        flops: how a rate counts, one of `CONVENTIONS`.
-        peak_flops_per_s: what an MFU is divided by; None for the 16-bit peak of the device.
-    """
-
-    unit: str
+    unit: str  # one of `UNITS`
     value: float
-    flops: str = "causal"
-    peak_flops_per_s: float | None = None
+    flops: str = "causal"  # how a rate counts, one of `CONVENTIONS`
+    peak_flops_per_s: float | None = None  # that an MFU is divided by; None for the 16-bit peak of the device
 
     def device_seconds(self, num_devices: int, tokens_per_step: float, rate: Rate | None) -> float:
-        """Device-seconds of a token.
-
-        Raises:
-            ValueError: for a rate where the run's FLOPs or the peak are not known.
-        """
+        """Device-seconds of a token; ValueError for a FLOP rate without the run's FLOPs or the peak."""
         if self.unit == "tokens_per_s":
             return num_devices / self.value
         if self.unit == "tokens_per_s_per_device":
@@ -116,7 +82,7 @@ class Number:
         return rate.flops / (self.value * (1e12 if self.unit == "tflops_per_device" else rate.peak))
 
     def rate(self, own: Architecture | None, seq_len: int, work: Work | None) -> Rate | None:
-        """How the number counts FLOPs of a model, if it is a rate and the peak is known."""
+        """How the number counts FLOPs, if it is a FLOP rate and the peak is known."""
         peak = self.peak_flops_per_s or (work.peak if work else None)
         if own is None or peak is None or self.unit not in RATES:
             return None
@@ -124,11 +90,7 @@ class Number:
 
 
 def number_of(words: Mapping[str, str]) -> tuple[Number, dict[str, str]]:
-    """The number among typed words, and the other words: settings.
-
-    Raises:
-        ValueError: for none or several numbers, or one that cannot be.
-    """
+    """The number among typed words, and the other words; ValueError for none or several numbers, or a wrong one."""
     given = [key for key in UNITS if key in words]
     if len(given) != 1:
         what = "no number" if not given else f"{len(given)} numbers, {' and '.join(given)},"
@@ -148,7 +110,7 @@ def number_of(words: Mapping[str, str]) -> tuple[Number, dict[str, str]]:
 
 
 def counted_flops(own: Architecture, seq_len: int, convention: str) -> float:
-    """FLOPs of a token, forward and backward, as one of `CONVENTIONS` counts them."""
+    """FLOPs of a token, forward and backward, by one of `CONVENTIONS`."""
     layers, h = own.num_layers, own.hidden
     if convention == "causal":
         return own.flops_per_token(seq_len)

@@ -1,20 +1,20 @@
-"""Split: the difference of two numbers as a sum of causes and a rest, exact and without an order.
+"""Split: the difference of two numbers as a sum of causes and a rest, exact and independent of any order.
 
-The difference is a logarithm, ln(pace of B / pace of A). A side's device-seconds are P = G + sum of s_i. In it
-G = C (1 + r) (1 + u + v) is computation C = FLOPs / (peak x dtype x kernels), recomputation as a multiple r of it,
-partition and bubble as multiples u and v of both, for they grow with the work; the s_i are seconds of their own:
-transfers, collectives, optimizer, overheads. With the logarithmic mean L(x, y) = (x - y) / ln(x / y) and
-w = L(G_A, G_B) / L(P_A, P_B),
+The difference is a logarithm, ln(pace of B / pace of A). A side's device-seconds are P = G + sum of s_i, where
+G = C (1 + r) (1 + u + v): computation C = FLOPs / (peak x dtype x kernels), recomputation as a multiple r of C, and
+partition and bubble as multiples u and v of both, because they grow with the work. The s_i are seconds that do not grow
+with it: transfers, collectives, optimizer, overheads. With the logarithmic mean L(x, y) = (x - y) / ln(x / y) and
+w = L(G_A, G_B) / L(P_A, P_B), the terms
 
     seconds of their own    (s_A - s_B) / L(P_A, P_B)
     factors of C            w ln(factor of A / factor of B)
     recomputation           w ln((1 + r_A) / (1 + r_B))
     partition               w (u_A - u_B) / L(1 + u_A + v_A, 1 + u_B + v_B), and bubble likewise
 
-add up to ln(P_A / P_B). No order is chosen, B against A gives the negatives, and a cause that is on one side alone
-needs no special case. A Shapley mean over orders would need each cause switched on alone, which runs do not allow: a
-mesh fills its devices, a cut its stages. The rest is what is left of the two numbers, ln(number / prediction) of A less
-that of B: an error that both share explains nothing of their difference.
+add up to ln(P_A / P_B). No order is chosen, B against A gives the negatives, and a cause on one side alone needs no
+special case. A Shapley mean over orders would need each cause switched on alone, which runs do not allow: a mesh fills
+its devices, a partition its stages. The rest is ln(number / prediction) of A less that of B: an error that both share
+explains nothing of their difference.
 
 Source: Ang, "The LMDI approach to decomposition analysis: a practical guide", Energy Policy 33 (2005), LMDI-I.
 """
@@ -27,7 +27,7 @@ from typing import Any, Literal
 from rpbench.explain.side import AGAIN, CAUSES, COMPUTATION, DECLARED, WAITS, Rate, Side
 
 Metric = Literal["pace", "tflops", "mfu"]
-COMPARABLE: Mapping[str, str] = {  # what both sides have in common, and the way out
+COMPARABLE: Mapping[str, str] = {  # what must be equal on both sides, and the way out
     "unit": "take models with a shape on both sides, or on neither",
     "clock": "take costs in seconds on both sides, as in cost=analytic",
 }
@@ -36,24 +36,23 @@ NOTHING = 1e-9  # logarithms below it are rounding
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why B is not A.
-
-    Args:
-        total: ln(B / A) of the metric.
-        parts: logarithm by cause; with `rest` they add up to the total.
-    """
+    """Why B is not A."""
 
     a: Side
     b: Side
     metric: Metric
-    total: float
-    parts: Mapping[str, float]
+    total: float  # ln(B / A) of the metric
+    parts: Mapping[str, float]  # logarithm by cause; with `rest` they add up to the total
     rest: float
 
     @property
     def unexplained(self) -> float | None:
-        """The rest over the difference; None where there is no difference."""
-        return abs(self.rest / self.total) if abs(self.total) > NOTHING else None
+        """The rest over the difference; None without a difference."""
+        share = self._share(self.rest)
+        return None if share is None else abs(share)
+
+    def _share(self, part: float) -> float | None:
+        return part / self.total if abs(self.total) > NOTHING else None
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -65,7 +64,7 @@ class Explanation:
             "unexplained": {
                 "log": self.rest,
                 "factor": exp(self.rest),
-                "share_of_difference": self.rest / self.total if abs(self.total) > NOTHING else None,
+                "share_of_difference": self._share(self.rest),
             },
             "a": _plain(self.a),
             "b": _plain(self.b),
@@ -78,7 +77,7 @@ class Explanation:
             "is": CAUSES[name],
             "log": part,
             "factor": exp(part),
-            "share_of_difference": part / self.total if abs(self.total) > NOTHING else None,
+            "share_of_difference": self._share(part),
             "a_seconds": self.a.causes.get(name),
             "b_seconds": self.b.causes.get(name),
             "evidence": evidence[0] if evidence[0] == evidence[1] else " and ".join(evidence),
@@ -100,11 +99,7 @@ def _plain(side: Side) -> dict[str, Any]:
 
 
 def explain(a: Side, b: Side, metric: Metric = "pace") -> Explanation:
-    """The difference of two numbers by causes.
-
-    Raises:
-        ValueError: for sides of different units, or a metric that one of them does not have.
-    """
+    """The difference of two numbers by causes; ValueError for different units, or a metric that one does not have."""
     for what, way_out in COMPARABLE.items():
         of_a, of_b = getattr(a, what), getattr(b, what)
         if of_a != of_b:
@@ -145,7 +140,7 @@ def _pace_parts(a: Side, b: Side) -> dict[str, float]:
 
 
 def _worked(side: Side) -> float:
-    """Computation, and forwards that run once more."""
+    """Computation with recomputation."""
     return side.causes[COMPUTATION] + side.causes.get(AGAIN, 0.0)
 
 
@@ -155,7 +150,7 @@ def _waits(side: Side) -> dict[str, float]:
 
 
 def _factors(a: Side, b: Side, weight: float) -> dict[str, float]:
-    """Parts of computation, by factor as far as both sides know their work."""
+    """Parts of computation, by factor where both sides know their work."""
     whole = weight * log(a.causes[COMPUTATION] / b.causes[COMPUTATION])
     if a.work is None or b.work is None:
         return {COMPUTATION: whole}
@@ -170,7 +165,7 @@ def _factors(a: Side, b: Side, weight: float) -> dict[str, float]:
 
 
 def _rate_parts(a: Side, b: Side, metric: Metric) -> dict[str, float]:
-    """Factors of a FLOP rate besides the pace: counted FLOPs of a token, and the peak."""
+    """Factors of a FLOP rate beside the pace: counted FLOPs of a token, and the peak."""
     (flops_a, peak_a, rate_a), (flops_b, peak_b, rate_b) = _counted(a, metric), _counted(b, metric)
     found = {
         "shape": log(flops_b / flops_a),
@@ -183,7 +178,7 @@ def _rate_parts(a: Side, b: Side, metric: Metric) -> dict[str, float]:
 
 
 def _counted(side: Side, metric: Metric) -> tuple[float, float, Rate]:
-    """FLOPs of a token and the peak as this project counts them, and as the side's rate does."""
+    """FLOPs of a token and the peak as this project counts them, and the side's own rate."""
     work = side.work
     if work is None or not work.peak:
         raise ValueError(

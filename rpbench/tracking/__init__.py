@@ -1,3 +1,3 @@
-"""Where records also go. A tracker mirrors; the record on disk is the source."""
+"""Trackers: copies of records at W&B; the record on disk stays the source."""
 
 from rpbench.tracking.wandb_run import Mirror, begun, mirror

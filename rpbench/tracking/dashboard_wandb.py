@@ -1,4 +1,4 @@
-"""A W&B workspace and report as code: the panels people compare schedules in, over what runs log.
+"""A W&B workspace and report as code: panels that compare schedules by what their runs log.
 
 Needs the extra `dash` (wandb-workspaces). Building a workspace needs no network; only `save` calls W&B.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from rpbench.config.choices import ConfigError
 from rpbench.yaml_file import read_keys
 
-# Runs of one group did the same work by the same schedule; a bar is a group, so that bars of one work may be compared.
+# Runs of one group did the same work with the same schedule; a bar is a group, so bars of the same work are comparable.
 GROUPS = ("work", "schedule.name")
 Panel = Mapping[str, Any]
 SECTIONS: Mapping[str, list[Panel]] = read_keys(Path(__file__).with_name("panels.yaml"))
@@ -32,7 +32,7 @@ def workspace(project: str, entity: str = "") -> Any:
 
 
 def report(project: str, entity: str = "") -> Any:
-    """The report, not saved: one heading and one grid of panels a section. Asks W&B for the project's number."""
+    """The report, not saved: a heading and a grid of panels a section. Asks W&B for the project's number."""
     _, wr = _modules()
     blocks: list[Any] = [wr.P("Every number says how it is known: see `evidence` of each run.")]
     for name, panels in SECTIONS.items():
@@ -42,13 +42,12 @@ def report(project: str, entity: str = "") -> Any:
 
 
 def specification(project: str, entity: str = "") -> dict[str, Any]:
-    """The workspace as W&B stores it, as plain data; nothing is sent."""
-    found = workspace(project, entity)._to_model().model_dump(by_alias=True, mode="json")
-    return dict(found)
+    """The workspace as plain data, as W&B stores it; nothing is sent."""
+    return dict(workspace(project, entity)._to_model().model_dump(by_alias=True, mode="json"))
 
 
 def save(project: str, entity: str = "") -> dict[str, str]:
-    """Make workspace and report at W&B; where they are. Raises ConfigError without a key, before anything is asked."""
+    """Save workspace and report at W&B, and return their URLs; ConfigError without a key, before any request."""
     from rpbench.tracking.wandb_run import wandb_mode
 
     if wandb_mode() != "online":
@@ -68,7 +67,6 @@ def _modules() -> tuple[Any, Any]:
 
 
 def _built(wr: Any, panel: Panel) -> Any:
-    """A panel in the words of wandb-workspaces."""
     title, metrics, x = panel["title"], panel["metrics"], panel.get("x")
     if panel["kind"] == "bar":
         return wr.BarPlot(title=title, metrics=metrics, groupby_aggfunc="median", groupby_rangefunc="minmax")

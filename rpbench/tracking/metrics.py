@@ -1,4 +1,4 @@
-"""Metrics of a tracked run, as `metrics.yaml` has them, and the feed of rows to a tracker."""
+"""Metrics of a tracked run, from `metrics.yaml`, and the feed of rows to a tracker."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,12 +22,12 @@ class StepFeed:
     _rows: "SimpleQueue[Row | None]" = field(default_factory=SimpleQueue)
 
     def put(self, row: Row) -> None:
-        """Queue a row; returns at once."""
+        """Queue a row, without waiting."""
         self._rows.put(row)
 
     @contextmanager
     def heard_by(self, listener: Listener | None) -> Iterator[None]:
-        """Rows go to a listener until the block ends, all of them by then."""
+        """Rows go to a listener inside the block; it has got all of them when the block ends."""
         if listener is None:
             yield
             return
@@ -45,7 +45,7 @@ class StepFeed:
             listener(row)
 
 
-STEP = "train/step"  # the axis of the history: batches that are done, counted from 0
+STEP = "train/step"  # the axis of the history: finished batches, counted from 0
 _METRICS = read_keys(Path(__file__).with_suffix(".yaml"))
 HISTORY: Mapping[str, Mapping[str, str]] = _METRICS["history"]
 SUMMARY: Mapping[str, Mapping[str, str]] = _METRICS["summary"]
@@ -55,10 +55,10 @@ _SLOTS = {"train/step_time_s": "train/step_time_slots", "train/time_s": "train/t
 
 
 def in_slots(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the history of a run whose costs are slots: its times are named so, and it has no pace."""
+    """A row of the history of a run whose costs are slots: its times are renamed, and it has no tokens/s."""
     return {_SLOTS.get(name, name): value for name, value in row.items() if name != "train/tokens_per_s"}
 
 
 def units() -> dict[str, str]:
-    """The unit of every metric by name, as a run's configuration holds it."""
+    """Metric -> unit, for a run's configuration."""
     return {name: metric["unit"] for name, metric in (*HISTORY.items(), *SUMMARY.items())} | {f"{MEMORY}*": "B"}

@@ -1,7 +1,7 @@
-"""Steps: what a training run tells while it runs, a row for each batch.
+"""Steps: rows that a training run reports while it runs, one for each batch.
 
-The work of a device is timed where its handlers run. On a virtual clock the times are known beforehand from the costs,
-so that a row there says what the timeline will say.
+The work of a device is timed around its handlers. On a virtual clock times follow from the costs beforehand, so that a
+row equals what the timeline will say.
 """
 
 import threading
@@ -21,15 +21,16 @@ from rpbench.tracking.metrics import MEMORY, STEP, Row, StepFeed
 
 @dataclass(frozen=True)
 class Clocked:
-    """Where a batch stands on the run's clock: when its last gradient was back, and work of all devices by then."""
+    """A batch on the run's clock."""
 
-    end_s: float
-    busy_s: float
+    end_s: float  # end of its last gradient
+    busy_s: float  # work of all devices until then
 
 
 class StepWatch:
-    """Watches the handlers of a training run and feeds a row for each batch of so many microbatches and tokens, by a
-    timeline that is `known` where the clock is virtual, else by the wall clock.
+    """Watches the handlers of a training run and feeds a row for each batch of microbatches and tokens.
+
+    Times are those of the `known` timeline on a virtual clock, else of the wall clock.
     """
 
     def __init__(
@@ -49,11 +50,6 @@ class StepWatch:
         return {kind: self._timed(kind, each) for kind, each in handlers.items()}
 
     def _timed(self, kind: Kind, handler: Handler) -> Handler:
-        if kind in (Kind.STEP, Kind.VALIDATE):  # which know the norm
-            return self._stepped(handler)
-        if kind not in COMPUTE:
-            return handler
-
         def timed(action: Action, number: int, gate: Gate) -> None:
             waited = 0.0
 
@@ -67,28 +63,24 @@ class StepWatch:
             handler(action, number, open_gate)
             self._ended(action, perf_counter() - began - waited)
 
-        return timed
-
-    def _stepped(self, handler: Handler) -> Handler:
         def stepped(action: Action, number: int, gate: Gate) -> None:
             handler(action, number, gate)
-            if self._is_clipped:
-                self._ended(action, 0.0)
+            self._ended(action, 0.0)
 
-        return stepped
+        if kind in (Kind.STEP, Kind.VALIDATE):  # they compute the norm for clipping
+            return stepped if self._is_clipped else handler
+        return timed if kind in COMPUTE else handler
 
     def _ended(self, action: Action, seconds: float) -> None:
         with self._lock:
             self._busy_s += seconds
             if action.kind in GRADIENT and action.microbatch is not None:
                 self._missing[action.microbatch // self._batch] -= 1
-            while self._next in self._missing and not self._missing[self._next] and self._has_norm():
+            while self._next in self._missing and not self._missing[self._next]:
+                if self._is_clipped and self._next + 1 not in self._training.optimizer.gradient_norms:
+                    break
                 self._feed.put(self._row(self._next))
                 self._next += 1
-
-    def _has_norm(self) -> bool:
-        """Whether the gradients of the next batch have their norm, or will never have one."""
-        return not self._is_clipped or self._next + 1 in self._training.optimizer.gradient_norms
 
     def _row(self, batch: int) -> Row:
         wall_s = perf_counter() - self._began
@@ -116,7 +108,7 @@ class StepWatch:
 
 
 def _gradients_of(training: Training, batch: int) -> Counter[int]:
-    """Gradient actions of each batch."""
+    """The number of gradient actions of each batch."""
     flat = (action for _, _, row in training.schedule.items() for action in row)
     return Counter(
         action.microbatch // batch
@@ -127,10 +119,7 @@ def _gradients_of(training: Training, batch: int) -> Counter[int]:
 
 
 def clocked(timeline: Timeline, batch: int) -> list[Clocked]:
-    """When the last gradient of each batch is back, and the work that all devices have done by then, in seconds.
-
-    An action under way counts with the part that is done.
-    """
+    """The end of the last gradient of each batch, and the work of all devices until then, with parts of actions."""
     second = timeline.units_per_second
     ends: dict[int, float] = {}
     spans: list[tuple[float, float]] = []

@@ -1,10 +1,10 @@
-"""W&B: a run is started, told of its steps and finished, from its first step to its verdict.
+"""W&B: a run at W&B, from its first step to its verdict.
 
-wandb is offline unless a key is set, never asks, and never holds a run up: a server that does not answer costs
-`tracker.init_timeout_s` once, a warning, and the run is kept offline. What a tracker does can cost a warning, never the
-run. A run that has arrived is marked in its folder by `mirror.json`, so that a sweep that is started again does not
-send it twice. Nothing of the environment is sent: neither the host's name nor the command line, the program, the
-packages or the repository's address.
+wandb is offline unless a key is set, and never asks for one. A server that does not answer costs
+`tracker.init_timeout_s` once and a warning; the run is kept offline. A failing tracker costs a warning, never the run.
+A run that has arrived is marked in its folder by `mirror.json`, so that a repeated sweep does not send it twice.
+Nothing of the environment is sent: neither the host's name nor the command line, the program, the packages or the
+repository's address.
 """
 
 import json
@@ -35,14 +35,14 @@ _CONFIGURED = ("run_id", "mode", "backend", "experiment", "code_version", "git_c
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """A name to read, with enough of the run's id that two runs never share one."""
+    """A readable name, unique by a part of the run's id."""
     where = row["backend"] or row["mode"]
     who = row.get("contender") or row["schedule"]
     return f"{who} {row['model']} {row['num_devices']}x{row['num_microbatches']} {where} {row['run_id'][:10]}"
 
 
 def group_of(request: Request) -> str:
-    """The W&B group: as asked, or the sweep's manifest, or the experiment, or model and cost."""
+    """The W&B group: as requested, else the sweep's manifest, the experiment, or model and cost."""
     if request.tracker.group:
         return request.tracker.group
     manifest = HydraConfig.get().job.name.rpartition("@")[0] if HydraConfig.initialized() else ""
@@ -50,7 +50,7 @@ def group_of(request: Request) -> str:
 
 
 def config_of(request: Request, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole resolved configuration, nested; how it was asked for; and the unit of each metric."""
+    """The whole resolved configuration, nested; choices and overrides; and the unit of each metric."""
     return {
         **request.subject,
         "choices": dict(request.choices),
@@ -62,32 +62,27 @@ def config_of(request: Request, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def work_of(request: Request) -> str:
-    """The workload of a run as one line, without its schedule: runs with equal lines may be compared."""
-    tokens = request.tokens_per_step
+    """The work of a run in one line, without its schedule: runs with equal lines are comparable."""
+    tokens, cost = request.tokens_per_step, request.cost.name
     amount = f"{tokens:,} tokens a step" if tokens else f"{request.asked_microbatches} microbatches"
     sizes = f"{request.num_devices} devices, {amount}, {request.num_steps} steps"
     where = request.backend.name if request.backend is not None else "simulated"
-    return f"{request.model_name}, {sizes}, {request.cluster.name}, cost {_cost_of(request)}, {where}"
-
-
-def _cost_of(request: Request) -> str:
-    """The costs by name; with their times, where those are the request's own."""
-    given = {key: value for key, value in vars(request.cost).items() if key.endswith("_ms") and value}
-    times = ", ".join(f"{key} {value:g}" for key, value in given.items())
-    return f"{request.cost.name} ({times})" if times and request.cost.name == "constant" else request.cost.name
+    times = [f"{key} {value:g}" for key, value in vars(request.cost).items() if key.endswith("_ms") and value]
+    if times and cost == "constant":
+        cost += f" ({', '.join(times)})"
+    return f"{request.model_name}, {sizes}, {request.cluster.name}, cost {cost}, {where}"
 
 
 def tags_of(row: Record) -> list[str]:
-    """Words to filter by; W&B takes up to 64 characters each."""
+    """Words to filter by, of at most 64 characters, as W&B allows."""
     words = (row["schedule"], row["model"], row["cluster"], row.get("evidence"), row["status"], row.get("contender"))
     return [word[:64] for word in dict.fromkeys(words) if word]
 
 
 def summary_of(row: Record) -> dict[str, Any]:
-    """The metrics of a record, one number each, so that parallel coordinates can take them; and the verdict.
+    """The verdict and the metrics of a record, one number each.
 
-    A list with a value for each device is summed up by its maximum, the curve of the loss by its lowest point. Times
-    that are slots are named so.
+    A list with a value for each device becomes its maximum, the loss curve its lowest point. Times are named by unit.
     """
     summary: dict[str, Any] = {"status": row["status"], "reason": row["reason"], "evidence": row["evidence"]}
     for key, value in row.items():
@@ -108,14 +103,13 @@ def _is_per_device(value: Any, num_devices: int) -> bool:
     )
 
 
-# Artifact: the files of a run as W&B keeps them: record, schedule text, timeline as a trace and as a picture.
+# --- the artifact of a run: record, schedule text, timeline as a trace and as a picture ---
+
+_MOST_ACTIONS = 20_000  # of a trace or a picture in a dashboard
 
 
-_MOST_ACTIONS = 20_000  # of a trace or a picture: a dashboard is no place for a million actions
-
-
-def add_artifact(run: Any, row: Record, timeline: Timeline | None, folder: Path) -> None:
-    """Add what a run left; also the picture, as a panel shows it."""
+def add_artifact(run: Any, row: Record, timeline: Timeline | None) -> None:
+    """Add the files of a run, and its picture for a panel."""
     import wandb
 
     with TemporaryDirectory() as scratch:
@@ -140,13 +134,13 @@ def files_of(row: Record, timeline: Timeline | None) -> dict[str, str]:
     return files
 
 
-_EXIT_CODES = {"ok": 0, "failed": 1, "infeasible": 3, "oom": 4}  # W&B shows what is not 0 as failed; a tag says why
+_EXIT_CODES = {"ok": 0, "failed": 1, "infeasible": 3, "oom": 4}  # W&B shows all but 0 as failed; a tag says why
 
-_unreachable = False  # said once per process; the runs after it go offline at once
+_unreachable = False  # once the server has not answered, later runs of this process go offline at once
 
 
 def start(request: Request, row: Mapping[str, Any], attempt: int) -> Any:
-    """A run at W&B; later attempts have an id of their own, so that no step is twice."""
+    """A run at W&B; later attempts have ids of their own, so that no step is sent twice."""
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
@@ -187,7 +181,7 @@ def start(request: Request, row: Mapping[str, Any], attempt: int) -> Any:
 
 
 def _make_waiting_place(results: Path) -> None:
-    """Where files of artifacts wait to be sent: the user's folder, or beside the records for a user without a home."""
+    """Make the folder where artifacts wait: the user's, or beside the records for a user without a home."""
     from wandb import env
 
     try:
@@ -214,12 +208,12 @@ def _initialised(wandb: Any, arguments: Mapping[str, Any], timeout_s: float) -> 
         return wandb.init(mode="offline", **arguments)
 
 
-def finish(run: Any, row: Record, timeline: Timeline | None, folder: Path) -> None:
-    """The verdict, the summary and the artifact of a run."""
+def finish(run: Any, row: Record, timeline: Timeline | None) -> None:
+    """Send tags, summary and artifact, and end the run."""
     try:
         run.tags = tags_of(row)
         run.summary.update(summary_of(row))
-        add_artifact(run, row, timeline, folder)
+        add_artifact(run, row, timeline)
     finally:
         run.finish(exit_code=_EXIT_CODES[row["status"]])
 
@@ -230,7 +224,7 @@ def wandb_mode() -> str:
 
 
 def _has_key() -> bool:
-    """Whether a key is set where `wandb login` puts it: the environment, or .netrc for the server in use."""
+    """Whether a key is set in the environment, or by `wandb login` in .netrc for the server in use."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     server = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
@@ -244,7 +238,7 @@ MARK = "mirror.json"
 
 
 class Mirror:
-    """A run at no tracker."""
+    """A run without a tracker."""
 
     step: Listener | None = None
 
@@ -252,11 +246,11 @@ class Mirror:
         """The run has its record."""
 
     def abandon(self) -> None:
-        """The run was cut off."""
+        """The run was interrupted."""
 
 
 class WandbMirror(Mirror):
-    """A run at W&B. After the first thing that fails there, nothing more is sent."""
+    """A run at W&B. After the first failure there, nothing more is sent."""
 
     def __init__(self, request: Request, opening: Mapping[str, Any]) -> None:
         self._folder = request.results_dir / opening["run_id"]
@@ -270,13 +264,13 @@ class WandbMirror(Mirror):
 
     def _step(self, row: Row) -> None:
         if self._run is not None:
-            told = in_slots(row) if self._in_slots else row
-            self._guarded(lambda: self._run.log(told))
+            values = in_slots(row) if self._in_slots else row
+            self._guarded(lambda: self._run.log(values))
 
     def end(self, row: Record, timeline: Timeline | None) -> None:
         if self._run is None:
             return
-        self._guarded(lambda: finish(self._run, row, timeline, self._folder))
+        self._guarded(lambda: finish(self._run, row, timeline))
         if self._run is not None:
             mark = {"attempt": self._attempt, "arrived": True, "id": self._run.id}
             write_atomically(self._folder / MARK, json.dumps(mark) + "\n")
@@ -290,8 +284,7 @@ class WandbMirror(Mirror):
             do()
         except Exception as error:  # a failing tracker must not stop the sweep; the record is safe
             self._run = None
-            what = f"{type(error).__name__}: {error}"
-            print(f"rpbench: the record is kept, but wandb failed: {what}", file=sys.stderr)
+            print(f"rpbench: the record is kept, but wandb failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def begun(request: Request, opening: Mapping[str, Any]) -> Mirror:
@@ -299,7 +292,7 @@ def begun(request: Request, opening: Mapping[str, Any]) -> Mirror:
 
 
 def mirror(request: Request, row: Record, timeline: Timeline | None) -> None:
-    """Send a record that is already there, unless it has arrived before."""
+    """Send an existing record, unless it has arrived before."""
     if request.tracker.name != "none" and not _mark(request.results_dir / row["run_id"]).get("arrived"):
         begun(request, row).end(row, timeline)
 
