@@ -12,7 +12,7 @@ from rpbench.run.allocator import restart_tuned
 
 def main() -> None:
     """Entry point; the exit status is 0, 1 (a run failed), 2 (the request was wrong) or 130 (interrupted)."""
-    if find_spec("fcntl") is None:  # locks on files, which sweeps and measurements share
+    if find_spec("fcntl") is None:  # file locks, for sweeps and measurements
         print("rpbench runs on Linux and macOS, not on this system; on Windows run it in WSL", file=sys.stderr)
         sys.exit(2)
     _open_streams()
@@ -21,7 +21,8 @@ def main() -> None:
     register(VERBS)
     status = dispatch(sys.argv[1:])
     if status == INTERRUPTED:
-        # A worker may be in the middle of a long operation. Python, on its way out, would wait for it or abort over it.
+        # A worker may be in the middle of a long operation, for which Python's exit would wait, or on which it would
+        # abort.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -29,7 +30,7 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Let standard streams that were closed before this began lead nowhere; a file would be opened in their place."""
+    """Open closed standard streams on /dev/null; otherwise a later file would take their place."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(number, True)
     os.close(number)

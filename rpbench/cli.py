@@ -1,4 +1,4 @@
-"""The command line and its verbs; those of higher layers are registered by them (`register`).
+"""The command line and its verbs; higher layers add theirs by `register`.
 
 stdout is data, one JSON object per finished run; everything for people goes to stderr.
 """
@@ -19,55 +19,51 @@ from rpbench.untrusted import plain
 if TYPE_CHECKING:
     from rpbench.config.request import Request
 
-INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
-BROKEN_PIPE = 141  # after SIGPIPE, likewise
-# New objects after which circles of garbage are looked for; Python's 700 take a tenth of a short command's time.
+INTERRUPTED = 130  # exit status after Ctrl-C, as in shells
+BROKEN_PIPE = 141  # exit status after SIGPIPE, as in shells
+# New objects between two garbage collections; with Python's 700 they take a tenth of a short command's time.
 COLLECT_AFTER = 50_000
-_WIDEST = 22  # letters of a key that its meaning stands beside
-# Verbs that take the settings of a run as well, those of `conf/config.yaml`.
-_OF_A_RUN = ("run", "show", "plan", "profile", "check-order")
-
+_WIDEST = 22  # letters of a key whose meaning is on the same line of the help
+_OF_A_RUN = ("run", "show", "plan", "profile", "check-order")  # verbs that also take the keys of `conf/config.yaml`
 
 Verb = Callable[[Sequence[str]], int]  # takes the words behind the verb, returns the exit status
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in our words, with our exit status."""
-
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Run the verb that the arguments ask for and return the exit status."""
+    """Run the verb of the arguments and return the exit status."""
     try:
         with with_dirs(arguments) as rest:
             return _dispatch(rest)
     except ValueError as error:
-        _tell(plain(str(error)))
+        _report(plain(str(error)))
         return 2
-    except BrokenPipeError:  # the reader of stdout has ended, as `head` does
+    except BrokenPipeError:  # the reader of stdout, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
         where = plain(str(error.filename or ""))
-        _tell(f"{error.strerror or error}: {where}; what had ended before is kept")
+        _report(f"{error.strerror or error}: {where}; what had ended before is kept")
         return 2
     except KeyboardInterrupt:
         verb = next((item for item in arguments if item in _verbs), "run")
-        _tell(f"interrupted; {_KEPT.get(verb, 'nothing was written')}")
+        _report(f"interrupted; {_KEPT.get(verb, 'nothing was written')}")
         return INTERRUPTED
 
 
-def _tell(words: str) -> None:
-    """Say why a command ended; where nobody can hear it, as on a full disk, its exit status says it alone."""
+def _report(words: str) -> None:
+    """Print why a command ended; the exit status has to do where stderr cannot be written, as on a full disk."""
     try:
         print(f"rpbench: {words}", file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-# What an interruption leaves, of verbs that write on their way; others write at their end, if at all.
+# What an interruption leaves of verbs that write before their end.
 _KEPT = {
     "run": "finished runs are kept",
     "import": "records that were written before are kept",
@@ -84,7 +80,10 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"rpbench {_version()}")
         return 0
     if first not in _verbs:
-        _refuse_unknown_verb(arguments)
+        if not first.startswith("-") and "=" not in first and "~" not in first:
+            from rpbench.registry import unknown_name
+
+            raise ValueError(unknown_name("verb", first, list(_verbs)) + "; or write key=value")
         first, arguments = "run", ["run", *arguments]
     rest = arguments[1:]
     if {"-h", "--help"} & set(rest):
@@ -116,7 +115,7 @@ def _main_help() -> str:
 
 
 def _help_of(name: str) -> str:
-    """What a verb does and takes, and its keys with their defaults."""
+    """The help of a verb, with its keys and their defaults."""
     from rpbench.commands.usages import usage, usages
 
     verb = usages()[name]
@@ -140,15 +139,8 @@ def _version() -> str:
         return "0 (not installed)"
 
 
-def _refuse_unknown_verb(arguments: Sequence[str]) -> None:
-    from rpbench.registry import unknown_name
-
-    if arguments and not arguments[0].startswith("-") and "=" not in arguments[0] and "~" not in arguments[0]:
-        raise ValueError(unknown_name("verb", arguments[0], list(_verbs)) + "; or write key=value")
-
-
 def advise(arguments: Sequence[str]) -> int:
-    """The ranking as JSON on stdout (on a terminal only with --json) and as a table on stderr."""
+    """Print the ranking as JSON to stdout (on a terminal only with --json) and as a table to stderr."""
     from rpbench.commands.advising.advise import advise_on
 
     flags = {item for item in arguments if item in ("--json", "--open")}
@@ -167,7 +159,7 @@ def advise(arguments: Sequence[str]) -> int:
 
 
 def list_options(arguments: Sequence[str]) -> int:
-    """The choices: a table on a terminal, JSON lines in a pipe or with --json."""
+    """Print the choices: a table on a terminal, JSON lines in a pipe or with --json."""
     from rpbench.commands.completion import listed
     from rpbench.commands.usages import LISTS
 
@@ -183,7 +175,7 @@ def list_options(arguments: Sequence[str]) -> int:
 
 
 def new(arguments: Sequence[str]) -> int:
-    """Write a file of the user's own; print its path and the command that runs it, as JSON."""
+    """Write a file for the user; print its path and the command that runs it, as JSON."""
     from rpbench.commands.new import new as write
 
     print(json.dumps(write(arguments)))
@@ -191,7 +183,7 @@ def new(arguments: Sequence[str]) -> int:
 
 
 def completion(arguments: Sequence[str]) -> int:
-    """The completion of a shell, on stdout."""
+    """Print the completion script of a shell."""
     from rpbench.commands.completion import completion as script
 
     print(script(arguments, list(_verbs)), end="")
@@ -201,7 +193,7 @@ def completion(arguments: Sequence[str]) -> int:
 def run(arguments: Sequence[str]) -> int:
     """One run, or with -m a sweep; `--json` prints records on a terminal too."""
     if "-m" in arguments or "--multirun" in arguments:
-        print("rpbench: planning a sweep", file=sys.stderr, flush=True)  # before imports, which take a second
+        print("rpbench: planning a sweep", file=sys.stderr, flush=True)  # the imports below take a second
     from rpbench.run.recording import json_if
     from rpbench.sweep.multirun import sweep
 
@@ -212,7 +204,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _print_configuration(arguments: Sequence[str]) -> int:
-    """What the words compose, as YAML; Hydra's own `--cfg`."""
+    """Print the composed configuration as YAML, as Hydra's `--cfg`."""
     from omegaconf import OmegaConf
 
     from rpbench.config.configuration import composed
@@ -231,7 +223,7 @@ def _print_configuration(arguments: Sequence[str]) -> int:
 
 
 def _loaded(arguments: Sequence[str]) -> "Request":
-    """The request of a command line; its notes go to stderr."""
+    """The request of a command line; prints its notes to stderr."""
     from rpbench.config.request import load
 
     found = load(arguments)
@@ -241,10 +233,10 @@ def _loaded(arguments: Sequence[str]) -> "Request":
 
 
 def show(arguments: Sequence[str]) -> int:
-    """Print a schedule, checked, in its text form or `format=`, which `export=` is another word for.
+    """Print a schedule, checked, in its text form or as `format=` (or `export=`) says.
 
-    `draw=FILE` (svg, pdf, png) draws its timeline; `check=communication` prints whether its messages pass each other,
-    and exits with 1 where they do not.
+    `draw=FILE` (svg, pdf, png) draws its timeline; `check=communication` prints whether its messages deadlock, with
+    exit status 1 if they do.
     """
     if any(item.startswith("check=") for item in arguments):
         from rpbench.commands.show_communication import check_communication
@@ -256,7 +248,7 @@ def show(arguments: Sequence[str]) -> int:
     forms = [item.partition("=")[2] for item in arguments if item.startswith(("format=", "export="))]
     words = [item for item in arguments if not item.startswith(("draw=", "format=", "export="))]
     is_open = not any(item.startswith(("charge=", "offload=")) for item in words)
-    config = _loaded([*words, "charge=hops"] if is_open else words)  # without transfers, unless asked for
+    config = _loaded([*words, "charge=hops"] if is_open else words)  # without transfers, unless requested
     assembled = show_schedule(config, sys.stdout, forms[-1] if forms else "text")
     if drawing:
         draw_schedule(assembled, drawing[-1], "slots" if config.cost.name == "unit" else "s")
@@ -264,23 +256,24 @@ def show(arguments: Sequence[str]) -> int:
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Partitions side by side, or with `plan=pipedream` what that makes of a profile; one JSON object."""
+    """Print partitions side by side, or that of a profile by `plan=pipedream`, as one JSON object."""
     from rpbench.commands.plan import compare_plans, partition_profile
 
+    found: object
     if "mesh=search" in arguments:
         from rpbench.commands.advising.advise import plan_meshes
 
-        print(json.dumps(plan_meshes([item for item in arguments if item != "mesh=search"]), allow_nan=False))
-        return 0
-    of_profile = any(item.startswith("plan=") for item in arguments)
-    print(
-        json.dumps(partition_profile(arguments) if of_profile else compare_plans(_loaded(arguments)), allow_nan=False)
-    )
+        found = plan_meshes([item for item in arguments if item != "mesh=search"])
+    elif any(item.startswith("plan=") for item in arguments):
+        found = partition_profile(arguments)
+    else:
+        found = compare_plans(_loaded(arguments))
+    print(json.dumps(found, allow_nan=False))
     return 0
 
 
 def profile(arguments: Sequence[str]) -> int:
-    """The layers of a model as PipeDream's profile, two CSV files; where they are, as one JSON object."""
+    """Write the layers of a model as PipeDream's profile, two CSV files; print their paths as one JSON object."""
     from rpbench.commands.profile import write_profile
 
     print(json.dumps(write_profile(arguments)))
@@ -288,8 +281,10 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def calibrate(arguments: Sequence[str]) -> int:
-    """Measure this machine and write a cluster file; where it is, as one JSON object. Exit status 1 if ranks failed, or
-    a wait is missing in a dry run."""
+    """Measure this machine and write a cluster file; print its path as one JSON object.
+
+    Exit status 1 if ranks failed, or a wait is missing in a dry run.
+    """
     from rpbench.commands.calibrate import RanksFailed
     from rpbench.commands.calibrate import calibrate as measure
 
@@ -303,7 +298,7 @@ def calibrate(arguments: Sequence[str]) -> int:
 
 
 def check_order(arguments: Sequence[str]) -> int:
-    """Faults that the order of a schedule's streams allows, as one JSON object; exit status 1 if there are any."""
+    """Print faults in the order of a schedule's streams as one JSON object; exit status 1 if there are any."""
     from rpbench.commands.check_order import check_order as check
 
     found, is_clean = check(arguments)
@@ -312,7 +307,7 @@ def check_order(arguments: Sequence[str]) -> int:
 
 
 def compare(arguments: Sequence[str]) -> int:
-    """Two or more records side by side: a table to stderr, what differs as JSON to stdout."""
+    """Print two or more records side by side: a table to stderr, the differences as JSON to stdout."""
     from rpbench.commands.recorded.compare import compare_records
 
     options = dict(item.partition("=")[::2] for item in arguments if "=" in item)
@@ -324,7 +319,7 @@ def compare(arguments: Sequence[str]) -> int:
 
 
 def export(arguments: Sequence[str]) -> int:
-    """The canonical table of a folder of records, to stdout or a file."""
+    """Write the canonical table of a folder of records to stdout or a file."""
     from rpbench.commands.recorded.store import export as write
 
     write(arguments, sys.stdout)
@@ -332,7 +327,7 @@ def export(arguments: Sequence[str]) -> int:
 
 
 def query(arguments: Sequence[str]) -> int:
-    """Rows that an SQL query finds, one JSON object a line."""
+    """Print the rows of an SQL query, one JSON object a line."""
     from rpbench.commands.recorded.store import query as ask
 
     for row in ask(arguments):
@@ -341,7 +336,7 @@ def query(arguments: Sequence[str]) -> int:
 
 
 def pivot(arguments: Sequence[str]) -> int:
-    """A metric by two choices: a table to stderr and its rows as JSON to stdout, or CSV, LaTeX or HTML."""
+    """Print a metric by two choices: a table to stderr and its rows as JSON to stdout, or CSV, LaTeX or HTML."""
     from rpbench.commands.recorded.pivot import pivot as turn
 
     turn(arguments, sys.stdout, sys.stderr)
@@ -349,7 +344,7 @@ def pivot(arguments: Sequence[str]) -> int:
 
 
 def compact(arguments: Sequence[str]) -> int:
-    """The records of a folder in one file, so that queries of thousands take no time."""
+    """Write the records of a folder into one file, for fast queries."""
     from rpbench.commands.recorded.store import compact as gather
 
     print(json.dumps(gather(arguments)))
@@ -357,7 +352,7 @@ def compact(arguments: Sequence[str]) -> int:
 
 
 def import_(arguments: Sequence[str]) -> int:
-    """Measurements from elsewhere, as records or a timeline; one JSON object for each."""
+    """Import other people's measurements as records or a timeline; print one JSON object for each."""
     from rpbench.records.imports import import_file
 
     for row in import_file(arguments):
@@ -377,10 +372,9 @@ _verbs: dict[str, Verb] = {
 
 
 def register(verbs: Mapping[str, Verb]) -> None:
-    """Add verbs of a layer above, which this one does not know."""
+    """Add verbs of a layer above."""
     _verbs.update(verbs)
 
 
 def all_verbs() -> list[str]:
-    """The names of all verbs."""
     return list(_verbs)

@@ -1,12 +1,12 @@
-"""Places: the folders where models, clusters, experiments and schedules lie: the project's own, and its user's.
+"""Places: the folders of models, clusters, experiments and schedules, the project's own and the user's.
 
-    --config-dir DIR   beside any verb, as often as there are folders
+    --config-dir DIR   beside any verb, once for each folder
     RPBENCH_PATH       folders, separated as in PATH
     rpbench.yaml       in the working directory: `path: [FOLDER, ...]`, relative to that file
-    rpbench.conf       entry points of installed packages: a package that lies where its files do
+    rpbench.conf       entry points of installed packages, whose folders have the files
 
 A place is laid out like `conf/`: model/NAME.yaml, cluster/NAME.yaml, experiment/NAME.yaml, schedule/NAME.yaml, and
-beside them schedule/NAME.py, whose generators are registered (`rpbench.registry`).
+schedule/NAME.py, whose generators are registered (`rpbench.registry`).
 """
 
 import os
@@ -21,9 +21,9 @@ VARIABLE = "RPBENCH_PATH"
 FILE = "rpbench.yaml"
 FLAG = "--config-dir"
 GROUP = "rpbench.conf"
-CHECKPOINT = "checkpoint.json"  # in the folder of a checkpoint; names all its other files by their digests
-ORDERS = (".txt", ".csv")  # ends of the names of files that hold an order of actions
-MOST_FILES = 20_000  # beneath a folder; one with more is refused
+CHECKPOINT = "checkpoint.json"  # in the folder of a checkpoint; has the digests of all its other files
+ORDERS = (".txt", ".csv")  # suffixes of files with an order of actions
+MOST_FILES = 20_000  # of a folder
 
 _HERE = Path(__file__).resolve().parent
 # An installed wheel has conf/ inside the package; in a clone that is a link to the folder beside it.
@@ -31,16 +31,12 @@ CONF = (_HERE / "conf").resolve() if (_HERE / "conf" / "config.yaml").is_file() 
 
 
 def places() -> tuple[Path, ...]:
-    """The user's folders, the nearest first; the project's own is none of them.
-
-    Raises:
-        ValueError: for a folder that is not there, or a `rpbench.yaml` that cannot be read.
-    """
+    """The user's folders, the nearest first; ValueError for a missing folder, or an unreadable `rpbench.yaml`."""
     return tuple(dict.fromkeys(folder for folder in (*_named(), *_of_packages()) if folder != CONF))
 
 
 def home() -> Path | None:
-    """The folder for new files of the user: the nearest place that is no package; None without one."""
+    """The folder for new files: the nearest place that is no package; None without one."""
     return next(iter(_named()), None)
 
 
@@ -54,16 +50,12 @@ def _named() -> list[Path]:
 
 
 def files_of(group: str, ending: str = ".yaml") -> list[Path]:
-    """The files of a group's options: the project's own by name, then those of each place."""
+    """The files of a group's options: the project's own, then those of each place, sorted by name."""
     return [path for folder in (CONF, *places()) for path in sorted((folder / group).glob(f"*{ending}"))]
 
 
 def own_yaml() -> Iterator[Path]:
-    """Every YAML file of the user's folders.
-
-    Raises:
-        ValueError: for a folder that holds too much to be one of models and clusters.
-    """
+    """Every YAML file of the user's folders; ValueError for a folder with too many files to be a place."""
     for place in places():
         num_files = 0
         for folder, _, names in os.walk(place, followlinks=True):
@@ -77,11 +69,7 @@ def own_yaml() -> Iterator[Path]:
 
 
 def file_of(group: str, name: str) -> Path | None:
-    """The file of an option; None if there is none.
-
-    Raises:
-        ValueError: if two places have one.
-    """
+    """The file of an option; None if there is none, ValueError if there are two."""
     found = [path for folder in (CONF, *places()) if os.path.isfile(path := folder / group / f"{name}.yaml")]
     if len(found) > 1:
         raise ValueError(
@@ -92,7 +80,7 @@ def file_of(group: str, name: str) -> Path | None:
 
 
 def split_dirs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments without `--config-dir DIR`, and the folders; a flag without a folder gives an empty name."""
+    """Arguments without `--config-dir DIR`, and the folders, "" for a flag without one."""
     rest: list[str] = []
     folders: list[str] = []
     waiting = list(arguments)
@@ -108,10 +96,9 @@ def split_dirs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def with_dirs(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """The arguments without `--config-dir DIR`; meanwhile these folders come first, for child processes too.
+    """The arguments without `--config-dir DIR`; inside, these folders come first, for child processes too.
 
-    Raises:
-        ValueError: for a flag without a folder.
+    Raises ValueError for a flag without a folder.
     """
     rest, folders = split_dirs(arguments)
     if "" in folders:
@@ -138,8 +125,8 @@ def _of_file(path: Path) -> list[Path]:
 
 @cache
 def _read(path: Path, changed_ns: int, size: int) -> list[Path]:
-    """The folders of a `rpbench.yaml`; read again when it has changed."""
-    from rpbench.yaml_file import read_keys  # PyYAML is loaded only for such a file
+    """The folders of a `rpbench.yaml`, which is read again when it has changed."""
+    from rpbench.yaml_file import read_keys  # PyYAML, only for such a file
 
     example = f"write folders, as in path: [mine], in {path.name}"
     found = read_keys(path)
@@ -154,7 +141,7 @@ def _read(path: Path, changed_ns: int, size: int) -> list[Path]:
 
 @cache
 def _of_packages() -> tuple[Path, ...]:
-    """The folders of packages that name themselves in the entry points' group `rpbench.conf`."""
+    """The folders of packages with an entry point of the group `rpbench.conf`."""
     found = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         try:

@@ -1,8 +1,8 @@
 """Registry: the name of every schedule and the function that builds it.
 
-A module of `rpbench.schedules`, or of a family of `baselines`, registers its generator by a decorator, and nothing else
-has to know of it: the command line, the property tests and the figures iterate over `entries()`. So does a module
-schedule/NAME.py of a user's place (`rpbench.places`), and one that an installed package names as an entry point.
+Modules of `rpbench.schedules`, of `baselines`, of users (schedule/NAME.py in `rpbench.places`) and of installed
+packages with an entry point register their generators by a decorator. Nothing else has to know of them: the command
+line, the property tests and the figures iterate over `entries()`.
 """
 
 import difflib
@@ -31,11 +31,9 @@ from rpbench.untrusted import plain
 
 PACKAGES = ("rpbench.schedules", "baselines")
 _PROJECT = tuple(f"{package}." for package in PACKAGES)
-_ADAPTERS = "baselines.systems."  # other people's engines, which order nothing of ours and need torch
-# What a schedule was called before -> its name now, and why.
-RENAMED = {
-    "harp": ("adaptive_1f1b", "the rule is ours, and HARP's planner is no part of it"),
-}
+_ADAPTERS = "baselines.systems."  # other people's engines: no schedules, and they need torch
+# Former name of a schedule -> its name now, and why.
+RENAMED = {"harp": ("adaptive_1f1b", "the rule is ours, and HARP's planner is no part of it")}
 GROUP = "rpbench.schedules"  # entry points of installed packages: a module that registers schedules
 
 Values = Sequence[Any] | Callable[[int, int], Sequence[Any]]  # of an option that is searched
@@ -46,61 +44,48 @@ class Entry:
     """A registered schedule.
 
     Args:
-        name: what the paper calls it; the value of `schedule=`.
-        source: paper and section.
-        generate: shape in, schedule out; keyword-only parameters are the schedule's options.
-        separate_cuts: whether it cuts forward and backward apart, with a fused last stage.
-        looped: whether it takes several stages per device.
-        chunks: the number of stages per device where none is asked for; those that have one take no other, unless
-            `more_chunks` says so: then a search tries others as well.
-        needs_costs: whether its order depends on times: then `generate` takes `StageCosts` after the shape.
-        needs_transfers: whether it depends on what transfers of activations take as well, where that is known.
-        extra: the extra of this package that it cannot do without, a solver: such a schedule is one to ask for by its
-            name, `entries` leaves it out, and no search tries it.
-        shards_head: whether every device runs a share of the head, not the last stage all of it.
-        recompute_ahead: whether its recomputation is issued before the gradient arrives.
+        chunks: the default number of stages per device; a schedule with one takes no other, unless `more_chunks` is
+            set: then a search tries others as well.
+        extra: the extra of this package that it needs, a solver: the schedule is available by its name only, `entries`
+            leaves it out, and no search tries it.
         steps_each_microbatch: whether weights change after every microbatch, or after as few as the option
-            `replicas` allows: `num_microbatches` then counts those that are let in, not those of one step.
-        rounds: the steps of its shape that an update takes, each with an equal part of the update's microbatches.
+            `replicas` allows: `num_microbatches` then spans several updates.
         compensation: the engine's correction of late gradients, as settings of
             `rpbench.engine.state.updates.compensation` by name; takes the schedule's options. None: no correction.
-        tensor_parallel: whether every device has a share of every matrix, and parts are such shares.
-        lower: adds optimizer steps and what the method moves (`rpbench.passes.offload`) to an order whose partition is
-            known; takes the schedule's options and `prefetch`. None: nothing belongs to the method but its order.
-        searched: options that a search chooses, each with the values it tries: a tuple, or a function that gives them
-            for (devices, microbatches). What changes the method or its staleness is none of them.
-        late: the options under which an update comes one step late; None for a method without them.
-        halved: the options under which the microbatches of its shape are halves of those that a run asks for; None
-            for a method that never halves them. See `rpbench.config.sizes`.
-        whole_microbatches: whether every device runs its microbatches through all layers, as replicas do.
-        gathers: of these, the options under which weights come from other devices for every visit, beside the
-            computation of another; None for a method whose weights never do.
+        lower: adds optimizer steps and the method's transfers (`rpbench.passes.offload`) to an order with a partition;
+            takes the schedule's options and `prefetch`. None: the method is only an order.
+        searched: options that a search chooses, each with the values to try: a tuple, or a function of (devices,
+            microbatches). No option that changes the method or its staleness is among them.
+        halved: the options under which the microbatches of its shape are halves of the requested ones; None for a
+            method that never halves them. See `rpbench.config.sizes`.
+        gathers: with `whole_microbatches`, the options under which weights come from other devices for every visit,
+            during another computation; None for a method whose weights never do.
         switch_after_last_forward: the artifact's switch time is counted from the last forward before the first
             backward; otherwise from the (p - rank)-th.
     """
 
-    name: str
-    source: str
-    generate: Callable[..., Schedule]
-    separate_cuts: bool = False
-    looped: bool = False
+    name: str  # the paper's; the value of `schedule=`
+    source: str  # paper and section
+    generate: Callable[..., Schedule]  # shape -> schedule; keyword-only parameters are the schedule's options
+    separate_cuts: bool = False  # forward and backward are cut apart, with a fused last stage
+    looped: bool = False  # several stages per device
     chunks: int | None = None
     more_chunks: bool = False
-    needs_costs: bool = False
-    needs_transfers: bool = False
+    needs_costs: bool = False  # its order depends on times: `generate` takes `StageCosts` after the shape
+    needs_transfers: bool = False  # and on the times of activation transfers, if known
     extra: str | None = None
-    shards_head: bool = False
-    recompute_ahead: bool = False
+    shards_head: bool = False  # every device runs a shard of the head
+    recompute_ahead: bool = False  # recomputation is issued before the gradient arrives
     switch_after_last_forward: bool = False
     steps_each_microbatch: bool = False
-    rounds: int = 1
+    rounds: int = 1  # steps of its shape in an update, each with an equal part of the update's microbatches
     compensation: Callable[..., Mapping[str, Any]] | None = None
-    tensor_parallel: bool = False
+    tensor_parallel: bool = False  # every device has a shard of every matrix, and parts are such shards
     lower: Callable[..., Schedule] | None = None
     searched: Mapping[str, Values] = field(default_factory=dict)
-    late: Mapping[str, Any] | None = None
+    late: Mapping[str, Any] | None = None  # the options under which an update comes one step late
     halved: Mapping[str, Any] | None = None
-    whole_microbatches: bool = False
+    whole_microbatches: bool = False  # every device runs its microbatches through all layers, as replicas do
     gathers: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -109,16 +94,12 @@ class Entry:
                 raise ValueError(f"schedule {self.name} is searched over {name!r}, which is none of its options")
 
     def pieces(self, options: Mapping[str, Any]) -> int:
-        """How many microbatches of its shape one that a run asks for is cut into: 2 or 1."""
+        """The number of microbatches of its shape in a requested one: 2 or 1."""
         wanted = self.halved or {}
         return 2 if wanted and all(options.get(name) == value for name, value in wanted.items()) else 1
 
     def values(self, name: str, num_ranks: int, num_microbatches: int) -> tuple[Any, ...]:
-        """The values of an option that a search tries for these sizes, the default first.
-
-        Raises:
-            ValueError: if there are none.
-        """
+        """The values of an option that a search tries for these sizes, the default first; ValueError without any."""
         given = self.searched[name]
         values = given(num_ranks, num_microbatches) if callable(given) else given
         if not values:
@@ -136,10 +117,9 @@ class Entry:
         return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
     def steps(self, num_microbatches: int, num_steps: int, replicas: Sequence[int] | None = None) -> tuple[int, int]:
-        """Microbatches of an optimizer step and number of steps, when that many were asked for.
+        """Microbatches of an optimizer step and number of steps, for the requested ones.
 
-        Raises:
-            ValueError: if rounds, or replicated stages, cannot share the microbatches evenly.
+        Raises ValueError if rounds, or replicated stages, cannot divide the microbatches evenly.
         """
         if num_microbatches % self.rounds:
             raise ValueError(
@@ -159,10 +139,9 @@ class Entry:
         return (window, total // window) if window else (1, total)
 
     def build(self, shape: Shape, costs: StageCosts | None = None, /, **options: Any) -> Schedule:
-        """The schedule for a shape; `costs` matter to orders that depend on times, and are units if not given.
+        """The schedule for a shape; `costs` are for orders that depend on times, by default units.
 
-        Raises:
-            ValueError: if the shape or an option does not fit, with the value, the rule and a way out.
+        Raises ValueError, with the value, the rule and a way out, if the shape or an option does not fit.
         """
         unknown = set(options) - set(self.options)
         if unknown:
@@ -174,7 +153,7 @@ class Entry:
         return self._of_others(*given, **options)
 
     def _of_others(self, *given: Any, **options: Any) -> Schedule:
-        """The schedule of a generator that is not the project's own; its errors name its file."""
+        """The schedule of a user's generator; errors name its file."""
         file = inspect.getfile(self.generate)
         try:
             found = self.generate(*given, **options)
@@ -187,7 +166,7 @@ class Entry:
 
 
 def _check_returned(who: str, found: Any, shape: Shape) -> None:
-    """Refuse what no reader of schedules takes: a search builds many orders, and reads them before it checks any."""
+    """Refuse results that readers of schedules cannot take: a search reads many orders before it checks any."""
     from rpbench.ir.checks.check import checked_actions
 
     if not (isinstance(found, Schedule) and all(_is_action(each) for _, _, row in found.items() for each in row)):
@@ -228,21 +207,16 @@ def schedule(name: str, *, source: str, **traits: Any) -> Callable[[Callable[...
 
 
 def entries() -> Mapping[str, Entry]:
-    """Every registered schedule that this package alone can build, by name, the user's as well.
+    """Every registered schedule by name, except those that need an extra.
 
-    Raises:
-        ValueError: for an installed package's module that cannot be imported; a file of the user's that cannot is left
-            out, with a line on stderr.
+    Raises ValueError for an installed package's module that cannot be imported; a user's broken file is left out, with
+    a line on stderr.
     """
     return _entries_without_extra(_files())
 
 
 def offered() -> Mapping[str, Entry]:
-    """Every registered schedule, with those that need an extra. Imports their modules.
-
-    Raises:
-        ValueError: as `entries`.
-    """
+    """Every registered schedule by name, with those that need an extra; ValueError as of `entries`."""
     return _entries_of(_files())
 
 
@@ -265,10 +239,14 @@ def _entries_of(files: tuple[Path, ...]) -> Mapping[str, Entry]:
             if not module.ispkg and not module.name.startswith(_ADAPTERS):
                 modules.add(importlib.import_module(module.name).__name__)
     own = {_module_of(path) for path in files}
-    for name, each in list(_entries.items()):  # of folders that this process no longer uses
+    for name, each in list(_entries.items()):  # drops those of folders that are no longer in use
         if each.generate.__module__.startswith(_OWN) and each.generate.__module__ not in own:
             del _entries[name]
-    modules |= set(filter(None, map(_imported_or_told, files)))
+    for path in files:
+        try:
+            modules.add(_imported(path))
+        except ValueError as error:
+            print(f"rpbench: left out: {plain(str(error))}", file=sys.stderr)
     for point in entry_points(group=GROUP):
         modules.add(_checked(f"entry point {point.name} of {GROUP}", lambda name=point.value: _loaded(name)))  # type: ignore[misc]
     found = {name: each for name, each in _entries.items() if each.generate.__module__ in modules}
@@ -280,25 +258,16 @@ def _loaded(name: str) -> str:
 
 
 _OWN = "rpbench_own_"
-FRAMES = 8  # calls that are shown of an error in a file of the user's
+FRAMES = 8  # calls that are shown of an error in a user's file
 
 
 def _module_of(path: Path) -> str:
-    """The name of the module that a schedule file of the user's becomes, which no other file has."""
+    """A unique module name for a user's schedule file."""
     return f"{_OWN}{hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]}_{path.stem}"
 
 
-def _imported_or_told(path: Path) -> str | None:
-    """The name of the module of a file; None where it is broken, which is said once and stops nobody else."""
-    try:
-        return _imported(path)
-    except ValueError as error:
-        print(f"rpbench: left out: {plain(str(error))}", file=sys.stderr)
-        return None
-
-
 def _imported(path: Path) -> str:
-    """Import a schedule file of the user's; the name of its module."""
+    """Import a user's schedule file; the name of its module."""
     name = _module_of(path)
 
     def load() -> str:
@@ -319,10 +288,10 @@ def _imported(path: Path) -> str:
 
 
 def _checked(what: str, load: Callable[[], str]) -> str:
-    """The result of `load`; an error in the user's code with the place of it."""
+    """The result of `load`; ValueError with file and line for an error in the user's code."""
     try:
         return load()
-    except (Exception, SystemExit) as error:  # a script that is run, not imported, ends the program
+    except (Exception, SystemExit) as error:  # a script may end the program when imported
         raise ValueError(_error_sentence(what, error)) from None
 
 
@@ -337,7 +306,7 @@ def _error_sentence(what: str, error: Exception | SystemExit) -> str:
 
 
 def sources(found: Entry) -> list[Path]:
-    """The files of a generator that is not the project's own: its module, of a package all modules; else none."""
+    """The files of a user's generator: its module, or all modules of its package; none for the project's own."""
     module = found.generate.__module__
     if module.startswith(_PROJECT):
         return []
@@ -348,11 +317,7 @@ def sources(found: Entry) -> list[Path]:
 
 
 def entry(name: str) -> Entry:
-    """The schedule of that name.
-
-    Raises:
-        ValueError: naming the nearest known name, or what the schedule is called now.
-    """
+    """The schedule of that name; ValueError with the nearest known name, or the new name of a renamed schedule."""
     known = offered()
     if name in known:
         return known[name]

@@ -1,4 +1,4 @@
-"""Side processes: they work beside this one and end when it ends, also when it is killed."""
+"""Side processes, which end when this process ends, also when it is killed."""
 
 import gc
 import os
@@ -22,15 +22,15 @@ from typing import IO, Any, Literal, NoReturn, TextIO
 
 ROOT = Path(__file__).parents[1]
 POLL_S = 1.0
-GRACE_S = 5.0  # for processes that were told to end, before they are killed
+GRACE_S = 5.0  # from the request to end until a process is killed
 IMPORT_S = 300.0  # a busy host takes minutes to import torch
-# Variables that change often, or that torch sets itself, and that nothing reads while it starts or is imported.
+# Variables that change often, or that torch sets itself, and that no import reads.
 READ_LATE = ("PYTEST_", "RPBENCH_", "TORCHINDUCTOR_CACHE_DIR")
 _CALL = "import sys; from rpbench.side_processes import {0}; sys.exit({0}(sys.argv[1:]))"
 
 
 def under_torchrun() -> bool:
-    """Whether this process is one of several that a launcher has started to run together."""
+    """Whether a launcher has started this process as one of several ranks."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
@@ -42,11 +42,9 @@ def is_first_rank() -> bool:
 def side_processes(
     number: int, start: Literal["fork", "spawn"], begin: Callable[..., None] | None = None, *arguments: Any
 ) -> ProcessPoolExecutor:
-    """A pool whose processes leave at once when this one is gone, also when it was killed.
+    """A pool whose processes end at once when this one does, also when it is killed.
 
-    Args:
-        start: `fork` inherits this process's memory; `spawn` begins afresh.
-        begin: what each process runs first, with `arguments`.
+    Each process first runs `begin` with `arguments`.
     """
     return ProcessPoolExecutor(number, get_context(start), _begin, (begin, arguments))
 
@@ -69,7 +67,7 @@ def _work_inherited() -> Any:
 
 
 def answers_only() -> TextIO:
-    """This process's stdout; everything else that is printed goes to stderr."""
+    """This process's stdout; all other prints go to stderr from now on."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return out
@@ -87,17 +85,13 @@ class Forked:
         if self.returncode is None:
             try:
                 self.returncode = self._template.ask(self.pid)
-            except (EOFError, OSError):  # the template is gone; no other process learns the exit status
+            except (EOFError, OSError):  # the template is gone, and with it the exit status
                 self.kill()
                 self.returncode = -signal.SIGKILL
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, once there is one.
-
-        Raises:
-            subprocess.TimeoutExpired: if there is none after `timeout` seconds.
-        """
+        """The exit status, once there is one; `subprocess.TimeoutExpired` after `timeout` seconds."""
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if timeout is not None and time.monotonic() > deadline:
@@ -117,8 +111,8 @@ Started = Forked | subprocess.Popen[bytes]
 class Template:
     """A process that imports modules and is forked for every child, so that children start with them loaded.
 
-    It is a program of its own: children have nothing of this process but environment and cores. It ends when this
-    process does, or when neither this object nor a child of it is held any more.
+    Children share only environment and cores with this process. The template ends when this process does, or when
+    neither this object nor a child is referenced any more.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -138,18 +132,17 @@ class Template:
         weakref.finalize(self, _end_template, self._here, process)
 
     def serves(self, environment: Mapping[str, str]) -> bool:
-        """Whether it can be asked by this process for children with an environment."""
-        # A fork of this process has the same connection, and must not use it.
+        """Whether this process can get children with this environment from it."""
+        # A fork of this process inherits the connection, and must not use it.
         mine = self._owner == os.getpid() and not self._here.closed
         return mine and self._environment == _early(environment)
 
     def fork(
         self, program: Sequence[str], imports: Sequence[str], environment: Mapping[str, str], handles: Sequence[int]
     ) -> Forked | None:
-        """A child with a program, as of `start`; None where it has to be started without a template.
+        """A child with a program, as of `start`; None if it needs a start without template.
 
-        Raises:
-            EOFError, OSError: if the template is gone.
+        Raises EOFError or OSError if the template is gone.
         """
         pid = self.ask((program, imports, dict(environment), os.sched_getaffinity(0)), handles)
         return None if pid is None else Forked(self, pid)
@@ -157,8 +150,7 @@ class Template:
     def ask(self, message: Any, handles: Sequence[int] = ()) -> int | None:
         """The template's answer: the exit status of a child's pid, or the pid of a program's child.
 
-        Raises:
-            EOFError, OSError: if it is gone or silent; it cannot be asked again.
+        Raises EOFError or OSError if the template is gone or silent; then it cannot be used again.
         """
         with self._lock:
             try:
@@ -169,7 +161,7 @@ class Template:
                     raise TimeoutError(f"no answer within {IMPORT_S:g} s")
                 answer: int | None = self._here.recv()
             except BaseException:
-                self._here.close()  # a later question would get this one's answer
+                self._here.close()  # a later question would get this answer
                 raise
         return answer
 
@@ -178,23 +170,17 @@ _template: Template | None = None
 
 
 def start(
-    program: Sequence[str],
-    own: Mapping[str, str],
-    *,
-    stdin: int,
-    stdout: int,
-    stderr: int,
-    imports: Sequence[str] = (),
+    program: Sequence[str], own: Mapping[str, str], *, stdin: int, stdout: int, stderr: int, imports: Sequence[str] = ()
 ) -> Started:
-    """A process with a session of its own that computes on one thread: `main` of a module.
+    """A process with a session of its own that computes on one thread and runs `main` of a module.
 
-    On Linux it is forked from a process that has imported the module once for all. Where that cannot be, as on macOS
-    and with a module that starts threads, it imports for itself.
+    On Linux it is forked from a template that has imported the module. On macOS, and for a module that starts threads,
+    it imports the module itself.
 
     Args:
-        program: name of the module, and what its `main` gets; that returns the exit status.
+        program: name of the module, and the arguments of its `main`, which returns the exit status.
         own: environment variables beside those of this process.
-        imports: modules that it imports later.
+        imports: further modules to import before the fork.
     """
     global _template
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -225,11 +211,7 @@ def run_main(program: Sequence[str]) -> int:
 
 
 def serve_forks(arguments: Sequence[str]) -> int:
-    """The whole life of a template.
-
-    Args:
-        arguments: the handle of the connection on which it is asked.
-    """
+    """The main loop of a template; `arguments` is the handle of its connection."""
     asked = Connection(int(arguments[0]))
     while True:
         try:
@@ -252,18 +234,18 @@ def serve_forks(arguments: Sequence[str]) -> int:
 
 
 def _fork_with(modules: Iterable[str]) -> int | None:
-    """As `os.fork`, with modules imported; None where that fails, or a child would lack threads."""
+    """As `os.fork`, with modules imported; None if that fails, or a child would lack threads."""
     try:
         for module in modules:
             import_module(module)
-        gc.freeze()  # keeps pages shared with all children unwritten
+        gc.freeze()  # so that the garbage collector writes to no shared page
         return os.fork() if len(os.listdir("/proc/self/task")) == 1 else None
     except Exception:
         return None
 
 
 def _live(program: Sequence[str], environment: Mapping[str, str], cores: set[int], handles: Sequence[int]) -> NoReturn:
-    """The life of a child. At its end Python takes nothing apart: that would copy all that it has in common."""
+    """Run a child. It exits without Python's cleanup, which would copy all shared pages."""
     status = 1
     try:
         os.setsid()
@@ -299,9 +281,9 @@ def _end_template(connection: "Connection[Any, Any]", process: "subprocess.Popen
 def end_all(
     processes: Iterable[Started], inputs: Iterable[IO[bytes]], others: Iterable["IO[bytes] | Connection[Any, Any]"]
 ) -> None:
-    """End processes by closing their stdin, one of `inputs`; those that do not end in time are killed."""
+    """End processes by closing their stdins, the `inputs`; kill those that do not end in time."""
     for stdin in inputs:
-        with suppress(BrokenPipeError):  # closing flushes input that a dead process has not read
+        with suppress(BrokenPipeError):  # closing flushes input to a dead process
             stdin.close()
     deadline = time.monotonic() + GRACE_S
     for process in processes:
@@ -316,7 +298,7 @@ def end_all(
 
 @cache
 def end_with(parent: int) -> None:
-    """End this process once its parent has ended, for any reason; for children of other libraries."""
+    """End this process once its parent has ended; for children of other libraries."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -327,13 +309,12 @@ def end_with(parent: int) -> None:
 
 
 def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    def end_with_parent() -> None:
+        parent = parent_process()
+        assert parent is not None  # a pool's processes have one
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     if begin is not None:
         begin(*arguments)
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None  # a pool's processes have one
-    parent.join()
-    os._exit(1)

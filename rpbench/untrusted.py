@@ -1,7 +1,4 @@
-"""Texts and numbers of others: strict JSON, finite numbers, and words to print without control characters.
-
-Somebody else may have written or changed a file that we read. Its JSON holds only finite numbers and every key once.
-"""
+"""Untrusted texts and numbers: strict JSON, finite numbers, and printing without control characters."""
 
 import json
 import math
@@ -11,15 +8,11 @@ from typing import Any, TypeGuard
 
 _LARGEST = sys.float_info.max
 MOST = 2000  # characters of a message
-MOST_DIGITS = 300  # of a whole number; more would not fit a float
+MOST_DIGITS = 300  # of a whole number; more do not fit a float
 
 
 def parsed(text: str) -> Any:
-    """The value of a JSON text; every number in it is finite, and every key of an object stands once.
-
-    Raises:
-        ValueError: for what is no JSON, is nested too deeply, or holds a number that is none or a key twice.
-    """
+    """The value of a JSON text; ValueError for wrong or deeply nested JSON, infinite or huge numbers, repeated keys."""
     try:
         return json.loads(
             text, parse_constant=_refuse, parse_float=_finite, parse_int=_short, object_pairs_hook=_keys_once
@@ -55,7 +48,7 @@ def _short(digits: str) -> int:
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a number that a float holds: no bool, no text, neither infinite nor too large a whole one."""
+    """Whether a value is a number, no bool, that a float can hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
@@ -71,7 +64,7 @@ def positive(key: str, text: str) -> float:
 
 
 def whole(key: str, text: str, other: str = "") -> int:
-    """The whole number of `key=text`, at least 1; ValueError for anything but that, and the `other` that is taken."""
+    """The whole number of `key=text`, at least 1; the message of a ValueError ends with `other`."""
     if not text.replace("_", "").isdecimal() or int(text) < 1:
         raise ValueError(f"{key}={text}: a whole number of at least 1{other}")
     return int(text)
@@ -90,7 +83,7 @@ def not_finite(tree: object, name: str = "") -> Iterator[str]:
 
 
 def plain(text: str, most: int = MOST) -> str:
-    """The text with whatever does not print escaped, but for ends of lines; its middle is left out if it is long."""
+    """The text with unprintable characters escaped, except ends of lines, and without the middle of a long one."""
     if len(text) > most:
         text = f"{text[: most // 2]} [...] {text[-most // 2 :]}"
     return "".join(

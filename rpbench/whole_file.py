@@ -1,7 +1,7 @@
-"""Whole files: what a person names is read at once, if it is a regular file or a pipe, ends soon, and is not too large.
+"""Whole files: a named file is read at once if it is a regular file or a pipe, ends soon, and is not too large.
 
-A device may never end, a pipe may have no writer, and some files of the system (`/proc/kmsg`) give nothing for hours:
-nothing here waits for them. Every reader of files that others wrote reads them by this module.
+A device may never end, a pipe may have no writer, and some system files (`/proc/kmsg`) give nothing for hours: nothing
+here waits for them. All files that others may have written are read by this module.
 """
 
 import hashlib
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MOST_BYTES = 2**26  # 64 MiB: a thousand times what this program writes of one run
-UNWRITTEN_S = 0.5  # for somebody to open a pipe's other end, and for a file of the system
+UNWRITTEN_S = 0.5  # until a writer opens a pipe, and for a system file
 SILENT_S = 2.0  # between two pieces of a pipe
-ENDLESS_S = 10.0  # for all of what is no file on a disk
+ENDLESS_S = 10.0  # for all of a pipe or a system file
 
 _PIECE = 2**20
 _POLL_S = 0.02
@@ -27,23 +27,16 @@ _KINDS = (
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file or a pipe.
+    """The content of a regular file or a pipe; OSError if it is missing or cannot be read.
 
-    Raises:
-        ValueError: for a folder, a device or a socket, for what nobody writes or what does not end, and for more than
-            `most` bytes.
-        OSError: if it is not there or cannot be read.
+    Raises ValueError for a folder, a device or a socket, for a pipe that is silent or does not end, and for more than
+    `most` bytes.
     """
     return b"".join(_content(path, most))
 
 
 def sha256(path: Path) -> str:
-    """The digest of a regular file of any size, which is not held in memory.
-
-    Raises:
-        ValueError: as of `read_bytes`, and for a pipe, whose content is gone when it has been read.
-        OSError: as of `read_bytes`.
-    """
+    """The digest of a regular file of any size, read in pieces; errors as of `read_bytes`, ValueError for a pipe."""
     digest = hashlib.sha256()
     if stat.S_ISFIFO(path.stat().st_mode):
         raise ValueError("it is a pipe, which can be read once; write it into a file and name that")
@@ -53,20 +46,12 @@ def sha256(path: Path) -> str:
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """The same as text.
-
-    Raises:
-        ValueError: also for what is no UTF-8.
-    """
+    """The text of a file; errors as of `read_bytes` and `text_of`."""
     return text_of(read_bytes(path, most))
 
 
 def text_of(content: bytes) -> str:
-    """Content as text, without the mark at its beginning that editors and spreadsheets of Windows write.
-
-    Raises:
-        ValueError: for what is no UTF-8.
-    """
+    """UTF-8 content as text, without a byte order mark; ValueError for other content."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -75,8 +60,8 @@ def text_of(content: bytes) -> str:
 
 
 def _content(path: Path, most: int | None) -> Iterator[bytes]:
-    """The pieces of a file; without a limit, of a regular one as long as it says it is."""
-    _check_kind(path.stat())  # before it is opened, which some devices take for a command
+    """The pieces of a file, up to `most` bytes; None for the size of a regular file."""
+    _check_kind(path.stat())  # before opening, which is a command for some devices
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
@@ -85,7 +70,7 @@ def _content(path: Path, most: int | None) -> Iterator[bytes]:
         if found.st_size > limit:
             raise ValueError(f"{found.st_size:,} bytes; at most {limit:,} are read")
         is_pipe = stat.S_ISFIFO(found.st_mode)
-        if not (is_pipe or found.st_size):  # the system makes such files up, and may take seconds for all of one
+        if not (is_pipe or found.st_size):  # a system file, all of which may take seconds
             limit = min(limit, _PIECE)
         yield from _pieces(file, limit, is_pipe=is_pipe)
     except OSError as error:
@@ -102,11 +87,14 @@ def _check_kind(found: os.stat_result) -> None:
 
 
 def _pieces(file: int, most: int, *, is_pipe: bool) -> Iterator[bytes]:
-    """All there is, piece by piece; what is not there yet is waited for, but not for long."""
+    """The content piece by piece, with short waits for what is not there yet."""
     left = most + 1
     began = last = time.monotonic()
     while left > 0:
-        piece = _piece(file, left)
+        try:
+            piece = os.read(file, min(left, _PIECE))  # b"" at the end, and for a pipe without a writer
+        except BlockingIOError:
+            piece = None
         now = time.monotonic()
         if piece:
             yield piece
@@ -119,14 +107,6 @@ def _pieces(file: int, most: int, *, is_pipe: bool) -> Iterator[bytes]:
             _check_patience(is_pipe, now - last, now - began)
             time.sleep(_POLL_S)
     raise ValueError(f"more than {most:,} bytes; no more are read")
-
-
-def _piece(file: int, left: int) -> bytes | None:
-    """What can be read now: nothing at the end, or where nobody has opened a pipe's other end; None to wait for it."""
-    try:
-        return os.read(file, min(left, _PIECE))
-    except BlockingIOError:
-        return None
 
 
 def _check_patience(is_pipe: bool, silent_s: float, all_s: float) -> None:

@@ -1,4 +1,4 @@
-"""YAML files of the user's own: keys and values, and no more of them than a person writes."""
+"""YAML files of users: keys and values, of limited size."""
 
 from copy import deepcopy
 from functools import lru_cache
@@ -16,9 +16,9 @@ EXAMPLE = "write key: value, one a line"
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader of plain data, with every key once, and no deeper than `DEEPEST`."""
+    """PyYAML's loader of plain data that refuses repeated keys and more than `DEEPEST` levels."""
 
-    _depth = -1  # of what holds the root
+    _depth = -1  # of the parent of the root
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1
@@ -38,10 +38,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_keys(path: Path) -> dict[str, Any]:
-    """The keys and values of a file; an empty one has none.
+    """The keys and values of a file, none of an empty one.
 
-    Raises:
-        ValueError: naming the file and line, for what is no file, no YAML, no mapping, or more than a person writes.
+    Raises ValueError, naming file and line, for what is no file, no YAML, no mapping, or too large.
     """
     try:
         return keys_of(read_text(path, MOST_BYTES))
@@ -50,11 +49,7 @@ def read_keys(path: Path) -> dict[str, Any]:
 
 
 def keys_of(text: str) -> dict[str, Any]:
-    """The keys and values of a YAML text.
-
-    Raises:
-        ValueError: as of `read_keys`, without the file's name.
-    """
+    """The keys and values of a YAML text; ValueError as of `read_keys`, without the file's name."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"{len(text)} characters; at most {MOST_BYTES} are read")
     return deepcopy(_parsed(text))
@@ -62,7 +57,7 @@ def keys_of(text: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> dict[str, Any]:
-    """The same, which nobody may change: files are read again and again, and parsing takes ten times a copy."""
+    """The same, shared by callers: files are read repeatedly, and parsing takes ten times as long as a copy."""
     try:
         found = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -81,7 +76,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _check_size(tree: Any) -> None:
-    """Refuse a tree that aliases make endless, deep or huge."""
+    """Refuse a tree that is endless, deep or huge by its aliases."""
     waiting, num_nodes = [(tree, 0)], 0
     while waiting:
         node, depth = waiting.pop()

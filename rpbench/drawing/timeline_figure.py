@@ -1,7 +1,4 @@
-"""A timeline as a figure: one row a device, one bar an action, colour and letter for its kind.
-
-Drawing is separate from simulating; nothing here runs unless a figure is asked for.
-"""
+"""A timeline as a figure: one row a device, one bar an action, with colour and letter for its kind."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -21,11 +18,11 @@ from rpbench.ir.timeline import Timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PALE = 0.45  # of white in the head of a bar
+_PALE = 0.45  # fraction of white in the head of a bar
 FONT_PT = 5.5
-_LETTER_PT = 0.62 * FONT_PT  # width of a digit or a capital; those of the font are a little less
+_LETTER_PT = 0.62 * FONT_PT  # width of a digit or a capital, rounded up
 _WIDTH_IN = 10.0
-_ACROSS = 0.92  # of a drawing that its bars take
+_ACROSS = 0.92  # fraction of a drawing's width that its bars take
 _EDGE_PT = 3.0  # narrower bars have no white edge: it would hide them
 
 Box = np.ndarray  # (4, 2): corners in time and device
@@ -33,30 +30,21 @@ Label = tuple[float, float, float, str]  # middle, height of the middle, width, 
 
 
 class Bars(NamedTuple):
-    """Parts of a timeline that are drawn.
+    """The drawn parts of a timeline."""
 
-    Args:
-        boxes: corners by colour; the head of a bar is a box of its own, in a paler colour.
-        kinds: kinds of actions in it.
-        heads: kinds whose bars have a pale head.
-        labels: words on the bars.
-    """
-
-    boxes: Mapping[str, list[Box]]
+    boxes: Mapping[str, list[Box]]  # by colour; the head of a bar is a box of its own, in a paler colour
     kinds: set[Kind]
-    heads: set[Kind]
+    heads: set[Kind]  # kinds whose bars have a pale head
     labels: list[Label]
 
 
 def draw_timeline(timeline: Timeline, title: str = "", *, unit: str = "s", per_second: float = 1.0) -> Figure:
     """The compute lanes of a timeline; the pale head of a bar is recomputation (or the fused stage's forward).
 
-    Actions that run together share the height of their device. Where a device has several stages, the number of the
-    stage stands before the letter, as in the text form of an action; a part of a sequence stands behind the microbatch.
+    Actions that run together share the height of their device. If a device has several stages, the number of the stage
+    is before the letter, as in the text form of an action; a part of a sequence is behind the microbatch.
 
-    Args:
-        unit: what the axis counts: `s`, or `slots` where costs have no seconds.
-        per_second: how many of them the timeline has in what it calls a second.
+    `unit` is that of the axis, `s` or `slots`; a second of the timeline has `per_second` of them.
     """
     num_devices = timeline.schedule.shape.num_ranks
     figure = Figure(figsize=(_WIDTH_IN, 1.05 + 0.32 * min(num_devices, 40)), layout="constrained")
@@ -97,16 +85,15 @@ def bars_of(timeline: Timeline, height: float = 0.84, per_second: float = 1.0) -
 
 
 def put_bars(axes: "Axes", bars: Bars, points: float, *, rasterized: bool = False) -> None:
-    """Draw bars, with white edges and words on those that are wide enough for them; the limits are the caller's.
+    """Draw bars, with white edges and labels where they are wide enough; the caller sets the limits.
 
-    Args:
-        points: printer's points that a unit of time takes; 0 where no bar bears words.
+    A unit of time takes `points` printer's points; 0 draws no labels.
     """
     for colour, corners in bars.boxes.items():
         widths = [float(corner[2, 0] - corner[0, 0]) * points for corner in corners]
         edges = [0.25 if width >= _EDGE_PT else 0.0 for width in widths] if points else 0.0
         boxes = PolyCollection(
-            np.stack(corners),  # type: ignore[arg-type]  # of one array paths are made at once
+            np.stack(corners),  # type: ignore[arg-type]  # one array is faster than a list
             facecolors=colour,
             edgecolors="white",
             linewidths=edges,
@@ -116,11 +103,11 @@ def put_bars(axes: "Axes", bars: Bars, points: float, *, rasterized: bool = Fals
     for x, y, width, text in bars.labels:
         if len(text) * _LETTER_PT < width * points:
             words = axes.text(x, y, text, ha="center", va="center", fontsize=FONT_PT, clip_on=True)
-            words.set_in_layout(False)  # it is inside the axes: no layout need measure it
+            words.set_in_layout(False)  # it is inside the axes
 
 
 def handles(kinds: Iterable[Kind], heads: Iterable[Kind] = ()) -> list[Patch]:
-    """The legend of what is drawn."""
+    """The legend."""
     words = {Kind.FB: "pale: forward of FB"}
     pale = [(paler(look_of(kind)[0]), words.get(kind, f"pale: recompute before {kind.name}")) for kind in sorted(heads)]
     looks = [*map(look_of, sorted(kinds)), *pale]

@@ -1,12 +1,11 @@
-"""A timeline as SVG text, and the colours and names that every drawing gives to kinds of actions."""
+"""A timeline as SVG text, and the colours and names of kinds of actions in every drawing."""
 
 from html import escape
 
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.timeline import Timeline
 
-# Of each kind its colour and its name. Okabe-Ito: forward blue, backward vermilion, the halves of a backward apart,
-# recomputation pale.
+# Colour and name of each kind, from the Okabe-Ito palette: forward blue, backward orange, recomputation pale.
 _LOOKS = {
     Kind.F: ("#56B4E9", "F forward"),
     Kind.B: ("#E69F00", "B backward"),
@@ -22,12 +21,12 @@ _LOOKS = {
 
 
 def look_of(kind: Kind) -> tuple[str, str]:
-    """The colour of a kind of actions, and its name for people."""
+    """The colour of a kind of actions, and its readable name."""
     return _LOOKS.get(kind, ("#999999", kind.name))
 
 
 _WIDTH, _LEFT, _TOP, _ROW = 960.0, 60.0, 44.0, 22.0
-_LETTERS_FROM = 14.0  # px; narrower bars hold no text
+_LETTERS_FROM = 14.0  # px; narrower bars have no text
 
 
 def timeline_svg(timeline: Timeline, title: str) -> str:
