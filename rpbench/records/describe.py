@@ -58,7 +58,7 @@ def left_out(row: Record) -> str:
         return ""
     entry = registry.entries().get(row.get("generator", ""))
     streams = asked.get("offload") == "none" and entry is not None and entry.separate_cuts
-    parts = ["the way of weights and gradients to the devices"] if streams else []
+    parts = ["transfers of weights and gradients"] if streams else []
     return f"{' and '.join([*parts, 'the optimizer'])} (charge=bytes{' offload=all' if streams else ''} charges it)"
 
 

@@ -374,7 +374,7 @@ def test_everything_is_charged_where_it_is_known(words, expected):
 def test_the_line_about_a_run_says_what_is_left_out(rpbench):
     words = ("model=tiny_gpt", "cost=constant", *SMALL, "model.num_layers=4")
     assert "left out: the optimizer" in rpbench("schedule=1f1b", *words)[2]
-    assert "left out: the way of weights and gradients" in rpbench("schedule=roundpipe", *words, "partition=even")[2]
+    assert "left out: transfers of weights and gradients" in rpbench("schedule=roundpipe", *words, "partition=even")[2]
     assert "left out" not in rpbench("schedule=1f1b", *SMALL)[2]
 
 
