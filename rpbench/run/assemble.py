@@ -131,7 +131,6 @@ class Assembled:
         return self.costs.transfer_time if isinstance(self.costs.transfer_time, TransferTimes) else None
 
     def metrics(self, timeline: Timeline, costs: CostTable, graph: Graph) -> dict[str, Any]:
-        """The metrics of a timeline of this schedule, as record fields."""
         after_last = self.entry is not None and self.entry.switch_after_last_forward
         return measure(graph, timeline, costs, switch_after_last_forward=after_last)
 

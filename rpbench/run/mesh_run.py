@@ -20,7 +20,6 @@ from rpbench.sim.metrics import measure
 
 
 def prepare(request: Request) -> Work:
-    """The work of a run under a mesh, checked."""
     mesh, entry, cost = request.mesh, request.entry, request.cost
     assert mesh is not None
     with collection_paused():

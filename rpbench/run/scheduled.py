@@ -10,13 +10,11 @@ walks all of them each time enough are new: with 1,024 devices and as many micro
 checks. The first walk afterwards would still visit every one, so they are frozen until the next tables are made.
 """
 
-import csv
 import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from io import StringIO
 from typing import Any
 
 from rpbench.advice.causes import causes_of
@@ -32,10 +30,11 @@ from rpbench.mesh.plan_search.terms import terms_of
 from rpbench.plan import Choice
 from rpbench.plan.contest.contender import Contender, why_not_charged
 from rpbench.plan.contest.frame import Frame, Frames, order_key
-from rpbench.plan.contest.plans import Budget, Tried, Tuned
+from rpbench.plan.contest.plans import Budget, Tuned
 from rpbench.plan.contest.search import tune
 from rpbench.plan.contest.terms import Source, Terms
 from rpbench.records.describe import clock
+from rpbench.records.record import as_csv
 from rpbench.run.assemble import Assembled, assemble, transfer_bytes
 from rpbench.run.layer_times import check_published, numbers_on
 from rpbench.run.recording import Fields, Outcome, Work
@@ -52,7 +51,7 @@ TIMELINES_A_RESTART = 200  # of a budget, for each random restart of a round
 CHOSEN = {"partition": "even", "chunks_per_device": None, "recompute": "all", "prefetch": RunConfig.prefetch}
 CHARGED = {"offload": "none", "charge": "hops", "dispatch": "round_robin"}
 _SETTING = ("microbatch_sequences", "chunks_per_device", "recompute", "prefetch")
-_FOUND = ("partition", "tokens_per_s", "peak_bytes", "host_bytes", "fits", "chosen", "remark")
+_OUTCOME = ("tokens_per_s", "peak_bytes", "host_bytes", "fits")
 MANY = 500_000  # new objects that are worth freezing: a walk through them takes a tenth of a second
 
 
@@ -265,7 +264,7 @@ def _check(request: Request) -> None:
             raise ConfigError(f"{key}={value} with {name}: {why}; leave it out")
 
 
-# --- what a record says --------------------------------------------------------------------------------------
+# --- record fields and files of a plan -----------------------------------------------------------------------
 
 
 def _plan_fields(assembled: Assembled) -> Fields:
@@ -277,10 +276,7 @@ def _plan_fields(assembled: Assembled) -> Fields:
         "partition": "contest",
         "num_microbatches": assembled.schedule.shape.num_microbatches,
         "num_steps": plan.num_steps,
-        "microbatch_sequences": setting.microbatch_sequences,
-        "chunks_per_device": setting.chunks_per_device,
-        "recompute": setting.recompute,
-        "prefetch": setting.prefetch,
+        **{name: getattr(setting, name) for name in _SETTING},
         "schedule_options": dict(setting.options),
         "fixed_options": dict(plan.contender.fixed),
         "step_terms_s": dict(assembled.step_terms_s or {}),
@@ -318,21 +314,12 @@ def why_not(plan: Tuned, cluster: Machine) -> str:
 
 def _tried_csv(plan: Tuned) -> str:
     """Every setting that was tried, a line each; the chosen plan's pace is over all steps, other paces over few."""
-    out = StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    options = [name for name, _ in plan.setting.options]
-    rows.writerow((*_SETTING, *options, *_FOUND))
+    rows: list[Fields] = []
     for each in plan.tried:
-        setting, given = each.setting, dict(each.setting.options)
-        values = [*(getattr(setting, name) for name in _SETTING), *(given[name] for name in options)]
-        rows.writerow([*values, *_found(each, plan)])
-    return out.getvalue()
-
-
-def _found(each: Tried, plan: Tuned) -> list[Any]:
-    chosen = each.setting == plan.setting
-    outcome, cut = (plan.outcome, plan.partition) if chosen else (each.outcome, each.partition)
-    if outcome is None:
-        return ["", "", "", "", "", chosen, each.remark]
-    paces = [outcome.tokens_per_s, outcome.peak_bytes, outcome.host_bytes, outcome.fits]
-    return [str(cut), *paces, chosen, each.remark]
+        is_chosen = each.setting == plan.setting
+        outcome, cut = (plan.outcome, plan.partition) if is_chosen else (each.outcome, each.partition)
+        row = {name: getattr(each.setting, name) for name in _SETTING} | dict(each.setting.options)
+        if outcome is not None:
+            row |= {"partition": str(cut), **{name: getattr(outcome, name) for name in _OUTCOME}}
+        rows.append(row | {"chosen": is_chosen, "remark": each.remark})
+    return as_csv(rows, (*_SETTING, *dict(plan.setting.options), "partition", *_OUTCOME, "chosen", "remark"))

@@ -10,11 +10,11 @@ processor: every step runs, and nothing is timed.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from baselines.systems.case import Case, why_missing
+from baselines.systems.case import why_missing
 from rpbench.config.choices import ConfigError, GpuDuel
 from rpbench.config.request import Request
 from rpbench.engine.backends import accelerator
@@ -27,7 +27,7 @@ from rpbench.run.assemble import Assembled
 from rpbench.run.modes.duel.contenders import Contender, gpu_contenders
 from rpbench.run.modes.duel.findings import verdict_fields
 from rpbench.run.modes.duel.run import Fields, found_or_made, play_all, write_all
-from rpbench.run.modes.duel.starts import job_of
+from rpbench.run.modes.duel.starts import case_of, job_of
 from rpbench.run.modes.duel.teams import ON_DEVICE, Absent, Parity, Sample, SystemTeam, Team
 from rpbench.run.modes.duel.verdict import Started, timed_fields
 from rpbench.run.modes.train import check_request, run_accelerated
@@ -77,30 +77,28 @@ class AcceleratorTeam:
         return Sample(ran.wall_s, None, used, foreign.elapsed_s, foreign.others_s)
 
 
+@dataclass
 class AbsentTeam:
     """A contender that cannot run here."""
 
-    tolerance = 0.0
-
-    def __init__(self, why: str) -> None:
-        self._why = why
+    why: str
+    tolerance: float = 0.0
 
     def check(self, sequence_tokens: int) -> Parity:
-        raise Absent(self._why)
+        raise Absent(self.why)
 
     def run(self) -> Sample:
-        raise Absent(self._why)
+        raise Absent(self.why)
 
 
 @dataclass(frozen=True)
 class AcceleratorTeams:
-    """Contenders on the accelerators of this machine; ranks of another system may take `stall_s`."""
-
     request: Request
-    stall_s: float
 
     def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-        request, assembled = self.request, assembled_of(self.request)
+        request, mode, assembled = self.request, self.request.mode, assembled_of(self.request)
+        assert isinstance(mode, GpuDuel)
+        device, tolerance = "cpu" if _is_dry(request) else accelerator.kind(), WHOLE_BOUNDS[DTYPES[request.dtype]]
         for entrant in entrants:
             if entrant.engine not in SYSTEMS:
                 yield entrant.name, AcceleratorTeam(request, assembled)
@@ -110,45 +108,21 @@ class AcceleratorTeams:
             if why is not None:
                 yield entrant.name, AbsentTeam(why)
                 continue
-            ranks = stack.enter_context(Ranks(1 if needs_cuda else request.num_devices, self.stall_s))
-            tolerance = WHOLE_BOUNDS[DTYPES[request.dtype]]
-            yield entrant.name, SystemTeam(self._case(entrant), ranks, (), tolerance, (ON_DEVICE,))
-
-    def _case(self, entrant: Contender) -> Case:
-        request, (system, schedule) = self.request, SYSTEMS[entrant.engine]
-        assert request.model is not None
-        return Case(
-            system,
-            asdict(request.model),
-            request.num_microbatches,
-            schedule,
-            request.workload.microbatch_sequences,
-            request.num_steps,
-            request.seed,
-            request.dtype,
-            optimizer={
-                "learning_rate": request.optimizer.learning_rate,
-                "weight_decay": request.optimizer.weight_decay,
-            },
-            device="cpu" if _is_dry(request) else accelerator.kind(),
-        )
+            ranks = stack.enter_context(Ranks(1 if needs_cuda else request.num_devices, mode.stall_s))
+            case = case_of(request, *SYSTEMS[entrant.engine], device=device)
+            yield entrant.name, SystemTeam(case, ranks, (), tolerance, (ON_DEVICE,))
 
 
 def records(request: Request) -> list[Record]:
-    """The records of every contender, made or found, all on disk on return."""
     entrants = gpu_contenders(request.schedule.chosen)
     return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))
 
 
 def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str]) -> list[Record]:
-    mode, model = request.mode, request.model
-    assert isinstance(mode, GpuDuel)
-    assert model is not None
     _check(request)
     with one_thread():
-        assembled = assembled_of(request)
-        check_request(request, assembled)
-    tokens = request.num_microbatches * request.workload.microbatch_sequences * model.seq_len
+        check_request(request, assembled_of(request))
+    tokens = request.tokens_per_step
 
     def timed(fit: Sequence[str], starts: Sequence[Started]) -> dict[str, Fields]:
         if _is_dry(request):
@@ -156,7 +130,7 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
         found = {name: timed_fields(name, starts, request.num_steps) for name in fit}
         return {name: each | {"tokens_per_s": tokens / each["step_time_s"]} for name, each in found.items()}
 
-    job = job_of(request, f"GPU duel {model.name}", entrants, AcceleratorTeams(request, mode.stall_s))
+    job = job_of(request, f"GPU duel {request.model_name}", entrants, AcceleratorTeams(request))
     if _is_dry(request):
         job = replace(job, budget_s=0.0)
     rows = play_all(request, job, ids, lambda each: {"schedule": each.schedule, "tokens_per_step": tokens}, timed)
@@ -172,7 +146,6 @@ def _is_dry(request: Request) -> bool:
 
 
 def _check(request: Request) -> None:
-    """Refuse what some contender cannot train."""
     model, asked = request.model, request.optimizer
     assert model is not None
     dtypes = ("float32", "bfloat16")

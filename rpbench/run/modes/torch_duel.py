@@ -47,7 +47,6 @@ class TorchTeams:
 
 
 def records(request: Request) -> list[Record]:
-    """The records of every contender, made or found, all on disk on return."""
     assert isinstance(request.mode, TorchDuel)
     entrants = torch_contenders(request.mode.schedules)
     return found_or_made(request, entrants, lambda ids: _made(request, entrants, ids))

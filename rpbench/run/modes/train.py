@@ -74,7 +74,7 @@ def _prepare(request: Request) -> Work:
     assembled = assembled_of(request)
     check_request(request, assembled)
     backend, analysis = backend_of(request), Analysis(assembled.schedule)
-    if backend.name == "emulated":  # refused here what the engine would refuse once it has begun
+    if backend.name == "emulated":  # so that the engine's errors come before the run
         make_program(analysis, assembled.costs)
     else:
         workload, settings = _workload(request, assembled, device="meta"), settings_of(request, assembled.entry)
@@ -231,7 +231,6 @@ class _Run:
         return watch.watched(training.handlers)
 
     def validation(self, training: Training) -> Validation | None:
-        """The losses on held-out text; None without any."""
         data, shape = _data(self.request, self.assembled), self.assembled.schedule.shape
         if not isinstance(data, TextTokens) or not self.request.workload.held_out:
             return None
@@ -317,7 +316,7 @@ def _emulate(asked: BackendConfig, assembled: Assembled) -> tuple[Fields, Timeli
     return fields | {"foreign_cpu_share": foreign.cores}, timeline
 
 
-# --- what is trained ----------------------------------------------------------------------------------------
+# --- the workload -------------------------------------------------------------------------------------------
 
 
 def _workload(request: Request, assembled: Assembled, device: str = "cpu") -> Workload:

@@ -112,8 +112,6 @@ HandlersOf = Callable[[Training], Mapping[Kind, Handler]]
 
 
 class Ran(NamedTuple):
-    """A run on accelerators."""
-
     training: Training  # with its data on the host again
     program: Program
     timeline: Timeline

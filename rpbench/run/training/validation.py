@@ -107,7 +107,6 @@ class Validation:
         return {**handlers, **{kind: watched(handlers[kind]) for kind in ends}}
 
     def fields(self) -> dict[str, Any]:
-        """Record fields: updates, and the loss after each."""
         updates = sorted(self.losses)
         return {"validation_updates": updates, "validation_curve": [self.losses[update] for update in updates]}
 
@@ -142,7 +141,10 @@ def loss_curve(training: Training, timeline: Timeline, batch: int) -> dict[str, 
     Each point covers the same microbatches, whatever number of them a schedule takes for an optimizer step. Losses are
     those of the training forward, on the weights that it read.
     """
-    losses, tokens = _losses(training)
+    window, found = training.workload.num_microbatches, sorted(training.passes.losses.items())
+    tokens = [training.workload.tokens(microbatch) for microbatch, _ in found]  # 1 where all are equal
+    steps = [sum(tokens[place - place % window :][:window]) for place in range(len(found))]
+    losses = [share * step for (_, share), step in zip(found, steps, strict=True)]
     ends = np.zeros(len(losses))
     flat = (action for _, _, row in timeline.schedule.items() for action in row)
     for action, end in zip(flat, timeline.end, strict=True):
@@ -155,12 +157,3 @@ def loss_curve(training: Training, timeline: Timeline, batch: int) -> dict[str, 
         ],
         "loss_curve_s": [float(ends[start : start + batch].max()) for start in starts],
     }
-
-
-def _losses(training: Training) -> tuple[list[float], list[int]]:
-    """The loss of every microbatch, summed over its tokens, and its number of tokens; 1 where all are equal."""
-    workload = training.workload
-    window, found = workload.num_microbatches, sorted(training.passes.losses.items())
-    tokens = [workload.tokens(microbatch) for microbatch, _ in found]
-    steps = [sum(tokens[place - place % window :][:window]) for place in range(len(found))]
-    return [share * step for (_, share), step in zip(found, steps, strict=True)], tokens

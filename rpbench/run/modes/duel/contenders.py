@@ -90,11 +90,7 @@ def groups(names: Iterable[str]) -> list[list[str]]:
 
 _REFERENCES = (Contender(BASE, "1f1b"), *(Contender(name, "1f1b", plan_of=BASE) for name in TWINS))
 _OTHERS = (
-    Contender("gpipe", "gpipe"),
-    Contender("interleaved_1f1b", "interleaved_1f1b"),
-    Contender("looped_bfs", "looped_bfs"),
-    Contender("pipedream_2bw", "pipedream_2bw"),
-    Contender("vocab_parallel", "vocab_parallel"),
+    *(Contender(name, name) for name in ("gpipe", "interleaved_1f1b", "looped_bfs", "pipedream_2bw", "vocab_parallel")),
     Contender("roundpipe", "roundpipe", rounds=True),
     Contender("roundpipe_async", "roundpipe", {"asynchronous": True}, rounds=True),
     Contender("roundpipe_dynamic", "roundpipe", dispatch="dynamic", rounds=True),
@@ -123,7 +119,6 @@ def _others(who: str) -> tuple[Contender, ...]:
 
 
 def gpu_contenders(schedule: str) -> list[Contender]:
-    """Contenders of a duel on accelerators: a schedule of ours twice, and other runtimes."""
     return [
         Contender(OWN, schedule),
         Contender(TWIN, schedule, plan_of=OWN),

@@ -71,25 +71,23 @@ def run_off(
 ) -> dict[str, list[Raced]]:
     """The plans of every contender that searches, in simulated order; a single plan is not timed."""
     raced = {name: [Raced(plan) for plan in plans] for name, plans in shortlists.items()}
-    lanes = {
-        _lane(entrant.name, place): replace(entrant, name=_lane(entrant.name, place))
-        for entrant in entrants
-        if len(raced.get(entrant.name, ())) > 1
-        for place in range(len(raced[entrant.name]))
+    lanes = {  # contender -> names of its plans in the run-off
+        each.name: [f"{each.name}, plan {place}" for place in range(1, len(raced[each.name]) + 1)]
+        for each in entrants
+        if len(raced.get(each.name, ())) > 1
     }
     if not lanes or len(usable_cores()) < request.num_devices:
         return raced
-    job = _job(request, shortlists, lanes)
+    job = _job(request, entrants, shortlists, lanes)
     if not job.families:
         return raced
     columns = start(job).columns
     runs, number = runs_by(columns, "wall"), {name: place for place, name in enumerate(columns)}
-    for name, plans in raced.items():
-        first = number.get(_lane(name, 0))
-        for place, each in enumerate(plans[1:], start=1):
-            if first is not None and (own := number.get(_lane(name, place))) is not None:
-                found = pairs(runs, own, first)
-                plans[place] = _timed(each, found.log_ratios[found.clean])
+    for name, (best, *others) in lanes.items():
+        for place, lane in enumerate(others, start=1):
+            if best in number and lane in number:
+                found = pairs(runs, number[lane], number[best])
+                raced[name][place] = _timed(raced[name][place], found.log_ratios[found.clean])
     return raced
 
 
@@ -122,21 +120,18 @@ def _raced(raced: Raced) -> str:
     return f"{raced.plan.schedule.partition}{rounds}"
 
 
-def _lane(name: str, place: int) -> str:
-    return f"{name}, plan {place + 1}"
-
-
-def _job(request: Request, shortlists: Shortlists, lanes: Mapping[str, Contender]) -> Job:
+def _job(
+    request: Request, entrants: Sequence[Contender], shortlists: Shortlists, lanes: Mapping[str, Sequence[str]]
+) -> Job:
     """The start of the run-off: plans that train as plain training does; a family is a first plan and its rivals."""
     mode = request.mode
     assert isinstance(mode, Duel)
-    plans = {_lane(name, place): plan for name, own in shortlists.items() for place, plan in enumerate(own)}
-    asked = planned_job(request, list(lanes.values()), plans)
+    plans = {lane: plan for name, own in lanes.items() for lane, plan in zip(own, shortlists[name], strict=True)}
+    racers = [replace(each, name=lane) for each in entrants for lane in lanes.get(each.name, ())]
+    asked = planned_job(request, racers, plans)
     job = replace(asked, budget_s=mode.run_off_s, order_seed=asked.order_seed + mode.num_starts)
     fit = without(job, check_parity(job, mode.parity_seq_len))
-    names = fit.names
-    families = [[_lane(name, place) for place in range(len(own))] for name, own in shortlists.items()]
-    able = [[lane for lane in family if lane in names] for family in families if family[0] in names]
+    able = [[lane for lane in family if lane in fit.names] for family in lanes.values() if family[0] in fit.names]
     racing = tuple(tuple(family) for family in able if len(family) > 1)
     in_it = {lane for family in racing for lane in family}
     return replace(fit, entrants=tuple(each for each in fit.entrants if each.name in in_it), families=racing)

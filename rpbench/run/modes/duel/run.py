@@ -23,7 +23,7 @@ from rpbench.run.recording import identity, may_be_found, names, origin
 from rpbench.run.scheduled import PROFILE
 
 SUMMARY = "summary.json"  # in the folder of 1F1B
-CLUSTER = "cluster.yaml"  # beside it: what the calibration before the first start found
+CLUSTER = "cluster.yaml"  # beside it: the calibration before the first start
 PLANS = "plans.json"  # beside it: the plans of all contenders
 
 Fields = dict[str, Any]
@@ -138,7 +138,6 @@ def _made(request: Request, entrants: Sequence[Contender], ids: Mapping[str, str
 
 
 def _surveyor(request: Request, job: Job) -> Survey:
-    """Calibrates as many cores as there are devices."""
     assert request.model is not None
 
     def measure() -> Calibration:
@@ -150,8 +149,7 @@ def _surveyor(request: Request, job: Job) -> Survey:
 
 
 def _timed(request: Request, plan: WholePlan, name: str, starts: Sequence[Started], survey: Survey | None) -> Fields:
-    assert request.model is not None
-    tokens = request.num_microbatches * request.workload.microbatch_sequences * request.model.seq_len
+    tokens = request.tokens_per_step
     fields = timed_fields(name, starts, plan.schedule.shape.num_steps)
     busy = fields["cpu_s"] / (plan.schedule.shape.num_ranks * fields["replay_makespan_s"])
     fields |= {"bubble_makespan": max(0.0, 1 - busy)}

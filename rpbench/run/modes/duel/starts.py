@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from baselines.systems.case import Case
 from rpbench.config.choices import Duel, Turns
@@ -51,7 +51,6 @@ from rpbench.run.modes.duel.verdict import Rules, Started
 from rpbench.side_processes import side_processes
 from rpbench.torch_runtime.processes.diagnosis import RunFailed
 from rpbench.torch_runtime.processes.ranks import Ranks
-from rpbench.workload.architecture import Architecture
 
 Told = Callable[[str], None]
 
@@ -60,7 +59,6 @@ FAILURES = (RunFailed, ActionFailed, ValueError, RuntimeError)  # of a contender
 
 
 def why_lost(error: Exception) -> str:
-    """A failure in one line."""
     words = str(error).partition("\n")[0]
     return words if isinstance(error, RunFailed) else f"{type(error).__name__}: {words}"
 
@@ -197,67 +195,53 @@ class Job:
 class PlannedTeams:
     """Contenders with their plans, on the same weights and tokens, which follow from the seed."""
 
-    model: Architecture
-    sequences: int
-    num_microbatches: int
-    num_steps: int
-    num_devices: int
-    dtype: str
-    seed: int
-    optimizer: OptimizerSettings
+    request: Request
     plans: Mapping[str, WholePlan]
-    timeout_s: float
 
     def __call__(self, entrants: Sequence[Contender], stack: ExitStack) -> Iterator[tuple[str, Team]]:
-        workload = synthetic(self.model, self.sequences, self.dtype, self.seed, self.num_microbatches)
+        asked, mode = self.request, self.request.mode
+        assert isinstance(mode, Duel)
+        assert asked.model is not None
+        sequences, num_microbatches = asked.workload.microbatch_sequences, asked.num_microbatches
+        workload = synthetic(asked.model, sequences, asked.dtype, asked.seed, num_microbatches)
+        optimizer = OptimizerSettings(asked.optimizer.learning_rate, asked.optimizer.weight_decay)
         cores = usable_cores()
         backend = stack.enter_context(CpuBackend(cores))
         for entrant in entrants:
             plan = self.plans[entrant.name]
+            recompute: Literal["all", "except_last"] = "except_last" if plan.keeps_last else "all"
             if entrant.engine == "torch":
-                ranks = stack.enter_context(Ranks(self.num_devices, self.timeout_s))
-                program = make_program(plan.schedule, plan.costs)
-                yield entrant.name, TorchTeam(plan, self._case(plan), ranks, program, cores)
+                assert plan.schedule.partition is not None
+                partition = plan.schedule.partition.forward
+                case = case_of(asked, "torch_pipelining", "1F1B", partition=partition, recompute=recompute)
+                ranks = stack.enter_context(Ranks(asked.num_devices, mode.timeout_s))
+                yield entrant.name, TorchTeam(plan, case, ranks, make_program(plan.schedule, plan.costs), cores)
             else:
-                settings = Settings(self.optimizer, recompute="except_last" if plan.keeps_last else "all")
-                waits = entrant.engine != "side by side"
+                settings, waits = Settings(optimizer, recompute=recompute), entrant.engine != "side by side"
                 yield entrant.name, EngineTeam(plan, workload, settings, backend, waits=waits)
 
-    def _case(self, plan: WholePlan) -> Case:
-        assert plan.schedule.partition is not None
-        return Case(
-            "torch_pipelining",
-            asdict(self.model),
-            self.num_microbatches,
-            "1F1B",
-            self.sequences,
-            self.num_steps,
-            self.seed,
-            self.dtype,
-            plan.schedule.partition.forward,
-            recompute="except_last" if plan.keeps_last else "all",
-            optimizer={"learning_rate": self.optimizer.learning_rate, "weight_decay": self.optimizer.weight_decay},
-        )
+
+def case_of(request: Request, system: str, schedule: str, **more: Any) -> Case:
+    """The training of a request on another system; `more` are further fields of the case."""
+    assert request.model is not None
+    asked = request.optimizer
+    return Case(
+        system,
+        asdict(request.model),
+        request.num_microbatches,
+        schedule,
+        request.workload.microbatch_sequences,
+        request.num_steps,
+        request.seed,
+        request.dtype,
+        optimizer={"learning_rate": asked.learning_rate, "weight_decay": asked.weight_decay},
+        **more,
+    )
 
 
 def planned_job(request: Request, entrants: Sequence[Contender], plans: Mapping[str, WholePlan]) -> Job:
     """The job of the starts of a request whose contenders have plans."""
-    mode, model, asked = request.mode, request.model, request.optimizer
-    assert isinstance(mode, Duel)
-    assert model is not None
-    teams = PlannedTeams(
-        model=model,
-        sequences=request.workload.microbatch_sequences,
-        num_microbatches=request.num_microbatches,
-        num_steps=request.num_steps,
-        num_devices=request.num_devices,
-        dtype=request.dtype,
-        seed=request.seed,
-        optimizer=OptimizerSettings(asked.learning_rate, asked.weight_decay),
-        plans=plans,
-        timeout_s=mode.timeout_s,
-    )
-    return job_of(request, f"duel {model.name}", entrants, teams)
+    return job_of(request, f"duel {request.model_name}", entrants, PlannedTeams(request, plans))
 
 
 def job_of(request: Request, label: str, entrants: Sequence[Contender], make_teams: MakeTeams) -> Job:

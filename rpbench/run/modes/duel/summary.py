@@ -136,7 +136,6 @@ def _finding(found: Finding) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """A summary in lines for people."""
     alarms = found["false_alarms"]
     turns = ", ".join(f"{start['num_turns']} turns in {start['spent_s']:.0f} s" for start in found["starts"])
     text = [

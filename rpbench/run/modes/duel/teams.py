@@ -222,16 +222,9 @@ class RankTeam(_OnRanks):
         parts = time_parts(found)
         if self._asked.request.order_of in ONE_STAGE:  # their messages are not recorded separately
             parts = _all_late(parts, wall_s, len(self._ranks.pids))
-        return Sample(
-            wall_s,
-            replay_s,
-            cpu_s(found.answer),
-            foreign.elapsed_s,
-            foreign.others_s,
-            found.losses[-1],
-            predicted_s,
-            unexplained(wall_s, replay_s, parts, len(self._ranks.pids)),
-        )
+        missing = unexplained(wall_s, replay_s, parts, len(self._ranks.pids))
+        used, loss = cpu_s(found.answer), found.losses[-1]
+        return Sample(wall_s, replay_s, used, foreign.elapsed_s, foreign.others_s, loss, predicted_s, missing)
 
 
 class ThreadTeam:
@@ -264,16 +257,8 @@ class ThreadTeam:
         num_ranks = timeline.schedule.shape.num_ranks
         computing = sum(float(span.end - span.start) for span in timeline.spans())
         parts = _all_late(TimeParts(computing, 0.0, 0.0, 0.0, 0.0), wall_s, num_ranks)
-        return Sample(
-            wall_s,
-            replay_s,
-            used,
-            foreign.elapsed_s,
-            foreign.others_s,
-            training.mean_loss(0),
-            predicted_s,
-            unexplained(wall_s, replay_s, parts, num_ranks),
-        )
+        loss, missing = training.mean_loss(0), unexplained(wall_s, replay_s, parts, num_ranks)
+        return Sample(wall_s, replay_s, used, foreign.elapsed_s, foreign.others_s, loss, predicted_s, missing)
 
     def _execute(self, training: Training) -> Timeline:
         return execute(training.program(self._order, real_time=True), training.handlers, self._backend)

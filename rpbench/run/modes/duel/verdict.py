@@ -125,8 +125,6 @@ Verdict = Literal["faster", "slower", "no difference shown", "no verdict"]
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules for a verdict."""
-
     least_pairs: int = 30  # clean comparisons in each start
     least_minutes: int = 3  # minutes of the clock in which they lie
     half_width: float = 0.02  # largest relative half width of the interval, without the variance between starts

@@ -280,7 +280,6 @@ def _outcome(step: Step, policy: Checkpoint, failures: tuple[Failure, ...], hori
 
 
 def _story(step: Step, history: History, free_s: float) -> Fields:
-    """Record fields: the failures, and the pace over the horizon."""
     costs, goodput = [event.recovery for event in history.events], history.steps_per_s
     fetched: Counter[str] = Counter()
     for each in costs:
