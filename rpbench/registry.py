@@ -262,7 +262,6 @@ FRAMES = 8  # calls that are shown of an error in a user's file
 
 
 def _module_of(path: Path) -> str:
-    """A unique module name for a user's schedule file."""
     return f"{_OWN}{hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]}_{path.stem}"
 
 

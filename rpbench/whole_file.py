@@ -104,14 +104,10 @@ def _pieces(file: int, most: int, *, is_pipe: bool) -> Iterator[bytes]:
         else:
             if piece == b"" and now - began > UNWRITTEN_S:
                 raise ValueError("it is a pipe that nobody writes to; name a file")
-            _check_patience(is_pipe, now - last, now - began)
+            what, most_s = ("it is a pipe", SILENT_S) if is_pipe else ("it is a file of the system", UNWRITTEN_S)
+            if now - last > most_s:
+                raise ValueError(f"{what} that has given nothing for {most_s:g} s; write it into a file and name that")
+            if now - began > ENDLESS_S:
+                raise ValueError(f"{what} that has not ended for {ENDLESS_S:g} s; write it into a file and name that")
             time.sleep(_POLL_S)
     raise ValueError(f"more than {most:,} bytes; no more are read")
-
-
-def _check_patience(is_pipe: bool, silent_s: float, all_s: float) -> None:
-    what, most_s = ("it is a pipe", SILENT_S) if is_pipe else ("it is a file of the system", UNWRITTEN_S)
-    if silent_s > most_s:
-        raise ValueError(f"{what} that has given nothing for {most_s:g} s; write it into a file and name that")
-    if all_s > ENDLESS_S:
-        raise ValueError(f"{what} that has not ended for {ENDLESS_S:g} s; write it into a file and name that")

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -346,13 +346,4 @@ class Failures:
 
 AnyDuel = Duel | TorchDuel | GpuDuel
 Mode = Simulate | Train | Predict | Roofline | Duel | TorchDuel | GpuDuel | Failures
-MODES: dict[str, type[Mode]] = {
-    "simulate": Simulate,
-    "train": Train,
-    "predict": Predict,
-    "roofline": Roofline,
-    "duel": Duel,
-    "torch_duel": TorchDuel,
-    "gpu_duel": GpuDuel,
-    "failures": Failures,
-}
+MODES: dict[str, type[Mode]] = {mode.name: mode for mode in get_args(Mode)}

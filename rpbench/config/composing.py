@@ -174,7 +174,9 @@ class Composer:
                 values.setdefault(key.partition(".")[0], []).append(text)
                 continue
             option = override.value()
-            if not _is_plain(override) or not isinstance(option, str | None) or key in values:
+            special = (override.is_add(), override.is_force_add(), override.is_delete(), override.is_sweep_override())
+            is_plain = not any(special) and override.package is None  # group=option
+            if not is_plain or not isinstance(option, str | None) or key in values:
                 raise Separate(text)
             groups[key] = None if option == "null" else option
         return groups, values
@@ -236,9 +238,3 @@ def _state_of_files() -> tuple[object, ...]:
     files = sorted([*(path for path in shipped if path.endswith(".yaml")), *map(str, own_yaml())])
     stats = ((path, os.stat(path)) for path in files)
     return (tuple(offered().items()), *((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
-
-
-def _is_plain(override: Override) -> bool:
-    """`group=option`, and nothing added, deleted or put elsewhere."""
-    special = (override.is_add(), override.is_force_add(), override.is_delete(), override.is_sweep_override())
-    return not any(special) and override.package is None

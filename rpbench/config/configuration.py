@@ -66,7 +66,6 @@ class MeshConfig:
 
     @property
     def is_given(self) -> bool:
-        """Whether one of the keys is set."""
         return self != MeshConfig()
 
     def given(self, *names: str) -> dict[str, Any]:

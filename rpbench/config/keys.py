@@ -13,8 +13,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a file."""
-
     says: str  # its meaning and unit
     range: str
     example: str  # a value as it is typed
@@ -61,7 +59,7 @@ GPU: Mapping[str, Key] = {
 KEYS: Mapping[str, Mapping[str, Key]] = {"model": MODEL, "cluster": CLUSTER}
 
 
-# Figures of a machine without which there is no time: of layers, and of what is moved and of the optimizer.
+# Figures of a machine that times need: those of layers, and those of transfers and the optimizer.
 LAYERS = (
     "matmul_flops_per_s",
     "wide_matmul_flops_per_s",

@@ -35,7 +35,6 @@ class MeshChoice:
     counts_layers: bool  # whether seconds of layers are counted for this machine, instead of scaling those of `cost=`
 
     def plain(self) -> dict[str, Any]:
-        """Sizes and choices of the mesh as plain data."""
         found = asdict(self.mesh)
         sharing = found.pop("sharing")
         found |= {"shard": sharing["what"], "shard_group": sharing["group"], "reshard": sharing["reshard"]}
@@ -125,7 +124,6 @@ def refuse_lora(model: Architecture | None) -> None:
 
 
 def _overlapping(found: Software, asked: OverlapConfig) -> Software:
-    """The framework with the overlap that `mesh.overlap` sets."""
     traits = {
         "gradients_beside": asked.gradients,
         "parameters_beside": asked.parameters,

@@ -15,19 +15,17 @@ from rpbench.workload.architecture import model_keys
 
 OF_TENSORS = ("dtype", "optimizer")
 # Keys that the published runs of mode=predict set themselves.
-OF_SCRIPTS = frozenset(
-    [
-        "num_microbatches",
-        "num_steps",
-        "chunks_per_device",
-        "partition",
-        "recompute",
-        "prefetch",
-        "dispatch",
-        "offload",
-        "workload",
-        "seed",
-    ]
+OF_SCRIPTS = (
+    "num_microbatches",
+    "num_steps",
+    "chunks_per_device",
+    "partition",
+    "recompute",
+    "prefetch",
+    "dispatch",
+    "offload",
+    "workload",
+    "seed",
 )
 
 
@@ -50,8 +48,8 @@ def notes_of(
             "is other training than without; only its times are simulated"
         )
     found += _without_effect(mode, overrides, eager=eager)
-    is_simple = isinstance(mode, Simulate) and not choices.get("experiment")
-    if is_simple and cost.name == "unit" and "model" in given and "cost" not in given:  # nobody chose unit costs
+    is_own = isinstance(mode, Simulate) and not choices.get("experiment")
+    if is_own and cost.name == "unit" and "model" in given and "cost" not in given:  # unit costs by default
         found.append(
             f"cost=unit, the default: every layer of {choices.get('model')} takes one slot, forward, and two, "
             "backward, on any device; cost=analytic cluster=NAME counts seconds"

@@ -59,8 +59,6 @@ DEVICES = 8  # of a run whose cluster does not say how many it has
 
 @dataclass(frozen=True)
 class ScheduleChoice:
-    """A schedule as it was chosen."""
-
     chosen: str  # the option of `schedule=`, such as `roundpipe_call`
     entry: Entry  # its registered generator
     options: Mapping[str, Any]  # keyword arguments of the generator

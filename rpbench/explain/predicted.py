@@ -150,7 +150,7 @@ _FINER: Mapping[str, Callable[[Case], dict[str, float]]] = {
 }
 
 
-# --- what is computed ------------------------------------------------------------------------------------------
+# --- the work of a token ---------------------------------------------------------------------------------------
 
 
 def work_of(model: Architecture, num_tokens: float, basis: Basis, framework: str) -> Work:

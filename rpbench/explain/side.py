@@ -59,8 +59,6 @@ RATES = ("tflops_per_device", "mfu")
 
 @dataclass(frozen=True)
 class Number:
-    """A typed number."""
-
     unit: str  # one of `UNITS`
     value: float
     flops: str = "causal"  # how a rate counts, one of `CONVENTIONS`

@@ -119,7 +119,6 @@ def explain(a: Side, b: Side, metric: Metric = "pace") -> Explanation:
 
 
 def log_mean(x: float, y: float) -> float:
-    """The logarithmic mean of two positive numbers."""
     return x if abs(x - y) <= 1e-12 * x else (x - y) / log(x / y)
 
 

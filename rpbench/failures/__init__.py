@@ -1,1 +1,1 @@
-"""Failures: what a run loses when ranks die, how long it takes to go on, and the pace afterwards; no tensors."""
+"""Failures: the work that a run loses when ranks die, the time to recover, and the pace afterwards; no tensors."""

@@ -96,7 +96,6 @@ class Gemini(Checkpoint):
 
     @property
     def pace_s(self) -> float:
-        """Seconds of a step with its copies."""
         return self.job.step_s + self.copying.added_s
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:
@@ -156,14 +155,10 @@ def recoverable_probability(num_ranks: int, num_copies: int, num_failures: int) 
     """
     if not 0 <= num_failures <= num_ranks:
         raise ValueError(f"num_failures={num_failures}: of {num_ranks} ranks; take 0 to {num_ranks}")
-    sound = [1]  # number of failures -> how many sets of them leave a copy of everything
+    sound = np.array([1], dtype=object)  # number of failures -> how many sets of them leave a copy of everything
     for group in groups(num_ranks, num_copies):
         own = [_sound_sets(len(group), num_copies, failed) for failed in range(len(group) + 1)]
-        joined = [0] * (len(sound) + len(own) - 1)
-        for before, sets in enumerate(sound):
-            for failed, more in enumerate(own):
-                joined[before + failed] += sets * more
-        sound = joined
+        sound = np.convolve(sound, np.array(own, dtype=object))  # exact, for these are Python's whole numbers
     return Fraction(sound[num_failures], comb(num_ranks, num_failures))
 
 

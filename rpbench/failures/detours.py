@@ -139,7 +139,6 @@ class Recycle(Checkpoint):
 
     @property
     def pace_s(self) -> float:
-        """Seconds of a step on the ranks that are left."""
         return self.job.step_s * self.slowdown
 
     def recover(self, lost: frozenset[int], progress: Progress) -> Recovery:

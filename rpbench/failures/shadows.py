@@ -34,8 +34,6 @@ from rpbench.failures.walk import Checkpoint, Progress, Recovery, seconds
 
 
 class What(Enum):
-    """The kind of an act."""
-
     FORWARD = "F"
     BACKWARD = "B"
     SHADOW = "f"

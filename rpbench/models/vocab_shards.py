@@ -109,7 +109,6 @@ def _product(left: torch.Tensor, right: torch.Tensor, target: torch.Tensor) -> t
 
 
 def sum_in_order(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The sum of parts, added in their order."""
     *_, found = accumulate(parts)
     return found
 

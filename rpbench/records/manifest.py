@@ -62,8 +62,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A sweep and its cells."""
-
     name: str
     experiment: str | None
     overrides: tuple[str, ...]
@@ -182,7 +180,6 @@ def write_plan(results: Path, experiment: str | None, arguments: Sequence[str], 
 
 
 def state_of(row: Record) -> str:
-    """The state of a cell with this record."""
     return _STATE_OF[row["status"]]
 
 

@@ -32,8 +32,6 @@ SECONDS_PER_ACTION = 5e-6  # of a simulation, without earlier runs
 
 @dataclass(frozen=True)
 class Forecast:
-    """Forecast of a cell."""
-
     memory: str  # `fits`, `does not fit` or `not known`
     memory_reason: str
     peak_memory_bytes: int | None = None  # of the fullest device; None without a shape
@@ -150,7 +148,7 @@ class Summary:
 
     def __init__(self) -> None:
         self._states = Counter[str]()
-        self._misfits = self._unknown = self._told = 0
+        self._misfits = self._unknown = self._known = 0
         self._seconds = 0.0
 
     @property
@@ -163,7 +161,7 @@ class Summary:
         self._misfits += row.get("memory") == DOES_NOT_FIT
         if "seconds" in row:
             self._unknown += row["seconds"] is None
-            self._told += row["seconds"] is not None
+            self._known += row["seconds"] is not None
             self._seconds += row["seconds"] or 0.0
 
     def __str__(self) -> str:
@@ -172,10 +170,10 @@ class Summary:
         parts = [f"{number} cell{'s' if number != 1 else ''}: {states}"]
         if self._misfits:
             parts.append(f"{self._misfits} will not fit")
-        if self._told:
+        if self._known:
             parts.append(f"about {self._seconds:.2g} s of one worker")
         if self._unknown:
-            parts.append(f"{self._unknown} of which nobody knows how long")
+            parts.append(f"{self._unknown} for an unknown time")
         return "; ".join(parts)
 
 

@@ -123,7 +123,9 @@ class ManifestSweeper:
         assert self.launch is not None
         cells = self.cells(arguments)
         if not cells:
-            raise ConfigError(f"nothing to sweep: {_empty(arguments)} gives no value; name at least one")
+            empty = [item for item in arguments if any(mark in item for mark in ("glob(", "range(", "choice("))]
+            what = " ".join(empty) or "the sweep"
+            raise ConfigError(f"nothing to sweep: {what} gives no value; name at least one")
         results = Path(self.config.hydra.sweep.dir)
         check_writable(results, "results_dir")
         plan = Plan(*write_plan(results, self._experiment, arguments, cells).split("@"))
@@ -183,12 +185,6 @@ def _values(override: Override) -> list[str]:
     if len(values) > MOST_CELLS:
         raise ConfigError(f"{override.input_line}: more than {MOST_CELLS:,} values; name fewer")
     return values
-
-
-def _empty(arguments: Sequence[str]) -> str:
-    """The swept arguments that may have no values."""
-    found = [item for item in arguments if any(mark in item for mark in ("glob(", "range(", "choice("))]
-    return " ".join(found) or "the sweep"
 
 
 def _num_workers(launcher: Any, num_cells: int) -> int:

@@ -46,7 +46,6 @@ class StepWatch:
         self._last = Clocked(0.0, 0.0)
 
     def watched(self, handlers: Mapping[Kind, Handler]) -> dict[Kind, Handler]:
-        """The same handlers, watched."""
         return {kind: self._timed(kind, each) for kind, each in handlers.items()}
 
     def _timed(self, kind: Kind, handler: Handler) -> Handler:
@@ -108,7 +107,6 @@ class StepWatch:
 
 
 def _gradients_of(training: Training, batch: int) -> Counter[int]:
-    """The number of gradient actions of each batch."""
     flat = (action for _, _, row in training.schedule.items() for action in row)
     return Counter(
         action.microbatch // batch

@@ -86,21 +86,17 @@ def summary_of(row: Record) -> dict[str, Any]:
     """
     summary: dict[str, Any] = {"status": row["status"], "reason": row["reason"], "evidence": row["evidence"]}
     for key, value in row.items():
-        if key in _NOT_METRICS:
+        if key in (*_NOT_METRICS, *_CURVES):
             continue
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             summary[under_unit(row, key)] = value
-        elif key not in _CURVES and _is_per_device(value, row["num_devices"]):
+            continue
+        is_per_device = isinstance(value, list) and len(value) == row["num_devices"]
+        if is_per_device and all(isinstance(item, (int, float)) for item in value):
             summary[f"{under_unit(row, key)}_max"] = max(value)
     if row.get("loss_curve"):
         summary["loss_lowest"] = min(row["loss_curve"])
     return summary
-
-
-def _is_per_device(value: Any, num_devices: int) -> bool:
-    return (
-        isinstance(value, list) and len(value) == num_devices and all(isinstance(item, (int, float)) for item in value)
-    )
 
 
 # --- the artifact of a run: record, schedule text, timeline as a trace and as a picture ---
