@@ -18,7 +18,6 @@ from training_cases import Run, assert_same, reference_of, train, uneven_costs, 
 
 from rpbench.cli import dispatch
 from rpbench.config.choices import BackendConfig, ConfigError
-from rpbench.config.configuration import RunConfig
 from rpbench.engine.backends import device as backends
 from rpbench.engine.backends.device import DeviceBackend, DeviceFailed, OnCurrentDevice, failing
 from rpbench.engine.executor import ActionFailed, execute
@@ -247,8 +246,9 @@ def test_any_order_that_the_waits_allow_gives_the_same_bits(schedule, num_orders
 # --- what it refuses, and how it ends ------------------------------------------------------------------------
 
 
-def refused(schedule):
-    check_device(RunConfig(), schedule, BackendConfig("device", dry_accelerators=1))
+def refused(schedule, **changes):
+    model = replace(SMALL, **changes) if changes else None
+    check_device(schedule, BackendConfig("device", dry_accelerators=1), model)
 
 
 def test_stages_that_are_brought_and_others_that_stay_are_refused():
@@ -262,19 +262,9 @@ def test_copies_that_nobody_sums_and_shards_of_what_stages_share_are_refused():
     with pytest.raises(ConfigError, match=r"chimera runs stage 0 on devices \[0, 3\] and has no action that sums"):
         refused(resident("chimera", 4, 8, num_layers=4))
     with pytest.raises(ConfigError, match=r"tied=true is one matrix of two stages, which zero_2 cuts"):
-        check_device(
-            RunConfig(),
-            complete("zero_2", 2, 4, 2, 2),
-            BackendConfig("device", dry_accelerators=1),
-            has_tied=True,
-        )
+        refused(complete("zero_2", 2, 4, 2, 2), tied=True)
     with pytest.raises(ConfigError, match=r"model.lora_rank freezes weights, and the replicas of data_parallel keep"):
-        check_device(
-            RunConfig(),
-            complete("data_parallel", 2, 4, 2, 2),
-            BackendConfig("device", dry_accelerators=1),
-            has_frozen=True,
-        )
+        refused(complete("data_parallel", 2, 4, 2, 2), training_mode="lora", lora_rank=4)
 
 
 def test_stages_that_stay_on_devices_are_refused():

@@ -118,9 +118,7 @@ def check_request(request: Request, assembled: Assembled) -> None:
             "use recompute=all"
         )
     if backend.name == "device":
-        model = assembled.model
-        has_tied, has_frozen = model is not None and model.tied, model is not None and bool(model.lora_rank)
-        check_device(request, assembled.schedule, backend, has_tied=has_tied, has_frozen=has_frozen)
+        check_device(assembled.schedule, backend, assembled.model)
     if backend.paced_links and assembled.cluster.host_to_device_bytes_per_s is None:
         raise ConfigError(
             f"backend.paced_links=true: the links of cluster {assembled.cluster.name} have no pace; set "

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 
 from rpbench.config.choices import BackendConfig, ConfigError
-from rpbench.config.request import Request
 from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.footprint.sizes import ModelBytes
 from rpbench.engine.backends import accelerator
@@ -35,11 +34,10 @@ from rpbench.ir.waits.moves import has_transfers
 from rpbench.run.assemble import Assembled
 from rpbench.run.recording import Fields
 from rpbench.sim.memory import peak_in_flight
+from rpbench.workload.architecture import Architecture
 
 
-def check_device(
-    request: Request, schedule: Schedule, backend: BackendConfig, *, has_tied: bool = False, has_frozen: bool = False
-) -> None:
+def check_device(schedule: Schedule, backend: BackendConfig, model: Architecture | None = None) -> None:
     """Raise ConfigError without an accelerator, real or made up; for options of the CPU alone; and for a schedule that
     does not say how all its tensors get to the devices.
     """
@@ -70,7 +68,7 @@ def check_device(
             "optimizer is on the host; use schedule=roundpipe offload=all, or backend=cpu"
         )
     if stays_on_devices(schedule):
-        _check_resident(schedule, index, has_tied=has_tied, has_frozen=has_frozen)
+        _check_resident(schedule, index, model)
         return
     loaded, stepped = (
         {action.stage for action in index.actions if action.kind is kind and action.object == what}
@@ -83,7 +81,7 @@ def check_device(
         )
 
 
-def _check_resident(schedule: Schedule, index: Index, *, has_tied: bool, has_frozen: bool) -> None:
+def _check_resident(schedule: Schedule, index: Index, model: Architecture | None) -> None:
     """Refuse stages on several devices whose gradients are not summed, and shards of weights that stages share."""
     devices: dict[int, set[int]] = {}
     for number, action in enumerate(index.actions):
@@ -91,17 +89,19 @@ def _check_resident(schedule: Schedule, index: Index, *, has_tied: bool, has_fro
             if part.kind in COMPUTE - set(HEAD):
                 devices.setdefault(part.stage, set()).add(index.device(number))
     shared = next((stage for stage, found in devices.items() if len(found) > 1), None)
-    if shared is not None and Kind.REDUCE_GRAD not in schedule.kinds:
+    if shared is None:
+        return
+    if Kind.REDUCE_GRAD not in schedule.kinds:
         raise ConfigError(
             f"backend=device: {schedule.name} runs stage {shared} on devices {sorted(devices[shared])} and has no "
             "action that sums their gradients, so that each would keep weights of its own; use backend=cpu"
         )
-    if shared is not None and has_frozen:
+    if model is not None and model.lora_rank:
         raise ConfigError(
             f"backend=device: model.lora_rank freezes weights, and the replicas of {schedule.name} keep those that "
             "train alone on accelerators of their own; leave it out, or use schedule=1f1b or backend=cpu"
         )
-    if shared is not None and has_tied and Kind.UNSHARD in schedule.kinds:
+    if model is not None and model.tied and Kind.UNSHARD in schedule.kinds:
         raise ConfigError(
             f"backend=device: model.tied=true is one matrix of two stages, which {schedule.name} cuts into "
             "other shards in each; use model.tied=false, or schedule=data_parallel"
