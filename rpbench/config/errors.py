@@ -31,7 +31,7 @@ def reworded(message: str, overrides: Sequence[str] = ()) -> str:
     """The first line of a message of Hydra, reworded where we know it, with the override that it is about as typed."""
     for pattern, meaning in _REWORDINGS:
         if found := re.search(pattern, message):
-            return _with_override(meaning.format(*found.groups()), message, overrides)
+            return _with_override(meaning.format(*found.groups()), overrides)
     return _about_value(message, overrides) or message
 
 
@@ -64,7 +64,7 @@ def _rule(text: str) -> str | None:
     return None
 
 
-def _with_override(meaning: str, message: str, overrides: Sequence[str]) -> str:
+def _with_override(meaning: str, overrides: Sequence[str]) -> str:
     """The meaning, behind the override that it is about if the message names none."""
     if not meaning.startswith(("a group", "${")):
         return meaning

@@ -174,9 +174,7 @@ def _forward_backward_s(model: Architecture, num_tokens: float, basis: Basis) ->
 # --- a run under a mesh ---
 
 
-def side_of_job(
-    job: Job, step_s: float | None, label: str, *, evidence: str = "published", slower: float = 1.0, **more: Any
-) -> Side:
+def side_of_job(job: Job, step_s: float | None, label: str, *, slower: float = 1.0, **more: Any) -> Side:
     """A number of a run under a mesh.
 
     Args:
@@ -190,7 +188,7 @@ def side_of_job(
     return Side(
         label,
         each * step_s if step_s else sum(causes.values()),
-        evidence if step_s else "predicted",
+        "published" if step_s else "predicted",
         causes,
         "predicted",
         work=Work(job.architecture.flops_per_token(job.seq_len), job.machine.device.flops_16, _dtype_gain(job)),
