@@ -1,11 +1,23 @@
 """Errors of a request: ConfigError, and messages of Hydra and omegaconf reworded."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class ConfigError(ValueError):
     """A request that cannot be understood: unknown names, misspelt keys, values of the wrong type."""
+
+
+@contextmanager
+def config_errors(prefix: str, *others: type[ValueError]) -> Iterator[None]:
+    """Inside, a ValueError becomes a ConfigError that begins with a prefix, unless it is one already or of `others`."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, (ConfigError, *others)):
+            raise
+        raise ConfigError(f"{prefix}{error}") from None
 
 
 _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rpbench.config.choices import BackendConfig, ConfigError, Mode, Simulate, Train, WorkloadConfig, at_least_one
+from rpbench.config.choices import BackendConfig, Mode, Simulate, Train, WorkloadConfig, at_least_one
 from rpbench.config.configuration import RunConfig
+from rpbench.config.errors import ConfigError, config_errors
 from rpbench.config.files import SourceFile, read_source
 from rpbench.ir.partition import MOST_LAYERS
 from rpbench.passes.recomputation import RECOMPUTES
@@ -123,10 +124,8 @@ def read_lengths(given: Any, model: Architecture | None) -> list[int] | None:
         where = f"workload.lengths={given}"
         file = read_source("workload.lengths", given, most=_MOST_LENGTH_BYTES)
         assert file is not None
-        try:
+        with config_errors(f"{where}: "):
             words = re.split(r"[\s,]+", file.text.strip())
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
     if not isinstance(words, list) or not words or words == [""]:
         raise ConfigError(f"{where}: no lengths; give a list such as [512,128,64], or a file with one a line")
     found = []

@@ -9,8 +9,8 @@ import numpy as np
 
 from rpbench import registry
 from rpbench.config.charging import CONSTANTS, check_charge
-from rpbench.config.choices import ConfigError
 from rpbench.config.configuration import RunConfig
+from rpbench.config.errors import ConfigError, config_errors
 from rpbench.config.files import SourceFile
 from rpbench.config.keys import MOVES, check_figures
 from rpbench.config.request import Request
@@ -428,11 +428,9 @@ def _check_typed(request: Request, schedule: Schedule, file: SourceFile) -> None
 
 
 def _read(file: SourceFile) -> Schedule:
-    try:
+    with config_errors(f"schedule_file={file.path}: "):
         if file.path.suffix == ".csv":
             from rpbench.torch_runtime.formats.tables import read_schedule  # the form of torch's own runtime
 
             return read_schedule(file.text, file.path.stem)
         return from_text(file.text)
-    except ValueError as error:
-        raise ConfigError(f"schedule_file={file.path}: {error}") from None

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from rpbench.config.choices import BackendConfig, ConfigError
+from rpbench.config.choices import BackendConfig
+from rpbench.config.errors import ConfigError, config_errors
 from rpbench.config.request import Request
 from rpbench.engine.backends.device import DeviceBackend
 from rpbench.engine.backends.emulated import EmulatedBackend
@@ -156,10 +157,8 @@ def _check_shards(model: Architecture, schedule: Schedule, backend: str) -> None
         raise ConfigError(f"model.dropout={model.dropout}: {DRAWS_APART}")
     layer = build_layer(model, 1, device="meta")
     assert isinstance(layer, DecoderLayer)
-    try:
+    with config_errors(f"schedule={schedule.name}, model={model.name}: "):
         check_shards(layer, schedule.shape.num_ranks)
-    except ValueError as error:
-        raise ConfigError(f"schedule={schedule.name}, model={model.name}: {error}") from None
 
 
 def execute(request: Request, assembled: Assembled, feed: StepFeed | None = None) -> tuple[Fields, Timeline]:
@@ -339,7 +338,7 @@ def _data(request: Request, assembled: Assembled) -> Data:
         whole = workload.microbatch_sequences * request.pieces
         data = SyntheticTokens(model.vocab, model.seq_len, whole, request.seed)
         return data if request.pieces == 1 else InPieces(data, request.pieces)
-    try:
+    with config_errors(f"workload.{'path' if workload.text is None else 'text'}: "):
         return TextTokens(
             path,
             vocab=model.vocab,
@@ -350,8 +349,6 @@ def _data(request: Request, assembled: Assembled) -> Data:
             held_out=workload.held_out,
             num_steps=request.num_steps if workload.held_out else None,
         )
-    except ValueError as error:
-        raise ConfigError(f"workload.{'path' if workload.text is None else 'text'}: {error}") from None
 
 
 def _subject(request: Request, assembled: Assembled) -> Fields:

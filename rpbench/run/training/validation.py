@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from rpbench.config.choices import ConfigError
+from rpbench.config.errors import ConfigError, config_errors
 from rpbench.config.request import Request
 from rpbench.engine.compute.stage import Shells
 from rpbench.engine.executor import Gate, Handler
 from rpbench.engine.state import checkpoint
-from rpbench.engine.state.checkpoint import CheckpointError, Manifest
+from rpbench.engine.state.checkpoint import Manifest
 from rpbench.engine.state.gradients import Tensors
 from rpbench.engine.state.weights import untrained
 from rpbench.engine.training import Training
@@ -48,19 +48,15 @@ def found_checkpoint(request: Request, subject: Fields) -> Manifest | None:
     """The checkpoint to resume from, if any; ConfigError if it is missing, torn, or of another run."""
     if request.checkpoint.resume_from is None:
         return None
-    try:
+    with config_errors("checkpoint.resume_from="):
         return checkpoint.opened(Path(request.checkpoint.resume_from), subject)
-    except CheckpointError as error:
-        raise ConfigError(f"checkpoint.resume_from={error}") from None
 
 
 def check_holds(found: Manifest, request: Request, workload: Workload) -> None:
     """Raise ConfigError, naming the first parameter, for a checkpoint that lacks something the workload needs."""
     shapes = {owner: workload.parameter(owner).shape for owner in set(workload.owner_of.values())}
-    try:
+    with config_errors("checkpoint.resume_from="):
         found.check_holds(shapes, optimizer_settings(request.optimizer).moments)
-    except CheckpointError as error:
-        raise ConfigError(f"checkpoint.resume_from={error}") from None
 
 
 def check_save_to(request: Request) -> None:
@@ -71,10 +67,8 @@ def check_save_to(request: Request) -> None:
     above = folder.absolute().parent
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ConfigError(f"checkpoint.save_to={folder}: {above} is no folder that can be written")
-    try:
+    with config_errors("checkpoint.save_to="):
         checkpoint.check_target(folder)
-    except CheckpointError as error:
-        raise ConfigError(f"checkpoint.save_to={error}") from None
 
 
 class Validation:

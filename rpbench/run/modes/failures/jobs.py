@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from rpbench.config.choices import ConfigError, Failures
+from rpbench.config.choices import Failures
+from rpbench.config.errors import ConfigError, config_errors
 from rpbench.config.request import Request
 from rpbench.cost.footprint.memory import classes_of
 from rpbench.cost.footprint.replicas import shares_or_offloads
@@ -125,12 +126,8 @@ def policy_of(request: Request, asked: Failures, step: Step) -> Checkpoint:
             f"mode=failures with schedule={schedule.name}: what is lost is counted in steps, and its steps overlap; "
             "take a schedule that is flushed, such as 1f1b"
         )
-    try:
+    with config_errors(f"mode.policy={asked.policy}: ", NoForm):
         return _POLICIES[asked.policy](request, asked, step)
-    except (NoForm, ConfigError):
-        raise
-    except ValueError as error:
-        raise ConfigError(f"mode.policy={asked.policy}: {error}") from None
 
 
 def _gemini(request: Request, asked: Failures, step: Step) -> Gemini:
@@ -233,15 +230,12 @@ def prepare(request: Request) -> Work:
     step = step_of(assembled_of(request), asked, asked.pipelines)
     try:
         policy = policy_of(request, asked, step)
-        horizon_s = asked.horizon_steps * policy.job.step_s if asked.horizon_s is None else asked.horizon_s
-        failures = _failures(request, asked, step.job.num_ranks, horizon_s)
     except NoForm as error:
         infeasible = _infeasible(str(error))
         return Work({"policy": asked.policy}, lambda: infeasible)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"mode.failures: {error}") from None
+    horizon_s = asked.horizon_steps * policy.job.step_s if asked.horizon_s is None else asked.horizon_s
+    with config_errors("mode.failures: "):
+        failures = _failures(request, asked, step.job.num_ranks, horizon_s)
     work = scheduled(request, step.assembled, lambda: _outcome(step, policy, failures, horizon_s))
     return replace(work, opening={**work.opening, "policy": asked.policy})
 

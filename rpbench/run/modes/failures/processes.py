@@ -6,7 +6,8 @@ from dataclasses import asdict, replace
 from operator import itemgetter
 from typing import Any
 
-from rpbench.config.choices import ConfigError, Failures
+from rpbench.config.choices import Failures
+from rpbench.config.errors import ConfigError, config_errors
 from rpbench.config.request import Request
 from rpbench.cost.table import CostTable
 from rpbench.engine.backends.threads import one_thread
@@ -56,7 +57,7 @@ def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
     ranks = assembled.schedule.shape.num_ranks
     settings = optimizer_settings(request.optimizer)
     in_memory = asked.policy == "gemini"
-    try:
+    with config_errors("mode.run=processes: "):
         plan = Plan(
             to_text(add_steps(assembled.schedule)),
             asdict(assembled.model),
@@ -73,10 +74,6 @@ def _plan(request: Request, asked: Failures, assembled: Assembled) -> Plan:
             asked.stall_s,
         )
         plan.workload(), plan.settings()
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"mode.run=processes: {error}") from None
     return plan
 
 
