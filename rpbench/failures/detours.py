@@ -160,29 +160,28 @@ class Recycle(Checkpoint):
         return living(set(map(self.job.place, lost)), self.job.num_stages, self.job.num_pipelines)
 
 
+@dataclass
 class _Run:
     """A simulation of greedy ranks, which run the first part that is ready."""
 
-    def __init__(
-        self,
-        peers: Sequence[Sequence[int]],
-        num_pipelines: int,
-        num_microbatches: int,
-        times: SplitTimes,
-        most_in_flight: Sequence[int],
-    ) -> None:
-        self.peers, self.times, self.limits = peers, times, most_in_flight
-        self.num_pipelines, self.last = num_pipelines, len(peers) - 1
-        ranks = [(k, stage) for stage, there in enumerate(peers) for k in there]
+    peers: Sequence[Sequence[int]]
+    num_pipelines: int
+    num_microbatches: int
+    times: SplitTimes
+    limits: Sequence[int]  # in flight
+
+    def __post_init__(self) -> None:
+        num_stages = len(self.peers)
+        ranks = [(k, stage) for stage, there in enumerate(self.peers) for k in there]
         self.ready: dict[Rank, tuple[list[Part], ...]] = {rank: ([], [], []) for rank in ranks}  # by order
-        self.free, self.held, self.peak = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0), [0] * len(peers)
-        steps = [(step, stage) for step in range(STEPS) for stage in range(len(peers))]
-        self.left = dict.fromkeys(steps, num_pipelines * num_microbatches)  # weight gradients
+        self.free, self.held, self.peak = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0), [0] * num_stages
+        steps = list(product(range(STEPS), range(num_stages)))
+        self.left = dict.fromkeys(steps, self.num_pipelines * self.num_microbatches)  # weight gradients
         self.stepped = dict.fromkeys(steps, 0.0)  # end of the last of them
         # Events: a part that arrives at a rank, or None to look at the rank again.
         self.moments: list[tuple[float, int, Part | None, Rank]] = []
         self.num_moments = 0
-        for step, microbatch, k in product(range(STEPS), range(num_microbatches), range(num_pipelines)):
+        for step, microbatch, k in product(range(STEPS), range(self.num_microbatches), range(self.num_pipelines)):
             part = Part(FORWARD, step, microbatch, k, 0)
             self._arrive(0.0, part, self._rank(part))
 
@@ -230,7 +229,7 @@ class _Run:
         if part.order == FORWARD:
             self.held[rank] += 1
             self.peak[part.stage] = max(self.peak[part.stage], self.held[rank])
-            top = part.stage == self.last
+            top = part.stage == len(self.peers) - 1
             self._send(end, rank, part._replace(order=INPUT) if top else part._replace(stage=part.stage + 1))
         elif part.order == INPUT:
             self._arrive(end, part._replace(order=WEIGHT), rank)
