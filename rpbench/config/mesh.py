@@ -79,26 +79,20 @@ def _left(group: int, num_devices: int | None, said: str) -> int:
     return found
 
 
-def mesh_choice(
-    config: MeshConfig,
-    num_devices: int | None,
-    cluster: Machine,
-    model: Architecture | None,
-    cost: str,
-    named: Software | None,
-) -> MeshChoice:
-    """The mesh of a run with machine, model and software; ValueError if it is impossible or links are unknown.
+def mesh_choice(config: RunConfig, cluster: Machine, model: Architecture | None, named: Software | None) -> MeshChoice:
+    """The mesh of a run with machine, model and software, `named` or the default.
 
-    `cost` is the chosen source of seconds, `named` the software that was chosen, if any.
+    Raises ValueError for an impossible mesh, or unknown links.
     """
-    mesh = mesh_of(config, cluster.num_devices if num_devices is None and config.pipeline is None else num_devices)
-    framework = _overlapping(named or software(DEFAULT), config.overlap)
-    precision = config.precision or PRECISION
+    asked, num_devices = config.mesh, config.num_devices
+    mesh = mesh_of(asked, cluster.num_devices if num_devices is None and asked.pipeline is None else num_devices)
+    framework = _overlapping(named or software(DEFAULT), asked.overlap)
+    precision = asked.precision or PRECISION
     if precision not in get_args(Precision):
         raise ConfigError(unknown_name("mesh.precision", precision, list(get_args(Precision))))
     of_one_host = cluster.num_devices is None or mesh.num_devices <= cluster.node_devices
     is_pipeline = prod((mesh.data, mesh.tensor, mesh.context, mesh.expert)) == 1
-    needs_no_mesh = is_pipeline and of_one_host and config.shard is None
+    needs_no_mesh = is_pipeline and of_one_host and asked.shard is None
     if not needs_no_mesh and cluster.gpu is None and cluster.ring_bytes_per_s is None:
         raise ConfigError(
             f"cluster={cluster.name} has no measured collectives, and a mesh is made of them: run python -m rpbench "
@@ -108,7 +102,7 @@ def mesh_choice(
     refuse_lora(model)
     if machine is not None and model is None:
         raise ConfigError("mesh: what collectives move follows from a model's shape; choose one, as in model=llama3_8b")
-    counts = cluster.gpu is not None and cost == "analytic"
+    counts = cluster.gpu is not None and config.cost.get("name") == "analytic"
     return MeshChoice(mesh, machine, model, framework, precision, counts)  # type: ignore[arg-type]
 
 

@@ -38,7 +38,7 @@ from rpbench.config.files import SourceFile, read_source, source_of
 from rpbench.config.keys import built, check_name
 from rpbench.config.notes import notes_of, told_apart
 from rpbench.config.schedule_options import check_options
-from rpbench.config.sizes import check_lengths, check_pieces, check_sizes, cut_sequences, num_layers, read_lengths
+from rpbench.config.sizes import check_sizes, cut_sequences, num_layers, read_lengths
 from rpbench.cost.hardware.machine import Machine, machine_of
 from rpbench.cost.hardware.measured import has_engine
 from rpbench.places import CHECKPOINT, file_of
@@ -237,14 +237,33 @@ def _in_pieces(request: Request) -> Request:
     pieces = request.entry.pieces(request.schedule.options)
     if pieces == 1:
         return request
-    file, profile = request.schedule.file, request.cost.profile
-    check_pieces(request.entry, request.mode, file, request.tuning_budget, profile)
+    _check_pieces(request)
     return replace(
         request,
         pieces=pieces,
         num_microbatches=request.num_microbatches * pieces,
         workload=cut_sequences(request.workload, pieces),
     )
+
+
+def _check_pieces(request: Request) -> None:
+    """Refuse modes, files, searches and measured times that have microbatches of their own."""
+    mode, file, profile = request.mode, request.schedule.file, request.cost.profile
+    named = " ".join(f"schedule.{key}={str(value).lower()}" for key, value in (request.entry.halved or {}).items())
+    if not isinstance(mode, Simulate | Train):
+        raise ConfigError(f"{named} with mode={mode.name}: it has its own microbatches; leave one of both out")
+    if file is not None:
+        raise ConfigError(f"{named} with schedule_file={file.path}: the file says its microbatches; leave one out")
+    if request.tuning_budget is not None:
+        raise ConfigError(
+            f"{named} with tuning_budget={request.tuning_budget}: the search chooses the size of microbatches; "
+            "leave one of both out"
+        )
+    if profile is not None:
+        raise ConfigError(
+            f"{named} with cost.profile={profile}: it says nothing of the size of its microbatches; "
+            "measure pieces by leaving it out"
+        )
 
 
 # Keys that a request takes from the configuration as they are.
@@ -333,8 +352,7 @@ def _meshed(
     if cluster.gpu is not None and config.cost.get("name") == "unit":
         config = replace(config, cost=counted_cost(found.overrides))
         choices["cost"] = str(config.cost["name"])
-    cost = str(config.cost.get("name"))
-    mesh = mesh_choice(config.mesh, config.num_devices, cluster, model, cost, software)
+    mesh = mesh_choice(config, cluster, model, software)
     check_meshed(config, mesh)
     settled = replace(config.mesh, pipeline=mesh.mesh.pipeline)
     config = replace(config, mesh=settled, num_devices=mesh.mesh.num_devices)
@@ -398,13 +416,7 @@ def _check_mode(request: Request) -> None:
             "mode=simulate"
         )
     _check_frozen(request)
-    alone = {
-        "a mesh": request.mesh,
-        f"tuning_budget={request.tuning_budget}": request.tuning_budget,
-        "schedule_file": request.schedule.file,
-        f"cost.max_freeze_ratio={request.cost.max_freeze_ratio}": request.cost.max_freeze_ratio,
-    }
-    check_lengths(request.workload, request.num_microbatches, mode, backend, alone)
+    _check_lengths(request)
     _check_recompute(request, mode)
 
 
@@ -431,4 +443,39 @@ def _check_frozen(request: Request) -> None:
         raise ConfigError(
             f"cost.max_freeze_ratio={ratio} with {what}: backwards that make a part of the weight gradients are "
             "simulated for one schedule on one host; use mode=simulate alone, or leave it at 0"
+        )
+
+
+_OF_LENGTHS = ("virtual", "cpu", "emulated")  # backends that train on sequences of unequal lengths
+
+
+def _check_lengths(request: Request) -> None:
+    """Refuse a wrong number of lengths, and choices that need microbatches of one size."""
+    workload, mode, backend = request.workload, request.mode, request.backend
+    if workload.lengths is None:
+        return
+    sequences, needed = workload.microbatch_sequences, request.num_microbatches * workload.microbatch_sequences
+    if len(workload.lengths) != needed:
+        raise ConfigError(
+            f"workload.lengths: {len(workload.lengths)} of them, and a step has {needed} sequences: num_microbatches="
+            f"{request.num_microbatches} times workload.microbatch_sequences={sequences}; give one for each, or change "
+            "one of both"
+        )
+    others = {
+        "a mesh": request.mesh,
+        f"tuning_budget={request.tuning_budget}": request.tuning_budget,
+        "schedule_file": request.schedule.file,
+        f"cost.max_freeze_ratio={request.cost.max_freeze_ratio}": request.cost.max_freeze_ratio,
+    }
+    refused = [what for what, is_made in others.items() if is_made]
+    if not isinstance(mode, Simulate | Train):
+        refused.append(f"mode={mode.name}")
+    if backend is not None and backend.name not in _OF_LENGTHS:
+        refused.append(f"backend={backend.name}")
+    if workload.held_out:
+        refused.append(f"workload.held_out={workload.held_out}")
+    if refused:
+        raise ConfigError(
+            f"workload.lengths with {refused[0]}: microbatches of unequal lengths are simulated for one schedule on "
+            f"one host, and trained on backend={' or '.join(_OF_LENGTHS)}; leave one of both out"
         )

@@ -11,17 +11,15 @@ Where lengths differ, each microbatch takes the next `microbatch_sequences` of t
 import math
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rpbench.config.choices import BackendConfig, Mode, Simulate, Train, WorkloadConfig, at_least_one
+from rpbench.config.choices import WorkloadConfig, at_least_one
 from rpbench.config.configuration import RunConfig
 from rpbench.config.errors import ConfigError, config_errors
-from rpbench.config.files import SourceFile, read_source
+from rpbench.config.files import read_source
 from rpbench.ir.partition import MOST_LAYERS
 from rpbench.passes.recomputation import RECOMPUTES
-from rpbench.registry import Entry
 from rpbench.workload.architecture import Architecture
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -88,28 +86,6 @@ def cut_sequences(workload: WorkloadConfig, pieces: int) -> WorkloadConfig:
     return replace(workload, microbatch_sequences=sequences)
 
 
-def check_pieces(
-    entry: Entry, mode: Mode, file: SourceFile | None, tuning_budget: int | None, profile: str | None
-) -> None:
-    """Refuse modes, files, searches and measured times that have microbatches of their own."""
-    named = " ".join(f"schedule.{key}={str(value).lower()}" for key, value in (entry.halved or {}).items())
-    if not isinstance(mode, Simulate | Train):
-        raise ConfigError(f"{named} with mode={mode.name}: it has its own microbatches; leave one of both out")
-    if file is not None:
-        raise ConfigError(f"{named} with schedule_file={file.path}: the file says its microbatches; leave one out")
-    if tuning_budget is not None:
-        raise ConfigError(
-            f"{named} with tuning_budget={tuning_budget}: the search chooses the size of microbatches; "
-            "leave one of both out"
-        )
-    if profile is not None:
-        raise ConfigError(
-            f"{named} with cost.profile={profile}: it says nothing of the size of its microbatches; "
-            "measure pieces by leaving it out"
-        )
-
-
-_BACKENDS = ("virtual", "cpu", "emulated")
 _MOST_LENGTH_BYTES = 2**22  # of a file of lengths: a step of a million sequences
 
 
@@ -142,34 +118,3 @@ def read_lengths(given: Any, model: Architecture | None) -> list[int] | None:
             f"for; cut that sequence, or set model.seq_len={max(found)}"
         )
     return None if set(found) == {model.seq_len if model else found[0]} else found
-
-
-def check_lengths(
-    workload: WorkloadConfig,
-    num_microbatches: int,
-    mode: Mode,
-    backend: BackendConfig | None,
-    others: Mapping[str, object],
-) -> None:
-    """Refuse a wrong number of lengths, and choices that need microbatches of one size: `others` that are set."""
-    if workload.lengths is None:
-        return
-    needed, sequences = num_microbatches * workload.microbatch_sequences, workload.microbatch_sequences
-    if len(workload.lengths) != needed:
-        raise ConfigError(
-            f"workload.lengths: {len(workload.lengths)} of them, and a step has {needed} sequences: num_microbatches="
-            f"{num_microbatches} times workload.microbatch_sequences={sequences}; give one for each, or change one of "
-            "both"
-        )
-    refused = [what for what, is_made in others.items() if is_made]
-    if not isinstance(mode, Simulate | Train):
-        refused.append(f"mode={mode.name}")
-    if backend is not None and backend.name not in _BACKENDS:
-        refused.append(f"backend={backend.name}")
-    if workload.held_out:
-        refused.append(f"workload.held_out={workload.held_out}")
-    if refused:
-        raise ConfigError(
-            f"workload.lengths with {refused[0]}: microbatches of unequal lengths are simulated for one schedule on "
-            f"one host, and trained on backend={' or '.join(_BACKENDS)}; leave one of both out"
-        )
