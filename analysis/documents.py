@@ -1,14 +1,12 @@
-"""Documents made of claims: numbers in prose stand between marks and are written by a command.
+"""Documents whose numbers come from claims and are written by a command.
 
-    python -m analysis.documents            write every number anew, and the README's figure
-    python -m analysis.documents --check    exit 1 if a number differs from what its claim declares
+    python -m analysis.documents            write every number and the README's figure
+    python -m analysis.documents --check    exit 1 if a number differs from its claim's declared one
 
-In a text, `1.24<!--=ID-->` is the number of the claim ID: of one of our own statements
-(`analysis/claims/expected/statements.csv`) or a published one. Markdown does not show the mark; it stands behind its
-number, because a line that begins with one would end the list or paragraph it is in. A new number is written as `?`
-before its mark. The numbers that are written are the declared ones; a reproduction holds them to the records. What
-stands between `<!--table=NAME-->` and `<!--/table-->` is a table that is kept in `analysis/kept/`, or the README's
-headline.
+`1.24<!--=ID-->` is the declared number of the claim ID, which a reproduction checks against the records: of one of our
+own statements (`analysis/claims/expected/statements.csv`) or a published one. The mark follows its number because a
+line that begins with one would end its list or paragraph. Write a new number as `?` before its mark. Between
+`<!--table=NAME-->` and `<!--/table-->` stands a table from `analysis/kept/`, or the README's headline.
 """
 
 import argparse
@@ -36,21 +34,18 @@ FIGURE = ROOT / "docs" / "figures" / "readme.png"
 
 
 def documents() -> list[Path]:
-    """Every text that may hold numbers of claims."""
     named = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "baselines" / "README.md"]
     return [*(path for path in named if path.exists()), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def written(text: str, number_of: Callable[[str], str]) -> str:
-    """The text with the number of each mark as its claim has it, and the tables as they are kept; LookupError for a
-    mark whose claim or table is not known.
-    """
+    """The text with the number of every claim and every table filled in; LookupError for an unknown claim or table."""
     text = _TABLE.sub(lambda found: f"<!--table={found['name']}-->\n{table_of(found['name'])}<!--/table-->", text)
     return _MARK.sub(lambda found: f"{number_of(found['claim'])}<!--={found['claim']}-->", text)
 
 
 def number_of(claim_id: str) -> str:
-    """The digits in which a claim says its number; LookupError naming the nearest claim there is."""
+    """The digits of a claim's number; LookupError, naming the nearest id, for an unknown claim."""
     claims = {claim.id: claim for claim in all_claims()}
     if claim_id not in claims:
         near = difflib.get_close_matches(claim_id, claims, n=1, cutoff=0.4)
@@ -62,16 +57,13 @@ def number_of(claim_id: str) -> str:
 
 
 def table_of(name: str) -> str:
-    """The lines of a kept table; LookupError if there is none of that name."""
     if name not in TABLES:
         raise LookupError(f"no table {name!r}; there are {', '.join(TABLES)}")
     return TABLES[name]()
 
 
 def headline(readme: str) -> str:
-    """The paper's claim, the verdict and its evidence, as in the README, for a page of `docs/`; LookupError if the
-    README does not say it.
-    """
+    """The README's list of the paper's claim, the verdict and its evidence, for a page of `docs/`."""
     found = _HEADLINE.search(readme)
     if found is None:
         raise LookupError("README.md has no list that begins with **Claimed**; the pages take their headline from it")
@@ -79,36 +71,35 @@ def headline(readme: str) -> str:
 
 
 def stale(paths: Sequence[Path]) -> Iterator[str]:
-    """A line for each number that is not what its claim declares, and for each table that is not what is kept."""
+    """A line for each number and table that is out of date."""
     for path in paths:
         text = path.read_text(encoding="utf-8")
+
+        def place(found: re.Match[str], path: Path = path, text: str = text) -> str:
+            return f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1}"
+
         for found in _TABLE.finditer(text):
             if found["text"] != table_of(found["name"]):
-                line = text.count("\n", 0, found.start()) + 1
-                yield f"{path.relative_to(ROOT)}:{line}: the table {found['name']} is not the one that is kept"
+                yield f"{place(found)}: the table {found['name']} is not the one that is kept"
         for found in _MARK.finditer(text):
-            due = number_of(found["claim"])
-            if found["text"] != due:
-                line = text.count("\n", 0, found.start()) + 1
-                says = found["text"] or "nothing"
-                yield f"{path.relative_to(ROOT)}:{line}: {found['claim']} says {says}, the claim {due}"
+            if found["text"] != (due := number_of(found["claim"])):
+                yield f"{place(found)}: {found['claim']} says {found['text'] or 'nothing'}, the claim {due}"
 
 
-def draw_figure(results: Path) -> bool:
-    """Draw the README's figure from the records of figure 17; False where they are not there."""
+def draw_figure(results: Path) -> None:
+    """Draw the README's figure from the records of figure 17, if they are there."""
     os.environ.setdefault("MPLBACKEND", "Agg")
     from analysis.exhibits.figures.files import png_bytes
-    from analysis.exhibits.figures.paper import figure17  # matplotlib, which numbers do not need
+    from analysis.exhibits.figures.paper import figure17  # imports matplotlib, which numbers do not need
     from analysis.records.experiments import Experiments, MissingRuns
 
     try:
         figure = figure17.exhibit(Experiments(results)).draw
     except MissingRuns as lack:
         print(f"the README's figure stays as it is: {lack}", file=sys.stderr)
-        return False
+        return
     assert figure is not None  # this exhibit has one
     FIGURE.write_bytes(png_bytes(figure()))
-    return True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Every claim, in the order of the report: those of all modules beside this one; and how many came out how."""
+"""All claims in the order of the report, and counts of their verdicts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,35 +15,33 @@ from analysis.records.runs import grouped
 
 @cache
 def all_claims() -> tuple[Claim, ...]:
-    """The claims of every section; ValueError if two claims have the same id."""
+    """The claims of every module beside this one; ValueError if two claims have the same id."""
     for module in walk_packages([str(Path(__file__).parent)], "analysis.claims."):
         import_module(module.name)
-    claims = [claim for _, found in sorted(SECTIONS, key=itemgetter(0)) for claim in found()]
-    seen: set[str] = set()
-    for claim in claims:
-        if claim.id in seen:
-            raise ValueError(f"two claims are called {claim.id}; an id belongs to one")
-        seen.add(claim.id)
-    return tuple(claims)
+    claims = tuple(claim for _, found in sorted(SECTIONS, key=itemgetter(0)) for claim in found())
+    for name, count in Counter(claim.id for claim in claims).items():
+        if count > 1:
+            raise ValueError(f"two claims are called {name}; an id belongs to one")
+    return claims
 
 
 def evaluate(
     claims: Iterable[Claim], experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True
 ) -> list[Verdict]:
-    """A verdict on each claim; `planned` says which runs were to be made, see `judge`."""
+    """A verdict on each claim; `planned` as in `judge`."""
     return [judge(claim, experiments, planned) for claim in claims]
 
 
 def tally(verdicts: Sequence[Verdict]) -> dict[str, Counter[str]]:
-    """Verdicts by kind: of each section, in their order, and of all, called `all`."""
+    """How many verdicts of each kind every section has, and all sections together under `all`."""
     sections = grouped(verdicts, lambda verdict: verdict.claim.section)
     return {name: Counter(each.kind for each in own) for name, own in (*sections.items(), ("all", verdicts))}
 
 
 def summary_text(verdicts: list[Verdict]) -> str:
-    """Two tables: statements and cells by whose they are, then cells by section; kinds that nothing is are left out.
+    """Two tables of counts, by whose the claims are and by section; kinds without verdicts are left out.
 
-    A statement may have many cells: the fifteen printed numbers of one bar, or all runs of one experiment.
+    A cell is one claim. A statement may have many: the fifteen numbers of one bar, or all runs of an experiment.
     """
     kinds = [kind for kind in KINDS if any(verdict.kind == kind for verdict in verdicts) or kind == REPRODUCED]
     owners = {whose: [verdict for verdict in verdicts if verdict.claim.whose == whose] for whose in WHOSE}
@@ -63,7 +61,7 @@ def _kinds(each: Counter[str], kinds: list[str]) -> list[str]:
 
 
 def _aligned(lines: list[list[str]]) -> str:
-    """Columns of equal width, the first to the left; a rule below the head and above the last line."""
+    """A table with rules below the head and above the last line; the first column is aligned left, the rest right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     written = [
         "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])

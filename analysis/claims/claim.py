@@ -1,4 +1,4 @@
-"""Claim: one number or statement, its origin and its check; Verdict: the outcome of the check."""
+"""Claims, which are published numbers or statements with a check, and the verdicts of their checks."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,15 +18,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Need:
-    """One run of an experiment of `conf/experiment/`, by the choices its sweep makes; of a duel, by its contender."""
+    """One run that a claim needs: the experiment, the choices of its sweep, and for a duel the contender."""
 
     experiment: str
     choices: Mapping[str, str] = field(default_factory=dict, hash=False)
     contender: str | None = None
-
-    @property
-    def command(self) -> str:
-        return f"python -m rpbench -m experiment={self.experiment}"
 
     def __str__(self) -> str:
         chosen = " ".join(filter(None, (*self.choices.values(), self.contender)))
@@ -34,7 +30,7 @@ class Need:
 
 
 def runs(words: str) -> tuple[Need, ...]:
-    """Runs in the words of a sweep, such as `figure17 schedule=gpipe,1f1b model=llama31_8b`."""
+    """The runs that a sweep such as `figure17 schedule=gpipe,1f1b model=llama31_8b` makes."""
     experiment, *choices = words.split()
     keys, values = zip(*(choice.split("=") for choice in choices), strict=True) if choices else ((), ())
     return tuple(
@@ -50,28 +46,27 @@ _STATEMENTS = f"analysis/claims/{FOLDER.name}/{STATEMENTS}.csv"
 # Kinds of verdicts. The last four say that nothing was compared.
 REPRODUCED = "reproduced"
 WITHIN_TOLERANCE = "within tolerance"
-PREDICTED = "predicted"  # a measurement of another machine, within the interval of what our model says of it
+PREDICTED = "predicted"  # a measurement of another machine, within the interval that our model predicts
 CONTRADICTED = "contradicted"  # our evidence is against the statement
-MISSED = "our model misses"  # a measurement of another machine, outside of what our model says of it
+MISSED = "our model misses"  # a measurement of another machine, outside the interval that our model predicts
 NOT_TESTABLE = "not testable here"
 NOT_IN_QUICK = "not in this scope"
 MISSING = "missing"
 FAILED = "failed"
 KINDS = (REPRODUCED, WITHIN_TOLERANCE, PREDICTED, CONTRADICTED, MISSED, NOT_TESTABLE, NOT_IN_QUICK, MISSING, FAILED)
 EVALUATED = (REPRODUCED, WITHIN_TOLERANCE, PREDICTED, CONTRADICTED, MISSED)
-# The verdict of a statement is the first of these that one of its cells has: one contradicted cell contradicts it.
+# The verdict of a statement is the first of these kinds that one of its cells has: one contradicted cell decides.
 DECIDES = (FAILED, MISSING, CONTRADICTED, MISSED, WITHIN_TOLERANCE, PREDICTED, REPRODUCED, NOT_IN_QUICK, NOT_TESTABLE)
 
 Whose = Literal["the paper's", "another public source's", "ours", "ours against ours"]
 WHOSE: tuple[Whose, ...] = get_args(Whose)
-
 
 Section = Callable[[], Iterable["Claim"]]
 SECTIONS: list[tuple[int, Section]] = []
 
 
 def section(place: int, heading: str = "", source: str = "") -> Callable[[Section], Section]:
-    """Put a function's claims at a place of the report; heading and source are of those that have none of their own."""
+    """Register a function's claims at a place in the report; `heading` and `source` are their defaults."""
 
     def listing(claims: Section) -> Section:
         def headed() -> Iterator[Claim]:
@@ -90,25 +85,23 @@ class Claim:
 
     Args:
         id: unique, `section/subject/metric`.
-        section: the heading it belongs to; that of `section` if left out.
-        source: paper, section or figure, in the same way; where the number was transcribed from stands in `published`.
-        metric: the statement if left out.
-        published: the value with its printed digits; None for a claim whose number is not public.
-        relation: `=`, or `<=` if our value may also be smaller.
-        tolerance: largest absolute difference that counts as reproduced; None means half a unit of the last printed
-            digit.
-        wide_tolerance: a declared larger one, within which the verdict is `within tolerance`.
+        section, source: heading in the report; paper, section or figure. Both default to those of the function's
+            `section`.
+        metric: the statement by default.
+        published: the value with its printed digits; None if the number is not public.
+        relation: `<=` if our value may also be smaller.
+        tolerance: largest absolute difference that counts as reproduced; by default half a unit of the last digit.
+        wide_tolerance: a larger difference, up to which the verdict is `within tolerance`.
         evidence: how our value is known.
-        needs: the runs the value follows from; it is called with one record for each, in this order.
-        made_from: what else it follows from: published tables, a planner.
-        not_testable: what a test would need that is not here; such a claim has no value.
-        contradiction: why our evidence contradicts the number. A claim with a reason is expected to be contradicted,
-            by the value that `analysis/claims/expected/contradictions.csv` has for it and by no other; one without
-            is expected to hold. `{value}` stands for our value.
-        predicts: the claim is a measurement of another machine, and our value what our model says of it: it is
-            `predicted` or missed, and a miss is expected as a contradiction is.
+        needs: the runs behind the value; `value` is called with their records in this order.
+        made_from: other sources of the value: published tables, a planner.
+        not_testable: what a test would need that is missing here; such a claim has no value.
+        contradiction: why our evidence contradicts the number, with `{value}` for our value. Such a claim has to come
+            out as the value in `analysis/claims/expected/contradictions.csv`; a claim without a reason has to hold.
+        predicts: the number was measured on another machine and our value is a prediction: the verdict is `predicted`
+            or a miss, and a miss is expected in the same way as a contradiction.
         whose: whose statement it is. `ours` is a regression, `ours against ours` holds by consistency.
-        statement_id: claims that are cells of one statement share it; the id of the claim if left out.
+        statement_id: shared by the claims that are cells of one statement; the claim's id by default.
     """
 
     id: str
@@ -146,11 +139,10 @@ class Claim:
 
     @property
     def printed(self) -> str:
-        """The published value as it is printed; empty for one that is not public."""
         return self.published.text if self.published else ""
 
     def shown(self, value: Value | None) -> str:
-        """A value with the digits of the published one, or as many more as show that it differs."""
+        """A value with as many digits as the published one, or as many more as show a difference."""
         if value is None or isinstance(value, str) or self.published is None:
             return str(value or "")
         published, decimals = self.published.value, self.published.decimals
@@ -161,17 +153,16 @@ class Claim:
 
 
 def lead_of_last(*runs: Record) -> float:
-    """Makespan of the best of the first runs over that of the last, which is RoundPipe's."""
+    """Shortest makespan of the baselines over that of the last run, which is RoundPipe's."""
     return float(min(run["makespan_s"] for run in runs[:-1]) / runs[-1]["makespan_s"])
 
 
 def over_fastest(own: Record, *others: Record) -> float:
-    """Makespan of a run over that of the fastest of others."""
+    """Makespan of a run over the shortest of the others."""
     return float(own["makespan_s"] / min(run["makespan_s"] for run in others))
 
 
 def bubble_percent(run: Record) -> float:
-    """Idle time in percent of devices x makespan."""
     return 100 * float(run["bubble_makespan"])
 
 
@@ -180,12 +171,12 @@ _FIELDS = {each.name for each in fields(Claim)}
 
 
 def claim(name: str, value: Callable[..., Value] | None = None, *, needs: Sequence[Need] = (), **given: Any) -> Claim:
-    """A claim whose words, published number and runs stand in `paper.yaml` or `own.yaml`.
+    """A claim that `paper.yaml` or `own.yaml` declares.
 
     Args:
         name: the pattern of its id there.
-        needs: its runs, where they do not stand there.
-        given: what stands between braces there; fields of `Claim` by their names.
+        needs: runs besides the declared ones.
+        given: values for the braces there, and fields of `Claim`.
     """
     declared, words = DECLARED[name], _words(given)
 
@@ -203,7 +194,7 @@ def claim(name: str, value: Callable[..., Value] | None = None, *, needs: Sequen
 
 
 def _words(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, and the names that people and published tables have for it."""
+    """Values for the braces of a declared claim, with readable and published names."""
     words = {"value": "{value}", "baselines": ",".join(BASELINES), "schedules": ",".join(SCHEDULES), **given}
     for key in {"schedule", "system"} & given.keys():
         words |= {key.capitalize(): method_name(given[key]), "scheduler": given[key].replace("_", "-")}
@@ -213,10 +204,7 @@ def _words(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stated(name: str, value: Callable[..., Value], *, needs: Sequence[Need] = (), **given: Any) -> Claim:
-    """A statement of ours, as `claim`: a number that README, captions and findings say, computed from records.
-
-    Its table of expected values has what documents print, and how far a new run may be from it (`analysis.documents`).
-    """
+    """A claim on a number that our documents print (`analysis.documents`), with its expected value and tolerance."""
     found = name.format(**given)
     declared = statement(found)
     ours = {"source": "this project", "whose": "ours", "tolerance": declared.tolerance}
@@ -225,7 +213,7 @@ def stated(name: str, value: Callable[..., Value], *, needs: Sequence[Need] = ()
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a claim: one of `KINDS`, our value, the runs it came from, and why where that needs saying."""
+    """The outcome of a claim; `kind` is one of `KINDS`, `reason` may be empty."""
 
     claim: Claim
     kind: str
@@ -236,7 +224,7 @@ class Verdict:
 
     @property
     def red(self) -> bool:
-        """True if the verdict is not as planned: nothing was compared, or it came out otherwise."""
+        """True if a run is missing, the check failed, or the outcome is not the expected one."""
         if self.kind in (MISSING, FAILED):
             return True
         if self.kind not in EVALUATED:
@@ -247,7 +235,7 @@ class Verdict:
 
     @property
     def explanation(self) -> str:
-        """Why, in one sentence; empty where the verdict says it all."""
+        """The reason in one sentence; empty where the verdict needs none."""
         if self.red and self.kind in (REPRODUCED, WITHIN_TOLERANCE, PREDICTED):
             return f"expected to be contradicted, and is not: {self.reason}"
         if self.red and self.kind in (CONTRADICTED, MISSED) and self.claim.contradiction:
@@ -258,40 +246,40 @@ class Verdict:
 
 
 def judge(claim: Claim, experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True) -> Verdict:
-    """The verdict on a claim; the absence of a run that was not `planned` is no fault."""
+    """The verdict on a claim; only `planned` runs count as missing."""
     if claim.value is None:
         return Verdict(claim, NOT_TESTABLE, reason=claim.not_testable)
     found = [(need, _find(need, experiments)) for need in claim.needs]
-    absent = [(need, row) for need, row in found if isinstance(row, str)]
-    if absent:
+    if absent := [(need, row) for need, row in found if isinstance(row, str)]:
         within_plan = [(need, why) for need, why in absent if planned(need)]
-        reason = _lacking([why for _, why in within_plan or absent])
+        reasons = list(dict.fromkeys(why for _, why in within_plan or absent))
+        reason = f"{'; '.join(reasons[:3])}{' ...' if len(reasons) > 3 else ''}"
         return Verdict(claim, MISSING if within_plan else NOT_IN_QUICK, reason=reason)
     records = [row for _, row in found if not isinstance(row, str)]
     run_ids = tuple(dict.fromkeys(row["run_id"] for row in records))
     try:
         found_value = claim.value(*records)
         value = found_value if isinstance(found_value, str) else float(found_value)
-    except Exception as error:  # whatever a claim's own code does, the other claims are still to be judged
+    except Exception as error:  # the other claims are judged whatever this one's code does
         return Verdict(claim, FAILED, reason=f"{type(error).__name__}: {error}", run_ids=run_ids)
     return _compare(claim, value, run_ids)
 
 
 def _compare(claim: Claim, value: Value, run_ids: tuple[str, ...]) -> Verdict:
-    published = claim.published.value if claim.published else None
+    published, difference = claim.published.value if claim.published else None, None
     if isinstance(value, str) or isinstance(published, str) or published is None:
         held, broken = (PREDICTED, MISSED) if claim.predicts else (REPRODUCED, CONTRADICTED)
         kind = held if value == published else broken
-        return Verdict(claim, kind, value, None, _reason(claim, kind, value, None), run_ids)
-    if value != value:
+    elif value != value:
         return Verdict(claim, FAILED, reason="the value is not a number", run_ids=run_ids)
-    difference = value - published
-    kind = _kind(claim, difference, published)
+    else:
+        difference = value - published
+        kind = _kind(claim, difference, published)
     return Verdict(claim, kind, value, difference, _reason(claim, kind, value, difference), run_ids)
 
 
 def _kind(claim: Claim, difference: float, published: float) -> str:
-    # A value exactly between two prints rounds to either; arithmetic may put it a hair on the far side.
+    # A value exactly between two printed ones rounds to either; arithmetic may put it just outside.
     hair = 1e-12 * abs(published) + 1e-9 * claim.largest_difference
     excess = difference if claim.relation == "<=" else abs(difference)
     if excess <= claim.largest_difference + hair:
@@ -302,7 +290,6 @@ def _kind(claim: Claim, difference: float, published: float) -> str:
 
 
 def _is_as_expected(claim: Claim, value: Value | None) -> bool:
-    """True if a contradicting value is the one that was declared."""
     declared = expected(claim.id)
     if declared is None or value is None:
         return False
@@ -324,19 +311,13 @@ def _reason(claim: Claim, kind: str, value: Value, difference: float | None) -> 
 
 
 def _rough(number: float | None) -> str:
-    """Three digits of a number, enough to judge a difference."""
     return "" if number is None else f"{float(f'{number:.3g}'):,g}"
 
 
 def _find(need: Need, experiments: Experiments) -> Record | str:
-    """The record of a need, or why there is none."""
+    """The record of a run, or the reason why there is none."""
     try:
         row = experiments.find(need.experiment, need.choices, need.contender)
     except MissingRuns as lack:
         return str(lack)
     return f"no record of {need}" if row is None else row
-
-
-def _lacking(found: Sequence[str]) -> str:
-    reasons = list(dict.fromkeys(found))
-    return f"{'; '.join(reasons[:3])}{' ...' if len(reasons) > 3 else ''}"

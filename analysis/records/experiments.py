@@ -1,11 +1,11 @@
-"""Experiments: the records behind exhibits and claims, found through the manifests of their sweeps and in no other way.
+"""Experiments: the records behind exhibits and claims, found only through the manifests of their sweeps.
 
-A record that no cell of an experiment's manifest names cannot reach a table, however much it looks like one that does.
+A record that no cell of an experiment's manifest names cannot reach a table.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,34 +26,49 @@ class MissingRuns(LookupError):
 
 
 class WrongRecord(MissingRuns):
-    """A record that is there and does not answer the cell that names it."""
+    """A record that does not answer the cell that names it."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as the command line has it.
-
-    Args:
-        experiment: of `conf/experiment/`.
-        overrides: what narrows it down.
-    """
+    """A sweep of an experiment of `conf/experiment/`, narrowed by overrides."""
 
     experiment: str
     overrides: tuple[str, ...] = ()
 
     @property
     def manifest(self) -> str:
-        """The name of its manifest."""
         return manifest_name(self.experiment, self.overrides)
 
     def arguments(self, results: Path) -> list[str]:
-        """The words behind `python -m rpbench`."""
+        """The arguments of `python -m rpbench`."""
         return ["-m", f"experiment={self.experiment}", *self.overrides, f"results_dir={results}"]
 
     @property
     def command(self) -> str:
-        """The command that runs it, into the usual folder."""
+        """The command that runs it into the default folder."""
         return " ".join(("python -m rpbench -m", f"experiment={self.experiment}", *self.overrides))
+
+
+def _once(find: Callable[["Experiments", str], _Found]) -> Callable[["Experiments", str], _Found]:
+    """A method that keeps its result, or its MissingRuns, for each experiment."""
+
+    @wraps(find)
+    def kept(experiments: "Experiments", experiment: str) -> _Found:
+        key, known = (find.__name__, experiment), experiments._known
+        if key not in known:
+            try:
+                known[key] = find(experiments, experiment)
+            except MissingRuns as lack:
+                known[key] = lack
+            except ManifestError as error:
+                known[key] = MissingRuns(str(error))
+        found = known[key]
+        if isinstance(found, MissingRuns):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    return kept
 
 
 @dataclass(frozen=True)
@@ -61,45 +76,36 @@ class Experiments:
     """The experiments of a results folder.
 
     Args:
-        results: the folder of the records; it also holds timelines.
-        narrowed: sweeps that stand for their experiment where the whole of it has not been run.
+        results: the folder of records and timelines.
+        narrowed: sweeps that are read in place of experiments that were not run in full.
     """
 
     results: Path
     narrowed: Sequence[Sweep] = ()
     _known: dict[tuple[str, str], Any] = field(default_factory=dict, compare=False, repr=False)
 
-    def _once(self, find: Callable[[str], _Found], experiment: str) -> _Found:
-        """What is found out of an experiment, or why nothing is, kept from the first time on."""
-        key = find.__name__, experiment
-        if key not in self._known:
-            try:
-                self._known[key] = find(experiment)
-            except MissingRuns as lack:
-                self._known[key] = lack
-            except ManifestError as error:
-                self._known[key] = MissingRuns(str(error))
-        found = self._known[key]
-        if isinstance(found, MissingRuns):
-            raise found
-        return found  # type: ignore[no-any-return]
-
+    @_once
     def cells(self, experiment: str) -> pd.DataFrame:
-        """The records of an experiment's cells that came to a verdict, a row each, with the cell's number as `cell`;
-        MissingRuns if its sweep was not run by this code and configuration, or has no record or lost one; WrongRecord
-        if a record does not answer its cell.
-        """
-        return self._once(self._frame, experiment)
+        """The records of an experiment with a verdict as rows, with the cell's number as `cell`.
 
-    def _frame(self, experiment: str) -> pd.DataFrame:
+        Raises:
+            MissingRuns: if this code and configuration did not run the sweep, or it has no record, or lost one.
+            WrongRecord: if a record does not answer its cell.
+        """
         return pd.DataFrame(self.checked(experiment))
 
+    @_once
     def checked(self, experiment: str) -> list[Record]:
-        """The same as they stand in their files: what a record does not hold is not there; errors as of `cells`."""
-        return self._once(self._all_records, experiment)
+        """The records of `cells` as in their files, without the missing values of a frame; errors as of `cells`."""
+        manifest = self._sound(experiment)
+        rows = [row for cell in manifest.cells for row in self._records(manifest, cell)]
+        if not rows:
+            counts = ", ".join(f"{number} {state}" for state, number in manifest.counts.items())
+            raise MissingRuns(f"no cell of experiment={experiment} came to a verdict ({counts}): {manifest.command}")
+        return rows
 
     def refusals(self) -> Iterator[str]:
-        """Why an experiment that was run is not read, of each that lost a record or holds one of another cell."""
+        """For each experiment that was run and cannot be read: why."""
         for name in self.names():
             try:
                 self.checked(name)
@@ -107,12 +113,12 @@ class Experiments:
                 yield str(error)
 
     def replaced(self, experiment: str, rows: pd.DataFrame) -> "Experiments":
-        """The same experiments with other rows for one of them, as if its records said so."""
-        known = {key: found for key, found in self._known.items() if key[0] != self._by_cell.__name__}
-        return replace(self, _known=known | {(self._frame.__name__, experiment): rows})
+        """The same experiments with other rows for one of them."""
+        known = {key: found for key, found in self._known.items() if key[0] != "_by_cell"}
+        return replace(self, _known=known | {("cells", experiment): rows})
 
     def manifest(self, experiment: str) -> Manifest | None:
-        """The manifest that stands for an experiment, if any: the first of this code; ManifestError if it is torn."""
+        """The manifest of an experiment, preferably one of this code; ManifestError if it is torn."""
         sweeps = (Sweep(experiment), *(sweep for sweep in self.narrowed if sweep.experiment == experiment))
         read = (read_manifest(self.results, sweep.manifest) for sweep in sweeps)
         found = [manifest for manifest in read if manifest is not None]
@@ -131,53 +137,49 @@ class Experiments:
 
     @cached_property
     def manifests(self) -> list[Manifest]:
-        """Every manifest of the folder that can be read."""
+        """Every readable manifest of the folder."""
         return read_manifests(self.results)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """Every record that a manifest of the folder names, once each, as it stands in its file."""
+        """Every record that a manifest of the folder names, as in its file."""
         names = dict.fromkeys(name for each in self.manifests for cell in each.cells for name in cell.run_ids)
         found = (record.read(self.results / name) for name in names)
         return [row for row in found if row is not None]
 
     def find(self, experiment: str, choices: Mapping[str, str], contender: str | None = None) -> Record | None:
-        """The record of the cell that makes these choices, of a duel's cell that of a contender; None if the sweep has
-        none, or it came to no verdict. Raises MissingRuns as of `cells`.
+        """The record of the cell with these choices, for a duel that of a contender; MissingRuns as of `cells`.
+
+        None if the sweep has no such cell or the cell no verdict.
         """
         wanted = choices.items()
         number = next((cell.number for cell in self._sound(experiment).cells if wanted <= cell.overrides.items()), None)
-        return self._once(self._by_cell, experiment).get((number, contender))
+        return self._by_cell(experiment).get((number, contender))
 
+    @_once
     def _by_cell(self, experiment: str) -> dict[tuple[int | None, str | None], Record]:
-        """Records by the number of their cell and, of a duel, their contender."""
+        """Records by the number of their cell and, in a duel, their contender."""
         rows = self.cells(experiment).to_dict("records")
-        named = (row.get("contender") for row in rows)  # NaN in a row of a table that has none
+        named = (row.get("contender") for row in rows)  # NaN in a row that has none
         return {
             (row["cell"], name if isinstance(name, str) else None): row for row, name in zip(rows, named, strict=True)
         }
 
-    def records(self, experiment: str) -> list[Record]:
-        """The records of an experiment's cells that came to a verdict, in their order; MissingRuns as of `cells`."""
-        return list(self._once(self._by_cell, experiment).values())
-
     def cells_of(self, experiment: str) -> list[Cell]:
-        """The cells of an experiment's manifest that came to a verdict; MissingRuns as of `cells`."""
+        """The cells of an experiment with a verdict; MissingRuns as of `cells`."""
         return [cell for cell in self._sound(experiment).cells if cell.state in ENDED]
 
     def plans(self, experiment: str, choices: Mapping[str, str]) -> bool:
-        """True if a cell belongs to the sweep that stands for its experiment, or if there is no such sweep."""
+        """True if a cell belongs to the manifest of its experiment, or there is no manifest."""
         try:
             manifest = self.manifest(experiment)
         except ManifestError:
             return True
         return manifest is None or any(choices.items() <= cell.overrides.items() for cell in manifest.cells)
 
+    @_once
     def _sound(self, experiment: str) -> Manifest:
-        """The manifest of an experiment that was run by this code."""
-        return self._once(self._current, experiment)
-
-    def _current(self, experiment: str) -> Manifest:
+        """The manifest of an experiment that this code and configuration ran; else MissingRuns."""
         manifest = self.manifest(experiment)
         if manifest is None:
             raise MissingRuns(f"experiment={experiment} has not been run here: {Sweep(experiment).command}")
@@ -186,14 +188,6 @@ class Experiments:
         if manifest.conf_version != provenance.conf_version():
             raise MissingRuns(f"experiment={experiment} was run with another configuration: {manifest.command}")
         return manifest
-
-    def _all_records(self, experiment: str) -> list[Record]:
-        manifest = self._sound(experiment)
-        rows = [row for cell in manifest.cells for row in self._records(manifest, cell)]
-        if not rows:
-            counts = ", ".join(f"{number} {state}" for state, number in manifest.counts.items())
-            raise MissingRuns(f"no cell of experiment={experiment} came to a verdict ({counts}): {manifest.command}")
-        return rows
 
     def _records(self, manifest: Manifest, cell: Cell) -> Iterator[Record]:
         if cell.state not in ENDED:
@@ -211,12 +205,12 @@ class Experiments:
                 )
             if row is None:
                 raise MissingRuns(f"the record {run_id} of cell {cell} is gone: {manifest.command}")
-            if row["status"] != "failed":  # as a run that was forced again may have
+            if row["status"] != "failed":  # a run that was forced again may have failed
                 yield row | {"cell": cell.number}
 
     @cached_property
     def _digests(self) -> dict[str, list[str]]:
-        """The digests that the manifests of the folder keep of each record."""
+        """The digests of each record in the manifests of the folder."""
         found: dict[str, list[str]] = {}
         for manifest in self.manifests:
             for cell in manifest.cells:
@@ -226,13 +220,13 @@ class Experiments:
 
 
 def is_current(manifest: Manifest) -> bool:
-    """True if a sweep was run by this code and configuration."""
+    """True if this code and configuration ran a sweep."""
     versions = (manifest.code_version, manifest.conf_version)
     return versions == (provenance.code_version(), provenance.conf_version())
 
 
 def index(rows: pd.DataFrame, keys: Sequence[str], wanted: Sequence[tuple[Any, ...]], experiment: str) -> pd.DataFrame:
-    """The rows by `keys`, in the order of `wanted`; MissingRuns names the experiment that makes one that is missing."""
+    """The rows with the `wanted` values of `keys`, in that order; MissingRuns, naming the experiment, without one."""
     named = [] if rows.empty else rows[list(keys)].to_dict("records")
     found = {tuple(row[key] for key in keys): at for row, at in zip(named, rows.index, strict=True)}
     missing = [key for key in wanted if key not in found]
@@ -246,12 +240,12 @@ def index(rows: pd.DataFrame, keys: Sequence[str], wanted: Sequence[tuple[Any, .
 
 
 def succeeded(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows whose run ended with numbers, not with a verdict that it cannot be."""
+    """The rows whose run ended with numbers."""
     return rows if rows.empty else rows[rows["status"] == "ok"]
 
 
 def open_cells(results: Path, sweep: Sweep) -> list[str]:
-    """The cells of a sweep that came to no verdict, a line each: planned, failed, or refused by what was asked."""
+    """A line for each cell of a sweep without a verdict: planned, failed or refused."""
     try:
         manifest = read_manifest(results, sweep.manifest)
     except ManifestError as error:
@@ -266,7 +260,7 @@ def open_cells(results: Path, sweep: Sweep) -> list[str]:
 
 
 def is_complete(results: Path, sweep: Sweep, holds: Callable[[str], bool]) -> bool:
-    """True if this code and configuration ran a sweep to its end, and all of its runs are there and whole (`holds`)."""
+    """True if this code and configuration ran a sweep to its end and `holds` is true of each of its runs."""
     try:
         manifest = read_manifest(results, sweep.manifest)
     except ManifestError:

@@ -1,8 +1,7 @@
 """Identity: whether a record answers the cell whose manifest names it.
 
-A cell is asked again, as its sweep asked it: its overrides and its experiment are composed into a request. A record
-answers it if it says the same of every name and in all of its configuration, was made by this code, and holds the
-values that its sweep wrote down.
+The cell's overrides and experiment are composed into a request again. A record answers it if it has the same names
+and configuration, was made by this code, and has the digest that its sweep wrote down.
 """
 
 import json
@@ -23,14 +22,13 @@ from rpbench.untrusted import parsed
 from rpbench.whole_file import read_text
 
 _OPTIONAL = ("mesh", "contender")  # names that most records do not have
-# In which words it was asked, which may be others of the same meaning; and who listened.
-_FREE = ("overrides", "choices.tracker")
+_FREE = ("overrides", "choices.tracker")  # these may differ: other overrides may ask for the same
 
 
 def problem(row: Record, experiment: str | None, cell: Cell, digests: Collection[str]) -> str | None:
-    """The first field by which a record is not the answer to a cell; None where there is none.
+    """The first field of a record that contradicts its cell, if any.
 
-    The manifests which name the record keep `digests` of it; sweeps that share one may each make it anew.
+    `digests` are those in all manifests that name the record: sweeps that share a record may each run it.
     """
     if unlike := _unlike(row, experiment, cell):
         return unlike
@@ -40,10 +38,10 @@ def problem(row: Record, experiment: str | None, cell: Cell, digests: Collection
 
 
 def problem_of_unreadable(path: Path, experiment: str | None, cell: Cell) -> str | None:
-    """The same of a record that is refused as it is read; None where it says too little to tell, or is not there."""
+    """As `problem`, for a record that cannot be read; None if too little of it is there."""
     try:
         return _unlike(parsed(read_text(path)), experiment, cell)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # whatever stands in the file
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # the file may hold anything
         return None
 
 
@@ -77,7 +75,7 @@ _composer = cache(Composer)
 
 
 def _stated_by(request: Request, row: Record) -> Record:
-    """The fields that a record of a request states, as read back; of a duel, those of its contender's record."""
+    """The fields that a record of a request has to have; for a duel, those of its contender's record."""
     said = names(request) | {"config": dict(request.subject), "code_version": provenance.code_version()}
     if isinstance(request.mode, AnyDuel):
         said |= _stated_of(request, request.mode, row.get("contender"))
@@ -85,7 +83,8 @@ def _stated_by(request: Request, row: Record) -> Record:
 
 
 def _stated_of(request: Request, mode: AnyDuel, contender: str | None) -> Record:
-    """The fields that are a contender's own."""
+    """The fields of a contender's record that depend on the contender."""
+    known: dict[str, Record]
     if isinstance(mode, Duel):
         known = {
             each.name: {"schedule": each.schedule, "dispatch": each.dispatch} for each in contenders(mode.contenders)
@@ -93,15 +92,13 @@ def _stated_of(request: Request, mode: AnyDuel, contender: str | None) -> Record
     elif isinstance(mode, GpuDuel):
         known = {each.name: {"schedule": each.schedule} for each in gpu_contenders(request.schedule.chosen)}
     else:
-        known = {
-            each.name: dict.fromkeys(("schedule", "generator"), each.schedule)
-            for each in torch_contenders(mode.schedules)
-        }
+        made = torch_contenders(mode.schedules)
+        known = {each.name: {"schedule": each.schedule, "generator": each.schedule} for each in made}
     return {"contender": contender, **known[contender]} if contender in known else {"contender": " or ".join(known)}
 
 
 def _found_out(request: Request) -> frozenset[str]:
-    """Names under which the record of a request has what the run found out; its configuration says what was asked."""
+    """Names of a record whose values the run finds out; the request does not fix them."""
     if request.tuning_budget is not None:
         return frozenset({"partition", "num_microbatches", "num_steps"})
     if isinstance(request.mode, Predict) and request.mode.by_action:
@@ -112,7 +109,7 @@ def _found_out(request: Request) -> frozenset[str]:
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value within nested ones that is no object with keys, and the keys that lead to it."""
+    """The path and value of every leaf of nested objects."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from leaves(inner, (*path, key))
@@ -121,7 +118,7 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _asked_otherwise(row: Record, request: Request) -> str | None:
-    """A record may have been made for another sweep; then its own words have to ask for the same."""
+    """A problem if the record was made with other overrides that ask for something else."""
     words = tuple(row.get("overrides") or ())
     if sorted(words) == sorted(request.overrides):
         return None
@@ -133,7 +130,7 @@ def _asked_otherwise(row: Record, request: Request) -> str | None:
 
 
 def _made_elsewhere(row: Record) -> str | None:
-    """Versions and machine, which a record states twice; its run_id, which is verified, follows from one of them."""
+    """A problem if versions or machine of a record differ from its surroundings, which its run_id follows from."""
     around = row.get("surroundings")
     if around is None:
         return None if row.get("contender") else "it has no surroundings, which its run_id follows from"

@@ -1,7 +1,4 @@
-"""Published numbers by the names this project uses, with their sources, and with the digits they were printed with.
-
-The last printed digit says how exact a number is.
-"""
+"""Published numbers by the names this project uses, with their sources and printed digits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +12,13 @@ from rpbench.cost.published import DATA, published_rows
 
 @cache
 def published(name: str) -> pd.DataFrame:
-    """A table of `analysis/published/`, by its file name without the ending; do not write to it."""
+    """The table `analysis/published/<name>.csv`; do not write to it."""
     # Only an empty cell means "not stated": N/A is a word of the tables.
     options = {"dtype": {"layers_per_stage": str}, "keep_default_na": False, "na_values": [""]}
     return pd.read_csv(DATA / f"{name}.csv", **options)
 
 
-# The paper's names of models, from its own tables, in their order.
+# Our names of models -> the paper's, in the order of its tables.
 PUBLISHED_MODELS = {
     "qwen3_1p7b": "qwen3-1.7b",
     "llama31_8b": "llama-3.1-8b",
@@ -30,12 +27,12 @@ PUBLISHED_MODELS = {
     "qwen3_235b_lora": "qwen3-235b-lora",
 }
 DENSE, EXPERTS = ("qwen3_1p7b", "llama31_8b", "qwen3_32b"), ("gpt_oss_20b", "qwen3_235b_lora")
-RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"  # its names of machines
+RTX4090, A800 = "8x-rtx4090-24gb", "8x-a800-80gb-sxm"  # the paper's names of machines
 OUR_MODELS = {name: model for model, name in PUBLISHED_MODELS.items()}
 
 
 def models_in(rows: pd.DataFrame) -> dict[str, str]:
-    """The paper's names of the models that a published table has rows of, by ours."""
+    """Our name -> the paper's, for the models in a published table."""
     return {model: name for model, name in PUBLISHED_MODELS.items() if name in set(rows["model"])}
 
 
@@ -47,7 +44,7 @@ class Published(NamedTuple):
 
 
 def look_up(table: str, column: str, **keys: Any) -> Published:
-    """One published value; its value is None where the cell is empty or there is no such row.
+    """One published value, None for an empty cell or a missing row.
 
     look_up("bubble", "makespan_ms", scheduler="gpipe", model="qwen3-1.7b")
     """
@@ -70,13 +67,13 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class AsText:
-    """A value by its text."""
+    """A value as text."""
 
     text: str
 
     @property
     def value(self) -> float | str:
-        """The number, or the text where it is none."""
+        """The number, or the text if it is no number."""
         try:
             return float(self.text)
         except ValueError:
@@ -85,23 +82,22 @@ class AsText:
 
 @dataclass(frozen=True)
 class Printed(AsText):
-    """A published value: its text, and the table, row and document it stands in."""
+    """A published value as printed, and its source: table, row and document."""
 
     source: str
 
     @property
     def decimals(self) -> int:
-        """Digits after the point."""
         return len(self.text.partition(".")[2])
 
     @property
     def half_unit(self) -> float:
-        """Half a unit of the last printed digit: what rounding can take away."""
+        """Half a unit of the last printed digit: the largest rounding error."""
         return 0.5 * 10.0**-self.decimals
 
 
 def table(name: str) -> tuple[Row, ...]:
-    """The rows of a table of `analysis/published/`, every cell as text."""
+    """The rows of `analysis/published/<name>.csv`, every cell as text."""
     return published_rows(f"{name}.csv")
 
 
@@ -115,7 +111,7 @@ def throughput_run(model: str) -> Row:
 
 
 def printed(name: str, column: str, **keys: str) -> Printed | None:
-    """A cell of a table, found by the values that identify its row; None where it is empty.
+    """A cell of a table by the values that identify its row; None if it is empty.
 
     printed("bubble", "makespan_ms", scheduler="gpipe", model="qwen3-1.7b")
 
@@ -129,12 +125,10 @@ def printed(name: str, column: str, **keys: str) -> Printed | None:
 
 
 def cell(name: str, column: str, row: Row, of: str) -> Printed | None:
-    """A cell of a row at hand; `of` says in words which row it is."""
-    if not row[column]:
-        return None
-    return Printed(row[column], where(name, column, of, row["source"]))
+    """A cell of a row; `of` names the row in its source."""
+    return Printed(row[column], where(name, column, of, row["source"])) if row[column] else None
 
 
 def where(name: str, column: str, of: str, source: str) -> str:
-    """The place of a number: table, column and row, and the document it was transcribed from."""
+    """The source of a number: table, column and row, and the document it was transcribed from."""
     return f"analysis/published/{name}.csv, {column} of {of}: {source}"

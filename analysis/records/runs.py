@@ -1,4 +1,7 @@
-"""The runs behind exhibits, whole or not at all (MissingRuns): calls of figure 17, closed forms, models, sweeps."""
+"""The runs behind exhibits: calls of figure 17, closed forms, runs of all models, whole sweeps.
+
+Each function raises MissingRuns if one of its runs is missing.
+"""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import product
@@ -13,15 +16,14 @@ from rpbench.config.configuration import swept
 MODELS = tuple(PUBLISHED_MODELS)
 BASELINES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")
 SCHEDULES = (*BASELINES, "roundpipe")
-# RoundPipe with a whole step as one round, by the name of its file in `conf/schedule/`.
-ONE_ROUND = "roundpipe_call"
+ONE_ROUND = "roundpipe_call"  # RoundPipe with a whole step as one round, as in `conf/schedule/`
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
-    """Items by what a key says of each, in the order of their first ones."""
+    """Items by their key, in the order of first occurrence."""
     found: dict[_Key, list[_Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
@@ -29,39 +31,37 @@ def grouped(items: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, 
 
 
 def models_of(rows: pd.DataFrame) -> list[str]:
-    """The models that a table has rows of, in the paper's order."""
+    """The models in a table, in the paper's order."""
     return [model for model in MODELS if model in set(rows["model"])]
 
 
 def schedules_of(rows: pd.DataFrame) -> list[str]:
-    """The schedules that a table has rows of, RoundPipe last."""
+    """The schedules in a table, RoundPipe last."""
     return [schedule for schedule in SCHEDULES if schedule in set(rows["schedule"])]
 
 
-def single_call(experiments: Experiments, partition: str = "published") -> pd.DataFrame:
-    """One call of 16 microbatches, as in figure 17, with its cuts: published, even, greedy or searched."""
-    if partition == "published":
-        return succeeded(experiments.cells("figure17"))
-    rows = succeeded(experiments.cells("partitions"))
-    return rows if rows.empty else rows[rows["partition"] == partition]
-
-
 def calls(experiments: Experiments, partition: str = "published", schedules: Sequence[str] = SCHEDULES) -> pd.DataFrame:
-    """`single_call` of every schedule on every model, in this order."""
+    """Calls of 16 microbatches, as in figure 17, of every schedule on every model.
+
+    Args:
+        partition: `published`, `even`, `greedy` or `search`.
+    """
     experiment = "figure17" if partition == "published" else "partitions"
-    wanted = list(product(schedules, MODELS))
-    return index(single_call(experiments, partition), ("schedule", "model"), wanted, experiment)
+    rows = succeeded(experiments.cells(experiment))
+    if partition != "published" and not rows.empty:
+        rows = rows[rows["partition"] == partition]
+    return index(rows, ("schedule", "model"), list(product(schedules, MODELS)), experiment)
 
 
 def closed_forms(experiments: Experiments, cluster: str, convention: str) -> pd.DataFrame:
-    """Roofline records of a cluster, a model each, by how FLOPs are counted."""
+    """Roofline records of every model on a cluster; `convention` is how FLOPs are counted."""
     rows = succeeded(experiments.cells("roofline"))
     rows = rows if rows.empty else rows[(rows["cluster"] == cluster) & (rows["convention"] == convention)]
     return index(rows, ("model",), [(model,) for model in MODELS], "roofline")
 
 
 def of_models(experiments: Experiments, experiment: str, **varied: Sequence[Any]) -> pd.DataFrame:
-    """The runs of an experiment on every model, with every value of what is varied besides.
+    """The runs of an experiment on every model with all combinations of other values.
 
     of_models(experiments, "steady_state", num_microbatches=(8, 10))
     """
@@ -70,9 +70,9 @@ def of_models(experiments: Experiments, experiment: str, **varied: Sequence[Any]
 
 
 def whole(experiments: Experiments, experiment: str, **keys: str) -> pd.DataFrame:
-    """Every run that the sweep of an experiment asks for, by columns and the keys of its sweep that they stand for.
+    """Every run of an experiment's sweep; a column's keyword is its key in the sweep.
 
-    A column that records lack is read off their configuration.
+    A column that records lack is taken from their configuration.
 
     whole(experiments, "hop_latency", schedule="schedule", hop="cost.hop_ms")
     """

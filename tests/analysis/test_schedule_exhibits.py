@@ -13,7 +13,7 @@ from rpbench.config.configuration import swept
 def test_the_lead_is_best_baseline_over_roundpipe(full_experiments: Experiments) -> None:
     data = tuning.numbers(full_experiments)
     leads = tuning.leads(data).set_index(["model", "cut"])
-    call = runs.single_call(full_experiments).set_index(["schedule", "model"])["makespan_s"]
+    call = runs.calls(full_experiments).set_index(["schedule", "model"])["makespan_s"]
     for model in runs.MODELS:
         best = min(call[schedule, model] for schedule in runs.BASELINES)
         plain = best / call["roundpipe", model]

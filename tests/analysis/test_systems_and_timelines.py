@@ -33,7 +33,7 @@ def test_cost_is_price_over_throughput() -> None:
 
 
 def test_a_timeline_is_read_back_as_it_ran(experiments: Experiments, results: Path) -> None:
-    rows = runs.single_call(experiments)
+    rows = runs.calls(experiments)
     for schedule, model in (("roundpipe", "gpt_oss_20b"), ("interleaved_1f1b", "qwen3_1p7b")):
         row = rows[(rows["schedule"] == schedule) & (rows["model"] == model)].iloc[0].to_dict()
         timeline = timelines.read_timeline(row, results)

@@ -1,7 +1,7 @@
-"""Expected values: what contradictions and our own statements are declared to come out as, each with its tolerance.
+"""Expected values of contradictions and of our own statements, with tolerances.
 
-The tables beside this file are written by `python -m analysis.driver.accept` from a folder of results, and read as a
-change of ours is: line by line.
+`python -m analysis.driver.accept` writes the tables beside this file from a folder of results; their changes are
+reviewed line by line.
 """
 
 import csv
@@ -20,21 +20,18 @@ BECAUSE = "because.jsonl"  # why values were accepted: date, commit, reason, and
 
 @dataclass(frozen=True)
 class Expected(AsText):
-    """A declared value, and how far ours may be from it."""
+    """A declared value with its tolerance."""
 
     tolerance: float
 
 
 def expected(claim_id: str) -> Expected | None:
-    """The value that a declared contradiction is to have; None where none is declared."""
+    """The declared value of a contradiction, if there is one."""
     return _declared(CONTRADICTIONS).get(claim_id)
 
 
 def statement(claim_id: str) -> Expected:
-    """The value of one of our own statements, with its printed digits.
-
-    A statement without a declared value says `undeclared`, which no number is.
-    """
+    """The declared value of one of our own statements with its printed digits, or `undeclared`."""
     return _declared(STATEMENTS).get(claim_id, Expected("undeclared", 0.0))
 
 

@@ -1,7 +1,7 @@
-"""Consistency: what within one record follows from the rest of it, whatever was accepted before.
+"""Consistency within one record: fields that follow from other fields, whatever values were accepted before.
 
-Idle time is what busy time leaves of devices and makespan, a pace is tokens over seconds, the terms of a step add up to
-it. A number that was changed alone breaks one of these; no table of accepted values is asked.
+Idle time is devices x makespan less busy time, tokens per second are tokens over seconds, the terms of a step add up
+to its time. A number that was changed alone breaks one of these.
 """
 
 import re
@@ -17,16 +17,15 @@ from analysis.records.published import Printed
 HOLDS = "holds"
 _PARTS = ("fill", "switch", "drain")
 _A_DEVICE = ("busy_s", "peak_in_flight", "peak_memory_bytes", "h2d_bytes", "d2h_bytes", "net_bytes", "replay_busy_s")
-_REPLAYED = 1.05  # a replay leaves waiting out; what a processor's clock counts in ticks may be a little more
+_REPLAYED = 1.05  # a replay has no waiting, but the processor's clock counts in ticks
 _HAIR = 1 + 1e-9
 
-# What it is; the value found and the one that follows, or a truth and True.
-Identity = tuple[str, Any, Any]
+Identity = tuple[str, Any, Any]  # name, the value found (or whether a condition holds), the value due (or True)
 
 
 @section(170, "What follows within a record")
 def claims() -> Iterator[Claim]:
-    """A claim for each record of each experiment that is held to accepted values."""
+    """A claim for each record with accepted values."""
     for experiment in held_experiments():
         for row in read_table(experiment):
             need, due = need_of(experiment, row), Printed(HOLDS, "arithmetic")
@@ -36,13 +35,13 @@ def claims() -> Iterator[Claim]:
 
 
 def broken(run: Record) -> str:
-    """`holds`, or what in a record does not follow from the rest of it."""
+    """`holds`, or the fields of a record that contradict others."""
     wrong = [f"{name} is {found}, {due} follows" for name, found, due in identities(run) if not _near(found, due)]
     return "; ".join(wrong) or HOLDS
 
 
 def identities(run: Record) -> Iterator[Identity]:
-    """Everything that has to hold within a record; a verdict without numbers has little."""
+    """All identities of a record; a run that did not end well has few."""
     for name in (name for name in _A_DEVICE if isinstance(run.get(name), list)):
         yield f"the length of {name}", len(run[name]), run["num_devices"]
     if run["status"] != "ok":
@@ -76,7 +75,7 @@ def _of_time(run: Record) -> Iterator[Identity]:
 
 
 def _of_cut(run: Record) -> Iterator[Identity]:
-    """A cut such as `4-4-4`, or `4-5|2-2-2-1-0*` where backward stages are others."""
+    """Of a partition such as `4-4-4`, or `4-5|2-2-2-1-0*` with other backward stages."""
     forward, _, backward = str(run["partition_layers"]).partition("|")
     stages = forward.split("-")
     yield "num_stages", run["num_stages"], len(stages)
@@ -87,7 +86,7 @@ def _of_cut(run: Record) -> Iterator[Identity]:
 
 
 def _of_tokens(run: Record) -> Iterator[Identity]:
-    """Tokens of a step by what was asked for, where the search did not choose the microbatches."""
+    """Tokens of a step from its configuration, unless a search chose the microbatches."""
     sequences = run["config"]["workload"].get("microbatch_sequences")
     length = (run["config"]["model"] or {}).get("seq_len")
     if _has(run, "tokens_per_step") and sequences and length and "microbatch_sequences" not in run:

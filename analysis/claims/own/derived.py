@@ -1,8 +1,7 @@
-"""Derived: headline ratios computed without the simulator, or bounded by a plan that must lose.
+"""Headline ratios computed without the simulator, or bounded by a plan that must lose.
 
-Leads on published cuts follow from the makespans that the paper's artifact printed. A searched cut may lose to no other
-cut of the same call. 1F1B on a thousand microbatches is timed by a recurrence of its own. No system of figure 10 can be
-faster than the devices' matrix peak.
+Leads on published cuts follow from the makespans that the paper's artifact printed. No cut of the same call may beat
+a searched cut. A recurrence times 1F1B on a thousand microbatches. No system of figure 10 exceeds the devices' peak.
 """
 
 from collections import deque
@@ -14,21 +13,16 @@ from typing import Any
 from analysis.claims.claim import Claim, Record, claim, lead_of_last, over_fastest, runs, section
 from analysis.claims.expected import read_table
 from analysis.claims.own.regression import need_of
-from analysis.claims.paper.tuning import competing
-from analysis.records.published import PUBLISHED_MODELS, Printed, look_up
-from analysis.records.runs import BASELINES, SCHEDULES
+from analysis.claims.paper.tuning import competing, printed_lead
+from analysis.records.published import PUBLISHED_MODELS, Printed
+from analysis.records.runs import SCHEDULES
 
 
 @section(160, "Headline ratios on another road")
 def claims() -> Iterator[Claim]:
     for model in PUBLISHED_MODELS:
-        yield _derived(
-            "lead/published/{model}",
-            lead_of_last,
-            f"{_printed_lead(model):.6f}",
-            needs=competing("published", model),
-            model=model,
-        )
+        due = f"{printed_lead(model):.6f}"
+        yield _derived("lead/published/{model}", lead_of_last, due, needs=competing("published", model), model=model)
     for schedule in SCHEDULES:
         for model in PUBLISHED_MODELS:
             yield _derived("lead/searched/{schedule}/{model}", over_fastest, schedule=schedule, model=model)
@@ -41,8 +35,7 @@ def claims() -> Iterator[Claim]:
     )
     rows = [row for row in read_table("figure10") if row["status"] == "ok"]
     for model in PUBLISHED_MODELS:
-        needs = [need_of("figure10", row) for row in rows if row["cell.model"] == model]
-        if needs:
+        if needs := [need_of("figure10", row) for row in rows if row["cell.model"] == model]:
             form = runs(f"roofline mode.convention=corrected cluster=8x_rtx4090 model={model}")
             yield _derived("figure10/{model}/peak", _share_of_peak, needs=(*form, *needs), model=model)
 
@@ -52,19 +45,9 @@ def _derived(name: str, value: Callable[..., float], due: str = "1.0", **given: 
     return replace(found, published=Printed(due, found.source))
 
 
-def _printed_lead(model: str) -> float:
-    """RoundPipe's lead by the makespans of the paper's artifact."""
-
-    def makespan_ms(scheduler: str) -> float:
-        found = look_up("bubble", "makespan_ms", scheduler=scheduler, model=PUBLISHED_MODELS[model])
-        return float(found.value)
-
-    return min(makespan_ms(name.replace("_", "-")) for name in BASELINES) / makespan_ms("roundpipe")
-
-
 @cache
 def one_f_one_b_s(devices: int, microbatches: int, forward_s: float, backward_s: float, hop_s: float) -> float:
-    """Makespan of 1F1B in seconds: every rank runs its order as its inputs arrive."""
+    """Makespan of 1F1B in seconds; every rank starts an action when its input has arrived."""
     ends: dict[tuple[str, int, int], float] = {}
     waiting = {rank: deque(_order(devices - rank - 1, microbatches)) for rank in range(devices)}
     clock = [0.0] * devices
@@ -83,7 +66,7 @@ def one_f_one_b_s(devices: int, microbatches: int, forward_s: float, backward_s:
 
 
 def _order(warmup: int, microbatches: int) -> Iterator[tuple[str, int]]:
-    """Forwards of the warm-up, then one of each, then the backwards that are left."""
+    """Warmup forwards, alternating forwards and backwards, then the remaining backwards."""
     first = min(warmup, microbatches)
     yield from (("F", number) for number in range(first))
     for number in range(microbatches - first):
@@ -93,9 +76,9 @@ def _order(warmup: int, microbatches: int) -> Iterator[tuple[str, int]]:
 
 
 def _share_of_peak(form: Record, *runs: Record) -> float:
-    """Tokens a second times the FLOPs of a token are at most what the devices' matrix units can do."""
+    """FLOPs per second of the fastest run over the devices' matrix peak."""
     cluster = runs[0]["config"]["cluster"]
-    # Frozen weights have no gradient: their backward is as much work as the forward, and else twice as much.
+    # A backward takes twice the work of a forward; with frozen weights, which have no gradient, as much as a forward.
     passes = 2 if form["trainable_parameters"] < form["total_parameters"] else 3
     flops_per_s = passes * form["forward_flops_per_token"] * max(run["tokens_per_s"] for run in runs)
     return float(flops_per_s / (runs[0]["num_devices"] * cluster["wide_matmul_flops_per_s"]))

@@ -1,8 +1,8 @@
-"""Regression: every cell of every experiment, field by field, as it came out when its values were accepted.
+"""Regression: every cell of every experiment against its accepted values, one claim a cell.
 
-`analysis/claims/expected/<experiment>.csv` has a row for each record: the choices of its cell, and the fields that
-exhibits and statements rest on. A cell is one claim. Fields of a simulation are exact but for rounding; of a measured
-run those that do not depend on the machine's pace - parity, counts, bytes - are held to the same.
+`analysis/claims/expected/<experiment>.csv` has a row for each record: the choices of its cell and the accepted
+fields. Simulated fields are exact but for rounding, as are fields of a measured run that do not depend on the
+machine's speed: parity, counts, bytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,18 +17,18 @@ from rpbench.untrusted import is_finite
 from rpbench.yaml_file import read_keys
 
 AS_ACCEPTED = "as accepted"
-# Of a loss: another torch adds in another order, another processor in vectors of another width, and updates carry that
-# on. After 96 updates instruction sets of one machine differ by up to 6 %; `analysis/claims/own/turning.py` has what
-# holds. Where a late method's loss jumps, they differ by a fifth at that point (PipeMare: 3.91, 3.64, 3.19) and by less
-# at all others: one point of the second half may be anywhere.
+# Relative tolerances of a loss. Other versions of torch and other processors add in another order, and updates amplify
+# that: after 96 updates instruction sets of one machine differ by up to 6 % (`analysis/claims/own/turning.py` has what
+# holds everywhere). Where a late method's loss jumps they differ by a fifth at that point (PipeMare: 3.91, 3.64, 3.19),
+# so one point of the second half is not compared.
 _TRAINED, _TRAINED_LONG = 1e-3, 0.1
 _LONG = 48  # updates
 _LOSSES = ("loss", "loss_curve")
-REL_TOLERANCE = 1e-6  # of a number that is computed; another platform rounds the last bits otherwise
-_CELL = "cell."  # how columns begin that say which cell a row is of
+REL_TOLERANCE = 1e-6  # of computed numbers; another platform may round the last bits otherwise
+_CELL = "cell."  # prefix of the columns that identify a row's cell
 CONTENDER = "contender"
 
-_UNHELD: dict[str, list[str]] = read_keys(Path(__file__).with_suffix(".yaml"))  # fields by why nothing holds them
+_UNHELD: dict[str, list[str]] = read_keys(Path(__file__).with_suffix(".yaml"))  # fields not compared, by reason
 
 
 @section(180, "Every cell as it was accepted")
@@ -39,7 +39,7 @@ def claims() -> Iterator[Claim]:
 
 
 def need_of(experiment: str, row: Mapping[str, str]) -> Need:
-    """The run that a row of an expected table is of."""
+    """The run behind a row of an expected table."""
     choices = {key.removeprefix(_CELL): value for key, value in row.items() if key.startswith(_CELL) and value}
     return Need(experiment, choices, row.get(CONTENDER) or None)
 
@@ -60,7 +60,7 @@ def claim_of(experiment: str, row: Mapping[str, str]) -> Claim:
 
 
 def compared(run: Record, declared: Mapping[str, str]) -> str:
-    """`as accepted`, or the fields of a record that are not what they were, with both values."""
+    """`as accepted`, or the fields of a record that differ from the accepted ones, with both values."""
     differing = [
         f"{name} {written(run.get(name))} for {text}" for name, text in declared.items() if not _holds(name, run, text)
     ]
@@ -83,7 +83,7 @@ def _holds(name: str, run: Record, text: str) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    """The values of a list, as `written` has it."""
+    """The values of a list that `written` wrote."""
     count, times, repeated = text.partition("x")
     return [repeated] * int(count) if times and count.isdigit() else text.split(";")
 
@@ -96,24 +96,25 @@ def row_of(choices: Mapping[str, str], run: Record) -> dict[str, str]:
 
 
 def fields_of(run: Record) -> list[str]:
-    """The fields of a record that can be held to what they were."""
-    nested = [
+    """The fields of a record that can be compared with accepted values."""
+    left_out = {*_UNHELD["besides"], *_UNHELD["effort"]}
+    if run["evidence"] == "measured":
+        left_out |= {*_UNHELD["pace"]}
+    endings: tuple[str, ...] = ()
+    if run["mode"] == "duel" or run["cost"] == "profiled":
+        left_out |= {*_UNHELD["of_a_plan"]}
+        endings = ("_s", "_share", "_cores")
+    return [
         name
         for name, value in run.items()
-        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+        if name not in left_out
+        and not name.endswith(endings)
+        and not any(isinstance(item, dict) for item in (value if isinstance(value, list) else [value]))
     ]
-    names = [name for name in run if name not in (*_UNHELD["besides"], *_UNHELD["effort"], *nested)]
-    if run["evidence"] == "measured":
-        names = [name for name in names if name not in _UNHELD["pace"]]
-    if run["mode"] == "duel" or run["cost"] == "profiled":
-        names = [
-            name for name in names if name not in _UNHELD["of_a_plan"] and not name.endswith(("_s", "_share", "_cores"))
-        ]
-    return names
 
 
 def written(value: Any) -> str:
-    """A value as a table has it: numbers in eight digits, lists between semicolons, as `3x1.5` where they repeat."""
+    """A value as text: numbers with eight digits; lists joined by semicolons, or as `3x1.5` if all values are equal."""
     if isinstance(value, list):
         if len(value) > 1 and len(set(map(str, value))) == 1:
             return f"{len(value)}x{written(value[0])}"

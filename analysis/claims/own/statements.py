@@ -1,7 +1,8 @@
-"""Statements of README and docs on our own experiments, number by number; each follows from records."""
+"""Numbers that README and docs state about our own experiments, computed from records."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from operator import itemgetter
 
 import pandas as pd
 
@@ -11,7 +12,7 @@ from analysis.claims.own.regression import need_of
 from analysis.claims.paper.tuning import competing
 from analysis.predictions.score import NUM_BARS, Bar, bars
 from analysis.records.published import PUBLISHED_MODELS, printed
-from analysis.records.runs import ONE_ROUND
+from analysis.records.runs import ONE_ROUND, grouped
 
 
 @section(190, "What we say of our own experiments")
@@ -30,7 +31,7 @@ def claims() -> Iterator[Claim]:
     for name in ("ahead", "waiting"):
         yield stated(f"ours/fused_stage/{name}", lambda run: 100 * run["bubble_steady"])
     for experiment in ("equivalence", "baselines_cpu"):
-        if needs := [need_of(experiment, row) for row in read_table(experiment)]:  # or nothing of it has been accepted
+        if needs := [need_of(experiment, row) for row in read_table(experiment)]:  # else nothing has been accepted yet
             yield stated("ours/parity/{experiment}", _num_exact, needs=needs, experiment=experiment)
     for number in range(NUM_BARS):
         yield stated("ours/predictions/bar_{number}", partial(_said, number), number=number + 1)
@@ -40,7 +41,7 @@ def claims() -> Iterator[Claim]:
 def _ends(
     name: str, values: Callable[[tuple[Record, ...]], Iterable[float]], needs: Sequence[Need], **words: str
 ) -> Iterator[Claim]:
-    """The least and the most of the values that follow from some runs."""
+    """Claims on the smallest and the largest of the values of some runs."""
     for end, extreme in (("least", min), ("most", max)):
         pattern = f"ours/{name}/{{end}}"
         yield stated(pattern, lambda *found, best=extreme: best(values(found)), needs=needs, end=end, **words)
@@ -59,7 +60,7 @@ def _leads() -> Iterator[Claim]:
 
 
 def _leads_of(found: tuple[Record, ...]) -> list[float]:
-    """One lead a model; its runs stand together, RoundPipe's last."""
+    """One lead per model, whose runs are consecutive with RoundPipe's last."""
     each = len(found) // len(PUBLISHED_MODELS)
     return [lead_of_last(*found[first : first + each]) for first in range(0, len(found), each)]
 
@@ -74,13 +75,8 @@ def _of_schedules() -> Iterator[Claim]:
             yield stated(name, bubble_percent, schedule=schedule, devices=devices, words=words)
     for schedule, words, heads in (("zb_v", "ZB-V", ("0.0", "1.0")), ("vocab_parallel", "a cut head", ("2.0",))):
         for head in heads:
-            yield stated(
-                "ours/uneven_head/{schedule}/{head}",
-                over_fastest,
-                schedule=schedule,
-                head=head,
-                words=words,
-            )
+            name = "ours/uneven_head/{schedule}/{head}"
+            yield stated(name, over_fastest, schedule=schedule, head=head, words=words)
     each = ("dispatch model={} schedule.round_size=4", "causal model={}")
     needs = [need for model in PUBLISHED_MODELS for words in each for need in runs(words.format(model))]
     yield from _ends(
@@ -94,7 +90,7 @@ def _of_schedules() -> Iterator[Claim]:
 
 
 def _contest() -> Iterator[Claim]:
-    """Pace of the fastest system of figure 10 at equal tuning over RoundPipe's; late and synchronous ones apart."""
+    """Throughput of the fastest system of figure 10 at equal tuning over RoundPipe's, with and without late systems."""
     rows = [row for row in read_table("figure10") if row["status"] == "ok"]
     for model in PUBLISHED_MODELS:
         found = {row["cell.schedule"]: need_of("figure10", row) for row in rows if row["cell.model"] == model}
@@ -111,7 +107,7 @@ def _best_over_first(*found: Record, late: bool) -> float:
 
 
 def _contest_as_a_whole() -> Iterator[Claim]:
-    """The fastest system of each model, distinct orders that fit, and gains of random restarts over the plans."""
+    """Each model's fastest system and number of distinct orders, and gains of random restarts over the plans."""
     rows = read_table("figure10")
     for model in PUBLISHED_MODELS:
         needs = [need_of("figure10", row) for row in rows if row["cell.model"] == model]
@@ -134,45 +130,44 @@ def _contest_as_a_whole() -> Iterator[Claim]:
 
 
 def _gains(found: tuple[Record, ...]) -> list[float]:
-    """Gains of the last round of restarts; of plans that a bound holds so close that none began, what it leaves."""
+    """Gains of the last round of restarts, or the gap to the bound where it was too small to restart."""
     fitting = [run for run in found if run["status"] == "ok"]
     return [run["pace_gap"] if pd.isna(run.get("restart_gain")) else run["restart_gain"] for run in fitting]
 
 
 def _first(*found: Record) -> str:
-    """The fastest schedule; all of those that are as fast to rounding, as they are if they came to the same order."""
+    """The fastest schedule, or several that are equally fast, as those with the same order are."""
     paces = {str(run["choices"]["schedule"]): run["tokens_per_s"] for run in found if run["status"] == "ok"}
     first = max(paces.values())
     return ", ".join(sorted(name for name, pace in paces.items() if pace >= first * (1 - 1e-9)))
 
 
 def _distinct_orders(found: tuple[Record, ...]) -> list[int]:
-    """Numbers of distinct orders, one a model: contenders may run one order under several names."""
-    orders: dict[str, set[str]] = {}
-    for run in found:
-        if isinstance(run.get("order_sha256"), str):
-            orders.setdefault(run["model"], set()).add(run["order_sha256"])
-    return [len(each) for each in orders.values()]
+    """The number of distinct orders for each model; contenders may run one order under several names."""
+    known = [run for run in found if isinstance(run.get("order_sha256"), str)]
+    return [len({run["order_sha256"] for run in runs}) for runs in grouped(known, itemgetter("model")).values()]
 
 
 def _against_published() -> Iterator[Claim]:
-    """Simulated over published pace of each system: the error that a ratio between two systems carries."""
+    """Simulated over published throughput of each system: the error in a ratio of two systems."""
     rows = [row for row in read_table("figure10_published") if row["status"] == "ok"]
-    for system in dict.fromkeys(row["cell.mode.system"] for row in rows):
+    for system, of_system in grouped(rows, itemgetter("cell.mode.system")).items():
         needs, paces = [], []
-        for row in (row for row in rows if row["cell.mode.system"] == system):
+        for row in of_system:
             bar = printed("throughput", "tokens_per_s", system=system, model=PUBLISHED_MODELS[row["cell.model"]])
             if bar is not None and isinstance(bar.value, float):
                 needs.append(need_of("figure10_published", row))
                 paces.append(bar.value)
         if needs:
-            over = partial(
-                lambda paces, found: [run["tokens_per_s"] / p for run, p in zip(found, paces, strict=True)], paces
-            )
+            over = partial(_over, paces)
             yield from _ends("by_action/{system}", over, needs, system=system)
 
 
-# Contenders of figure 10 whose page says their pace, with the models it says it on.
+def _over(paces: list[float], found: tuple[Record, ...]) -> list[float]:
+    return [run["tokens_per_s"] / pace for run, pace in zip(found, paces, strict=True)]
+
+
+# Contenders of figure 10 whose pages state their throughput, and on which models.
 _PACES = {
     **dict.fromkeys(("megatron_tp", "mobius", "zero_2", "zero_3", "zero_infinity"), ("qwen3_1p7b",)),
     "roundpipe_async": ("qwen3_1p7b", "llama31_8b"),

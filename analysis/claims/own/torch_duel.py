@@ -1,7 +1,6 @@
-"""Our table on torch's own runtime: what it may cost, what our graph must explain, and that gradients are plain ones.
+"""Our schedules on torch's own runtime: their cost, the time that our graph explains, and equal gradients.
 
-A measured claim is refuted when its whole interval lies beyond the bound: a shared machine widens intervals, and a run
-beside other programs refutes nothing that it cannot tell.
+A measured claim is refuted only when its whole interval lies beyond the bound; a busy machine widens intervals.
 """
 
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ AGREE = "as its runs say"
 
 @section(130, "Our tables on torch's runtime", _SOURCE)
 def claims() -> Iterator[Claim]:
-    """The cost of a table, the share its replay explains, parity, and that the figures follow from the runs."""
+    """For each schedule: cost, fraction that the replay explains, parity, and fields that follow from the runs."""
     all_runs = tuple(Need(EXPERIMENT, contender=each.name) for each in torch_contenders(SCHEDULES))
     for schedule in SCHEDULES:
         needs = tuple(Need(EXPERIMENT, contender=f"{schedule}/{role}") for role in ENGINES)
@@ -42,7 +41,7 @@ def _of(role: str, rows: tuple[Record, ...]) -> Record:
 
 
 def _end(row: Record, name: str, end: str) -> float:
-    """An end of an interval; without one nothing has been compared, which is no pass."""
+    """An end of an interval; ValueError without one, because nothing was compared."""
     value = row.get(f"{name}_{end}")
     if row["status"] != "ok" or value is None:
         raise ValueError(f"{row['contender']}: no interval of {name}: {row.get('verdict_reason') or row['reason']}")
@@ -50,7 +49,7 @@ def _end(row: Record, name: str, end: str) -> float:
 
 
 def _least_over_own(*rows: Record) -> float:
-    """From clean comparisons if there are enough, and from all otherwise."""
+    """From undisturbed comparisons if there are enough, else from all."""
     table = _of(TABLE, rows)
     clean = table.get("over_own") is not None
     return _end(table, "over_own" if clean else "over_own_disturbed", "low")
@@ -62,7 +61,7 @@ def _largest_difference(*rows: Record) -> float:
 
 
 def _recomputed(schedule: str, *rows: Record) -> str:
-    """The fields of a schedule's records that do not follow from the runs in the records."""
+    """The fields of a schedule's records that differ when computed again from the runs in them."""
     due = derived_fields({row["contender"]: row for row in rows})
     wrong = [
         f"{row['contender']} {name}"

@@ -1,7 +1,7 @@
 """Our own studies: rankings that turn, goodput under failures, losses on any processor.
 
-Two schedules with the same weights at the same microbatch train alike whoever orders the work, and after 24 updates a
-step's delay costs more than what processors make of a loss. Curves of 96 updates hold no order: seeds differ by more.
+Two schedules that use the same weights for the same microbatch train alike. After 24 updates one step of delay costs
+more loss than a change of processor. Curves of 96 updates have no fixed order: seeds differ by more.
 """
 
 from collections import defaultdict
@@ -17,13 +17,13 @@ from rpbench.config.configuration import swept
 _TRAINED_SEEDS = (0, 1, 2)
 _ALIKE = (("roundpipe", "gpipe"), ("roundpipe_async", "pipedream_2bw"))
 _IN_ORDER = ("gpipe", "xpipe", "pipedream_2bw")
-_LARGEST = 1e-3  # of a loss, between two orders of the same sums
+_LARGEST = 1e-3  # difference of two losses from the same sums in another order
 _SAME_WEIGHTS = "the same weights at the same microbatch"
 
 
 @section(150, "Losses on any processor")
 def trained_claims() -> Iterator[Claim]:
-    """For each seed: who trains alike, and who is ahead of whom."""
+    """For each seed: schedules that train alike, and the order of the losses."""
     for seed in _TRAINED_SEEDS:
         for one, other in _ALIKE:
             yield claim(
@@ -53,7 +53,7 @@ _SEEDS = swept(EXPERIMENT, "seed")
 
 @section(145, "Goodput under failures")
 def goodput_claims() -> Iterator[Claim]:
-    """Each policy at the ends of the sweep, copies that outlive two failures, and detours over shadows."""
+    """Each policy at both ends of the sweep, copies that survive two failures, and ReCycle over Bamboo."""
     for policy in swept(EXPERIMENT, "mode.policy"):
         for often, seconds in (("often", _TIMES[0]), ("seldom", _TIMES[-1])):
             yield stated(
@@ -82,21 +82,17 @@ def _goodput(runs: tuple[Record, ...]) -> float:
 
 
 def _largest_ratio(*runs: Record) -> float:
-    """Of the means of the draws, at the same rate of failures."""
+    """Of ReCycle's mean goodput over Bamboo's, at the same rate of failures."""
     num = len(_SEEDS)
     means = [_goodput(runs[first : first + num]) for first in range(0, len(runs), num)]
     half = len(means) // 2
     return max(detours / shadows for detours, shadows in zip(means[:half], means[half:], strict=True))
 
 
-_KEYS = ("schedule", "model", "cluster")
-_FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same
-
-
 @section(140, "Rankings that turn")
 def claims() -> Iterator[Claim]:
-    """Pairs that each level turns, and leads before and after a turn."""
-    every = product(LEVELS, *(swept(_FIRST, key) for key in _KEYS))
+    """The number of pairs that each level turns, and leads before and after a turn."""
+    every = product(LEVELS, *(swept(LEVELS["order"], key) for key in ("schedule", "model", "cluster")))
     needs = tuple(_need(*each) for each in every)
     for level in list(LEVELS)[1:]:
         yield stated(
@@ -119,7 +115,7 @@ def _need(level: str, schedule: str, model: str, cluster: str) -> Need:
 
 
 def turns_of(runs: tuple[Record, ...]) -> list[Turn]:
-    """The turns of all models and machines; `runs` go level by level."""
+    """The turns of all models and machines; `runs` are in the order of the levels."""
     times: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         times[run["model"], run["cluster"]][run["schedule"]].append(step_time_s(run))

@@ -1,4 +1,4 @@
-"""Figures 2, 3 and 5, which are closed forms: recomputing against reloading, ideal bubbles, operational intensity."""
+"""Figures 2, 3 and 5, which are closed forms: recompute or reload, ideal bubbles, operational intensity."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,13 +11,13 @@ _FIELDS: dict[str, Callable[[Record], float]] = {
     "ratio": lambda run: run["reload_over_recompute"],
 }
 
-# Models whose heads do not add up to the hidden size: the corrected table has a number for them.
+# Models whose attention heads do not add up to the hidden size; the corrected table has their numbers.
 _CORRECTED = ("gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora")
 
 
 @section(60, "Figure 2: recompute or reload", "RoundPipe, figure 2 (section 2.1.1)")
 def recompute_or_reload() -> Iterator[Claim]:
-    """Both times and their ratio as published, then with the true width of the heads."""
+    """Both times and their ratio, as published and with the true width of the heads."""
     for model in PUBLISHED_MODELS:
         for field, value in _FIELDS.items():
             yield claim(f"figure2/{{model}}/{field}", value, model=model)
@@ -31,7 +31,7 @@ _ABOVE = Printed("above", "RoundPipe, section 2.3: real interleaved schedules st
 
 @section(70, "Figure 3: ideal and simulated bubbles", "RoundPipe, figure 3 (section 2.3)")
 def ideal_bubbles() -> Iterator[Claim]:
-    """The ideal of each model, and both looped schedules above it."""
+    """The ideal bubble of each model, and that both looped schedules stay above it."""
     for model in PUBLISHED_MODELS:
         yield claim("figure3/{model}/ideal", lambda run: 100 * run["ideal_bubble"], model=model)
     for model in PUBLISHED_MODELS:
@@ -47,7 +47,7 @@ def ideal_bubbles() -> Iterator[Claim]:
 
 @section(80, "Figure 5: operational intensity", "RoundPipe, figure 5 (section 3.3)")
 def intensities() -> Iterator[Claim]:
-    """Intensities, thresholds, smallest batches, and whether the batches that were run are large enough."""
+    """Intensities, thresholds, smallest batches, and whether the published runs used large enough batches."""
     gpus = ("rtx4090", "a800", "rtx5090", "h100")
     for model in PUBLISHED_MODELS:
         yield claim(
@@ -84,7 +84,6 @@ def _smallest_batch(run: Record) -> float:
 
 
 def _sequences_per_upload(model: str) -> Printed:
-    """Microbatches a call times sequences a microbatch."""
     row = throughput_run(model)
     sequences = int(row["microbatches_per_call"]) * float(row["micro_batch_sequences"])
     of = "microbatches_per_call x micro_batch_sequences"

@@ -1,6 +1,6 @@
-"""Contradictions within the published data or with our evidence: each row of discrepancies.csv, from both sides.
+"""Discrepancies within the published data or with our evidence, from discrepancies.csv.
 
-Of every row, the published value is expected to be contradicted and the other value to be found again.
+For each row we expect to contradict the published value and to reproduce the other one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +19,9 @@ class _Evidence:
     """The check of a discrepancy.
 
     Args:
-        value: what the published value ought to be, from its row and the records of `needs`.
-        needs: in the words of a sweep; `{model}` is that of the row.
-        at_most: our value may be better, that is smaller, than the other value of the row.
+        value: the correct value, from the row and the records of `needs`.
+        needs: runs, in the form of `analysis.claims.claim.runs`; `{model}` is the row's.
+        at_most: our value may be smaller than the other value of the row.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class _Evidence:
 
 @section(100, SECTION)
 def claims() -> Iterator[Claim]:
-    """Two claims a row: what was published, and what it ought to be; one where nothing here tells which is right."""
+    """A claim on the published and one on the other value of each row; only the first if we cannot tell which holds."""
     for row in table("discrepancies"):
         evidence = next((each for prefix, each in _EVIDENCE.items() if row["id"].startswith(prefix)), None)
         if evidence is None:
@@ -66,7 +66,7 @@ def _fields(row: Row, evidence: _Evidence) -> Mapping[str, Any]:
 
 
 def _claim(row: Row, which: str, statement: str, **more: Any) -> Claim:
-    """A claim on one of the values of a row, `published` or `other`."""
+    """A claim on the `published` or the `other` value of a row."""
     return Claim(
         id=f"discrepancies/{row['id']}/{which}",
         source=row["source"],
@@ -79,7 +79,7 @@ def _claim(row: Row, which: str, statement: str, **more: Any) -> Claim:
 
 
 def _finer(row: Row) -> float:
-    """Half a unit of the last digit of the value with more digits: the two may differ by less than one's rounding."""
+    """Half a unit of the last digit of the more precise value; the two may differ by less than the other's rounding."""
     values = [cell("discrepancies", column, row, row["id"]) for column in ("published_value", "other_value")]
     return min(value.half_unit for value in values if value is not None)
 
@@ -116,7 +116,7 @@ def _bubble(_: Row, run: Record) -> float:
 
 _FIGURE17 = ("figure17 schedule=roundpipe model={model}",)
 _ROOFLINE = "roofline mode.convention={} cluster=8x_rtx4090 model={{model}}"
-# Beginning of a row's id -> its evidence; a row that none fits is a statement against a statement.
+# Prefix of a row's id -> its evidence; the other rows set one published statement against another.
 _EVIDENCE = {
     "fsdp_offload_throughput": _best_fsdp("throughput", "tokens_per_s"),
     "fsdp_offload_max_seq_len": _best_fsdp("max_seq_len", "max_seq_len_published_k"),

@@ -1,6 +1,6 @@
-"""Figure 17: every number that the artifact's simulator printed for its 25 cells, and the bars it calls asynchronous.
+"""Figure 17: all numbers that the artifact's simulator printed for 25 cells, and the bars labelled asynchronous.
 
-Below them calls back to back, and both with a fused stage whose forward waits for its input, as it must on a machine.
+Also calls back to back, and both with a fused stage whose forward waits for its input, as it must on real devices.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from analysis.records.runs import SCHEDULES
 
 @section(10, "Figure 17: the simulated bubbles", "RoundPipe, figure 17 (section 5.8.1)")
 def figure17_claims() -> Iterator[Claim]:
-    """Fifteen numbers a cell, and five bars: as labelled, and as the bubble of calls back to back."""
+    """Fifteen numbers for each cell, and the asynchronous bars, as labelled and as the bubble of calls back to back."""
     for schedule in SCHEDULES:
         for model in PUBLISHED_MODELS:
             for column, (metric, unit) in DECLARED["printed"].items():
@@ -36,7 +36,7 @@ def figure17_claims() -> Iterator[Claim]:
         )
         called = throughput_run(model)["microbatches_per_call"]
         for count, which, why in (
-            (8, "rounds", "as many as a round of the artifact holds"),  # at most as many as there are GPUs
+            (8, "rounds", "as many as a round of the artifact holds"),  # at most one for each GPU
             (called, "benchmark", "as many as the throughput runs take"),
         ):
             name = "figure17/asynchronous/{model}/steady_state_{which}"
@@ -49,7 +49,7 @@ def _steady_percent(run: Record) -> float:
 
 @section(20, "Asynchronous steps, simulated back to back")
 def back_to_back() -> Iterator[Claim]:
-    """Twenty values of an independent simulation: five models, calls of 8, 9, 10 and 16 microbatches."""
+    """Twenty values of an independent simulation: five models with calls of 8, 9, 10 and 16 microbatches."""
     for model, name in PUBLISHED_MODELS.items():
         for row in rows("async_bubble", model=name, kind="simulated"):
             count = row["num_microbatches_per_call"]
@@ -57,7 +57,7 @@ def back_to_back() -> Iterator[Claim]:
                 "steady_state/{model}/{count}",
                 lambda run: 100 * run["bubble_between_ends"],
                 published=cell("async_bubble", "bubble_percent", row, f"{name}, {count} microbatches"),
-                wide_tolerance=0.01,  # the last digit of the reference simulation, which is not the paper's
+                wide_tolerance=0.01,  # one unit of the last digit; the reference simulation is not the paper's
                 model=model,
                 count=count,
             )
@@ -68,7 +68,7 @@ _SENSE = "waiting can only take time"
 
 @section(30, "Figure 17 with a causal fused stage", _SENSE)
 def causal_claims() -> Iterator[Claim]:
-    """The bubble of each model's call and of its calls back to back, and that waiting is never faster."""
+    """The bubble of one call and of calls back to back for each model, and that waiting is never faster."""
 
     def not_faster(name: str, **words: Any) -> Claim:
         return claim(

@@ -1,20 +1,16 @@
-"""Claims that follow from the published throughput: speed-ups, gain of asynchronous steps, FLOP rates, predictions."""
+"""Claims on published throughput: speed-ups, the gain of asynchronous steps, FLOP rates, predicted throughput."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from analysis.claims.claim import DECLARED, Claim, Record, claim, section
 from analysis.records.published import PUBLISHED_MODELS, RTX4090, Printed, cell, printed, rows, table
 
 _FIGURE10 = "RoundPipe, figure 10 (section 5.2)"
-
-# How far simulated and measured throughput may lie apart to be called near: no link contention, no optimizer,
-# no host in the simulation.
-_NEAR = 0.15
+_NEAR = 0.15  # of measured throughput; the simulation has no link contention, optimizer or host
 
 
 @section(90, "Headline numbers", _FIGURE10)
 def claims() -> Iterator[Claim]:
-    """Numbers that the published tables and our records must give again."""
     yield from _range_of_the_abstract()
     yield claim(
         "headline/abstract/only_system_for_235b",
@@ -35,7 +31,7 @@ def claims() -> Iterator[Claim]:
 
 
 def throughput(model: str) -> dict[str, float]:
-    """Published tokens per second of every system that ran a model on the eight RTX 4090; FSDP as in the figure."""
+    """Published tokens per second of each system on a model and eight RTX 4090; FSDP as in the figure."""
     found = rows("throughput", model=PUBLISHED_MODELS[model], platform=RTX4090, status="ok")
     return {row["system"]: float(row["tokens_per_s"]) for row in found if row["system"] != "fsdp-offload"}
 
@@ -50,7 +46,7 @@ def _speedup_of(model: str) -> float:
 
 
 def _range_of_the_abstract() -> Iterator[Claim]:
-    """The extremes; the rows of headline.csv say which two the abstract states."""
+    """The smallest and the largest speed-up of headline.csv, which the abstract states."""
     compared = [row for row in table("headline") if row["best_baseline"]]
     names = {row["model"] for row in compared}
     models = [model for model, name in PUBLISHED_MODELS.items() if name in names]
@@ -75,7 +71,7 @@ def _speedup(model: str) -> Iterator[Claim]:
 
 
 def _tflops(model: str, run: Record) -> float:
-    """FLOP rate of a device: three forwards a token, over the GPUs of the machine."""
+    """TFLOP/s per GPU, counting three forwards for each token."""
     flops_per_s = throughput(model)["roundpipe"] * 3 * run["forward_flops_per_token"]
     return float(flops_per_s / run["num_devices"] / 1e12)
 
@@ -85,23 +81,23 @@ def _percent_of_peak(model: str, run: Record) -> float:
     return 100 * _tflops(model, run) / float(peak["value"])
 
 
-# --- throughput that the simulated bubbles predict -----------------------------------------------------------
-
-
-def _synchronous(run: Record) -> float:
-    return float(run["tokens_per_step"] / run["makespan_s"] / 1e3)
+# --- throughput predicted from simulated bubbles --------------------------------------------------------------
 
 
 def _asynchronous(run: Record) -> float:
-    """The same work with the bubble of the bar for asynchronous steps."""
+    """Thousands of tokens per second for the same work with the bubble of the asynchronous bar."""
     capacity_s = run["num_devices"] * run["makespan_s"]
     work_s = (1 - run["bubble_makespan"]) * run["makespan_s"]
     label = (run["switch_s"] + run["intra_s"]) / capacity_s
     return float(run["tokens_per_step"] / (work_s / (1 - label)) / 1e3)
 
 
-_PREDICTIONS = {
-    "predicted_sync_ktokens_per_s": ("synchronous", "roundpipe-sync", _synchronous),
+_PREDICTIONS: dict[str, tuple[str, str, Callable[[Record], float]]] = {
+    "predicted_sync_ktokens_per_s": (
+        "synchronous",
+        "roundpipe-sync",
+        lambda run: float(run["tokens_per_step"] / run["makespan_s"] / 1e3),
+    ),
     "predicted_async_ktokens_per_s": ("asynchronous", "roundpipe", _asynchronous),
 }
 

@@ -1,12 +1,12 @@
-"""Figures 10 to 16: measurements of machines that are not here, beside what our model says of each.
+"""Figures 10 to 16: measurements on machines that we do not have, beside our predictions.
 
-A measurement is `predicted` where it lies within the interval that the committed tables of `analysis/predictions/`
-give, nine in ten of which are meant to hold; otherwise our model misses it. A miss that is known is declared, with the
-value it comes out as, in `analysis/claims/expected/contradictions.csv`; another miss is red. Of figures 12 to 16 the
-first predictions were made blind (`analysis/predictions/outcomes.py`); these are the present ones.
+A measurement is `predicted` if it lies within the interval of the committed tables of `analysis/predictions/`, meant
+to hold for nine in ten; otherwise our model misses it. Known misses are declared, with their values, in
+`analysis/claims/expected/contradictions.csv`; any other miss is red. The first predictions of figures 12 to 16 were
+made blind (`analysis/predictions/outcomes.py`); here are the present ones.
 
-A bar of figure 10 whose system a schedule stands for is set against that schedule with the settings of the run script
-(experiment=figure10_published): `predicted` within 15 %, otherwise our model misses it, and the missing term is named.
+Where one of our schedules represents a system of figure 10, its bar is also compared with that schedule and the
+settings of the run script (experiment=figure10_published): `predicted` within 15 %, else a miss with the missing term.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,14 @@ _UNTESTABLE = {"evidence": "measured", "not_testable": "its machine: our model h
 
 @section(110)
 def claims() -> Iterator[Claim]:
-    """Every bar and point of the figures; what did not run is a claim as well."""
+    """Every bar and point of the figures, also of systems that did not run."""
     for figure in DECLARED["figures"]:
         seen: set[str] = set()
         keys = figure.get("keys", _KEYS)
         found = {_key(row, keys): row for row in read(figure["predictions"])}
         for row in table(figure["table"]):
             made = _claim(figure, keys, row, found.get(_key(row, keys)))
-            yield replace(made, id=f"{made.id}/again") if made.id in seen else made  # a bar that two sources print
+            yield replace(made, id=f"{made.id}/again") if made.id in seen else made  # two sources print this bar
             seen.add(made.id)
     yield claim("withheld/convergence")
 
@@ -50,22 +50,20 @@ def _claim(figure: dict[str, Any], keys: Sequence[str], row: Row, prediction: di
     if prediction is not None:
         name = f"{figure['table']}/{system}/{model}{more}"
         beside = _beside(name, published, prediction, figure.get("predicted", figure["column"]))
-    return claim(
-        "{table}/{system}/{model}{more}",
-        **figure
-        | {"system": system, "model": model, "more": more, "words": figure.get("words", "").format(**row)}
-        | {
-            "source": "RoundPipe library, README"
-            if system == "fsdp-offload"
-            else f"RoundPipe, figure {figure['number']}"
-        }
-        | {"unit": figure["unit"] if row["status"] == "ok" else "", "published": published}
-        | beside,
-    )
+    given = {
+        "system": system,
+        "model": model,
+        "more": more,
+        "words": figure.get("words", "").format(**row),
+        "source": "RoundPipe library, README" if system == "fsdp-offload" else f"RoundPipe, figure {figure['number']}",
+        "unit": figure["unit"] if row["status"] == "ok" else "",
+        "published": published,
+    }
+    return claim("{table}/{system}/{model}{more}", **figure | given | beside)
 
 
 def _beside(name: str, published: Printed, prediction: dict[str, Any], column: str) -> dict[str, Any]:
-    """A claim's fields that follow from its prediction: the value, and how far a measurement may be from it."""
+    """A claim's fields from its prediction: the value and its interval."""
     given: dict[str, Any] = {
         "evidence": "predicted",
         "predicts": True,
@@ -80,15 +78,13 @@ def _beside(name: str, published: Printed, prediction: dict[str, Any], column: s
     return given | {"value": lambda: value, "wide_tolerance": reach}
 
 
-# How far a predicted bar may be from the published one.
-NEAR = 0.15
-# What the published table has in the place of a bar.
-NO_BAR = ("OOM", "N/A")
+NEAR = 0.15  # largest relative error of a predicted bar
+NO_BAR = ("OOM", "N/A")  # in the published table in place of a bar
 
 
 @section(120, "Figure 10: throughput on 8 RTX 4090, action by action", "RoundPipe, figure 10 (section 5.2)")
 def by_action_claims() -> Iterator[Claim]:
-    """Every bar of a system that one of our schedules stands for."""
+    """Every bar of a system that one of our schedules represents."""
     for row in table("throughput"):
         if row["system"] in SYSTEMS:
             system, model = row["system"], OUR_MODELS[row["model"]]
@@ -107,12 +103,12 @@ def by_action_claims() -> Iterator[Claim]:
 
 
 def _published(name: str, column: str, row: Row, of: str) -> Printed:
-    """The number of a row, or the words for what did not run."""
+    """The number of a row, or its status if it did not run."""
     return cell(name, column, row, of) or Printed(row["status"], where(name, "status", of, row["source"]))
 
 
 def _pace(row: Record, status: str) -> Value:
-    """Our pace, or for a run that has none the words of the published table: what does not fit cannot run either."""
+    """Our tokens per second, or a status in the words of the published table."""
     if row["status"] != "ok":
         return status if status in NO_BAR else "OOM"
     return "ok" if status in NO_BAR else row["tokens_per_s"]

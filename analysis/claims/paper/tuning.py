@@ -1,4 +1,4 @@
-"""Tuned partitions, and what the released planner makes."""
+"""Tuned partitions, and the plans of the released planner."""
 
 from collections.abc import Callable, Iterator
 from operator import itemgetter
@@ -14,16 +14,14 @@ from rpbench.plan.even_and_greedy import LIMIT_24GB_CARD_BYTES, plan_released
 from rpbench.workload.architecture import Architecture
 
 _PAPER = "RoundPipe, figure 17 (section 5.8.1)"
-# Models whose published cuts leave nothing to find.
-_WELL_TUNED = ("qwen3_235b_lora",)
-# The competing runs: the five schedules, RoundPipe last, each with its cut.
+_WELL_TUNED = ("qwen3_235b_lora",)  # a search improves nothing on its published cuts
 _FIELDS = {
     "published": "on the published cuts",
     "searched": "every schedule on its searched cut",
     "ahead": "searched cuts, the baselines recomputing ahead as RoundPipe does",
 }
 _AHEAD = f"recompute_ahead schedule={','.join(BASELINES)}"
-COMPETING = {
+COMPETING = {  # the five schedules with their cuts, RoundPipe last
     "published": (f"figure17 schedule={','.join(SCHEDULES)}",),
     "searched": (f"partitions partition=search schedule={','.join(SCHEDULES)}",),
     "ahead": (_AHEAD, "partitions partition=search schedule=roundpipe"),
@@ -33,7 +31,7 @@ COMPETING = {
 
 @section(40, "Tuned partitions, for everybody", _PAPER)
 def claims() -> Iterator[Claim]:
-    """RoundPipe leads with published and with tuned cuts; by how much; and the search keeps its promise."""
+    """RoundPipe's leads with published and tuned cuts; a searched cut is never worse than the others."""
     for model in PUBLISHED_MODELS:
         for field, words in _FIELDS.items():
             yield claim(
@@ -60,8 +58,14 @@ def claims() -> Iterator[Claim]:
 
 
 def competing(field: str, model: str) -> tuple[Need, ...]:
-    """The runs of a field of `COMPETING` on a model."""
     return tuple(need for words in COMPETING[field] for need in runs(f"{words} model={model}"))
+
+
+def printed_lead(model: str) -> float:
+    """Makespan of the best classic schedule over RoundPipe's, as the paper's artifact printed them."""
+    makespans = {row["scheduler"]: float(row["makespan_ms"]) for row in rows("bubble", model=PUBLISHED_MODELS[model])}
+    ours = makespans.pop("roundpipe")
+    return min(makespans.values()) / ours
 
 
 def _best_classic(model: str) -> Claim:
@@ -79,17 +83,14 @@ def _best_classic(model: str) -> Claim:
 
 
 def _lead(model: str, field: str) -> Claim:
-    """Makespan of the best classic schedule over RoundPipe's."""
-    name, words = PUBLISHED_MODELS[model], _FIELDS[field]
-    makespans = {row["scheduler"]: float(row["makespan_ms"]) for row in rows("bubble", model=name)}
-    ours = makespans.pop("roundpipe")
-    source = where("bubble", "makespan_ms", f"the best classic schedule and roundpipe, {name}", "ratio of the two")
+    words, of = _FIELDS[field], f"the best classic schedule and roundpipe, {PUBLISHED_MODELS[model]}"
+    source = where("bubble", "makespan_ms", of, "ratio of the two")
     holds = field == "published" or (field == "searched" and model in _WELL_TUNED)
     return claim(
         "tuning/{model}/lead_{field}",
         lead_of_last,
         needs=competing(field, model),
-        published=Printed(f"{min(makespans.values()) / ours:.3f}", source),
+        published=Printed(f"{printed_lead(model):.3f}", source),
         contradiction="" if holds else f"the published cuts of the baselines are not tuned; {words}: {{value}}",
         model=model,
         field=field,
@@ -104,9 +105,7 @@ def _excess_ms(searched: Record, *others: Record) -> float:
 # --- the released planner ------------------------------------------------------------------------------------
 
 CAPPED_PLANNER = "rpbench.plan.even_and_greedy for the model of the record, under LIMIT_24GB_CARD_BYTES"
-
-# Models for which the artifact simulated another number of stages than the planner makes.
-_OTHER_COUNTS = ("gpt_oss_20b", "qwen3_32b")
+_OTHER_COUNTS = ("gpt_oss_20b", "qwen3_32b")  # the artifact simulated other stage counts than the planner's
 _COUNTS = {"forward": "num_stages", "backward": "num_backward_stages"}
 _BUBBLES: dict[str, tuple[str, Callable[[Record], float]]] = {
     "sync_bubble_percent": ("bubble ratio", bubble_percent),
@@ -119,7 +118,7 @@ _BUBBLES: dict[str, tuple[str, Callable[[Record], float]]] = {
 
 @section(50, "The released planner", "independent re-run of the released planner on the artifact's timings")
 def planner_claims() -> Iterator[Claim]:
-    """Counts with and without the memory cap of a 24 GB card, bubbles of the plans, counts of the artifact."""
+    """Stage counts with and without the memory cap of a 24 GB card, bubbles of the plans, counts of the artifact."""
     for row in table("planner"):
         yield from _uncapped(row) if row["memory_cap"] == "none" else _capped(row)
     for model in PUBLISHED_MODELS:
@@ -162,10 +161,9 @@ def _capped(row: Row) -> Iterator[Claim]:
 
 
 def capped_plan(run: Record) -> Partition:
-    """The released planner's cut of a run's model when a stage and the next one share a 24 GB card."""
+    """The released planner's cut of a run's model if two consecutive stages share a 24 GB card."""
     model = Architecture(**run["config"]["model"])
-    tokens = published_tokens_per_microbatch(model.published_name or "")
-    times = published_times(model.published_name or "")
-    return plan_released(
-        times, run["num_devices"], sizes=model_bytes(model, tokens), memory_limit_bytes=LIMIT_24GB_CARD_BYTES
-    )
+    name = model.published_name or ""
+    sizes = model_bytes(model, published_tokens_per_microbatch(name))
+    limit = LIMIT_24GB_CARD_BYTES
+    return plan_released(published_times(name), run["num_devices"], sizes=sizes, memory_limit_bytes=limit)
