@@ -1,6 +1,6 @@
-"""Verbs of the command line that read tables and pages: explain, report, dashboard.
+"""Verbs of the command line that use analysis: explain, report, dashboard.
 
-Each imports what it needs when it is called, so that other verbs do not wait for it.
+Each imports what it needs when it is called, so that other verbs start fast.
 """
 
 import json
@@ -18,23 +18,21 @@ if TYPE_CHECKING:
 
 
 def explain(arguments: Sequence[str]) -> int:
-    """The difference of two numbers by causes: one JSON object on stdout, its table on stderr."""
+    """Causes of the difference of two numbers: a JSON object on stdout, a table on stderr."""
     from rpbench.commands.recorded.explain import explain_numbers
 
-    print(json.dumps(explain_numbers(arguments, sys.stderr, _side_of_row, _side_of_number), allow_nan=False))
+    def of_row(name: str) -> "Side":
+        from analysis.explained.rows import side_of  # importing it takes seconds, and two runs need no table
+
+        return side_of(name)
+
+    def of_number(name: str, number: "Number", settings: Mapping[str, str]) -> "Side":
+        from analysis.explained.rows import side_of_number
+
+        return side_of_number(name, number, settings)
+
+    print(json.dumps(explain_numbers(arguments, sys.stderr, of_row, of_number), allow_nan=False))
     return 0
-
-
-def _side_of_row(name: str) -> "Side":
-    from analysis.explained.rows import side_of  # the tables take seconds, and two runs need none
-
-    return side_of(name)
-
-
-def _side_of_number(name: str, number: "Number", settings: Mapping[str, str]) -> "Side":
-    from analysis.explained.rows import side_of_number
-
-    return side_of_number(name, number, settings)
 
 
 def report(arguments: Sequence[str]) -> int:
@@ -43,7 +41,7 @@ def report(arguments: Sequence[str]) -> int:
     if unknown:
         raise ValueError(f"report takes results_dir=DIR and out=FILE, not {sorted(unknown)[0]!r}")
     results = Path(options.get("results_dir", "results"))
-    if not manifest_names(results):  # said before what draws is imported, which takes seconds
+    if not manifest_names(results):  # checked before the slow imports
         raise ValueError(no_sweep_in(results))
     os.environ.setdefault("MPLBACKEND", "Agg")
     from analysis.report import build

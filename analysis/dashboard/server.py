@@ -1,7 +1,7 @@
-"""Server: the page and what it shows, on loopback only. It answers reads; nothing here writes.
+"""The dashboard's server: read-only, on loopback only.
 
-The charts are drawn by Vega-Lite. Its JavaScript comes out of the installed package vl-convert-python, so that the page
-asks nobody outside.
+Vega-Lite draws the charts. Its JavaScript comes from the installed package vl-convert-python, so the page needs no
+network.
 """
 
 import csv
@@ -37,14 +37,14 @@ _MOST_SPANS = 20_000
 
 
 class Rows:
-    """The records of a results folder, which may be written to while this reads."""
+    """The records of a results folder, which runs may be writing to."""
 
     def __init__(self, results: Path) -> None:
         self._results = results
         self._known: dict[str, tuple[int, dict[str, Any] | None]] = {}
 
     def read(self) -> list[dict[str, Any]]:
-        """A row for each sound record, by name; what is torn or not a record is left out."""
+        """A row for each readable record, by name."""
         found = {}
         for path in sorted(self._results.glob("*/record.json")):
             name = path.parent.name
@@ -59,17 +59,15 @@ class Rows:
 
     @property
     def stamps(self) -> dict[str, float]:
-        """When each record was written, in seconds of the system's clock, by its name."""
+        """When each record was written, in seconds of the system clock, by its name."""
         return {name: stamp / 1e9 for name, (stamp, _) in self._known.items()}
 
     def record(self, run_id: str) -> dict[str, Any] | None:
-        """A record as it stands in its file; None where there is no sound one."""
-        if not _RUN_ID.fullmatch(run_id):
-            return None
-        return record.read(self._results / run_id)
+        """A record as in its file; None if it is missing or unreadable."""
+        return record.read(self._results / run_id) if _RUN_ID.fullmatch(run_id) else None
 
     def curve(self, run_id: str) -> list[list[Any]]:
-        """Loss of each batch and the second when its last gradient was back; empty where the run kept none."""
+        """[batch, loss, second of its last gradient] of each batch; empty if the run has no losses."""
         found = self.record(run_id) or {}
         losses, seconds = found.get("loss_curve"), found.get("loss_curve_s")
         if not (isinstance(losses, list) and isinstance(seconds, list) and len(losses) == len(seconds)):
@@ -78,7 +76,7 @@ class Rows:
         return [point for point in points if all(map(is_finite, point))]
 
     def timeline(self, run_id: str) -> list[list[Any]] | None:
-        """Device, lane, action, start and end in seconds of each action; None where none was kept, or another."""
+        """[device, lane, action, start and end in seconds] of each action; None without the record's own timeline."""
         folder, found = self._results / run_id, self.record(run_id)
         text = None if found is None else record.kept_file(folder, found, TIMELINE)
         if text is None:
@@ -111,19 +109,11 @@ def _row(folder: Path) -> dict[str, Any] | None:
     return row
 
 
-# Sweeps: what became of the cells of every sweep of a folder, and how fast they end.
-
-
-RECENT_S = 600.0  # of the pace
+RECENT_S = 600.0  # the pace of a sweep is that of so many seconds
 
 
 def read_sweeps(results: Path, stamps: Mapping[str, float], now: float) -> list[dict[str, Any]]:
-    """A line for each sweep that can be read.
-
-    Args:
-        stamps: when each record was written, by its name.
-        now: on the same clock, in seconds.
-    """
+    """Progress of each readable sweep; `stamps` as of `Rows`, `now` on the same clock."""
     return [_line(manifest, stamps, now) for manifest in read_manifests(results)]
 
 
@@ -131,7 +121,7 @@ def _line(manifest: Manifest, stamps: Mapping[str, float], now: float) -> dict[s
     runs = [run for cell in manifest.cells for run in cell.run_ids]
     recent = sorted(stamps[run] for run in runs if now - stamps.get(run, 0.0) < RECENT_S)
     left = manifest.counts[PLANNED]
-    # Between n ends lie n - 1 runs; the last one that is under way is not counted.
+    # Between the ends of n runs lie n - 1 runs.
     pace = (len(recent) - 1) / (recent[-1] - recent[0]) if len(recent) > 1 and recent[-1] > recent[0] else None
     return {
         "name": manifest.name,
@@ -152,7 +142,7 @@ _FILES = {
     "/page.css": ("page.css", "text/css"),
 }
 _HEADERS = {
-    # Vega writes style attributes; texts of records reach the page as text nodes and marks of a chart alone.
+    # Vega writes style attributes; texts of records reach the page only as text nodes and marks of a chart.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "connect-src 'self'; img-src data:",
     "X-Content-Type-Options": "nosniff",
@@ -162,12 +152,7 @@ _HEADERS = {
 
 
 class Dashboard(ThreadingHTTPServer):
-    """The page, served until its block ends.
-
-    Args:
-        results: the folder of records.
-        port: of loopback; 0 takes a free one.
-    """
+    """The page over a folder of records, served on a port of loopback (0: a free one) until its block ends."""
 
     def __init__(self, results: Path, port: int = 0) -> None:
         rows = Rows(results)
@@ -197,13 +182,13 @@ class Dashboard(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *request: Any) -> None:
-        """A reader who leaves before the answer is there is no error."""
+        """A client that disconnects early is no error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(*request)
 
 
 def serve(results: Path, port: int = 0) -> Dashboard:
-    """The page over a folder, to be entered; OSError if the port is taken, ValueError without the chart library."""
+    """A context that serves a folder; OSError if the port is taken, ValueError without the chart library."""
     charts_library()
     return Dashboard(results, port)
 
@@ -218,13 +203,12 @@ def charts_library() -> bytes:
             "dashboard: vl-convert-python, which holds the chart library, is not installed; "
             "pip install vl-convert-python"
         ) from None
-    return (
-        f"(() => {{\n{vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed;')}\n}})()\n".encode()
-    )  # its names are its own
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return f"(() => {{\n{bundle}\n}})()\n".encode()  # a function keeps its names from the page
 
 
 class _Answer(BaseHTTPRequestHandler):
-    """One request. Reads only: every other method is answered 501 by the base class."""
+    """Answers GET; the base class answers every other method with 501."""
 
     def __init__(self, asked: Mapping[str, Callable[[str], Any]], *given: Any) -> None:
         self._asked = asked
@@ -233,7 +217,7 @@ class _Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         port = self.server.server_address[1]  # type: ignore[index]  # of TCP
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
-            self._send(HTTPStatus.FORBIDDEN, b"ask 127.0.0.1\n", "text/plain")  # a page elsewhere asks under its name
+            self._send(HTTPStatus.FORBIDDEN, b"ask 127.0.0.1\n", "text/plain")  # a page of another host asks
             return
         try:
             path = urlsplit(self.path).path
@@ -262,16 +246,14 @@ class _Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: stderr is for people."""
+        """Log nothing: stderr is for people."""
 
 
 _USAGE = "dashboard [results_dir=DIR] [port=N], or dashboard wandb [project=NAME] [entity=NAME] [--dry-run]"
 
 
 def dashboard(arguments: Sequence[str]) -> int:
-    """Serve the page until interrupted, or make what W&B shows; what was made goes to stdout. Raises ConfigError for an
-    argument it does not take.
-    """
+    """Serve the page until interrupted, or make the W&B workspace; ConfigError for an unknown argument."""
     words = {item for item in arguments if "=" not in item}
     options = dict(item.partition("=")[::2] for item in arguments if "=" in item)
     is_wandb = "wandb" in words

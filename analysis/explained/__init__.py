@@ -1,4 +1,4 @@
-"""Explained: rows of published tables as sides of `rpbench explain`, and pairs of them whose difference tests hold.
+"""Rows of published tables as sides of `rpbench explain`, and tested explanations of pairs of them.
 
-python -m analysis.explained.pairs      pairs.csv -> explained.csv: what is explained of every pair, and what is not
+python -m analysis.explained.pairs      pairs.csv -> explained.csv
 """

@@ -1,8 +1,7 @@
-"""Pairs: what is explained of the difference of two published runs, and what is not.
+"""How much of the difference between two published runs is explained.
 
-`pairs.csv` names pairs by what they differ in; it was committed before anything was computed. `explained.csv` holds
-what came out, misses included; `all_pairs.csv` the same for every pair of a table whose numbers differ by a factor of
-`APART` or more, so that none is chosen by hand.
+`pairs.csv` names pairs by what they differ in; it was committed before anything was computed. `explained.csv` has the
+results, misses included; `all_pairs.csv` sums up all pairs of a table that differ by a factor of `APART` or more.
 """
 
 import sys
@@ -22,7 +21,7 @@ from rpbench.explain.side import Side
 from rpbench.explain.split import Explanation, explain
 
 FOLDER = Path(__file__).parent
-BAR = 0.10  # of a difference, that may be left unexplained
+BAR = 0.10  # largest unexplained fraction of a difference
 APART = 1.5
 Row = dict[str, str]
 
@@ -40,7 +39,6 @@ def pairs() -> list[Pair]:
 
 
 def explained(pair: Pair) -> Explanation:
-    """Why the second run of a pair is not the first."""
     return explain(side_of(pair.a), side_of(pair.b))
 
 
@@ -97,13 +95,13 @@ def _share(found: Explanation) -> float:
 
 
 def _held_out() -> dict[str, float]:
-    """ln(number / prediction) of given rows whose group no constant has seen, by `NAME:ROW`."""
+    """ln(measured / predicted without the row's group) of given rows, by `NAME:ROW`."""
     found = {row["id"].replace("/", ":"): row for row in tables.read("clusters_holdout")}
     return {name: log(float(row["step_time_s"]) / float(row["predicted_s"])) for name, row in found.items()}
 
 
 def fitted() -> set[str]:
-    """Rows that constants were fitted on: all given runs under a mesh, and cells that a constant names."""
+    """Rows that constants were fitted on: all given runs on a mesh, and cells that a constant names."""
     cells = {
         cell for place in PLATFORMS for each in declared_basis(place).declared.values() for cell in (each.cells or ())
     }

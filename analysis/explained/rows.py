@@ -1,8 +1,8 @@
-"""Rows of published tables as sides: `NAME:ROW`, the folder's name apart.
+"""Rows of published tables as sides of `rpbench explain`, written `TABLE:ROW`.
 
-bloom_a100_topologies:35              a run under a mesh: its number in `analysis/published/measured/`
-throughput:roundpipe/qwen3-1.7b       a bar of figure 10 (`throughput_a800`: 12; `scaling`: 15, behind a third /,
-                                      the devices)
+bloom_a100_topologies:35              a run on a mesh: its number in `analysis/published/measured/`
+throughput:roundpipe/qwen3-1.7b       a bar of figure 10 (`throughput_a800`: figure 12)
+scaling:roundpipe/qwen3-1.7b/4        a point of figure 15
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,6 @@ from rpbench.mesh.job import Job
 from rpbench.registry import unknown_name
 
 SYSTEM_TABLES = ("throughput", "throughput_a800", "scaling")
-
-
 # Tables that print a rate -> how they count FLOPs (`rpbench.explain.side.CONVENTIONS`).
 RATES = {"llm_foundry_fsdp": "palm", "bloom_a100_topologies": "megatron_recompute"}
 
@@ -32,14 +30,14 @@ def names() -> list[str]:
 
 
 def row_names(name: str) -> list[str]:
-    """The rows of a table, as `side_of` takes them."""
+    """The names of a table's rows, as `side_of` takes them."""
     if name in SYSTEM_TABLES:
         return ["/".join(_key(name, row)) for row in published_rows(f"{name}.csv")]
     return [case.id.split("/")[1] for row in rows_of("measured", name) for case in cases_of_row(row)]
 
 
 def side_of(word: str) -> Side:
-    """The side of `NAME:ROW`; ConfigError for a table or row that is not there, prints no time, or is not modelled."""
+    """The side of `TABLE:ROW`; ConfigError if there is no such row, or it has no time or no model."""
     name, _, row = word.partition(":")
     if name not in names():
         raise ConfigError(f"table={word}: {unknown_name('table', name, names())}")
@@ -52,9 +50,9 @@ def side_of(word: str) -> Side:
 
 
 def case_of_row(name: str, row: str) -> Case:
-    """The run of a row under a mesh, modelled and timed; ConfigError as of `side_of`."""
+    """The run of a row on a mesh; ConfigError as of `side_of`."""
     found = {each["id"].split("/")[1]: each for each in rows_of("measured", name)}
-    number = row.rstrip("b")  # of a row with two configurations, the one in brackets
+    number = row.rstrip("b")  # `b` marks the second of two configurations, which stands in brackets
     if number not in found:
         raise ConfigError(f"table={name}:{row}: {unknown_name('row', row, list(found))}")
     cases = {case.id.split("/")[1]: case for case in cases_of_row(found[number])}
@@ -108,8 +106,11 @@ def _key(table: str, row: Row) -> tuple[str, ...]:
 
 
 def side_of_number(word: str, number: Number, settings: Mapping[str, str]) -> Side:
-    """A typed number of a run that is like that of a row but for some settings; ConfigError as of `side_of`, and for a
-    setting that a row cannot take; ValueError for a rate without a peak.
+    """A typed number of a run that differs from a row's by some settings.
+
+    Raises:
+        ConfigError: as of `side_of`, and for a setting that a row cannot take.
+        ValueError: for a rate without a peak.
     """
     name, _, row = word.partition(":")
     words = " ".join(f"{key}={value}" for key, value in settings.items())

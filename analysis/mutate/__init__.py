@@ -1,4 +1,4 @@
-"""Mutation check of the evidence: records, manifests and tables are falsified one value at a time; who notices?"""
+"""Mutation check of the evidence: which falsified values in records, manifests and tables are noticed?"""
 
 from analysis.mutate.check import Mutant, Outcome, check, mutants, of_statements, sampled
 

@@ -1,9 +1,9 @@
 """python -m analysis.mutate [--results DIR] [--sample N] [--seed S] [experiment ...]
 
-Falsifies records, manifests and tables of accepted values, one value at a time, and counts how many of the falsehoods
-are noticed: refused where records are looked up, or seen by a claim. The second share leaves out the claims whose value
-we have accepted ourselves. What survives is named. Exit status 0; 1 if too few of a kind are noticed
-(`LEAST_SEEN` in analysis/mutate/check.py), 2 without a sweep.
+Falsifies one value at a time in records, manifests and tables of accepted values, and counts how many are noticed,
+because the lookup of the record refuses it or a claim turns red; once more without claims on values that we accepted
+ourselves. Names survivors. Exit status 0; 1 if too few of a kind are noticed (`LEAST_SEEN` in
+analysis/mutate/check.py), 2 without a sweep.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _SHOWN = 40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the evidence, and return the exit status."""
+    """Check the evidence; returns the exit status."""
     options = _parser().parse_args(arguments)
     if not manifest_names(options.results):
         print(no_sweep_in(options.results), file=sys.stderr)
@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     outcome = check(found, all_claims(), chosen)
     _tell(outcome)
-    print(json.dumps({kind: _counted(outcome.of(kind)) for kind in KINDS}))
+    names = {"mutants": "num_mutants", "seen": "seen", "without_accepted_values": "seen_otherwise"}
+    counted = {kind: {key: getattr(outcome.of(kind), name) for key, name in names.items()} for kind in KINDS}
+    print(json.dumps(counted))
     return 0 if outcome.is_enough else 1
 
 
@@ -58,10 +60,6 @@ def _drawn(found: Experiments, names: Iterable[str]) -> Iterator[tuple[str, Draw
         except MissingRuns as lack:
             print(f"left out: {lack}", file=sys.stderr)
     yield from of_statements()
-
-
-def _counted(outcome: Outcome) -> dict[str, float]:
-    return {"mutants": outcome.num_mutants, "seen": outcome.seen, "without_accepted_values": outcome.seen_otherwise}
 
 
 def _tell(outcome: Outcome) -> None:

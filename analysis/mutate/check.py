@@ -1,13 +1,11 @@
-"""The check: a falsified record must be refused at its lookup, or turn a claim red that was not red before.
+"""The mutation check: a falsified record must be refused at its lookup, or turn a green claim red.
 
-A mutant is one falsehood, drawn from everything that a record, a manifest and a table of accepted values hold. Of a
-record: that it is gone, a value scaled or replaced, two values exchanged with its neighbour. Of a manifest: what a cell
-asks for, which record answers it, what became of it. Of a table: a value. Whoever falsifies a record or a manifest is
-taken to write names and digests anew, so that files are whole and agree with each other.
+A mutant changes one thing. Record: it is missing, or a value is scaled, replaced or swapped with the next record's.
+Manifest: a cell's choices, its record or its state. Table of accepted values: a value. Names and digests are written
+anew as well, so that the falsified files are consistent.
 """
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from math import isclose
 from random import Random
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from analysis.claims.claim import Claim, judge
@@ -27,8 +26,7 @@ from rpbench.records import record
 from rpbench.records.manifest import ENDED, PLANNED, Cell
 
 FACTORS = (0.5, 0.9, 1.1, 2.0)
-# What is falsified: what a record says of its question, of its making, of what came out; that it is there; a cell of
-# a manifest; a line of a table.
+# What is falsified: a record's configuration, origin or result, its presence, a cell of a manifest, a line of a table.
 ASKED, ORIGIN, FOUND = "question", "origin", "result"
 GONE, MANIFEST, TABLE = "record gone", "manifest", "accepted table"
 KINDS = (ASKED, ORIGIN, FOUND, GONE, MANIFEST, TABLE)
@@ -44,16 +42,15 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One falsehood.
+    """One falsified value.
 
     Args:
-        experiment: whose.
         kind: one of `KINDS`.
-        field: of what, by its dotted name.
+        field: its dotted name.
         what: what was done to it.
-        rows: the records by run id that are not what they were; None for one that is gone.
-        cell: the cell as the manifest has it now.
-        line: the row of the experiment's table of accepted values as it is now.
+        rows: the falsified records by run id; None for a missing one.
+        cell: the falsified cell of the manifest.
+        line: the falsified row of the table of accepted values.
     """
 
     experiment: str
@@ -73,7 +70,7 @@ Draw = Callable[[], Mutant]
 
 
 def mutants(experiments: Experiments, experiment: str) -> Iterator[tuple[str, Draw]]:
-    """Every mutant of an experiment: its kind, and what makes it; MissingRuns if the experiment has not been run."""
+    """Every mutant of an experiment as its kind and the function that makes it; MissingRuns if it was not run."""
     rows, cells = experiments.checked(experiment), experiments.cells_of(experiment)
     for row in rows:
         yield GONE, partial(Mutant, experiment, GONE, "record", "gone", {row["run_id"]: None})
@@ -91,13 +88,13 @@ def mutants(experiments: Experiments, experiment: str) -> Iterator[tuple[str, Dr
 
 
 def of_statements() -> Iterator[tuple[str, Draw]]:
-    """Every mutant of the table of our own statements."""
+    """Every mutant of the table of our own statements, as of `mutants`."""
     for line in read_table(STATEMENTS):
         yield from _lines(STATEMENTS, line)
 
 
 def sampled(found: Iterable[tuple[str, Draw]], number: int, seed: int) -> list[Mutant]:
-    """So many mutants of each kind, the same for the same seed; all of a kind that has no more."""
+    """At most `number` random mutants of each kind."""
     random, kept, seen = Random(seed), {kind: list[Draw]() for kind in KINDS}, dict.fromkeys(KINDS, 0)
     for kind, draw in found:
         seen[kind] += 1
@@ -112,13 +109,13 @@ def sampled(found: Iterable[tuple[str, Draw]], number: int, seed: int) -> list[M
 
 
 def _kind(path: Path) -> str:
-    if path[0] in record.PASSING or path == ("choices", "tracker"):  # who listened
+    if path[0] in record.PASSING or path == ("choices", "tracker"):
         return ORIGIN
     return ASKED if path[0] in _OF_THE_QUESTION else FOUND
 
 
 def _leaves(row: Record) -> Iterator[tuple[Path, Any]]:
-    """The way to every value of a record that is no object, and the value."""
+    """The path and value of every leaf of a record."""
     return identity.leaves({key: value for key, value in row.items() if key not in _NAMES})
 
 
@@ -130,7 +127,7 @@ def _others(value: Any) -> Iterator[tuple[str, Any]]:
     if _is_number(value):
         scaled = ((f"times {factor:g}", _times(value, factor)) for factor in FACTORS)
         others = [(what, other) for what, other in scaled if _differ(other, value)]
-        yield from others or [("plus 1", _plus_one(value))]  # of nothing every multiple is nothing
+        yield from others or [("plus 1", _plus_one(value))]  # every multiple of 0 is 0
     elif isinstance(value, bool):
         yield "the other way round", not value
     elif isinstance(value, str):
@@ -190,7 +187,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _cells(experiment: str, cell: Cell, others: Sequence[Cell]) -> Iterator[tuple[str, Draw]]:
-    """A manifest with one cell that asks for something else, is answered by another's record, or is still planned."""
+    """Mutants of a manifest: a cell is still planned, has another choice, or another cell's record."""
     mutant = partial(Mutant, experiment, MANIFEST)
     yield MANIFEST, partial(mutant, "state", PLANNED, cell=replace(cell, state=PLANNED))
     for key, value in cell.overrides.items():
@@ -205,7 +202,7 @@ def _cells(experiment: str, cell: Cell, others: Sequence[Cell]) -> Iterator[tupl
 
 
 def _lines(table: str, line: Mapping[str, str]) -> Iterator[tuple[str, Draw]]:
-    """A table with one value scaled, or another word."""
+    """Mutants of a row of a table."""
     for name, text in line.items():
         if text and name != "claim":
             for what, other in _other_texts(text):
@@ -221,18 +218,12 @@ def _other_texts(text: str) -> Iterator[tuple[str, str]]:
         yield from ((what, f"{other:.8g}") for what, other in _others(number))
 
 
-# Of each kind so many must be noticed. What a record says of its origin is held by the digest in its manifest alone,
-# which is taken to be written anew here.
+# Fraction of each kind that has to be noticed. Only the digest in the manifest, written anew here, protects the origin.
 LEAST_SEEN = {ASKED: 0.99, FOUND: 0.8, GONE: 1.0, MANIFEST: 1.0, TABLE: 0.95}
 
 
 class Fate(NamedTuple):
-    """The fate of a mutant.
-
-    Args:
-        seen: by anything.
-        seen_otherwise: by something else than a value that we have accepted ourselves.
-    """
+    """Whether a mutant was noticed, and whether by anything else than a value that we accepted ourselves."""
 
     mutant: Mutant
     seen: bool
@@ -241,12 +232,11 @@ class Fate(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The fates of all mutants."""
+    """The fates of all mutants; `seen` and `seen_otherwise` are fractions."""
 
     fates: tuple[Fate, ...]
 
     def of(self, kind: str) -> "Outcome":
-        """The fates of the mutants of a kind."""
         return Outcome(tuple(fate for fate in self.fates if fate.mutant.kind == kind))
 
     @property
@@ -255,13 +245,11 @@ class Outcome:
 
     @property
     def seen(self) -> float:
-        """The fraction that is noticed."""
-        return _fraction(fate.seen for fate in self.fates)
+        return fmean(fate.seen for fate in self.fates) if self.fates else 1.0
 
     @property
     def seen_otherwise(self) -> float:
-        """The fraction that is noticed without any value that we have accepted ourselves."""
-        return _fraction(fate.seen_otherwise for fate in self.fates)
+        return fmean(fate.seen_otherwise for fate in self.fates) if self.fates else 1.0
 
     @property
     def survivors(self) -> tuple[Mutant, ...]:
@@ -269,11 +257,10 @@ class Outcome:
 
     @property
     def is_enough(self) -> bool:
-        """True if enough mutants of every kind are seen."""
         return all(self.of(kind).seen >= least for kind, least in LEAST_SEEN.items())
 
     def __str__(self) -> str:
-        """The fractions of every kind, as `result 97 % of 30 (61 % without accepted values)`."""
+        """Such as `result 97 % of 30 (61 % without accepted values)` for every kind."""
         parts = []
         for kind in KINDS:
             if (each := self.of(kind)).fates:
@@ -282,18 +269,13 @@ class Outcome:
         return "; ".join(parts)
 
 
-def _fraction(found: Iterable[bool]) -> float:
-    counts = Counter(found)
-    return counts[True] / counts.total() if counts else 1.0
-
-
 def is_acceptance(claim: Claim) -> bool:
-    """True if the expected value of a claim was written by `analysis.driver.accept` from our own records."""
+    """True if `analysis.driver.accept` wrote the expected value from our own records."""
     return claim.whose == "ours"
 
 
 class _Falsified(Experiments):
-    """Experiments in which some records say something else."""
+    """Experiments with some falsified records."""
 
     def __init__(self, true: Experiments, rows: Mapping[str, Record | None]) -> None:
         super().__init__(true.results, true.narrowed)
@@ -313,7 +295,6 @@ class _Judged:
         self._resting = _by_record(experiments, list(self._green.values()))
 
     def fate(self, mutant: Mutant) -> Fate:
-        """The fate of a mutant: noticed or not."""
         if mutant.line is not None:
             claim = self._accepted(mutant)
             return Fate(mutant, claim is None or judge(claim, self._experiments).red, seen_otherwise=False)
@@ -328,7 +309,7 @@ class _Judged:
         return Fate(mutant, seen, otherwise)
 
     def _accepted(self, mutant: Mutant) -> Claim | None:
-        """The claim that a changed line of a table makes; None for one that belongs to no claim any more."""
+        """The claim of a falsified row of a table; None if it belongs to no claim any more."""
         line = mutant.line
         assert line is not None
         if mutant.experiment != STATEMENTS:
@@ -341,14 +322,14 @@ class _Judged:
         )
 
     def _answers(self, cell: Cell, experiment: str) -> bool:
-        """True if the records of a cell, as the manifest has it now, are its own."""
+        """True if the records of a falsified cell pass as its own."""
         rows = {row["run_id"]: row for row in self._experiments.checked(experiment)}
         return cell.state in ENDED and not any(
             identity.problem(rows[run_id], experiment, cell, cell.digests) for run_id in cell.run_ids if run_id in rows
         )
 
     def _is_refused(self, mutant: Mutant, run_id: str, row: Record | None) -> bool:
-        """True if a falsified record is refused at its lookup although its digest was written anew everywhere."""
+        """True if the lookup refuses a falsified record with a new digest."""
         if row is None:
             return True
         forged = row | {"run_id": record.run_id(record.identity_of(row))} if "surroundings" in row else dict(row)
@@ -361,7 +342,7 @@ class _Judged:
 
 
 def _by_record(experiments: Experiments, claims: Sequence[Claim]) -> dict[str, list[Claim]]:
-    """Record -> the claims that rest on it, those with the fewest records first: they are judged fastest."""
+    """The claims that use each record, those with the fewest records first because they are judged fastest."""
     found: dict[str, list[Claim]] = {}
     for claim in sorted(claims, key=lambda claim: len(claim.needs)):
         for need in claim.needs:
@@ -372,5 +353,5 @@ def _by_record(experiments: Experiments, claims: Sequence[Claim]) -> dict[str, l
 
 
 def check(experiments: Experiments, claims: Sequence[Claim], mutants: Iterable[Mutant]) -> Outcome:
-    """Look each mutant's records up, and judge the claims that rest on them again."""
+    """Look up each mutant's records and judge their claims again."""
     return Outcome(tuple(map(_Judged(experiments, claims).fate, mutants)))

@@ -1,3 +1,3 @@
-"""The report: a first page with the answers, and beside it a page for every exhibit, section of claims and sweep."""
+"""The report: a first page with the answers, and a page for every exhibit, section of claims and sweep."""
 
 from analysis.report.page import build

@@ -1,4 +1,4 @@
-"""Content of a report: records, verdicts, exhibits and their figures; and where on its pages each of them stands."""
+"""Content of a report (records, verdicts, exhibits, figures) and the links between its pages."""
 
 import posixpath
 import re
@@ -16,21 +16,20 @@ ALONE = "single runs"  # records that no sweep names
 
 
 def slug(words: str) -> str:
-    """Words as a part of a file name: `Figure 17: the bubbles` becomes `figure-17-the-bubbles`."""
+    """A part of a file name: `Figure 17: the bubbles` becomes `figure-17-the-bubbles`."""
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
 @dataclass(frozen=True)
 class Site:
-    """The links of a report, as they are written on one of its pages.
+    """The links of a report, relative to one of its pages.
 
     Args:
-        front: name of the first page.
-        folder: name of the folder of the other pages, beside the first.
-        section_of: heading by the id of a claim.
-        sweep_of: name of the sweep by the id of a record.
-        on_front: whether the links are written on the first page.
-        figures: path of the folder of the figures, from where the first page is.
+        front, folder: names of the first page and of the folder of the others beside it.
+        section_of: heading by claim id.
+        sweep_of: sweep by record id.
+        on_front: whether the links are on the first page.
+        figures: folder of the figures, relative to the first page.
     """
 
     front: str
@@ -41,11 +40,9 @@ class Site:
     figures: str = "figures"
 
     def page(self, name: str) -> str:
-        """A page of the folder, by its name without `.html`."""
         return f"{self.folder}/{name}.html" if self.on_front else f"{name}.html"
 
     def home(self) -> str:
-        """The first page."""
         return self.front if self.on_front else f"../{self.front}"
 
     def figure(self, name: str) -> str:
@@ -62,7 +59,7 @@ class Site:
         return f"{self.claims(self.section_of[name])}#claim-{name}" if name in self.section_of else self.page("claims")
 
     def statements(self, **chosen: str) -> str:
-        """The list of statements, narrowed down as its form does it."""
+        """The list of statements, filtered as by its form."""
         return f"{self.page('claims')}#{urlencode(chosen, quote_via=quote)}"
 
     def records(self, sweep: str) -> str:
@@ -80,13 +77,12 @@ class Content:
     """The content of a report.
 
     Args:
-        rows: the records that manifests of the folder name, as they stand in their files.
-        missing: exhibits that could not be made, and why.
-        scope: what was run, in a word: `full`, `quick`.
-        images: the files of every figure by its stem.
-        figures: the folder that they are in.
-        own: comparisons of sweeps that no exhibit of ours is about.
-        sweep_of: name of the sweep by the id of a record.
+        rows: the records that manifests of the folder name.
+        missing: (id, reason) of exhibits that could not be made.
+        scope: what was run, such as `full` or `quick`.
+        images: the files of every figure by its stem, in the folder `figures`.
+        own: comparisons of the user's own sweeps.
+        sweep_of: sweep by record id.
     """
 
     rows: list[dict[str, Any]]

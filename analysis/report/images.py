@@ -1,4 +1,4 @@
-"""Figures as files beside the pages: for a wide page, for a phone, for the dark, and to take away."""
+"""Figures as files beside the pages: for wide pages, phones, dark pages and downloads."""
 
 import signal
 import sys
@@ -18,16 +18,16 @@ from rpbench.records.provenance import usable_cores
 from rpbench.side_processes import side_processes
 
 WIDTH_INCHES = 4.4
-_MOST_PANELS = 12  # more of them below one another would be a scroll, not a figure
+_MOST_PANELS = 12  # too many to stack on a phone
 _LEAST_HEIGHT_INCHES = 1.7
 _LINE = 44  # characters below an axis; half as many beside it
-_LONG_LABEL = 20  # characters of which two do not stand beside one another
+_LONG_LABEL = 20  # characters; longer labels do not fit into two columns
 
 
 def stacked(figure: Figure) -> bool:
-    """Put the panels of a figure below one another; False, and nothing done, for one column or too many panels.
+    """Stack the panels of a figure; False, and nothing done, for one column or too many panels.
 
-    A panel that shared an axis with its neighbour gets the labels that its neighbour showed for it.
+    A panel that shared an axis with its neighbour gets the neighbour's labels.
     """
     panels = _panels(figure)
     columns = {axes.get_subplotspec().colspan.start for axes in panels}  # type: ignore[union-attr]
@@ -57,7 +57,7 @@ def _restack(figure: Figure, panels: list[Axes], rows: int) -> None:
 
 
 def _legend(figure: Figure) -> float:
-    """One legend below all panels in the place of those there are, in one or two columns; its height in inches."""
+    """Replace all legends by one below the panels; its height in inches."""
     named = [
         (handle, text.get_text())
         for legend in figure.legends
@@ -75,13 +75,13 @@ def _legend(figure: Figure) -> float:
 
 
 def _panels(figure: Figure) -> list[Axes]:
-    """Axes that stand in the grid and are seen, row after row."""
+    """The visible axes of the grid, row by row."""
     found = [axes for axes in figure.axes if axes.get_subplotspec() is not None and axes.get_visible()]
     return sorted(found, key=lambda axes: (axes.get_subplotspec().rowspan.start, axes.get_subplotspec().colspan.start))  # type: ignore[union-attr]
 
 
 def _label(panels: list[Axes]) -> None:
-    """A label that one panel has below its axis for all stands below the last, one beside it beside each."""
+    """Move a shared x label below the last panel, and repeat a shared y label on each."""
     across = [axes for axes in panels if axes.get_xlabel()]
     if len(across) == 1:
         words = across[0].get_xlabel()
@@ -95,24 +95,20 @@ def _label(panels: list[Axes]) -> None:
         axes.set_ylabel(fill(axes.get_ylabel() or (up[0] if len(up) == 1 else ""), _LINE // 2))
 
 
-# Above this many bytes a vector drawing is a burden to scroll, and pixels are shown instead.
-LARGEST_SVG_BYTES = 250_000
-# Single timelines have hundreds of bars with words on them: no need to try.
-_CROWDED = "timeline_"
-# Takes as long as five others, and would otherwise be drawn alone at the end.
-_MANY_AXES = "timelines"
+LARGEST_SVG_BYTES = 250_000  # larger vector drawings scroll slowly: pixels are shown instead
+_CROWDED = "timeline_"  # single timelines have hundreds of labelled bars and always exceed that
+_MANY_AXES = "timelines"  # takes as long as five others, so it is drawn first
 _PIXELS_PER_INCH = 96
-# As large as a figure opens: 1.6 times its size on the page, nearly.
-_DOTS_PER_INCH = 144
-_DOTS_PER_INCH_BESIDE = 120  # of a picture to take away beside its drawing in lines
+_DOTS_PER_INCH = 144  # a figure opens at most about 1.6 times as large as on the page
+_DOTS_PER_INCH_BESIDE = 120  # of a picture to download beside its vector drawing
 
-# A file stem, what draws, and whether the figure is one of many that stand behind an exhibit's own.
+# A file stem, its drawing function, and whether it is one of an exhibit's further drawings.
 Drawing = tuple[str, Callable[[], Figure], bool]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A file that a page shows, its size there in pixels, and the one for a dark page; none if it knows both."""
+    """A file that a page shows, its size in pixels, and its file for dark pages if it needs one."""
 
     name: str
     width: int
@@ -125,8 +121,8 @@ class Image:
     """The files of a figure, in one folder.
 
     Args:
-        narrow: for a phone, its panels below one another; None where it has one panel.
-        files: to take away; of one of many, what is shown: the command beside it draws the other formats.
+        narrow: for a phone, with stacked panels; None for one panel.
+        files: to download; of a further drawing only the one that is shown.
     """
 
     wide: Shown
@@ -135,9 +131,9 @@ class Image:
 
 
 def draw_all(exhibits: Sequence[Exhibit], folder: Path, done: Callable[[str], object] = str) -> dict[str, Image]:
-    """Draw every figure into files of a folder; what there is of each, by its file stem, of which `done` is told.
+    """Draw every figure into a folder and call `done` with its stem; the files of each by its stem.
 
-    Two processes draw where there are two cores and a process can fork.
+    Two processes draw if there are two cores and processes can fork.
     """
     drawings = [
         (stem, draw, stem in exhibit.drawings) for exhibit in exhibits for stem, draw in drawings_of(exhibit).items()
@@ -153,7 +149,7 @@ def draw_all(exhibits: Sequence[Exhibit], folder: Path, done: Callable[[str], ob
 
 
 def drawings_of(exhibit: Exhibit) -> dict[str, Callable[[], Figure]]:
-    """The functions that make the figures of an exhibit, by file stem; its own figure first."""
+    """The drawing functions of an exhibit by file stem; its own figure first."""
     own = {exhibit.id: exhibit.draw} if exhibit.draw is not None else {}
     return own | dict(exhibit.drawings)
 
@@ -171,7 +167,7 @@ def _in_parallel(drawings: list[Drawing], folder: Path) -> Iterator[tuple[str, I
         yield from pool.map(work_inherited, longest_first)
 
 
-# What a forked process gets from its parent's memory: what it works with need not be sent that way.
+# A forked process finds its function here, in the copied memory: functions cannot be sent to it.
 inherited: list[Callable[..., Any]] = []
 
 
@@ -193,7 +189,7 @@ def _draw(stem: str, draw: Callable[[], Figure], is_one_of_many: bool, folder: P
 
 
 def _shown(figure: Figure, stem: str, folder: Path) -> Shown:
-    """The drawing in lines, or in pixels where that would be a burden."""
+    """The vector drawing, or pixels if that is too large."""
     folder.mkdir(parents=True, exist_ok=True)
     width, height = (round(_PIXELS_PER_INCH * inches) for inches in figure.get_size_inches())
     if not stem.startswith(_CROWDED):

@@ -1,17 +1,17 @@
-"""The first screen of the report: what the paper claims, the verdict, how it is known, and what we found ourselves.
+"""The first screen of the report: the paper's claim, the verdict, the evidence, and our own findings.
 
-Sentences name claims in braces; each becomes its number with a link. One that was not evaluated has its declared value.
-
-`findings.yaml` has the words. Between braces there, in a row or a column, stands the id of a claim and means our value;
-behind `=` it means the published one. A column's `{}` is the model of the row, a row of its own has an id a column.
+Sentences name claims in braces; each becomes its number with a link, or its declared value if it was not evaluated.
+In `findings.yaml` an id in braces, a row or a column means our value of the claim, `=id` the published one. `{}` in a
+column is the model of the row; other rows have an id for each column.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.claims.claim import CONTRADICTED, EVALUATED, MISSED, NOT_TESTABLE, REPRODUCED, Verdict
 from analysis.exhibits.exhibit import Exhibit
@@ -28,12 +28,12 @@ FIRST: list[str] = _SCREEN["first"]  # the exhibits of the first page
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing a reader should know.
+    """One result, with an optional table.
 
     Args:
-        columns: headings of a table, the subjects' first; empty where there is no table.
-        rows: a subject each, with the numbers found for it.
-        claims: ids of the claims it rests on, beside those of the numbers.
+        columns: headings of the table, the subjects' first.
+        rows: subjects with their numbers.
+        claims: ids of the claims behind it besides those of the numbers.
     """
 
     title: str
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it is shown, and the claim it is of."""
+    """A number as shown, and its claim."""
 
     text: str
     claim: str
@@ -55,14 +55,12 @@ Verdicts = Mapping[str, Verdict]
 
 
 def findings(verdicts: Iterable[Verdict]) -> list[Finding]:
-    """The findings whose evidence is there; one that misses a run is left out."""
+    """The findings whose verdicts are all there."""
     known = {verdict.claim.id: verdict for verdict in verdicts if verdict.kind in EVALUATED}
     found = []
     for name, declared in _DECLARED.items():
-        try:
+        with suppress(KeyError):  # a verdict that it quotes is missing
             found.append(_simulator(known, declared) if name == "simulator" else _finding(known, declared))
-        except KeyError:  # a verdict it would quote is not there
-            continue
     return found
 
 
@@ -82,7 +80,7 @@ def _finding(known: Verdicts, declared: Mapping[str, Any]) -> Finding:
 
 
 def _number_of(known: Verdicts, name: str) -> Number:
-    """Our value of a claim; the published one of a claim behind `=`, or that was not evaluated."""
+    """Our value of a claim; the published one behind `=` or if the claim was not evaluated."""
     verdict = known[name.removeprefix("=")]
     claim = verdict.claim
     is_published = name[0] == "=" or verdict.kind not in EVALUATED
@@ -90,52 +88,37 @@ def _number_of(known: Verdicts, name: str) -> Number:
 
 
 def _simulator(known: Verdicts, declared: Mapping[str, str]) -> Finding:
-    """Reproduced numbers of each cell of figure 17."""
-    cells = {(schedule, model): _met(known, schedule, model) for schedule in SCHEDULES for model in PUBLISHED_MODELS}
-    met, printed = (sum(counts) for counts in zip(*cells.values(), strict=True))
-    whole = sum(good == all_of_them for good, all_of_them in cells.values())
-    rows = tuple(
-        (
-            model_name(model),
-            tuple(
-                Number("{} of {}".format(*cells[schedule, model]), f"figure17/{schedule}/{model}/makespan_ms")
-                for schedule in SCHEDULES
-            ),
-        )
-        for model in PUBLISHED_MODELS
-    )
+    """Counts of the reproduced numbers in each cell of figure 17."""
+    kinds: dict[str, list[str]] = {}
+    for name, verdict in known.items():
+        kinds.setdefault(name.rpartition("/")[0], []).append(verdict.kind)
+    rows, cells = [], []
+    for model in PUBLISHED_MODELS:
+        own = [kinds[f"figure17/{schedule}/{model}"] for schedule in SCHEDULES]
+        claims = [f"figure17/{schedule}/{model}/makespan_ms" for schedule in SCHEDULES]
+        texts = [f"{each.count(REPRODUCED)} of {len(each)}" for each in own]
+        rows.append((model_name(model), tuple(map(Number, texts, claims))))
+        cells += own
+    met, printed = sum(each.count(REPRODUCED) for each in cells), sum(map(len, cells))
+    whole = sum(set(each) == {REPRODUCED} for each in cells)
     text = declared["text"].format(met=met, printed=printed, whole=whole, cells=len(cells))
-    return Finding(declared["title"], text, ("model", *map(method_name, SCHEDULES)), rows)
+    return Finding(declared["title"], text, ("model", *map(method_name, SCHEDULES)), tuple(rows))
 
 
-def _met(known: Verdicts, schedule: str, model: str) -> tuple[int, int]:
-    """Numbers of a cell that are reproduced, and all of them."""
-    kinds = [verdict.kind for name, verdict in known.items() if name.startswith(f"figure17/{schedule}/{model}/")]
-    if not kinds:
-        raise KeyError(f"figure17/{schedule}/{model}")
-    return kinds.count(REPRODUCED), len(kinds)
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The verdict on the claims about an exhibit.
-
-    Args:
-        kind: the kind of verdict that decides; empty where no claim is about it.
-        text: the same in a few words, with its counts.
-    """
+class Judgement(NamedTuple):
+    """The verdict on the claims about an exhibit: its kind, empty without claims, and a few words with counts."""
 
     kind: str
     text: str
 
 
 def answer(exhibit: Exhibit) -> str:
-    """The answer of an exhibit: the last sentence of its caption."""
+    """The last sentence of an exhibit's caption."""
     return re.split(r"(?<=\w\.) (?=[A-Z])", exhibit.caption)[-1]  # a full stop inside a number ends none
 
 
 def judgement(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> Judgement:
-    """The verdict on what an exhibit shows: contradicted as soon as one of the statements about it is."""
+    """The verdict on an exhibit: contradicted if one of the statements about it is."""
     about = statements(_about(exhibit, verdicts))
     evaluated = judged(about)
     if not about:
@@ -151,7 +134,7 @@ def judgement(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> Judgement:
 
 
 def _about(exhibit: Exhibit, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Claims that bear an exhibit's name, or else those that rest on its records."""
+    """Claims with an exhibit's name in their ids, or else those that use its records."""
     own = f"{exhibit.id.split('_')[0]}/"
     named = [verdict for verdict in verdicts if verdict.claim.id.startswith(own)]
     runs = set(exhibit.records)
@@ -163,13 +146,7 @@ PAPER = "https://arxiv.org/abs/2604.27085"
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the first screen.
-
-    Args:
-        head: what it is about.
-        parts: its words, and numbers among them.
-        declared: whether some number is the declared one, because its runs are not there.
-    """
+    """A line of the first screen: its heading, its words and numbers, and whether a number is only declared."""
 
     head: str
     parts: tuple[str | Number, ...]
@@ -177,7 +154,7 @@ class Line:
 
 
 def opening(verdicts: Iterable[Verdict], found: Sequence[Statement]) -> list[Line]:
-    """The claim, the verdict, and how it is known."""
+    """The paper's claim, the verdict and the evidence."""
     known = {verdict.claim.id: verdict for verdict in verdicts}
     counted = {"<simulation>": _simulation(known), "<against>": _against(found)}
     texts = {head: re.sub("<.*?>", lambda name: counted[name[0]], text) for head, text in _SCREEN["opening"].items()}
@@ -197,7 +174,6 @@ def _line(known: Verdicts, head: str, text: str) -> Line:
 
 
 def _simulation(known: Mapping[str, Verdict]) -> str:
-    """The number of cells of the published simulation that are reproduced."""
     cells: dict[str, set[str]] = {}
     for name, verdict in known.items():
         if name.startswith("figure17/") and not name.startswith("figure17/asynchronous/"):

@@ -1,7 +1,4 @@
-"""From records to pages: gather what there is, judge the claims, render, write.
-
-The first page has the answers, and there is one for each exhibit, section of claims and sweep.
-"""
+"""From records to pages: gather records, judge the claims, render and write."""
 
 import json
 import os
@@ -44,11 +41,11 @@ View = dict[str, Any]
 
 
 def rendered(content: Content, front: str, folder: str, figures: str = "figures") -> Iterator[tuple[str, str]]:
-    """Pages, their style and script with their file names, the first page first.
+    """(file name, text) of all pages, the style and the script; the first page first.
 
     Args:
-        front: its file, which stands beside `folder`.
-        figures: a path from there.
+        front, folder: the file of the first page, and the folder of the others beside it.
+        figures: folder of the figures, relative to the first page.
     """
     return _Pages(content, front, folder, figures).each()
 
@@ -65,7 +62,7 @@ def _templates() -> Environment:
 
 
 class _Pages:
-    """Renders the pages of one report; the sources are gathered on the way, so their page comes last."""
+    """The pages of one report; the page of sources is last because rendering the others collects them."""
 
     def __init__(self, content: Content, front: str, folder: str, figures: str) -> None:
         self._content, self._front = content, front
@@ -136,7 +133,7 @@ class _Pages:
         )
 
     def _verdicts(self) -> View:
-        """The first screen and the counts; nothing where no claim has a word."""
+        """The first screen and the counts; empty without claims."""
         verdicts, found = self._content.verdicts, self._statements
         if not verdicts:
             return {"opening": [], "own": [], "tiles": {}, "sections": {}, "num_judged": 0, "paper": ""}
@@ -204,10 +201,9 @@ _EVERY_S = 3.0
 
 
 def build(results: Path, out: Path) -> Path:
-    """Write the report of a results folder, a first page and a folder of pages, and say where the first is.
+    """Write the report of a results folder; returns the path of its first page.
 
-    Claims and exhibits are those of the sweeps that are there; sweeps that none of them is about are compared. Raises
-    ValueError if the folder holds no record.
+    Sweeps that no claim or exhibit uses are compared. Raises ValueError if the folder has no record.
     """
     experiments = Experiments(results)
     _say(f"reading the records of {results}")
@@ -216,7 +212,16 @@ def build(results: Path, out: Path) -> Path:
     content.figures = out.parent / folder_of(out) / "figures"
     drawings = sum(len(drawings_of(each)) for each in content.shown)
     _say(f"{len(content.rows):,} records; drawing {drawings} figures")
-    content.images = draw_all(content.shown, content.figures, done=_Drawn(drawings).tell)
+    number, said = 0, monotonic()
+
+    def tell(_: str) -> None:
+        nonlocal number, said
+        number += 1
+        if monotonic() - said > _EVERY_S:
+            said = monotonic()
+            _say(f"{number} of {drawings} figures drawn")
+
+    content.images = draw_all(content.shown, content.figures, done=tell)
     save_tables(content)
     _say("writing the pages")
     return write(content, out)
@@ -229,19 +234,6 @@ def save_tables(content: Content) -> None:
             save_table(each.table, each.id, content.figures)
 
 
-class _Drawn:
-    """Says how many figures are drawn, every few seconds."""
-
-    def __init__(self, number: int) -> None:
-        self._number, self._done, self._said = number, 0, monotonic()
-
-    def tell(self, stem: str) -> None:
-        self._done += 1
-        if monotonic() - self._said > _EVERY_S:
-            self._said = monotonic()
-            _say(f"{self._done} of {self._number} figures drawn")
-
-
 def _say(words: str) -> None:
     print(f"rpbench: report: {words}", file=sys.stderr, flush=True)
 
@@ -249,13 +241,18 @@ def _say(words: str) -> None:
 def gather(
     experiments: Experiments, planned: Callable[[Need], bool] = lambda need: True, scope: str = "full"
 ) -> Content:
-    """Exhibits and verdicts of a results folder, and comparisons of the user's own sweeps; ValueError if no sweep left
-    a record. Claims that need runs which were not `planned` are no fault.
+    """Exhibits and verdicts of a results folder, and comparisons of the user's own sweeps.
+
+    Args:
+        planned: the runs that count as missing, as in `judge`.
+
+    Raises:
+        ValueError: if no sweep left a record.
     """
     if not experiments.manifests or not (experiments.rows or any(each.cells for each in experiments.manifests)):
         raise ValueError(no_sweep_in(experiments.results))
     rows = sorted(experiments.rows, key=views.order_of)
-    last_first = reversed(experiments.manifests)  # a record is of the first sweep that names it
+    last_first = reversed(experiments.manifests)  # a record belongs to the first sweep that names it
     sweep_of = {name: each.name for each in last_first for cell in each.cells for name in cell.run_ids}
     content = Content(rows, [], [], [], scope, sweep_of=sweep_of)
     ours = [each for each in experiments.manifests if is_ours(experiments, each)]
@@ -269,7 +266,7 @@ def gather(
 
 
 def is_ours(experiments: Experiments, manifest: Manifest) -> bool:
-    """True if exhibits and claims can read a sweep: it stands for an experiment of this code and configuration."""
+    """True if exhibits and claims read a sweep: it is the current one of an experiment that they use."""
     if manifest.experiment not in options_of("experiment") or manifest.experiment not in _read():
         return False
     stands = experiments.manifest(manifest.experiment)
@@ -278,13 +275,13 @@ def is_ours(experiments: Experiments, manifest: Manifest) -> bool:
 
 @cache
 def _read() -> frozenset[str]:
-    """The experiments that an exhibit or a claim is about."""
+    """The experiments that exhibits and claims use."""
     shown = (name for each in DECLARED.values() for name in each.get("experiments", ()))
     return frozenset((*shown, *(need.experiment for claim in all_claims() for need in claim.needs)))
 
 
 def write(content: Content, out: Path) -> Path:
-    """Render all pages, then put them in their places: those of the folder first, each whole or not at all."""
+    """Render all pages, then write each atomically, the first page last."""
     figures = Path(os.path.relpath(content.figures, out.parent)).as_posix()
     pages = dict(rendered(content, out.name, folder_of(out), figures))
     folder = out.parent / folder_of(out)
@@ -297,5 +294,4 @@ def write(content: Content, out: Path) -> Path:
 
 
 def folder_of(out: Path) -> str:
-    """The folder beside the first page, for the others."""
     return f"{out.stem}_pages"

@@ -1,21 +1,21 @@
-"""Statements: claims grouped by what they say; one verdict each, counted over sections and kinds of evidence."""
+"""Statements: verdicts of claims grouped by what they state, with one verdict each, and their counts."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
+from typing import NamedTuple
 
 from analysis.claims.claim import DECIDES, EVALUATED, KINDS, Verdict
 from analysis.records.runs import grouped
 
-# Fields by which a list of statements can be filtered, in their order on the page.
-FILTERS = ("verdict", "kind", "whose", "section")
+FILTERS = ("verdict", "kind", "whose", "section")  # of the list of statements, in the order of the page
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement with its verdict; a cell is one of its numbers."""
+    """One statement; each cell is the verdict on one of its numbers."""
 
     cells: tuple[Verdict, ...]
 
@@ -34,7 +34,7 @@ class Statement:
 
     @property
     def kind(self) -> str:
-        """The kind of evidence that our values are."""
+        """The kind of evidence for our values."""
         return self.cells[0].claim.evidence
 
     @property
@@ -48,20 +48,19 @@ class Statement:
 
     @property
     def own_words(self) -> list[str]:
-        """The words of each cell beyond those that all share; all words of an only cell."""
+        """The words of each cell that the others do not share; all words of a single cell."""
         texts = [cell.claim.statement for cell in self.cells]
         before, own, _ = split_words(texts)
         return own if len(texts) > 1 and before != texts[0] else texts
 
     @property
     def outcome(self) -> str:
-        """The verdicts of its cells, such as `12 reproduced, 1 contradicted`."""
+        """Such as `12 reproduced, 1 contradicted`."""
         counts = Counter(cell.kind for cell in self.cells)
         return ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
 
 
-@dataclass(frozen=True)
-class Count:
+class Count(NamedTuple):
     """Numbers of statements and of cells."""
 
     statements: int
@@ -69,20 +68,18 @@ class Count:
 
 
 def statements(verdicts: Iterable[Verdict]) -> list[Statement]:
-    """The statements that verdicts are cells of, in the order of their first cells."""
+    """The statements of verdicts, in the order of their first cells."""
     found = grouped(verdicts, lambda verdict: verdict.claim.statement_id or verdict.claim.id)
     return [Statement(tuple(cells)) for cells in found.values()]
 
 
 def grouped_by(name: str, found: Iterable[Statement]) -> dict[str, list[Statement]]:
-    """Statements by one of `FILTERS`, in the order of their first ones."""
+    """Statements by one of `FILTERS`, in the order of first occurrence."""
     return grouped(found, attrgetter(name))
 
 
 def counted(name: str, found: Iterable[Statement]) -> dict[str, Count]:
-    """Statements by one of `FILTERS`, verdicts in the order in which they are told, and cells: of a verdict those that
-    came out so, wherever they stand, else all of the statements.
-    """
+    """Counts of statements and cells by one of `FILTERS`; a verdict counts the cells that have it."""
     groups = grouped_by(name, found)
     if name == "verdict":
         cells = Counter(cell.kind for those in groups.values() for each in those for cell in each.cells)
@@ -102,7 +99,7 @@ def judged(found: Sequence[Statement]) -> list[Statement]:
 def split_words(texts: Sequence[str]) -> tuple[str, list[str], str]:
     """The common beginning of texts in whole words, the middle of each, and their common end.
 
-    Texts without a common beginning are named by the first of them, and each has all of its own.
+    Without a common beginning: the first text, all texts, and no end.
     """
     split = [text.split() for text in texts]
     before = _num_alike(split)
@@ -115,5 +112,5 @@ def split_words(texts: Sequence[str]) -> tuple[str, list[str], str]:
 
 
 def _num_alike(split: Sequence[Sequence[str]]) -> int:
-    """The number of words at the beginning that all lists share."""
+    """The number of equal words at the beginning of all lists."""
     return sum(1 for _ in takewhile(lambda words: len(set(words)) == 1, zip(*split, strict=False)))

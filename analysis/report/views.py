@@ -1,4 +1,4 @@
-"""Values for the templates: exhibits, claims, records and sources with their links."""
+"""Values for the templates: exhibits, claims, records and sources."""
 
 import json
 import shlex
@@ -17,27 +17,26 @@ from analysis.records.runs import MODELS, SCHEDULES
 from analysis.report.images import Image
 from rpbench.records.describe import describe
 
-_LONG, _LONGEST = 80, 160  # letters of a value that is not said twice, and of one that is not said whole
-_LONGEST_METRIC = 800  # a list of a number for each of sixty devices is whole
+_LONG, _LONGEST = 80, 160  # characters of a value that is not repeated, and of one that is shortened
+_LONGEST_METRIC = 800  # enough for a number for each of sixty devices
 
 Row = dict[str, Any]
 View = dict[str, Any]
 
-# What stands beside the metrics of a record and not among them.
-_NOT_METRICS = (
+_NOT_METRICS = (  # fields of a record that are shown elsewhere
     *("run_id", "config", "versions", "hardware", "started_at", "digest", "code_version", "git_commit", "reason"),
     *("choices", "overrides", "files", "file_digests"),
 )
 
 
 class Sources:
-    """The tables published numbers stand in, each with the documents its numbers were transcribed from."""
+    """The tables of published numbers that a report uses, with the documents they were transcribed from."""
 
     def __init__(self) -> None:
         self._places: dict[str, dict[str, set[str]]] = {}
 
     def anchor(self, source: str) -> str:
-        """The anchor, in the list of sources, of the table that a source (as of `records.published.where`) names."""
+        """The anchor of a source's table in the list of sources; the source is one of `records.published.where`."""
         place, _, document = source.partition(": ")
         table_path, _, cell = place.partition(", ")
         if not table_path.startswith("analysis/published/"):
@@ -46,7 +45,7 @@ class Sources:
         return _anchor(table_path)
 
     def __iter__(self) -> Iterator[View]:
-        """Tables in the order of their names, with each document and how many numbers were used of it."""
+        """Tables by name, with the number of used values from each document."""
         for path in sorted(self._places):
             documents = [(document, len(cells)) for document, cells in sorted(self._places[path].items())]
             yield {"anchor": _anchor(path), "path": path, "documents": documents}
@@ -60,7 +59,7 @@ _PARTITIONS = ("published", "even", "greedy", "search")
 
 
 def order_of(row: Row) -> tuple[Any, ...]:
-    """The key that sorts records: simulations first, then by cut, schedule and model."""
+    """The sorting key of records: simulations first, then by cut, schedule and model."""
     return (
         row.get("mode") != "simulate",
         row.get("num_steps") or 1,
@@ -88,7 +87,7 @@ def facts(rows: Sequence[Row]) -> View:
         "last": times[-1] if times else "",
         "commits": sorted({row.get("git_commit") or "not a git checkout" for row in rows}),
         "code_versions": sorted({row.get("code_version") or "" for row in rows}),
-        "evidence": sorted({row["evidence"] for row in rows if row["evidence"]}),  # what failed has none
+        "evidence": sorted({row["evidence"] for row in rows if row["evidence"]}),  # failed runs have none
     }
 
 
@@ -96,12 +95,11 @@ def facts(rows: Sequence[Row]) -> View:
 
 
 def commands(each: Exhibit) -> list[str]:
-    """The command lines that make an exhibit's records again."""
     return [command.strip() for command in each.command.split(";") if command.strip()]
 
 
 def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row]) -> View:
-    """What an exhibit's page has beside its card; of each further figure, how it is drawn again by the rows' words."""
+    """What an exhibit's page has besides its card; further figures with the commands that draw them."""
     drawn = {
         stem: shlex.join(["python", "-m", "rpbench", "show", *rows[run]["overrides"], f"draw={stem}.pdf"])
         for stem, run in each.drawn_from.items()
@@ -114,7 +112,7 @@ def exhibit(each: Exhibit, images: Mapping[str, Image], rows: Mapping[str, Row])
 
 
 def _columns(shown: Table | None) -> list[tuple[str, bool]]:
-    """Headings, and whether numbers stand below them; then what is no number stands as they do."""
+    """Headings, and whether their columns have numbers, which decides the alignment."""
     if shown is None:
         return []
     below = zip(*shown.rows, strict=True) if shown.rows else [()] * len(shown.columns)
@@ -128,11 +126,10 @@ def _columns(shown: Table | None) -> list[tuple[str, bool]]:
 
 
 def claim(verdict: Verdict, sources: Sources) -> View:
-    """What a line of the table of claims has beside its verdict."""
     claim = verdict.claim
     ours = claim.shown(verdict.value)
     explanation = verdict.explanation
-    if len(ours) > _LONG:  # it stands in its column
+    if len(ours) > _LONG:  # it has its own column
         explanation = explanation.replace(ours, "what stands under ours")
         ours = shorten(ours, _LONGEST, placeholder=" … (the rest is in the record)")
     return {
@@ -149,7 +146,7 @@ def claim(verdict: Verdict, sources: Sources) -> View:
 
 
 def _origin(verdict: Verdict) -> str:
-    """The source of the printed number, and the origin of ours."""
+    """The source of the published number and the origin of ours."""
     claim = verdict.claim
     if verdict.kind == NOT_TESTABLE:
         return claim.source
@@ -159,7 +156,7 @@ def _origin(verdict: Verdict) -> str:
 
 
 def _difference(verdict: Verdict) -> str:
-    """Ours less published; what is left of rounding in the last bits is none."""
+    """Our value less the published one; 0 for rounding in the last bits."""
     if verdict.difference is None or verdict.value is None:
         return ""
     if abs(verdict.difference) <= 1e-9 * max(1.0, abs(float(verdict.value))):
@@ -177,7 +174,7 @@ def discrepancies(verdicts: Iterable[Verdict]) -> list[View]:
 
 
 def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence[Verdict]) -> list[View]:
-    """Every record with the command that makes it again and with what was made from it."""
+    """Every record with its command, and the exhibits and claims that use it."""
     shown_in: dict[str, list[str]] = {}
     for each in exhibits:
         for run_id in each.records:
@@ -203,7 +200,7 @@ def records(rows: Sequence[Row], exhibits: Sequence[Exhibit], verdicts: Sequence
 
 
 def _summary(row: Row) -> str:
-    """One line about a record; a run that failed early may lack what the line is made of."""
+    """One line about a record; a run that failed early may lack the fields for a full one."""
     try:
         return describe(row)
     except (KeyError, TypeError, ValueError):
@@ -211,25 +208,23 @@ def _summary(row: Row) -> str:
 
 
 def common(shown: Sequence[View]) -> dict[str, dict[str, str]]:
-    """Fields that the configurations and metrics of all records share, as they are shown; none for a single record."""
+    """The configuration and metrics that all records share; none for a single record."""
     return {part: shared([each[part] for each in shown]) for part in ("config", "metrics", "made_with")}
 
 
 def shared(fields: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Fields that all of several share; none for a single one."""
     first, *others = fields
     return {key: value for key, value in first.items() if others and all(each.get(key) == value for each in others)}
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """A configuration as `cost.hop_ms: 0.1`, without what is unset and without the sources of constants."""
+    """A configuration as `cost.hop_ms: 0.1`, without unset values and sources of constants."""
     found = {".".join(path): value for path, value in leaves(dict(config)) if "declared" not in path[:-1]}
     set_ = {name: value for name, value in found.items() if value is not None and value != {}}
     return {name: value if isinstance(value, str) and value else json.dumps(value) for name, value in set_.items()}
 
 
 def command_of(row: Row) -> str:
-    """The command line that makes a record again: what was asked for then."""
     return shlex.join(["python", "-m", "rpbench", *row["overrides"]])
 
 
@@ -240,13 +235,13 @@ def _metrics(row: Row) -> dict[str, str]:
 
 
 def readable(value: Any) -> str:
-    """A value of a record with the digits a reader can use; the file has them all."""
+    """A value with as many digits as a reader needs."""
     if isinstance(value, list):
         return ", ".join(map(readable, value))
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 def distinct(rows: Iterable[Row], key: str) -> list[tuple[View, int]]:
-    """Different values of a record's field, and how many records have them."""
+    """The distinct values of a field, and how many records have each."""
     counts = Counter(json.dumps(row.get(key) or {}, sort_keys=True) for row in rows)
     return [(json.loads(text), number) for text, number in counts.most_common()]

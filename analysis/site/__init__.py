@@ -1,1 +1,1 @@
-"""The documentation site: pages of `docs/`, with facts and drawings of methods from the registry, built by mkdocs."""
+"""The documentation site, built by mkdocs: `docs/` with facts and drawings of methods from the registry."""

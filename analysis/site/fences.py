@@ -1,4 +1,4 @@
-"""Fences: the blocks of commands on a page as readers see them, and links between pages (`tests/site` runs blocks)."""
+"""Links between pages, and fenced blocks of commands as readers see them (`tests/site` runs the blocks)."""
 
 import os
 import re
@@ -16,21 +16,21 @@ _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
 
 def source_of(uri: str) -> str:
-    """The path in the repository of a page of the site."""
+    """The path in the repository of a page."""
     return next((path for path, page in PROJECT.items() if page == uri), f"docs/{uri}")
 
 
 def page_of(path: str) -> str | None:
-    """The page that a path in the repository is on the site; None if it is none."""
+    """The page of a path in the repository, if it has one."""
     if path in _HERE:
         return _HERE[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else None
 
 
 def relinked(text: str, uri: str, missing: Callable[[str], None]) -> str:
-    """The text of a page with links as the site has them.
+    """The text of a page with the site's links; `missing` is called with a message for each broken link.
 
-    A link to a document that is no page becomes the words with its path. `missing` is told of a path that is nowhere.
+    A link to a document that is no page becomes its words and path.
     """
     folder = PurePosixPath(source_of(uri)).parent
 
@@ -55,7 +55,7 @@ _MARK = re.compile(r"^(?P<mark>slow|no-run): (?P<reason>.+)$")
 
 
 def shown(text: str) -> str:
-    """A page as readers see it: a mark behind a fence becomes a line below the block."""
+    """A page whose marks behind fences are notes below the blocks."""
     lines, waiting = [], ""
     for line in text.splitlines():
         found = _OPENING.match(line)

@@ -1,7 +1,4 @@
-"""Parts of pages made by the program itself: verbs, settings, modules, and facts and drawing of each method.
-
-A method's facts are what the registry knows of it; they stand on the page that people wrote about it.
-"""
+"""Generated parts of pages: verbs, settings, modules, and each method's drawing and facts from the registry."""
 
 import ast
 import inspect
@@ -29,21 +26,20 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "methods"
 SECTIONS = ("Idea", "What is faithful", "What differs", "The paper's number and ours")
 _SIZES = ("num_devices=4", "num_microbatches=8")
-# Modules that the schedules of an extra need.
-_MODULES = {"exact": "ortools"}
-# Words on a bar stay black, for a bar has its colour on any page. They are outlines of this size.
+_MODULES = {"exact": "ortools"}  # extra -> the module that its schedules need
+# Words on bars, which are outlines of this size, stay black on a dark page: bars keep their colours.
 _WORDS_ON_BARS = f'g[transform*="scale({FONT_PT / 100:g} "]{{fill:#000000}}'
 _PLACE = "<!-- facts of the registry -->"
 
 
 def words_of(name: str) -> tuple[str, ...]:
-    """The overrides with which a schedule is drawn."""
+    """The overrides for drawing a schedule."""
     return (f"schedule={name}", *DECLARED["sizes"].get(name, _SIZES))
 
 
 def draw(name: str, path: Path) -> None:
-    """Draw a schedule, in slots, as `python -m rpbench show ... draw=` does, as an SVG that is dark on a dark page."""
-    with redirect_stderr(StringIO()):  # its word on where it drew to
+    """Draw a schedule in slots, as `python -m rpbench show ... draw=` does, with dark colours for dark pages."""
+    with redirect_stderr(StringIO()):  # it prints where it drew to
         draw_schedule(assemble(load(list(words_of(name)))), path, "slots")
     drawing = in_the_dark(path.read_text(encoding="utf-8"))
     path.write_text(drawing.replace("</style>", f"{_WORDS_ON_BARS}</style>", 1), encoding="utf-8")
@@ -56,7 +52,7 @@ def can_draw(name: str) -> bool:
 
 
 def with_facts(text: str, name: str) -> str:
-    """A page of a method with its drawing and the facts of the registry in their place; ValueError if it has none."""
+    """A method's page with its drawing and facts; ValueError if the page has no place for them."""
     if _PLACE not in text:
         raise ValueError(f"docs/methods/{name}.md has no line {_PLACE!r}; the drawing goes there")
     return text.replace(_PLACE, _facts(entry(name)))
@@ -105,7 +101,7 @@ PACKAGES = tuple(DECLARED["packages"])
 
 
 def filled(text: str) -> str:
-    """A page with each of its places filled."""
+    """A page with its generated tables."""
     for place, make in _PLACES.items():
         if place in text:
             text = text.replace(place, make())
@@ -152,7 +148,7 @@ def _said(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _further_methods() -> str:
-    """Rows of the schedules that the table above has no row for: the first line of their files."""
+    """Rows for the schedules that the page's table leaves out, with the first lines of their files."""
     told = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     return "\n".join(
         f"| [{name}](methods/{name}.md) | {(getmodule(each.generate).__doc__ or '').partition(chr(10))[0]} |"

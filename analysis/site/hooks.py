@@ -1,6 +1,6 @@
-"""Hooks of mkdocs: pages from outside docs/, links, marks of fences, and the methods' facts and drawings.
+"""Hooks of mkdocs: pages from outside docs/, links, marks of fences, the methods' facts and drawings, and Pyodide.
 
-Pyodide comes from npm: `npm ci --prefix analysis/site`. A site that is built without it says so on the page.
+`npm ci --prefix analysis/site` installs Pyodide. Without it the page of schedules says that it is missing.
 """
 
 import base64
@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 PYODIDE = Path(__file__).parent / "node_modules" / "pyodide"
 NAME = "schedules_runtime.js"
 _FILES = ("pyodide.js", "pyodide.asm.js", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-_FIRST = (1980, 1, 1, 0, 0, 0)  # of every file: the same sources make the same script
+_FIRST = (1980, 1, 1, 0, 0, 0)  # the date of every file, so that the same sources make the same script
 
 
 def script() -> str:
-    """The script: file by name, compressed and in letters; with no file where Pyodide is not there."""
+    """A script that holds compressed files by name; none without Pyodide."""
     files = {name: (PYODIDE / name).read_bytes() for name in _FILES} | {"project.zip": project()} if is_there() else {}
     packed = {name: gzip.compress(content, 9, mtime=0) for name, content in files.items()}
     held = {name: base64.b64encode(content).decode("ascii") for name, content in packed.items()}
@@ -54,7 +54,7 @@ _LOG = logging.getLogger("mkdocs.plugins.rpbench")
 
 
 def on_config(config: Any) -> Any:
-    """Put a page for each method of the registry under the heading of the methods."""
+    """Add a page for each method of the registry."""
     for section in config["nav"]:
         for title, below in section.items():
             if title == "Methods":
@@ -63,8 +63,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add documents of the repository, the drawings, and what the page of schedules runs."""
-    from mkdocs.structure.files import File  # here alone: the rest also serves tests where mkdocs is not installed
+    """Add documents of the repository, the drawings, and the script of the page of schedules."""
+    from mkdocs.structure.files import File  # imported here because tests use this module without mkdocs
 
     for path, uri in fences.PROJECT.items():
         files.append(File.generated(config, uri, abs_src_path=str(fences.ROOT / path)))
@@ -89,7 +89,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def as_shown(markdown: str, uri: str, missing: Callable[[str], None]) -> str:
-    """The text of a page, by its place on the site; `missing` is told of a link that leads nowhere."""
+    """The text of the page `uri` on the site; `missing` as of `fences.relinked`."""
     name = uri.removeprefix("methods/").removesuffix(".md")
     if uri.startswith("methods/") and name in generated.pages():
         markdown = generated.with_facts(markdown, name)

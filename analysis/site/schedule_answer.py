@@ -1,7 +1,6 @@
-"""A schedule in an address: what the site's page of schedules answers to the words behind its `#`.
+"""The answer of the site's page of schedules to the words behind its `#`: overrides of the command line joined by `&`.
 
-The words are those of the command line, joined by `&`. The page runs this file in the browser, where there is Python's
-standard library and nothing else; whatever is imported here must do with that.
+The page runs this file in the browser with Python's standard library alone, so its imports may need nothing else.
 """
 
 import ast
@@ -41,10 +40,10 @@ class Asked:
     """The question of an address.
 
     Args:
-        sizes: num_devices and its like, by the words of the command line.
+        sizes: num_devices and others, by their names on the command line.
         times: milliseconds, by the keys of cost=constant.
         options: of the schedule.
-        order: a schedule in text form, in the place of a generator.
+        order: a schedule in text form, instead of a generator.
     """
 
     schedule: str
@@ -65,7 +64,7 @@ class Asked:
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Every schedule that the page offers: name, source, options with their defaults, whether stages can be chosen."""
+    """The schedules of the page: name, source, default options, and whether the number of stages can be chosen."""
     return [
         {
             "name": each.name,
@@ -78,7 +77,7 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def answer(address: str) -> dict[str, Any]:
-    """Timeline, makespan, bubble and memory of what an address asks for; or `sentence`, why there is none."""
+    """Timeline, makespan, bubble and memory of an address's schedule; or `sentence`, the error."""
     try:
         asked = read(address)
         return _shown(asked, *_built(asked))
@@ -90,7 +89,7 @@ def answer(address: str) -> dict[str, Any]:
 
 
 def read(address: str) -> Asked:
-    """The question of an address; ValueError for a key or a value that cannot be, with what can."""
+    """The question of an address; ValueError for an unknown key or an invalid value."""
     if len(address) > MOST_TEXT:
         raise ValueError(f"an address of {len(address):,} letters: at most {MOST_TEXT:,}; keep the order in a file")
     given = dict(parse_qsl(address, keep_blank_values=True))
@@ -132,7 +131,7 @@ def _time(key: str, text: str) -> float:
 
 
 def _value(text: str) -> Any:
-    """The value of an option as the command line reads it: a number, true, false, null, a list of them, or a word."""
+    """An option's value as on the command line: a number, true, false, null, a list of them, or a word."""
     words = {"true": True, "false": False, "null": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -153,7 +152,7 @@ def as_typed(value: object) -> str:
 
 
 def _built(asked: Asked) -> tuple[Schedule, CostTable]:
-    """The schedule that is asked for, its partition known, and its costs; not checked yet."""
+    """The unchecked schedule with its partition, and its costs."""
     if asked.order is not None:
         return _from_order(asked.order, asked.times)
     found = entry(asked.schedule)
