@@ -1,8 +1,8 @@
-"""Half an hour on a machine with accelerators: gradients, memory, pace, a duel with other systems, rates.
+"""Half an hour on a machine with accelerators: gradients, memory, throughput, a duel with other systems, rates.
 
-Each part is a command of its own, run one after the other; what has ended is kept when a later one fails, when the time
-is over, or when the driver is killed, and the same command goes on from there. Dry, on made-up accelerators and at
-tiny sizes, every part runs on any machine: its records say so, and no figure takes them.
+The parts are commands that run one after the other. Finished parts are kept if a later one fails, the time is over or
+the driver is killed; the same command continues. A dry run on made-up accelerators with tiny sizes runs on any machine;
+its records are marked, and no figure uses them.
 """
 
 import json
@@ -27,11 +27,10 @@ _TINY = ("model=tiny_gpt", "model.num_layers=2", "model.hidden=16", "model.vocab
 
 
 class TimeIsUp(Exception):
-    """The whole has taken as long as it may."""
+    """The time limit of all parts is over."""
 
 
-# The experiments, and what makes each small where accelerators are made up, beside the model and their number.
-PARTS = {
+PARTS = {  # experiment -> what makes it small in a dry run, besides the model and the number of accelerators
     "gpu_gradients": ("num_steps=1", "num_microbatches=2", "dtype=float32"),
     "gpu_single": ("num_steps=1", "num_microbatches=2", "chunks_per_device=2", "seed=0"),
     "gpu_duel": ("num_microbatches=2", "chunks_per_device=2", "dtype=float32", "mode.num_starts=1"),
@@ -45,15 +44,12 @@ def has_accelerators() -> bool:
 
 
 def run_on_accelerators(results: Path, out: Path, dry: int | None, say: Callable[[str], None]) -> list[str]:
-    """Run every part and write the page.
+    """Run every part that has no records yet and write `gpu.html`; returns a line for each problem.
 
     Args:
-        results: folder of the records; what is in it already is not run again.
-        out: folder for `gpu.html`.
-        dry: how many accelerators are made up; None: the real ones.
-
-    Returns:
-        What went wrong, a line each.
+        results: folder of the records.
+        out: folder of the page.
+        dry: number of made-up accelerators; None for the real ones.
     """
     end, problems = time.monotonic() + LIMIT_S, list[str]()
 
@@ -81,33 +77,28 @@ def run_on_accelerators(results: Path, out: Path, dry: int | None, say: Callable
 
 
 def _calibrated(results: Path, dry: int | None, limit_s: float, say: Callable[[str], None]) -> list[str]:
-    """Rates of the first accelerator, its links, its layers and collectives, as a cluster, unless they are there."""
+    """Calibrate the first accelerator with its links, layers and collectives, unless that is done."""
     import torch
 
     folder, logs, num = results / "cluster", results / LOGS, dry or torch.accelerator.device_count()
-    if _is_answered(results, dry):
+    path = results / ANSWER
+    said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if said and ("evidence" in said) == (dry is not None):  # a dry run names its evidence
         return []
     command = [sys.executable, "-m", "rpbench", "calibrate", "device=accelerator", "name=this_gpu", f"out={folder}"]
     command += [f"dry={dry}"] if dry else []
     say("calibrate: rates of the first accelerator, its links and its layers")
     tries = {logs / "calibrate.log": [*command, f"ranks={num}"] if num > 1 else command}
-    if num > 1:  # the rates of one are kept where its collectives fail
+    if num > 1:  # if the collectives fail, calibrate one accelerator alone
         tries[logs / "calibrate_alone.log"] = command
     end, problems = time.monotonic() + limit_s, list[str]()
     for log, words in tries.items():
         found = _ended(words, log, max(0.0, end - time.monotonic()))
         problems += found
         if not found:
-            write_atomically(results / ANSWER, log.read_text(encoding="utf-8").splitlines()[-1])
+            write_atomically(path, log.read_text(encoding="utf-8").splitlines()[-1])
             break
     return problems
-
-
-def _is_answered(results: Path, dry: int | None) -> bool:
-    """True if the accelerators that are asked for, real or made up, have been calibrated."""
-    path = results / ANSWER
-    said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return bool(said) and ("evidence" in said) == (dry is not None)
 
 
 def _ended(command: Sequence[str], log: Path, limit_s: float) -> list[str]:

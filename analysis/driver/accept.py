@@ -1,11 +1,11 @@
-"""Accept what a folder of results says as what is expected from now on.
+"""Accept the values of a folder of results as the expected ones.
 
     python -m analysis.driver.accept [--results DIR] [--only NAME ...] [--because "..."]
 
-Prints every value that changes, the old and the new one, a line each. Writes `analysis/claims/expected/`: a table for
-each experiment that was run whole (`analysis.claims.own.regression`), the values of declared contradictions, and those
-of our own statements in as many digits as now; and beside them, in `because.jsonl`, why, when and at which commit.
-Nothing is written without a reason, nor while a claim is red that rests on no accepted value.
+Prints a line for each value that changes. Writes `analysis/claims/expected/`: a table for each experiment that was run
+in full (`analysis.claims.own.regression`), the values of declared contradictions, and those of our own statements with
+their present digits; `because.jsonl` there records reason, date and commit. Nothing is written without a reason, or
+while a claim is red that no accepted value can make green.
 """
 
 import argparse
@@ -20,17 +20,18 @@ from analysis.claims.expected import BECAUSE, CONTRADICTIONS, FOLDER, STATEMENTS
 from analysis.claims.own.regression import CONTENDER, row_of
 from analysis.driver.sweeps import ROOT, experiments
 from analysis.records.experiments import Experiments, MissingRuns
+from analysis.records.published import Printed
 from rpbench.records import provenance
 from rpbench.records.manifest import ENDED, manifest_names, no_sweep_in
 from rpbench.records.record import append_line, as_csv, write_atomically
 
 Rows = Sequence[Mapping[str, str]]
 
-_DIGITS = 4  # significant, of a statement that is new
+_DIGITS = 4  # significant digits of a new statement
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Say what changes and write it; 0, 1 while something else is red, 2 without a reason or a sweep."""
+    """Print and write the changes; exit status 1 while something else is red, 2 without a reason or a sweep."""
     options = _parser().parse_args(arguments)
     if not manifest_names(options.results):
         print(no_sweep_in(options.results), file=sys.stderr)
@@ -46,9 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, lines in changes.items():
         print("\n".join(f"{name}: {line}" for line in lines))
     if blocking := _blocking(found, verdicts):
-        print(
-            f"nothing is accepted while this is red, which no accepted value makes green:\n{blocking}", file=sys.stderr
-        )
+        print("nothing is accepted while this is red, which no accepted value makes green:", file=sys.stderr)
+        print(blocking, file=sys.stderr)
         return 1
     if changes and not (options.because or "").strip():
         print('nothing is written without a reason: give --because "why these values change"', file=sys.stderr)
@@ -56,10 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in changes:
         _write(name, tables[name])
     if changes:
-        counts = {name: len(lines) for name, lines in changes.items()}
-        reason = {"accepted_at": provenance.now(), "commit": provenance.git_commit()}
-        reason |= {"because": options.because.strip()}
-        append_line(FOLDER / BECAUSE, json.dumps(reason | {"changed": counts}))
+        reason = {
+            "accepted_at": provenance.now(),
+            "commit": provenance.git_commit(),
+            "because": options.because.strip(),
+            "changed": {name: len(lines) for name, lines in changes.items()},
+        }
+        append_line(FOLDER / BECAUSE, json.dumps(reason))
     print(f"{sum(map(len, changes.values()))} values of {len(changes)} tables changed", file=sys.stderr)
     return 0
 
@@ -73,30 +76,31 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _blocking(found: Experiments, verdicts: Iterable[Verdict]) -> str:
-    """Verdicts that stay red whatever is accepted, a line each; empty if there are none."""
-    red = []
-    for each in verdicts:
+    """A line for each verdict that stays red whatever is accepted."""
+
+    def can_be_accepted(each: Verdict) -> bool:
         declared = each.kind in (CONTRADICTED, MISSED) and bool(each.claim.contradiction)
-        ours = each.claim.whose == "ours" and each.kind in EVALUATED  # by a table that is written here
-        red += [each] if each.red and not (declared or ours) else []
+        return declared or (each.claim.whose == "ours" and each.kind in EVALUATED)
+
+    red = [each for each in verdicts if each.red and not can_be_accepted(each)]
     return "\n".join(filter(None, (*(f"  {line}" for line in found.refusals()), red_text(red))))
 
 
 def _tables(found: Experiments, verdicts: Sequence[Verdict], only: Sequence[str] | None) -> Iterator[tuple[str, Rows]]:
-    """Every table that can be made of the records, by name."""
+    """The tables that can be made of the records, with their names."""
     made = {CONTRADICTIONS: _contradictions, STATEMENTS: _statements}
     for name in sorted({*experiments(), *made}):
         if only is not None and name not in only:
             continue
         if name in made:
             merged = {row["claim"]: row for row in (*read_table(name), *made[name](verdicts))}
-            yield name, [merged[claim] for claim in sorted(merged)]  # what was not looked at stays
+            yield name, [merged[claim] for claim in sorted(merged)]  # rows without a new value stay
         elif rows := list(_cells(found, name)):
             yield name, rows
 
 
 def changed(name: str, rows: Rows) -> Iterator[str]:
-    """A line for each value of a table that is another than before: its row and field, the old value and the new."""
+    """A line for each changed value of a table: row, field, old and new value."""
     before, now = ({_key(row): row for row in each} for each in (read_table(name), rows))
     for key in dict.fromkeys((*before, *now)):
         old, new = before.get(key), now.get(key)
@@ -110,13 +114,13 @@ def changed(name: str, rows: Rows) -> Iterator[str]:
 
 
 def _key(row: Mapping[str, str]) -> tuple[str, ...]:
-    """The key of a row: its claim, or the choices of its cell and its contender."""
+    """The claim of a row, or the choices and the contender of its cell."""
     named = {name: text for name, text in row.items() if name in ("claim", CONTENDER) or name.startswith("cell.")}
     return tuple(named[name] or "" for name in sorted(named) if named[name])
 
 
 def _cells(found: Experiments, experiment: str) -> Iterable[dict[str, str]]:
-    """A row for each record of an experiment that was run whole; nothing for one that was not."""
+    """A row for each record of an experiment; none if it was not run in full."""
     try:
         rows, manifest = found.checked(experiment), found.manifest(experiment)
     except MissingRuns:
@@ -140,7 +144,7 @@ def _contradictions(verdicts: Iterable[Verdict]) -> Iterable[dict[str, str]]:
 
 
 def _statements(verdicts: Iterable[Verdict]) -> Iterable[dict[str, str]]:
-    """Statements with the digits and the tolerance that they have; new ones in a few digits and half a unit."""
+    """Our statements with their present digits and tolerances; new ones with `_DIGITS` and half a unit."""
     known = {row["claim"]: row for row in read_table(STATEMENTS)}
     for verdict in verdicts:
         claim, value = verdict.claim, verdict.value
@@ -151,21 +155,17 @@ def _statements(verdicts: Iterable[Verdict]) -> Iterable[dict[str, str]]:
             yield {"claim": claim.id, "value": str(value), "tolerance": ""}
         elif before is None:
             text = f"{value:.{_DIGITS}g}"
-            yield {"claim": claim.id, "value": text, "tolerance": f"{_half_unit(text):g}"}
+            tolerance = 1e-3 * abs(float(text)) if "e" in text else Printed(text, "").half_unit
+            yield {"claim": claim.id, "value": text, "tolerance": f"{tolerance:g}"}
         else:
-            decimals = len(before["value"].partition(".")[2])
+            decimals = Printed(before["value"], "").decimals
             yield {"claim": claim.id, "value": f"{value:.{decimals}f}", "tolerance": before["tolerance"]}
 
 
-def _half_unit(text: str) -> float:
-    return 0.5 * 10.0 ** -len(text.partition(".")[2]) if "e" not in text else 1e-3 * abs(float(text))
-
-
-def _write(name: str, rows: Sequence[Mapping[str, str]]) -> None:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    columns = [key for key in columns if any(row.get(key) for row in rows)]
-    kept = [{key: row.get(key, "") for key in columns} for row in rows]
-    write_atomically(FOLDER / f"{name}.csv", as_csv(kept, columns))
+def _write(name: str, rows: Rows) -> None:
+    columns = dict.fromkeys(key for row in rows for key in row)
+    filled = [key for key in columns if any(row.get(key) for row in rows)]
+    write_atomically(FOLDER / f"{name}.csv", as_csv([{key: row.get(key, "") for key in filled} for row in rows]))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The convergence study: every method at its best settings, on text of which no run reads a part twice.
+"""The convergence study: every method at its best settings; no run reads a part of the text twice.
 
     python -m analysis.driver.convergence_study [--budget 12] [--seeds 5] [--num-steps 600] [--results DIR] [--out CSV]
 
-For every method the same number of settings is drawn from the same ranges: learning rate, warm-up, and what constants
-the method has of its own. The one with the least loss on unseen text at the end is run with every seed. Methods that
-never read late weights do the same arithmetic: they are searched once, and their curves must agree. All runs are
-ordinary runs of `experiment=convergence_study`, found again if they are there: the same command goes on after a kill.
+The same number of settings is drawn for every method from the same ranges: learning rate, warm-up, and the method's own
+constants. The settings with the least final loss on unseen text are run with every seed. Methods that never use late
+weights do the same arithmetic: they are searched once, and their curves must agree. The runs are ordinary runs of
+`experiment=convergence_study`; the same command continues after a kill.
 """
 
 import argparse
@@ -30,11 +30,11 @@ OUT = ROOT / "analysis" / "kept" / "convergence_study.csv"
 
 _METHODS = read_keys(Path(__file__).with_suffix(".yaml"))
 SYNCHRONOUS, LATE = (tuple(_METHODS[kind]) for kind in ("synchronous", "late"))
-LEARNING_RATES = (5e-4, 3e-2)  # from, to; drawn evenly in the logarithm
-WARM_UPS = (0.0, 0.25)  # share of a method's updates
+LEARNING_RATES = (5e-4, 3e-2)  # drawn uniformly in the logarithm
+WARM_UPS = (0.0, 0.25)  # fraction of a method's updates
 OWN: Mapping[str, Mapping[str, tuple[float, float, bool]]] = _METHODS["own"]
-SAME = 1e-3  # nats by which synchronous methods may differ: they add gradients up in another order
-SHARE = 0.75  # of the tokens after which the synchronous methods have the loss that all are asked to reach
+SAME = 1e-3  # nats by which synchronous methods may differ: they add up gradients in another order
+SHARE = 0.75  # the goal of all methods is the synchronous methods' loss after this fraction of the tokens
 
 Row = dict[str, Any]
 
@@ -49,18 +49,17 @@ class Study:
     results: Path = ROOT / "results"
 
     def settings(self, method: str) -> Iterator[tuple[str, ...]]:
-        """Overrides of the runs that a method is searched with: the same draws for everybody, its own behind them.
+        """Overrides of the search's runs: draws common to all methods, then those for the method's own constants.
 
         A Latin hypercube: each range is cut into as many parts as there are runs, and each part is drawn from once.
         """
-        names = ["learning_rate", "warm_up", *OWN.get(method, {})]
         columns = {}
-        for name in names:
+        for name in ("learning_rate", "warm_up", *OWN.get(method, {})):
             draw = Random(f"convergence {name}")
             places = draw.sample(range(self.budget), self.budget)
             columns[name] = [(place + draw.random()) / self.budget for place in places]
         for run in range(self.budget):
-            yield tuple(self._overrides(method, {name: columns[name][run] for name in names}))
+            yield tuple(self._overrides(method, {name: column[run] for name, column in columns.items()}))
 
     def _overrides(self, method: str, places: Mapping[str, float]) -> Iterator[str]:
         updates = self.num_steps * _METHODS["updates_per_batch"].get(method, 1)
@@ -72,7 +71,7 @@ class Study:
             yield f"schedule.{name}={round(updates * value) if counts else f'{value:.3g}'}"
 
     def run(self, method: str, overrides: Sequence[str], seed: int) -> Row:
-        """A run's record, made or found; RuntimeError if it could not be made."""
+        """A run's record, made or found; RuntimeError if the run failed."""
         command = [
             *(sys.executable, "-m", "rpbench", "experiment=convergence_study", f"schedule={method}"),
             *overrides,
@@ -85,7 +84,7 @@ class Study:
         return dict(rows[0])
 
     def search(self, method: str) -> tuple[str, ...]:
-        """The settings with the least loss on unseen text; runs that broke, or diverged, have none."""
+        """The settings with the least final loss on unseen text."""
         found: list[tuple[float, tuple[str, ...]]] = []
         for number, overrides in enumerate(self.settings(method)):
             loss = last_loss(self.run(method, overrides, seed=0))
@@ -99,21 +98,15 @@ def _between(ends: tuple[float, float], place: float) -> float:
 
 
 def last_loss(row: Row) -> float:
-    """On unseen text, at the end; infinite where there is none."""
+    """The final loss on unseen text; infinite for a run that broke or diverged."""
     return float(row["validation_curve"][-1]) if row["status"] == "ok" else float("inf")
 
 
-def curve(row: Row) -> tuple[list[float], list[float]]:
-    """Tokens read, and the loss on unseen text behind them."""
-    per_update = row["tokens_per_step"]
-    return [update * per_update for update in row["validation_updates"]], row["validation_curve"]
-
-
 def tokens_to(row: Row, goal: float) -> float | None:
-    """Tokens after which a run has a loss, on straight lines between its validations; None if it never has."""
+    """Tokens until a run's loss reaches a goal, by linear interpolation; None if it never does."""
     if row["status"] != "ok":
         return None
-    tokens, losses = curve(row)
+    losses, tokens = row["validation_curve"], [row["tokens_per_step"] * each for each in row["validation_updates"]]
     for place, loss in enumerate(losses):
         if loss <= goal:
             if place == 0:
@@ -124,12 +117,13 @@ def tokens_to(row: Row, goal: float) -> float | None:
 
 
 def goal_of(rows: Sequence[Row]) -> float:
-    """The mean loss of the synchronous runs after `SHARE` of the tokens: a rule that looks at no late method."""
-    return mean(curve(row)[1][max(0, round(SHARE * len(curve(row)[1])) - 1)] for row in rows)
+    """The mean loss of the synchronous runs after `SHARE` of the tokens, which depends on no late method."""
+    curves = [row["validation_curve"] for row in rows]
+    return mean(curve[max(0, round(SHARE * len(curve)) - 1)] for curve in curves)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean over seeds, and the 95 % interval of Student's t."""
+    """Mean over seeds, and Student's 95 % interval."""
     centre = mean(values)
     if len(values) < 2:
         return centre, float("-inf"), float("inf")
@@ -138,10 +132,8 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def check_same(runs: Mapping[str, Sequence[Row]]) -> float:
-    """The most that synchronous methods' validation losses differ, seed by seed; RuntimeError if that is more than the
-    order of additions can do.
-    """
-    curves = [[curve(row)[1] for row in runs[method]] for method in SYNCHRONOUS if method in runs]
+    """The largest difference of the synchronous methods' losses, seed by seed; RuntimeError if it exceeds `SAME`."""
+    curves = [[row["validation_curve"] for row in runs[method]] for method in SYNCHRONOUS if method in runs]
     far = max(
         abs(a - b) for one in curves for pair in zip(one, curves[0], strict=True) for a, b in zip(*pair, strict=True)
     )
@@ -151,7 +143,7 @@ def check_same(runs: Mapping[str, Sequence[Row]]) -> float:
 
 
 def tabulate(runs: Mapping[str, Sequence[Row]], settings: Mapping[str, Sequence[str]], command: str) -> list[Row]:
-    """One row a method: lag, settings, final loss at equal tokens, tokens to the goal, each with its interval."""
+    """One row for each method: lag, settings, final loss and tokens to the goal with their intervals."""
     goal = goal_of([row for method in SYNCHRONOUS for row in runs.get(method, ())])
     rows = []
     for method, found in runs.items():
@@ -176,7 +168,7 @@ def tabulate(runs: Mapping[str, Sequence[Row]], settings: Mapping[str, Sequence[
 
 
 def _columns(name: str, values: Sequence[float]) -> Row:
-    """The mean of some values and its interval; empty where there is none."""
+    """The columns of a mean and its interval; empty without values."""
     ends = [f"{value:.5g}" for value in interval(values)] if values else [""] * 3
     return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
@@ -187,7 +179,7 @@ def study(asked: Study, out: Path, methods: Sequence[str] = (*SYNCHRONOUS, *LATE
     for method in methods:
         known = next((settings[name] for name in SYNCHRONOUS if name in settings), None)
         settings[method] = known if method in SYNCHRONOUS and known else asked.search(method)
-        seeds = range(1, asked.num_seeds + 1)  # none of them is the one that was searched with
+        seeds = range(1, asked.num_seeds + 1)  # the search used seed 0
         runs[method] = [asked.run(method, settings[method], seed) for seed in seeds]
         _tell(f"{method}: {' '.join(settings[method])}, seeds {[round(last_loss(row), 4) for row in runs[method]]}")
     _tell(f"synchronous methods differ by at most {check_same(runs):.2g} nats")
@@ -209,7 +201,6 @@ def markdown(path: Path = OUT) -> str:
 
 
 def _with_interval(row: Mapping[str, str], name: str, digits: int) -> str:
-    """A mean and its interval over seeds; empty where there is none."""
     if not row[name]:
         return ""
     mean_, low, high = (f"{float(row[name + end]):,.{digits}f}" for end in ("", "_low", "_high"))
@@ -221,7 +212,7 @@ def _tell(line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the study; 130 if it was interrupted, to be gone on with."""
+    """Make the study; exit status 130 if it was interrupted."""
     parser = argparse.ArgumentParser(prog="python -m analysis.driver.convergence_study")
     parser.add_argument("--budget", type=int, default=Study.budget, help="settings searched for every method")
     parser.add_argument("--seeds", type=int, default=Study.num_seeds)

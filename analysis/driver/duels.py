@@ -1,18 +1,18 @@
-"""Repeatability of duels: complete duels kept as small tables, and one compared with another.
+"""Repeatability of duels: complete duels kept as small tables, and compared with one another.
 
     python -m analysis.driver.duels keep RESULTS CSV [--experiment aa_duel]
     python -m analysis.driver.duels compare FIRST SECOND
     python -m analysis.driver.duels over RESULTS CONTENDER [NAME ...]
 
-FIRST and SECOND are folders of results or kept tables, of duels that ran at different times. A verdict that both give
-should be the same, and intervals of the same ratio should meet: `compare` prints a row a contender and says how many do
-(exit status 1 where a verdict differs or fewer than 95 % of intervals meet). What only one of them has is named.
+FIRST and SECOND are folders of results or kept tables of two duels. Verdicts should be the same and intervals should
+overlap: `compare` prints a row for each contender and both counts (exit status 1 if a verdict differs or fewer than
+95 % of the intervals overlap), and names what only one duel has.
 
-`over` holds contenders against another one than 1F1B, from the runs in the records: those that are named, else all.
-Verdicts that are asked for together are corrected for their number, so who is asked about is best decided before.
+`over` compares contenders, the named ones or all, with another one than 1F1B. Verdicts that are asked for together are
+corrected for their number, so choose the names before you see results.
 
-What was measured stays true of the commit that the table names, so that records of an earlier version are read as well;
-verdicts are given by today's rules. `analysis/kept/` holds five duels and an A/A duel, which the report shows.
+Records of earlier versions are read as well, with today's rules for verdicts: their measurements stay true of the
+commit in the table. `analysis/kept/` holds five duels and an A/A duel, which the report shows.
 """
 
 import argparse
@@ -30,14 +30,15 @@ from analysis.records.experiments import Experiments, MissingRuns
 from rpbench.records import record
 from rpbench.records.record import Record, as_csv, write_atomically
 from rpbench.run.modes.duel.findings import findings, findings_over, timed
+from rpbench.run.modes.duel.verdict import Finding
 from rpbench.whole_file import read_text
 
 LEAST_MEETING = 0.95
 NO_VERDICT = "no verdict"
 KEPT = Path(__file__).parents[1] / "kept"
-# Of two commits before: who simulates best runs (1, 2), who comes first in a run-off (3).
+# Two earlier commits, which chose the plan with the best simulation (1, 2) or the first of a run-off (3).
 EARLIER = tuple(KEPT / f"cpu_duel_{number}.csv" for number in (1, 2, 3))
-# Of one commit: who is faster beyond doubt in a run-off takes the place of who simulates best.
+# One commit: the plan with the best simulation, unless another is significantly faster in a run-off.
 DUELS = tuple(KEPT / f"cpu_duel_{number}.csv" for number in (4, 5))
 SAME = KEPT / "aa_duel.csv"
 _SEAL = "# digest of the lines above: "
@@ -49,8 +50,7 @@ Key = tuple[str, str]  # model, contender
 class Kept:
     """A contender's speed over 1F1B by the clock in one duel, with its 95 % interval.
 
-    Every duel measures its layers and searches anew, so that plans which are nearly as good may change places; a ratio
-    depends on the plan of 1F1B too.
+    Every duel measures its layers and searches anew, so plans may differ, also that of 1F1B.
     """
 
     model: str
@@ -72,22 +72,16 @@ class Kept:
         return self.model, self.contender
 
     @property
-    def has_verdict(self) -> bool:
-        return self.verdict != NO_VERDICT
-
-    @property
     def has_interval(self) -> bool:
         return math.isfinite(self.ratio) and math.isfinite(self.high)
 
     def meets(self, other: "Kept") -> bool:
-        """True if both intervals hold a ratio in common."""
+        """True if both intervals overlap."""
         return max(self.low, other.low) <= min(self.high, other.high)
 
 
 def records_of(results: Path, experiment: str) -> list[Record]:
-    """The records of a duel, in the order of its cells, whatever version of the code they are of; MissingRuns if there
-    is no such duel, or a record of it is gone.
-    """
+    """The records of a duel by any version of the code; MissingRuns if the duel or one of its records is missing."""
     if not results.is_dir():
         raise MissingRuns(f"{results}: no folder of results; what is kept as a table has no runs")
     manifest = Experiments(results).manifest(experiment)
@@ -101,7 +95,7 @@ def records_of(results: Path, experiment: str) -> list[Record]:
 
 
 def kept_of(rows: Iterable[Record]) -> list[Kept]:
-    """The rows of a duel's records; all its verdicts are given together."""
+    """The rows of a duel's records; all verdicts are corrected together."""
     duels = by_model(rows)
     together = sum(len(timed(duel)) for duel in duels.values())
     return [
@@ -126,10 +120,13 @@ def kept_of(rows: Iterable[Record]) -> list[Kept]:
 
 
 def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[str]:
-    """A line a contender: its speed over the base by the clock; the verdicts of all lines are given together.
+    """A line for each contender: its speed over the base by the clock; all verdicts are corrected together.
 
-    `names` are asked about, all but the base if empty; what differs between starts is estimated from all either way.
-    Raises LookupError if the base or a name has no runs.
+    Args:
+        names: the contenders; empty for all but the base. All runs count for the differences between starts.
+
+    Raises:
+        LookupError: if the base or a name has no runs.
     """
     duels = by_model(rows)
     together = sum(len(names) or len(timed(duel)) - 1 for duel in duels.values())
@@ -140,15 +137,13 @@ def over(rows: Iterable[Record], base: str, names: Sequence[str] = ()) -> list[s
             if name not in found:
                 raise LookupError(f"{name}: not held against {base}; one of {', '.join(found)}")
             each = found[name]
-            shown = f"{each.ratio:.3f} ({each.low:.3f}-{each.high:.3f})" if math.isfinite(each.high) else "not measured"
+            shown = _shown(each, math.isfinite(each.high))
             lines.append(f"{model:18s} {name:20s} {shown:>22s}  {each.verdict}{each.reason and '; ' + each.reason}")
     return lines
 
 
 def read(source: Path, experiment: str = "cpu_duel") -> dict[Key, Kept]:
-    """A duel from a folder of results, or from a table that was kept; MissingRuns if there is no duel in it, ValueError
-    if it is no such table.
-    """
+    """A duel from a folder of results or a kept table; MissingRuns without a duel, ValueError for another file."""
     if source.is_dir():
         kept = kept_of(records_of(source, experiment))
     else:
@@ -160,12 +155,12 @@ def read(source: Path, experiment: str = "cpu_duel") -> dict[Key, Kept]:
 
 
 def sealed(table: str) -> str:
-    """A table with a last line that follows from all others."""
+    """A table with a digest as its last line."""
     return f"{table}{_SEAL}{hashlib.sha256(table.encode()).hexdigest()[:16]}\n"
 
 
 def _unsealed(source: Path) -> str:
-    """The table in a file, without its last line."""
+    """The table in a file without its digest; ValueError if that is wrong."""
     try:
         text = read_text(source)
     except ValueError as error:
@@ -188,7 +183,7 @@ def _parsed(source: Path, number: int, row: Mapping[str, str | None]) -> Kept:
 
 
 def compare(first: Mapping[Key, Kept], second: Mapping[Key, Kept]) -> tuple[list[str], bool]:
-    """A line a contender and what follows from them; and whether the duel repeats."""
+    """A line for each contender, the counts below them, and whether the duel repeats."""
     both = [key for key in first if key in second]
     lines = [f"{'model':18s} {'contender':20s} {'first':>22s} {'second':>22s}  verdicts"]
     for key in both:
@@ -196,8 +191,9 @@ def compare(first: Mapping[Key, Kept], second: Mapping[Key, Kept]) -> tuple[list
         words = one.verdict if one.verdict == other.verdict else f"{one.verdict} / {other.verdict}"
         apart = "" if not (one.has_interval and other.has_interval) or one.meets(other) else "; intervals apart"
         plans = "" if one.plan == other.plan else f"; plans {one.plan} and {other.plan}"
-        lines.append(f"{key[0]:18s} {key[1]:20s} {_shown(one):>22s} {_shown(other):>22s}  {words}{apart}{plans}")
-    judged_twice = [key for key in both if first[key].has_verdict and second[key].has_verdict]
+        ratios = " ".join(f"{_shown(each, each.has_interval):>22s}" for each in (one, other))
+        lines.append(f"{key[0]:18s} {key[1]:20s} {ratios}  {words}{apart}{plans}")
+    judged_twice = [key for key in both if NO_VERDICT not in (first[key].verdict, second[key].verdict)]
     same = [key for key in judged_twice if first[key].verdict == second[key].verdict]
     measured_twice = [key for key in both if first[key].has_interval and second[key].has_interval]
     meeting = [key for key in measured_twice if first[key].meets(second[key])]
@@ -210,12 +206,12 @@ def compare(first: Mapping[Key, Kept], second: Mapping[Key, Kept]) -> tuple[list
     return lines, repeats and bool(measured_twice)
 
 
-def _shown(kept: Kept) -> str:
-    return f"{kept.ratio:.3f} ({kept.low:.3f}-{kept.high:.3f})" if kept.has_interval else "not measured"
+def _shown(found: Kept | Finding, measured: bool) -> str:
+    return f"{found.ratio:.3f} ({found.low:.3f}-{found.high:.3f})" if measured else "not measured"
 
 
 def table_of(kept: Iterable[Kept]) -> str:
-    """The table that `read` reads; its last line is a digest of the others."""
+    """The table that `read` reads."""
     rows = [
         {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in asdict(each).items()}
         for each in kept
@@ -224,7 +220,7 @@ def table_of(kept: Iterable[Kept]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit status: 1 for a duel that does not repeat, 2 for one that is not there."""
+    """Exit status 1 for a duel that does not repeat, 2 for a missing one."""
     parser = argparse.ArgumentParser(prog="python -m analysis.driver.duels", description=__doc__.partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     keep = verbs.add_parser("keep", help="write what a duel says as a small table")

@@ -1,7 +1,7 @@
 """Notebooks executed headless: Markdown in, notebook with outputs out.
 
-Starting a kernel and importing what notebooks use takes longer than most of them compute. So one kernel serves all of
-them, one after another, each from an empty namespace; and none starts for a notebook whose records are not there.
+Starting a kernel takes longer than most notebooks compute, so one kernel runs all of them, each in an empty namespace.
+No kernel starts for a notebook whose records are missing.
 """
 
 import os
@@ -33,16 +33,16 @@ def notebooks() -> list[Path]:
 
 
 def needs(content: NotebookNode) -> tuple[str, ...]:
-    """The experiments whose records a notebook cannot do without, as its header declares them."""
+    """The experiments whose records a notebook needs, from its header."""
     return tuple(content.metadata.get("rpbench", {}).get("experiments", ()))
 
 
 class Kernel:
-    """One kernel for notebooks that run one after another on the records of a folder; it starts with the first.
+    """A kernel that starts with the first notebook.
 
     Args:
-        results: the folder, to the notebooks `RPBENCH_RESULTS`.
-        timeout_s: the most seconds a cell may take.
+        results: the folder of records; `RPBENCH_RESULTS` in the notebooks.
+        timeout_s: limit for one cell.
     """
 
     def __init__(self, results: Path, timeout_s: int = 300) -> None:
@@ -57,9 +57,7 @@ class Kernel:
         self._close()
 
     def run(self, content: NotebookNode) -> None:
-        """Execute a notebook in place, from an empty namespace; CellExecutionError of the first cell that fails, after
-        which the next notebook runs all the same.
-        """
+        """Execute a notebook in place, in an empty namespace; CellExecutionError if a cell fails."""
         try:
             if self._client is None:
                 self._client = self._started()
@@ -68,7 +66,7 @@ class Kernel:
             self._execute(content)
         except CellExecutionError:
             raise
-        except BaseException:  # the kernel died, or hangs: the next notebook gets a new one
+        except BaseException:  # the kernel died or hangs: the next notebook gets a new one
             self._close()
             raise
 
@@ -78,7 +76,7 @@ class Kernel:
         self._client.execute(cleanup_kc=False)
 
     def _started(self) -> NotebookClient:
-        # Sockets are files in a folder of our own: nothing listens on the network, nothing is written to the home.
+        # Sockets are files in a private folder: no network ports, no files in the home.
         private = Path(self._open.enter_context(TemporaryDirectory(prefix="rpbench-")))
         manager = AsyncKernelManager(
             kernel_name="python3",
@@ -95,7 +93,7 @@ class Kernel:
             record_timing=False,
             resources={"metadata": {"path": str(_ROOT)}},
         )
-        self._open.enter_context(client.setup_kernel(env=os.environ | own, cleanup_kc=True))  # or it would live on
+        self._open.enter_context(client.setup_kernel(env=os.environ | own, cleanup_kc=True))  # ends the kernel
         return client
 
     def _close(self) -> None:
@@ -111,14 +109,14 @@ def execute(
     *,
     parameters: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Run a notebook from top to bottom on the records of a results folder, and write it with its outputs.
+    """Run a notebook on the records of a results folder, and write it with its outputs.
 
     Args:
-        kernel: what it runs in; one of its own if left out.
-        parameters: set in a cell behind that of the tag `parameters`, as papermill does it.
+        kernel: a running kernel; a new one by default.
+        parameters: set in a cell after the one tagged `parameters`, as papermill does.
 
     Raises:
-        MissingRuns: if the notebook needs records that are not there.
+        MissingRuns: if the notebook needs missing records.
         CellExecutionError: if a cell fails for any other reason.
     """
     content = jupytext.read(notebook)
@@ -145,7 +143,7 @@ def execute(
 
 
 class _ThisPython(KernelSpecManager):
-    """Finds one kernel: the Python that runs now, whatever kernels are installed here."""
+    """Finds one kernel, the running Python, whatever kernels are installed."""
 
     def get_kernel_spec(self, kernel_name: str) -> Any:
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]

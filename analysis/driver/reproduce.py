@@ -1,12 +1,11 @@
-"""Everything that can be reproduced here: runs, figures, tables, notebooks, verdicts on the claims, the report.
+"""Reproduce everything that this machine can: runs, figures, tables, notebooks, verdicts on the claims, the report.
 
     python -m analysis.driver.reproduce [paper | all | quick | duels | gpu] [--results DIR] [--out DIR] [--dry N]
 
-`duels` are races in real time; `gpu` is what a machine with accelerators can give, dry on any
-(`analysis.driver.accelerators`).
+`duels` are races in real time; `gpu` needs accelerators, or --dry (`analysis.driver.accelerators`).
 
-Progress goes to stderr; the table of claims and the name of the report to stdout. Exit status 0; 1 if a claim's run is
-missing, a verdict came out otherwise than declared, or something could not be made; 130 after an interruption.
+Progress goes to stderr, the table of claims and the path of the report to stdout. Exit status 1 if a claim's run is
+missing, a verdict is not the declared one, or something could not be made; 130 after an interruption.
 """
 
 import argparse
@@ -38,7 +37,7 @@ from analysis.report.page import gather, save_tables, write
 from rpbench.cli import COLLECT_AFTER
 from rpbench.side_processes import side_processes
 
-MUTANTS = 200  # falsehoods of each kind, of all that could be, that a reproduction looks at
+MUTANTS = 200  # falsified values of each kind that a reproduction checks
 
 _SCOPES = {scope.name: scope for scope in (PAPER, ALL, QUICK, DUELS)}
 GPU = "gpu"
@@ -94,10 +93,10 @@ def _on_accelerators(results: Path, out: Path | None, dry: int | None) -> int:
 
 
 def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
-    """Run a scope's experiments, make what can be made of their records, judge the claims, report.
+    """Run a scope's experiments, make what their records allow, judge the claims, write the report.
 
     Args:
-        results: folder of the records; what is in it already is not run again.
+        results: folder of the records; existing ones are not made again.
         out: folder for the report and `figures/`; None for the project's own places.
     """
     folder = OUT if out is None else out / "figures"
@@ -117,10 +116,12 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
         problems.append(str(error))
         return _say_what_is_red(problems, "")
     if scope is ALL:
-        asked = {sweep.experiment for sweep in scope.sweeps}  # duels are asked for by their name
-        for name, why in content.missing:
-            if asked.issuperset(DECLARED[name].get("experiments", ())):
-                problems.append(f"exhibit {name} was not made: {why}")
+        asked = {sweep.experiment for sweep in scope.sweeps}  # which leaves out duels
+        problems += [
+            f"exhibit {name} was not made: {why}"
+            for name, why in content.missing
+            if asked.issuperset(DECLARED[name].get("experiments", ()))
+        ]
     progress.tick("notebooks")
     with _beside(_run_notebooks, scope, results, folder / "notebooks") as ran:
         content.figures = folder
@@ -139,7 +140,7 @@ def reproduce(scope: Scope, results: Path, out: Path | None = None) -> int:
 
 
 def _mutation_sample(experiments: Experiments, progress: "_Progress") -> tuple[str, list[str]]:
-    """Falsify some of the records, manifests and tables: what share is noticed, and what is not as it should be."""
+    """Falsify some records, manifests and tables: a sentence with the fractions noticed, and problems."""
     names = experiments.names()
     try:
         drawn = [*chain.from_iterable(mutants(experiments, name) for name in names), *of_statements()]
@@ -154,7 +155,7 @@ def _mutation_sample(experiments: Experiments, progress: "_Progress") -> tuple[s
 
 
 def _say_what_is_red(problems: Sequence[str], verdicts: str) -> int:
-    """Print everything that is not as planned to stdout; return the exit status."""
+    """Print everything that is red to stdout; returns the exit status."""
     red = [*(f"  {problem}" for problem in problems), *filter(None, [verdicts])]
     if red:
         print("\nRED, not as planned:", *red, sep="\n")
@@ -162,7 +163,7 @@ def _say_what_is_red(problems: Sequence[str], verdicts: str) -> int:
 
 
 def _draw(scope: Scope, content: Content, folder: Path, progress: "_Progress") -> dict[str, Image]:
-    """Figures of all exhibits; quick leaves out an exhibit's further ones, such as a timeline of each cell."""
+    """Draw the figures of all exhibits; the quick scope leaves out further drawings, such as single timelines."""
     shown = [replace(exhibit, drawings={}) for exhibit in content.shown] if scope is QUICK else content.shown
     total = sum(len(drawings_of(exhibit)) for exhibit in shown)
     drawn: list[str] = []
@@ -178,7 +179,7 @@ def _draw(scope: Scope, content: Content, folder: Path, progress: "_Progress") -
 
 @contextmanager
 def _beside(work: Callable[..., Any], *arguments: Any) -> Iterator[Callable[[], Any]]:
-    """Work in a copy of this process, where it can be copied; what is given waits for its result."""
+    """Run `work` in a fork of this process if possible; yields a function that waits for its result."""
     if not can_fork():
         yield partial(work, *arguments)
         return
@@ -187,7 +188,7 @@ def _beside(work: Callable[..., Any], *arguments: Any) -> Iterator[Callable[[], 
 
 
 def _run_notebooks(scope: Scope, results: Path, folder: Path) -> tuple[int, list[str]]:
-    """How many notebooks one kernel executed, and what went wrong; quick takes the first it has records for."""
+    """The number of executed notebooks, and problems; the quick scope runs the first that has its records."""
     executed, problems = 0, []
     with Kernel(results) as kernel:
         for notebook in notebooks():
@@ -196,7 +197,7 @@ def _run_notebooks(scope: Scope, results: Path, folder: Path) -> tuple[int, list
             except MissingRuns as lack:
                 problems += [f"notebook {notebook.stem}: {lack}"] if scope is ALL else []
                 continue
-            except Exception as error:  # whatever a cell raises, the report is still to be written
+            except Exception as error:  # the report is written whatever a cell raises
                 words = str(error).strip().splitlines()[-1]
                 problems.append(f"notebook {notebook.stem}: {type(error).__name__}: {words}")
             else:
@@ -207,7 +208,7 @@ def _run_notebooks(scope: Scope, results: Path, folder: Path) -> tuple[int, list
 
 
 class _Progress:
-    """Lines for people on stderr; what passes by is overwritten on a terminal and left out elsewhere."""
+    """Lines for people on stderr; `tick` shows passing lines on a terminal only."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -215,12 +216,11 @@ class _Progress:
         self._is_terminal = sys.stderr.isatty()
 
     def say(self, line: str) -> None:
-        """A line that stays."""
         self._clear()
         print(f"{self._elapsed()} {line}", file=sys.stderr, flush=True)
 
     def tick(self, line: str) -> None:
-        """A line that the next one replaces."""
+        """Show a line that the next one replaces."""
         if self._is_terminal:
             self._clear()
             text = f"{self._elapsed()} {line}"[: _terminal_width() - 1]
@@ -244,7 +244,6 @@ def _terminal_width() -> int:
 
 
 if __name__ == "__main__":
-    # Told to end, it ends its runs as well.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    gc.set_threshold(COLLECT_AFTER)  # also of every copy
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its runs as well
+    gc.set_threshold(COLLECT_AFTER)  # forks inherit it
     sys.exit(main())

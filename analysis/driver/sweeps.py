@@ -1,10 +1,8 @@
-"""The experiments behind the exhibits, run through the command line, two at a time; the last long one by two processes.
+"""The sweeps behind the exhibits, run through the command line, two at a time; two processes share the last long one.
 
-While the records that a manifest names stand and neither the code nor the configuration has changed, its sweep need
-not be asked again: composing configurations takes longer than most runs.
-
-A start of Python with Hydra takes a second of a core, and a reproduction makes a dozen. Where a process cannot fork,
-and for what is timed, the command starts afresh.
+A sweep whose records are complete and of this code and configuration is not run again: composing configurations takes
+longer than most runs. Commands run in forks, because starting Python with Hydra takes a second; where forking is not
+possible, and for timed sweeps, they start a new Python.
 """
 
 import gc
@@ -29,7 +27,7 @@ from rpbench.yaml_file import read_keys
 
 
 class Forked(ForkProcess):
-    """A command in a copy of this process that ends with it; a sweep asks what it would of `subprocess.Popen`."""
+    """A command in a fork of this process that ends with it, with the interface of `subprocess.Popen`."""
 
     def __init__(self, *command: Any) -> None:
         super().__init__()
@@ -41,14 +39,12 @@ class Forked(ForkProcess):
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
         return self.exitcode
 
     def poll(self) -> int | None:
         return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; TimeoutExpired if it takes longer."""
         self.join(timeout)
         if self.exitcode is None:
             raise subprocess.TimeoutExpired("rpbench", timeout or 0.0)
@@ -56,18 +52,17 @@ class Forked(ForkProcess):
 
 
 def can_fork() -> bool:
-    """True if this system copies processes safely."""
-    return sys.platform == "linux"
+    return sys.platform == "linux"  # elsewhere forking is not safe
 
 
 def fork_command(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> Forked:
-    """Run `python -m rpbench` with some arguments in a copy of this process, which ends with it, even if it is killed.
+    """Run `python -m rpbench` in a fork that ends with this process, even if this is killed.
 
     Args:
         folder: the working directory.
-        out, err: files that take its output.
+        out, err: files for its output.
     """
-    import rpbench.sweep.multirun  # noqa: F401  # here, so that no copy has to
+    import rpbench.sweep.multirun  # noqa: F401  # before the fork, so that no fork has to
 
     copy = Forked(arguments, folder, out, err)
     copy.start()
@@ -97,36 +92,33 @@ def _run(arguments: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes])
 ROOT = Path(__file__).parents[2]
 LOGS = "logs"  # folder within the results
 
-# A machine with one core gains nothing from two, and the planner's search wants a core of its own.
 _AT_ONCE = 2
 _POLL_S = 0.1
-_LONG_S = 30.0  # a sweep that has taken so long when nothing else waits gets a second process; they share its cells
+_LONG_S = 30.0  # a sweep that has run so long when nothing else waits gets a second process
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The sweeps of a name; the longest stands first, so that it does not run alone at the end."""
+    """A named list of sweeps; the longest is first, so that it does not run alone at the end."""
 
     name: str
     sweeps: tuple[Sweep, ...]
 
     def experiments(self, results: Path) -> Experiments:
-        """Its experiments, as far as they have been run into a folder."""
         return Experiments(results, tuple(sweep for sweep in self.sweeps if sweep.overrides))
 
     def plans(self, need: Need, experiments: Experiments) -> bool:
-        """True if a run belongs to the scope."""
         known = any(sweep.experiment == need.experiment for sweep in self.sweeps)
         return known and experiments.plans(need.experiment, need.choices)
 
 
-# Experiments by what is known of them; `sweeps.yaml` says what each list is for.
+# Lists of experiments; `sweeps.yaml` says what each is for.
 _LISTS: dict[str, Any] = read_keys(Path(__file__).with_suffix(".yaml"))
 ON_REQUEST = tuple(_LISTS["on_request"])
 
 
 def experiments() -> list[str]:
-    """The experiments of `conf/experiment/` that any machine can run and everybody waits for; long ones first."""
+    """The experiments of `conf/experiment/` for any machine, without those on request; long ones first."""
     longest, others = _LISTS["longest"], {*_LISTS["on_gpus"], *ON_REQUEST}
     names = sorted({path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} - others)
     return sorted(names, key=lambda name: longest.index(name) if name in longest else len(longest))
@@ -158,7 +150,7 @@ class _Running:
 
 @dataclass(frozen=True)
 class Failure:
-    """A sweep that did not end well, and the last words of its log."""
+    """A failed sweep and the last words of its log."""
 
     sweep: Sweep
     status: int
@@ -169,13 +161,11 @@ class Failure:
 def run_sweeps(
     sweeps: Sequence[Sweep], results: Path, say: Callable[[str], None], tick: Callable[[str], None]
 ) -> list[Failure]:
-    """Run every sweep and return those that failed; what has a record is not run again.
-
-    Sweeps that want to be alone run after the others, one by one.
+    """Run the incomplete sweeps, those that measure time one by one at the end; returns the failed ones.
 
     Args:
-        say: told a line for people whenever a sweep ends.
-        tick: told how far it is, several times a second.
+        say: called with a line for people whenever a sweep ends.
+        tick: called with the progress several times a second.
     """
     (results / LOGS).mkdir(parents=True, exist_ok=True)
     known = [sweep for sweep in sweeps if is_complete(results, sweep, lambda run_id: _stands(results / run_id))]
@@ -208,18 +198,18 @@ def run_sweeps(
 
 
 def _is_alone(sweep: Sweep) -> bool:
-    """True if nothing may run beside a sweep because it measures time; the times of the quick duel are not used."""
+    """True if a sweep has to run alone because it measures time; the times of the quick duel are not used."""
     return sweep.experiment in _LISTS["alone"] and sweep not in QUICK.sweeps
 
 
 def _stands(folder: Path) -> bool:
-    """True if a record is there, with every file that it names."""
+    """True if a record exists with every file that it names."""
     row = record.read(folder)
     return row is not None and all(record.kept_file(folder, row, name) is not None for name in row.get("files") or ())
 
 
 def _wants_help(job: _Running, helped: set[Sweep]) -> bool:
-    """True if a second process shortens a sweep; it would disturb a sweep that is timed."""
+    """True if a sweep runs long enough for a second process, which would disturb a timed one."""
     long = time.monotonic() - job.began > _LONG_S
     return long and not job.helps and job.sweep not in helped and not measures(job.sweep.arguments(Path()))
 
@@ -227,15 +217,14 @@ def _wants_help(job: _Running, helped: set[Sweep]) -> bool:
 def _start(sweep: Sweep, results: Path, *, helps: bool = False) -> _Running:
     stem = sweep.manifest + (".second" if helps else "")
     rows, log = (results / LOGS / f"{stem}.{ending}" for ending in ("jsonl", "log"))
-    command = [sys.executable, "-m", "rpbench", *sweep.arguments(results)]
     with rows.open("wb") as out, log.open("wb") as err:
-        return _Running(sweep, _open(command, out, err), rows, log, helps=helps)
+        return _Running(sweep, _open(sweep.arguments(results), out, err), rows, log, helps=helps)
 
 
-def _open(command: list[str], out: IO[bytes], err: IO[bytes]) -> "subprocess.Popen[bytes] | Forked":
-    arguments = command[3:]  # behind python -m rpbench
+def _open(arguments: list[str], out: IO[bytes], err: IO[bytes]) -> "subprocess.Popen[bytes] | Forked":
     if can_fork() and not measures(arguments):
         return fork_command(arguments, ROOT, out, err)
+    command = [sys.executable, "-m", "rpbench", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
 
 
@@ -245,7 +234,7 @@ def _failure(job: _Running) -> Failure:
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    """End what still runs; finished runs have their records, an unfinished one is made anew."""
+    """End the running sweeps; finished runs keep their records."""
     for job in running:
         job.process.terminate()
     for job in running:

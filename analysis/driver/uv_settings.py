@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 
-# Each of pip's options, the variable with which uv means the same, and what stands between several values there.
+# pip's option -> uv's variable, and the separator of its values.
 _VARIABLES = {
     "index-url": ("UV_INDEX_URL", " "),
     "extra-index-url": ("UV_EXTRA_INDEX_URL", " "),
@@ -30,7 +30,7 @@ def uv_settings(config: Iterable[str], environment: Mapping[str, str]) -> dict[s
 
     Args:
         config: lines of `pip config list`, such as `global.index-url='https://example.org/simple'`.
-        environment: variables that are set already; uv's own stay as they are.
+        environment: variables that are already set; they are not changed.
     """
     pairs = [line.partition("=")[::2] for line in config]
     options = {
@@ -39,13 +39,13 @@ def uv_settings(config: Iterable[str], environment: Mapping[str, str]) -> dict[s
         for name, value in pairs
         if name.startswith(section)
     }
-    # pip looks at all indexes alike; uv would take a package's versions from the first that has the package.
+    # pip uses all indexes alike; uv would take all versions from the first index that has the package.
     settings = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for option, (variable, between) in _VARIABLES.items():
         if options.get(option):
             settings[variable] = between.join(options[option])
     if " ".join(options.get("no-index", [])).lower() not in _FALSE:
-        settings["NO_INDEX"] = "--no-index"  # uv has no variable for it; reproduce.sh gives it as an option
+        settings["NO_INDEX"] = "--no-index"  # uv has no variable for it: reproduce.sh passes it as an option
     return {name: value for name, value in settings.items() if name not in environment}
 
 
