@@ -1,4 +1,4 @@
-"""Everything the report shows, in its order, as far as the records go: whatever stands in `figures/` and `tables/`."""
+"""All exhibits of the report: those of the modules in `figures/` and `tables/`."""
 
 from importlib import import_module
 from pkgutil import walk_packages
@@ -13,7 +13,7 @@ for _folder in (figures, tables):
 
 
 def exhibits(experiments: Experiments) -> tuple[list[Exhibit], list[tuple[str, str]]]:
-    """The exhibits that can be made of the records, and (identity, missing runs) of the others."""
+    """The exhibits that the records allow, in the order of the report, and (identity, missing runs) of the others."""
     made, missing = [], []
     for name in DECLARED:
         try:

@@ -1,4 +1,4 @@
-"""Exhibit: a figure or a table of cells with its evidence, the records behind it and the command that makes them."""
+"""Exhibits: figures and tables with their evidence, records and the command that makes the records."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,17 +18,17 @@ from rpbench.yaml_file import read_keys
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of a table. Exactly one of `run_ids` and `source` says where it comes from, unless it is a label."""
+    """One value of a table; a number has either `run_ids` or a `source`."""
 
     value: Any
     text: str
-    run_ids: tuple[str, ...] = ()  # the records it was computed from
-    source: str = ""  # the published table and row it was transcribed from
+    run_ids: tuple[str, ...] = ()  # the records behind it
+    source: str = ""  # its published table and row
 
 
 @dataclass(frozen=True)
 class Table:
-    """Column names and rows of cells; the first column is the label of the row."""
+    """Column names and rows of cells; the first column labels the row."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -43,15 +43,15 @@ class Exhibit:
     """A figure or a table of the report, under one heading.
 
     Args:
-        title, caption: for people; the caption says what is to be seen and how it is known.
+        caption: what the exhibit shows and how it is known.
         evidence: kinds of evidence in it (published, derived, simulated, predicted, emulated, measured).
-        command: the command line that makes its records again.
+        command: the command line that makes its records.
         draw: makes the figure; None for a table.
-        drawings: further figures that are files of their own, by file stem.
-        drawn_from: the run of each of them that is the timeline of one.
-        table: the numbers, of a figure as well.
-        run_ids: records behind it; those of the table if left out.
-        id: file stem and anchor, such as `figure17`; with `question`, what it asks.
+        drawings: further figures by file stem.
+        drawn_from: the run behind each further figure that is its timeline.
+        table: the numbers, also of a figure.
+        run_ids: records behind it; by default those of the table.
+        id: file stem and anchor, such as `figure17`.
     """
 
     title: str
@@ -72,27 +72,24 @@ class Exhibit:
 
 
 def blank(identity: str) -> dict[str, Cell]:
-    """A row of a declared table with a dash in every column, for what has no numbers."""
+    """A row of a declared table with a dash in every column."""
     return {words.split()[0]: NOTHING for words in DECLARED[identity]["columns"].values()}
 
 
 def declared_table(identity: str, rows: pd.DataFrame | Iterable[Mapping[str, Any]]) -> Table:
-    """A table whose headings in `exhibits.yaml` say which fields of the rows stand below them.
+    """A table with the columns that `exhibits.yaml` declares; each heading there has the field of its cells.
 
-    Behind a heading, `field` is a word or a name; `field .2f` a number of ours with its format, from the record
-    `run_id`, and `field .2f RUN ...` from the records that these fields name; `field .2f < SOURCE` a published number,
-    whose source is that field of the row, or else the place itself. A format may be a field of the row as well, and a
-    field that is a cell already stands as it is.
+    `field` is a word or a name. `field .2f` is a number of ours with its format, computed from the record `run_id`;
+    `field .2f RUN ...` from the records in these fields. `field .2f < SOURCE` is a published number whose source is
+    this field of the row or the word itself. A format may also be a field of the row. A field that is a `Cell` stays.
     """
-    declared: Mapping[str, str] = DECLARED[identity]["columns"]
+    columns: Mapping[str, str] = DECLARED[identity]["columns"]
     found = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
-    return table(
-        list(declared), ([_declared_cell(row, *words.split()) for words in declared.values()] for row in found)
-    )
+    return table(list(columns), ([_declared_cell(row, *words.split()) for words in columns.values()] for row in found))
 
 
 def wide(data: pd.DataFrame, rows: Sequence[str], across: str) -> pd.DataFrame:
-    """What stands in a column for each value of another beside one another, as `bubble_ideal`, a row for each key."""
+    """One row for each key in `rows`, with columns such as `bubble_ideal` for each value of the column `across`."""
     found = data.pivot(index=list(rows), columns=across)
     return found.set_axis([f"{name}_{value}" for name, value in found.columns], axis=1)
 
@@ -118,11 +115,11 @@ LISTED: dict[str, Maker] = {}
 
 
 class Shown(NamedTuple):
-    """The part of an exhibit that comes from the records, as in `Exhibit`; the rest stands in `exhibits.yaml`.
+    """The part of an `Exhibit` that comes from the records; the rest is in `exhibits.yaml`.
 
     Args:
-        words: what stands between braces in its title and its caption, besides the names of `style.BUBBLES`.
-        evidence: where it depends on the records.
+        words: values for the braces in title and caption, besides `style.BUBBLES`.
+        evidence: only where it depends on the records.
     """
 
     table: Table | None = None
@@ -134,10 +131,10 @@ class Shown(NamedTuple):
 
 
 def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker]:
-    """Put into the report what a function finds in the records, with the texts that `exhibits.yaml` has for it.
+    """Register an exhibit; the decorated function makes its `Shown` from records, or raises MissingRuns.
 
-    Raises ValueError if another exhibit has this identity, or none is declared; the maker that comes of it, MissingRuns
-    if a run behind the exhibit is not there.
+    Raises:
+        ValueError: if another exhibit has this identity, or `exhibits.yaml` does not declare it.
     """
     if identity in LISTED:
         raise ValueError(f"two exhibits are called {identity}; an identity belongs to one")
@@ -151,20 +148,11 @@ def exhibited(identity: str) -> Callable[[Callable[[Experiments], Shown]], Maker
     def listing(find: Callable[[Experiments], Shown]) -> Maker:
         @wraps(find)
         def make(experiments: Experiments) -> Exhibit:
-            shown = find(experiments)
-            texts = {each: declared[each].format(**BUBBLES, **shown.words) for each in ("title", "caption")}
-            evidence = shown.evidence or tuple(declared["evidence"])
-            return Exhibit(
-                **texts,
-                id=identity,
-                question=declared["question"],
-                evidence=evidence,
-                command=command,
-                table=shown.table,
-                draw=shown.draw,
-                drawings=shown.drawings,
-                drawn_from=shown.drawn_from,
-            )
+            found = find(experiments)._asdict()
+            words = BUBBLES | found.pop("words")
+            texts = {each: declared[each].format(**words) for each in ("title", "caption")}
+            known = found | {"evidence": found["evidence"] or tuple(declared["evidence"])} | texts
+            return Exhibit(**known, id=identity, question=declared["question"], command=command)
 
         LISTED[identity] = make
         return make
@@ -179,12 +167,12 @@ def exhibit_of(
     draw: Callable[[Any], Figure] | None = None,
     **words: Any,
 ) -> Maker:
-    """The exhibit of one set of numbers: its table and its figure, and the words of its caption or what says them.
+    """An exhibit with a table and a figure of one set of numbers.
 
     Args:
-        numbers: what the records say, as a frame or rows; its own docstring names the columns.
-        tabulate: `declared_table` if left out.
-        words: `answer`, by custom, is the sentence that answers the exhibit's question.
+        numbers: makes a frame or rows from records.
+        tabulate: makes the table from the numbers; `declared_table` by default.
+        words: of the caption, or functions that make them from the numbers; `answer` answers the exhibit's question.
     """
 
     def find(experiments: Experiments) -> Shown:
@@ -200,19 +188,19 @@ NOTHING = Cell(None, "–")
 
 
 def label(text: str) -> Cell:
-    """A name at the head of a row, or a word that is no number."""
+    """A name or a word."""
     return Cell(text, text)
 
 
 def ours(value: Any, form: str, runs: str | Iterable[str]) -> Cell:
-    """A number that follows from records, written in a format such as `.2f`; a dash where there is none."""
+    """A number from records in a format such as `.2f`, or a dash."""
     if _absent(value):
         return NOTHING
     return Cell(value, format(value, form), (runs,) if isinstance(runs, str) else tuple(runs))
 
 
 def ranged(spread: tuple[float, float, float], form: str, runs: Iterable[str]) -> Cell:
-    """Median, least and most of several runs, as `1.02 (1.00–1.05)`; words where some or all never came to it."""
+    """Median, least and most of several runs as `1.02 (1.00–1.05)`; infinite values were not reached."""
     median, least, most = spread
     if isinf(least):
         return Cell(None, "not reached", tuple(runs))
@@ -222,12 +210,12 @@ def ranged(spread: tuple[float, float, float], form: str, runs: Iterable[str]) -
 
 
 def theirs(value: Any, form: str, source: str) -> Cell:
-    """A number that was transcribed, or follows from such numbers alone; a dash where none was published."""
+    """A published number, or one computed from published numbers alone; a dash without one."""
     return NOTHING if _absent(value) else Cell(value, format(value, form), source=source)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """A table whose rows all have as many cells as there are columns; ValueError naming the first row that does not."""
+    """A table; ValueError if a row does not have a cell for each column."""
     kept = tuple(tuple(row) for row in rows)
     for row in kept:
         if len(row) != len(columns):
@@ -238,13 +226,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
 def by_schedule(
     over: str, numbers: Mapping[str, tuple[str, str]], schedules: Iterable[str] = ()
 ) -> Callable[[pd.DataFrame], Table]:
-    """Tables with one row a schedule, and for every value of what was swept over a column of each number.
+    """A function that tabulates data with one row for each schedule and swept value.
 
-    A dash stands where there is none. Their data have one row a schedule and value, with its `run_id`.
+    Its tables have one row for each schedule, and for every swept value a column of each number.
 
     Args:
-        numbers: column -> its heading, in which the value is filled in, and the format of its cells.
-        schedules: in the order of the rows; that of the data if left out.
+        over: the column of the swept value.
+        numbers: column -> its heading, which takes the value, and the format of its cells.
+        schedules: the order of the rows; by default that of the data.
     """
 
     def tabulate(data: pd.DataFrame) -> Table:
@@ -263,12 +252,11 @@ def by_schedule(
 
 
 def short_cut(partition: str) -> str:
-    """A partition by its run lengths: `1-1-1-2|1-4*` is written `1×3-2|1-4*`."""
+    """A partition by its run lengths: `1-1-1-2|1-4*` becomes `1×3-2|1-4*`."""
     return "|".join(map(_run_lengths, partition.split("|")))
 
 
 def cut_of(row: Mapping[str, Any]) -> Cell:
-    """The partition of a record by its run lengths."""
     return Cell(row["partition_layers"], short_cut(row["partition_layers"]), (row["run_id"],))
 
 

@@ -1,1 +1,1 @@
-"""Figures of the paper and around it: each module finds its numbers, draws them and tabulates them."""
+"""Figures: each module finds the numbers of a figure, draws and tabulates them."""

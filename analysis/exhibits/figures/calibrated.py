@@ -1,4 +1,4 @@
-"""The machine at hand, calibrated: what is predicted of the duel's schedules and of layers, and what they take."""
+"""Calibration of this machine: predicted and measured times of the duel's schedules and of layers."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -44,7 +44,6 @@ def numbers(experiments: Experiments) -> Duels:
 
 
 def answer(duels: Duels) -> str:
-    """The number of predictions that hold, in a sentence a model."""
     return " ".join(_answer(model, rows) for model, rows in duels.items())
 
 
@@ -69,7 +68,7 @@ def _row(row: Row) -> Row:
     foreign = [share for share in row["calibration_foreign_cores"] if share is not None]
     over = {clock: over_predicted(row, clock) for clock in ("replay", "wall")}
     shown = {clock: ranged((each.median, each.low, each.high), ".3f", (row["run_id"],)) for clock, each in over.items()}
-    own: Row = {
+    return (row | shown) | {
         "of": MODELS[row["model"]],
         "who": NAMES[row["contender"]],
         "cut": cut_of(row),
@@ -77,14 +76,12 @@ def _row(row: Row) -> Row:
         "foreign": mean(foreign) if foreign else None,
         "apart": 100 * drift(row),
     }
-    return row | shown | own
 
 
 # --- the figure ----------------------------------------------------------------------------------------------
 
 _MARKS = (("replay", "processor time on the graph", style.VERMILION, "o"), ("wall", "clock", style.BLACK, "x"))
-# The most that the axis shows: where other programs had the processor, the clock says nothing about a prediction.
-TOP = 1.6
+TOP = 1.6  # the end of the axis: ratios beyond it come from other programs on the processor
 
 
 def draw(duels: Duels) -> Figure:
@@ -100,7 +97,7 @@ def _panel(axes: Axes, rows: Mapping[str, Row]) -> str:
         shown = [(place, ratio) for place, ratio in found if ratio.median <= TOP]
         beyond = [place for place, ratio in found if ratio.median > TOP]
         outside += len(beyond)
-        if beyond:  # an empty line that is not clipped counts as a mark in the corner of the page
+        if beyond:  # matplotlib would place an empty line without clipping in the corner of the page
             axes.plot(beyond, [TOP] * len(beyond), "^", color=colour, clip_on=False, zorder=4)
         places = [place for place, _ in shown]
         errors = [[r.median - r.low for _, r in shown], [r.high - r.median for _, r in shown]]
@@ -115,7 +112,7 @@ exhibit = exhibit_of("calibrated", numbers, tabulate, draw, bar=100 * BAR, answe
 
 # --- one calibration: its layers and its rates ---------------------------------------------------------------
 
-ANSWER = "calibration.json"  # in a folder of results: what the verb has said
+ANSWER = "calibration.json"  # in a folder of results: the output of `rpbench calibrate`
 _FROM = f"python -m rpbench calibrate, {ANSWER}"
 _RATES = (
     ("matrix products, sums in 16 bits", "matmul_flops_per_s", 1e-12, "TFLOP/s"),
@@ -130,10 +127,7 @@ _RATES = (
 
 
 def calibration(results: Path) -> list[Exhibit]:
-    """The exhibits of `rpbench calibrate`, layers and rates of the machine; none where it was not run.
-
-    The tables of a dry run have no numbers.
-    """
+    """The exhibits of `rpbench calibrate`, if it was run; the tables of a dry run have no numbers."""
     if not (results / ANSWER).exists():
         return []
     answer = json.loads((results / ANSWER).read_text(encoding="utf-8"))

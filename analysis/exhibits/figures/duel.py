@@ -1,4 +1,4 @@
-"""The duel on two cores: time of a step of every contender as predicted, as emulated and as measured."""
+"""The duel on two cores: every contender's step time as predicted, emulated and measured."""
 
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
@@ -31,7 +31,7 @@ def by_model(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
 
 
 def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
-    """The same of the models and contenders that are shown, in their order."""
+    """`by_model`, for the models and contenders that are shown and in their order."""
     duels = by_model(rows.to_dict("records"))
     ordered = {model: duels[model] for model in MODELS if BASE in duels.get(model, {})}
     if not ordered:
@@ -40,13 +40,13 @@ def found_duels(rows: pd.DataFrame) -> dict[str, dict[str, Row]]:
 
 
 def judged(duels: Mapping[str, Mapping[str, Row]], clock: str) -> dict[str, dict[str, Finding]]:
-    """Model -> contender -> its finding; all verdicts of the table are given together."""
+    """Model -> contender -> its finding; all verdicts are corrected together."""
     together = sum(len(timed(rows)) for rows in duels.values())
     return {model: findings(rows, clock, together) for model, rows in duels.items()}
 
 
 def answer(duels: Mapping[str, Mapping[str, Row]]) -> str:
-    """The faster contenders, in a sentence a model, and how often equal work was taken for different."""
+    """Each model's verdicts, and how often equal work was judged different."""
     found = judged(duels, "wall")
     return " ".join(_answer(model, duels[model], found[model]) for model in duels)
 
@@ -72,7 +72,6 @@ def _answer(model: str, rows: Mapping[str, Row], found: Mapping[str, Finding]) -
 
 
 def tabulate(duels: Mapping[str, Mapping[str, Row]]) -> Table:
-    """A row a contender, those that failed included."""
     clocks = {clock: judged(duels, clock) for clock in CLOCKS}
     found = (
         _row(row, rows, {clock: found[model] for clock, found in clocks.items()})
@@ -108,7 +107,7 @@ def _row(row: Row, rows: Mapping[str, Row], found: Mapping[str, Mapping[str, Fin
 
 
 def plan(row: Row) -> str:
-    """Its partition, as short as can be, and its rounds."""
+    """The partition and the rounds of a row."""
     size = row["round_size"]
     return short_cut(row["partition_layers"]) + (f", rounds of {size:.0f}" if size and size == size else "")
 
@@ -134,28 +133,22 @@ _BARS = (
 )
 
 
-# How far above the tallest bar the axis reaches at most: a machine that was busy otherwise hides all else.
-TALLEST = 1.5
-
-
-def drawn(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """The contenders that a figure has room for: all but the second and further twins."""
-    return {name: row for name, row in timed(rows).items() if name not in TWINS[1:]}
+TALLEST = 1.5  # the end of the axis, as a multiple of the tallest bar; starts on a busy machine may be beyond it
 
 
 def draw(duels: Mapping[str, Mapping[str, Row]]) -> Figure:
-    """A panel a model: for every contender what was predicted, emulated, measured; a dot is the median of a start."""
+    """A panel for each model with bars for every contender; a dot is the median of a start."""
     return draw_panels(duels, 2.9, 4, _panel)
 
 
 def draw_panels(
     duels: Mapping[str, Mapping[str, Row]], height: float, ncols: int, panel: Callable[[Axes, Mapping[str, Row]], str]
 ) -> Figure:
-    """A panel a model, drawn by a function that says what does not fit into it."""
+    """A panel for each model; the function `panel` draws it and returns words on what does not fit."""
     with style.figure(8.6, 0.5 + height * len(duels)) as figure:
         panels = figure.subplots(len(duels), 1, squeeze=False)[:, 0]
         for axes, (model, rows) in zip(panels, duels.items(), strict=True):
-            shown = drawn(rows)
+            shown = {name: row for name, row in timed(rows).items() if name not in TWINS[1:]}  # one twin is enough
             words = panel(axes, shown)
             axes.set_xticks(range(len(shown)), [fill(NAMES[name], 12) for name in shown], fontsize=6.2)
             axes.set_title(MODELS[model])

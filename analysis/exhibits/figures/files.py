@@ -22,27 +22,26 @@ from analysis.exhibits.exhibit import NOTHING, Cell, Table
 
 OUT = Path(__file__).parents[2] / "figures"
 
-# Without these, a file would hold the moment it was written.
-_NO_DATE = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"Date": None}}
-# Substitution, kerning and classes of glyphs: nothing in a PDF reads them, for it places every glyph by its number.
+_NO_DATE = {"pdf": {"CreationDate": None}, "png": {"Software": None}, "svg": {"Date": None}}  # for equal files
+# Substitution, kerning and classes of glyphs, which a PDF does not need: it places every glyph by its number.
 _LAYOUT_TABLES = ["GDEF", "GPOS", "GSUB", "MATH"]
-_DEFAULT = "_drop_tables_default"  # what fontTools leaves out of every font
+_DEFAULT = "_drop_tables_default"  # the tables that fontTools drops from every font
 _COLOURS = 64
 _TAG = re.compile(r"<\w[^>]*>")
 _DIGITS = re.compile(r'transform="[^"]*"|(?<=[ "])-?\d+\.\d+')  # a transformation's scale keeps its digits
 _NO_TURN = re.compile(r' transform="rotate\(-?0 [^"]*"')
 _PATH = re.compile(r' d="([^"]*)"')
 _STYLE, _CLIP = re.compile(r' style="([^"]*)"'), re.compile(r' clip-path="([^"]*)"')
-_GROUP = re.compile(r"<g>((?:(?!</?g[ >]).)*)</g>")  # that holds no other and says nothing
-# The page of the report in the dark and its ink, and how far the parts of a grey may be apart.
+_GROUP = re.compile(r"<g>((?:(?!</?g[ >]).)*)</g>")  # without attributes and inner groups
+# Colours of a dark page and its words; the largest difference between the channels of a grey.
 _PAGE, _INK, _GREY = (20, 24, 29), (227, 231, 236), 24
-_STROKE = 9  # pixels: no stroke of a word on a bar is wider
+_STROKE = 9  # pixels: the widest stroke of a word on a bar
 # matplotlib writes each colour into the style of its element; words have none, and are black by default.
 _DARK = Path(__file__).with_name("dark.css").read_text(encoding="utf-8").replace("\n", "")
 
 
 def save_figure(figure: Figure, stem: str, folder: Path = OUT, dots_per_inch: int = 200) -> list[Path]:
-    """Write `stem.pdf` and `stem.png` into a folder, and say where."""
+    """Write `stem.pdf` and `stem.png` into a folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     pdf, png = (folder / f"{stem}.{ending}" for ending in ("pdf", "png"))
     with style.applied(), _lean_fonts():
@@ -52,7 +51,7 @@ def save_figure(figure: Figure, stem: str, folder: Path = OUT, dots_per_inch: in
 
 
 def save_png(figure: Figure, path: Path, dots_per_inch: int = 200) -> Path:
-    """Write a picture of 64 colours, and say where."""
+    """Write a picture of 64 colours; returns `path`."""
     with style.applied():
         _settle(figure)
         figure.savefig(path, dpi=dots_per_inch, metadata=_NO_DATE["png"])
@@ -63,7 +62,7 @@ def save_png(figure: Figure, path: Path, dots_per_inch: int = 200) -> Path:
 
 
 def save_dark(path: Path) -> Path:
-    """Write the picture for a dark page beside it, `stem.dark.png`: greys change places, words on colours stay."""
+    """Write `stem.dark.png` for dark pages beside a picture: greys are inverted, except words on colours."""
     with Image.open(path) as picture:
         entries = np.array(picture.getpalette()).reshape(-1, 3)[:_COLOURS]
         at = np.array(picture)
@@ -81,7 +80,7 @@ def save_dark(path: Path) -> Path:
 
 
 def svg_text(figure: Figure) -> str:
-    """The figure as an SVG document that is dark where its reader's page is."""
+    """The figure as an SVG document with dark colours for dark pages."""
     out = io.StringIO()
     with style.applied():
         _settle(figure)
@@ -90,12 +89,12 @@ def svg_text(figure: Figure) -> str:
 
 
 def in_the_dark(drawing: str) -> str:
-    """An SVG document by matplotlib that is dark where its reader's page is."""
+    """An SVG document by matplotlib with dark colours for dark pages."""
     return drawing.replace("</style>", f"{_DARK}</style>", 1)
 
 
 def _lean(drawing: str) -> str:
-    """The same picture in fewer bytes: hundredths of a point, each style once, no names that nothing refers to."""
+    """The same drawing in fewer bytes: hundredths of a point, each style once, no unused names."""
     drawing = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<[?]xml.*?>|<!DOCTYPE.*?>", "", drawing, flags=re.DOTALL)
     drawing = _NO_TURN.sub("", drawing)
     drawing = _TAG.sub(lambda tag: _DIGITS.sub(_hundredths, tag[0]), drawing)  # words keep their digits
@@ -113,7 +112,7 @@ def _hundredths(found: re.Match[str]) -> str:
 
 
 def _short(path: str) -> str:
-    """A path whose level and upright lines name the one coordinate that changes."""
+    """A path with H and V for horizontal and vertical lines."""
     steps: list[str] = []
     x = y = ""
     for step in re.findall(r"[A-Za-z][^A-Za-z]*", path):
@@ -130,7 +129,7 @@ def _short(path: str) -> str:
 
 
 def _with_classes(drawing: str) -> str:
-    """The same drawing; styles, and frames that elements are cut by, stand once, and elements name theirs."""
+    """The same drawing with one class for each style and clipping frame."""
     names: dict[str, str] = {}
 
     def named(tag: re.Match[str]) -> str:
@@ -161,12 +160,10 @@ def png_bytes(figure: Figure, dots_per_inch: int = 100) -> bytes:
 def _settle(
     figure: Figure, canvas: Callable[[Figure], FigureCanvasBase] = FigureCanvasPdf, dots_per_inch: float = 72
 ) -> None:
-    """Find the layout, if that was not done, and keep it for every file.
-
-    A figure with a layout engine, one that is switched off as well, is drawn twice for each file.
+    """Find the layout once and remove its engine, which would draw the figure twice for each file.
 
     Args:
-        canvas: whose measures of words count; a PDF has 72 dots per inch.
+        canvas: measures the words; a PDF has 72 dots per inch.
     """
     engine = figure.get_layout_engine()
     if engine is None:
@@ -181,9 +178,9 @@ def _settle(
 
 @contextmanager
 def _lean_fonts() -> Iterator[None]:
-    """Fonts are embedded without their layout tables, which take longer to cut down than all the rest of a font.
+    """Embed fonts without their layout tables, which take longer to subset than the rest of a font.
 
-    matplotlib has no option for it, and fontTools none but its default. Without that default fonts are embedded whole.
+    matplotlib has no option for it, so this changes fontTools' default; without a default fonts are embedded whole.
     """
     usual = getattr(subset.Options, _DEFAULT, [])
     setattr(subset.Options, _DEFAULT, [*usual, *_LAYOUT_TABLES])
@@ -194,7 +191,7 @@ def _lean_fonts() -> Iterator[None]:
 
 
 def save_table(table: Table, stem: str, folder: Path = OUT) -> list[Path]:
-    """Write `stem.csv` and `stem.tex` into a folder, and say where."""
+    """Write `stem.csv` and `stem.tex` into a folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}.csv", folder / f"{stem}.tex"]
     with paths[0].open("w", newline="", encoding="utf-8") as out:
@@ -206,19 +203,19 @@ def save_table(table: Table, stem: str, folder: Path = OUT) -> list[Path]:
 
 
 def _csv_value(cell: Cell) -> Any:
-    """The value in full; empty where there is none, and the word where a word stands for it."""
+    """The value with all digits, or the word in its place; empty for a dash."""
     if cell.value is not None:
         return cell.value
     return "" if cell.text == NOTHING.text else cell.text
 
 
 def latex(table: Table) -> str:
-    """The table as a LaTeX tabular, for the package booktabs."""
+    """A LaTeX tabular for the package booktabs."""
     return frame(table).to_latex(index=False, escape=True)
 
 
 def frame(table: Table) -> pd.DataFrame:
-    """The table as it is shown: every cell its text. A heading that occurs twice is counted."""
+    """The texts of a table; repeated headings are numbered."""
     headings: list[str] = []
     for column in table.columns:
         again = headings.count(column)

@@ -1,4 +1,9 @@
-"""The cost of late gradients: loss over tokens and over simulated time, synchronous and asynchronous pipelines."""
+"""The cost of late gradients: loss over tokens and simulated time, for synchronous and asynchronous pipelines.
+
+The goal of all methods is GPipe's loss after `SHARE` of the tokens: the median over seeds of the mean over `SMOOTH`
+batches. The cost in tokens of a method that steps after every microbatch is counted against the flushed method that
+does the same, with that method's goal.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -14,20 +19,13 @@ from analysis.exhibits import style
 from analysis.exhibits.exhibit import Table, declared_table, exhibit_of, ranged
 from analysis.records.experiments import Experiments, index, succeeded
 
-# Time to a loss: tokens and seconds a method needs for what plain training reaches with three quarters of them.
-#
-# A goal is set by a flushed run alone, whatever the others do: the median over the seeds of its loss after `SHARE` of
-# the tokens, averaged over the last `SMOOTH` batches. All are timed to GPipe's, which of the flushed ones learns
-# slowest. A method that steps after every microbatch steps more often than GPipe: what its lateness costs in tokens is
-# counted to the goal of the flushed method that steps as often, against that one.
-
 SHARE = 0.75
 SMOOTH = 4  # points a curve is averaged over
-PLAIN, PLAIN_BY_MICROBATCH = "gpipe", "one_by_one"
+PLAIN, ONE_BY_ONE = "gpipe", "one_by_one"  # flushed; the second is 1F1B of single microbatches
 
 
 class Spread(NamedTuple):
-    """Median, least and most over seeds; infinite where a seed never came to the goal."""
+    """Median, least and most over seeds; infinite if a seed never reached the goal."""
 
     median: float
     least: float
@@ -35,14 +33,13 @@ class Spread(NamedTuple):
 
 
 def goal_of(data: pd.DataFrame, method: str = PLAIN) -> float:
-    """The loss that a flushed method sets."""
     plain = data[data["method"] == method]
     at = round(SHARE * len(plain["losses"].iloc[0])) - SMOOTH
     return float(np.median([smoothed(losses)[at] for losses in plain["losses"]]))
 
 
 def reached(data: pd.DataFrame, over: str, goal: float) -> pd.Series:
-    """The first point of every run at or below a goal, in `tokens` or `seconds`; infinite for a run that has none."""
+    """The first point of every run at or below a goal, in `tokens` or `seconds`; infinite without one."""
     found = []
     for losses, points in zip(data["losses"], data[over], strict=True):
         below = np.flatnonzero(smoothed(losses) <= goal)
@@ -51,7 +48,6 @@ def reached(data: pd.DataFrame, over: str, goal: float) -> pd.Series:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and range of the seeds' values."""
     return Spread(float(np.median(values)), min(values), max(values))
 
 
@@ -62,34 +58,32 @@ def token_multiples(data: pd.DataFrame, by_batch: Sequence[str]) -> dict[str, Sp
         by_batch: methods that step once a batch; the others step after every microbatch.
     """
     found = {}
-    for plain, often in ((PLAIN, False), (PLAIN_BY_MICROBATCH, True)):
+    for plain, often in ((PLAIN, False), (ONE_BY_ONE, True)):
         runs = data.assign(needed=reached(data, "tokens", goal_of(data, plain)))
         needed = runs.set_index(["method", "seed"])["needed"]
         for method in data["method"].unique():
             if (method not in by_batch) == often:
                 pairs = [(own, needed[plain, seed]) for seed, own in needed[method].items()]
-                # Where neither came to the goal nothing is known.
-                found[method] = spread([inf if isinf(plainly) else own / plainly for own, plainly in pairs])
+                found[method] = spread([inf if isinf(base) else own / base for own, base in pairs])
     return found
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Means over `SMOOTH` points in a row."""
+    """Means over `SMOOTH` consecutive points."""
     return np.convolve(values, np.ones(SMOOTH) / SMOOTH, mode="valid")
 
 
-METHODS = style.looks("convergence")  # by their name under `schedule=`
-# One optimizer step for every batch; the others step after every microbatch.
+METHODS = style.looks("convergence")  # by schedule
+# These step once a batch, the others after every microbatch.
 BY_BATCH = ("gpipe", "roundpipe", "roundpipe_async", "pipedream_2bw", "xpipe")
 SEEDS = (0, 1, 2)
-EXPERIMENTS = ("convergence", "convergence_one_by_one")
-ONE_BY_ONE = "one_by_one"  # 1F1B of single microbatches, the second of them
-BATCH = 4  # microbatches behind each point
-LAST = 8  # points behind the loss at the end
+EXPERIMENTS = ("convergence", "convergence_one_by_one")  # the second is that of `ONE_BY_ONE`
+BATCH = 4  # microbatches of each point
+LAST = 8  # points averaged for the final loss
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a method and seed: `losses`, `tokens` and `seconds` of its points, `last` loss, and what it keeps."""
+    """One row for each method and seed: `losses`, `tokens` and `seconds` of its points, and other fields."""
     late, plain = (succeeded(experiments.cells(experiment)) for experiment in EXPERIMENTS)
     rows = pd.concat([late.assign(method=late["schedule"]), plain.assign(method=ONE_BY_ONE)], ignore_index=True)
     rows = index(rows, ("method", "seed"), list(product(METHODS, SEEDS)), EXPERIMENTS[0]).to_dict("records")
@@ -117,7 +111,7 @@ def _points(row: Mapping[str, Any]) -> dict[str, Any]:
 def answer(data: pd.DataFrame) -> str:
     last = data.groupby("method")["last"].median()
     parts = []
-    for own, base in ((True, "gpipe"), (False, "one_by_one")):
+    for own, base in ((True, PLAIN), (False, ONE_BY_ONE)):
         gaps = {m: last[m] - last[base] for m in METHODS if (m in BY_BATCH) == own and m != base}
         listed = ", ".join(f"{METHODS[method].name} {gap:+.3f}" for method, gap in gaps.items())
         parts.append(f"against {METHODS[base].name} ({last[base]:.3f}): {listed}")
@@ -125,7 +119,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """One row a method: what it keeps, how late it is, its loss at the end and when it got there."""
     goal = goal_of(data)
     data = data.assign(**{f"{over}_needed": reached(data, over, goal) for over in ("tokens", "seconds")})
     multiples = token_multiples(data, BY_BATCH)

@@ -1,4 +1,4 @@
-"""Beyond the paper: what a work-conserving pool gains over strict rotation, by microbatches a round."""
+"""Beyond the paper: the gain of a work-conserving pool over strict rotation, by microbatches in a round."""
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -12,14 +12,14 @@ ROUNDS = (8, 4, 1)  # microbatches a round
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a model and dispatch: `round_size` (0 for the rotation), `bubble` (%), `makespan_s`, `run_id`."""
+    """One row for each model and dispatch: `round_size` (0 for rotation), `bubble` (%), `makespan_s`, `run_id`."""
     rotation = runs.of_models(experiments, "causal", schedule=("roundpipe",)).assign(round_size=0)
     pool = succeeded(experiments.cells("dispatch"))
     pool = pool.assign(round_size=[config["schedule"].get("round_size") for config in pool["config"]])
     wanted = [(model, size) for model in runs.MODELS for size in ROUNDS]
     pool = index(pool, ("model", "round_size"), wanted, "dispatch")
     rows = pd.concat([rotation, pool])[["model", "round_size", "bubble_makespan", "makespan_s", "run_id"]]
-    rows["bubble"] = (100 * rows.pop("bubble_makespan")).clip(lower=0)  # of nothing it may come out a hair below zero
+    rows["bubble"] = (100 * rows.pop("bubble_makespan")).clip(lower=0)  # rounding may leave it just below zero
     return rows.astype({"round_size": int}).reset_index(drop=True)
 
 

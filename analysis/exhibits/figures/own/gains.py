@@ -1,4 +1,4 @@
-"""RoundPipe beside every schedule at equal tuning: what fits, each distinct order once, losses as large as wins."""
+"""RoundPipe against every schedule that fits at equal tuning, each distinct order once."""
 
 from collections.abc import Mapping
 
@@ -14,12 +14,11 @@ from analysis.exhibits.tables import comparison
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
-# Whether a rival is late -> the run of RoundPipe that it is measured by.
-CHAMPIONS = {False: "roundpipe", True: "roundpipe_async"}
+CHAMPIONS = {False: "roundpipe", True: "roundpipe_async"}  # for rivals without and with late weights
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a distinct rival and model: `slower` (step time over RoundPipe's), `late`, `names`, `run_ids`."""
+    """One row for each distinct rival and model: `slower` (step time over RoundPipe's), `late`, `names`, `run_ids`."""
     ranked = comparison.distinct(comparison.contest_numbers(experiments))
     paces = {(row["model"], name): row for row in ranked.to_dict("records") for name in row["names"]}
     found = [_beside(row, paces) for row in ranked.to_dict("records")]
@@ -27,7 +26,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def _beside(row: dict, paces: Mapping[tuple[str, str], dict]) -> dict | None:
-    """A rival beside RoundPipe; None for RoundPipe itself, or where that does not fit."""
+    """A rival beside RoundPipe; None for RoundPipe itself or if it does not fit."""
     late = bool(row["staleness_steps"])
     own = paces.get((row["model"], CHAMPIONS[late]))
     if own is None or set(row["names"]) & set(CHAMPIONS.values()):
@@ -70,7 +69,7 @@ def _by_model(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """One row a schedule: time over RoundPipe's for every model; a dash where it does not fit or repeats another."""
+    """A dash for a schedule that does not fit or has the order of another."""
     columns = ["schedule", "late", *(f"{style.model_name(model)}: time / RoundPipe's" for model in runs.MODELS)]
     found = {(row["schedule"], row["late"], row["model"]): row for row in data.to_dict("records")}
     return table([*columns, "same order"], (_row(found, *key) for key in _order(data)))
@@ -88,7 +87,7 @@ def _row(found: Mapping[tuple[str, bool, str], dict], schedule: str, late: bool)
 
 
 def _order(data: pd.DataFrame) -> list[tuple[str, bool]]:
-    """Schedules that are never late, then the others; within each, the slowest first."""
+    """Schedules without late weights, then the others; the slowest first."""
     mean = data.assign(log=np.log(data["slower"])).groupby(["late", "schedule"])["log"].mean().reset_index()
     mean = mean.sort_values(["late", "log"], ascending=[True, False])
     return [(row.schedule, row.late) for row in mean.itertuples()]
@@ -111,12 +110,9 @@ def draw(data: pd.DataFrame) -> Figure:
             f"At equal tuning, RoundPipe is faster than {(data['slower'] > 1).sum()} and slower than "
             f"{(data['slower'] < 1).sum()} of {len(data)} distinct rivals that fit"
         )
-        slower, faster = "slower than RoundPipe", "faster than RoundPipe"
         handles = [
-            *(
-                style.point_key(style.Look(*each))
-                for each in ((slower, style.BLUE, "o"), (faster, style.VERMILION, "o"))
-            ),
+            style.point_key(style.Look("slower than RoundPipe", style.BLUE, "o")),
+            style.point_key(style.Look("faster than RoundPipe", style.VERMILION, "o")),
             Line2D([], [], color=style.GREY, label="RoundPipe (below the dashed line: one step late)"),
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
@@ -124,7 +120,7 @@ def draw(data: pd.DataFrame) -> Figure:
 
 
 def _limit(axes: Axes, data: pd.DataFrame) -> None:
-    """From the fastest to the slowest, with room for their numbers; ticks so far apart that their words are."""
+    """Set limits with room for the numbers of the points, and ticks whose labels do not overlap."""
     low, high = min(data["slower"].min(), 1 / 1.1), max(data["slower"].max(), 1.1)
     room = max(1.6, (high / low) ** 0.3)
     near, far = room / low, room * high

@@ -18,7 +18,7 @@ OVER_BAMBOO = "throughput over Bamboo under failures (at most)"
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """A row a policy, rate, seed: `policy`, `hours` between failures of the run, `seed`, `goodput` (%), `run_id`."""
+    """One row for each policy, failure rate and seed: `hours` between failures of the run, `goodput` (%), `run_id`."""
     keys = {"policy": "mode.policy", "mean_between_s": "mode.mean_between_s", "seed": "seed"}
     found = runs.whole(experiments, EXPERIMENT, **keys)
     hours = found["mean_between_s"] / found["num_ranks"] / HOUR_S
@@ -26,7 +26,7 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def over_bamboo(data: pd.DataFrame) -> pd.Series:
-    """By hours between failures: goodput of detours over that of shadows, each a mean of its draws."""
+    """ReCycle's mean goodput over Bamboo's, by hours between failures."""
     means = data.groupby(["policy", "hours"])["goodput"].mean()
     ratio: pd.Series = means["recycle"] / means["bamboo"]
     return ratio
@@ -48,20 +48,18 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 
 def _row(data: pd.DataFrame, policy: str, hours: list[float]) -> list[Cell]:
-    cells = []
-    for hour in hours:
-        draws = data[data["hours"] == hour]
-        cells.append(ours(draws["goodput"].mean(), ".1f", draws["run_id"]))
-    said = published("failures").query("policy == @policy and unit == 'ratio'")
-    if said.empty:
-        return [label(POLICIES[policy].name), *cells, label("–"), label(NO_FIGURE)]
-    first = said.iloc[0]
-    source = f"analysis/published/failures.csv, {first['quantity']}: {first['source']}"
-    return [label(POLICIES[policy].name), *cells, theirs(first["value"], ".2f", source), label(first["quantity"])]
+    groups = (data[data["hours"] == hour] for hour in hours)
+    cells = [ours(draws["goodput"].mean(), ".1f", draws["run_id"]) for draws in groups]
+    said, known = published("failures").query("policy == @policy and unit == 'ratio'"), [label("–"), label(NO_FIGURE)]
+    if not said.empty:
+        first = said.iloc[0]
+        source = f"analysis/published/failures.csv, {first['quantity']}: {first['source']}"
+        known = [theirs(first["value"], ".2f", source), label(first["quantity"])]
+    return [label(POLICIES[policy].name), *cells, *known]
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Goodput of every policy on the left; detours over shadows, with ReCycle's claim, on the right."""
+    """Left: goodput of every policy. Right: ReCycle over Bamboo, with ReCycle's claim."""
     with style.figure(8.6, 3.4) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
         for policy, look in POLICIES.items():

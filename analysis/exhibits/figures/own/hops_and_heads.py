@@ -1,4 +1,4 @@
-"""Equal stages with one burden each: the bubble over the latency of a hop, and over the work of the head."""
+"""Equal stages with one burden: the bubble over the latency of a hop, and over the work of the head."""
 
 import pandas as pd
 import seaborn as sns
@@ -12,11 +12,8 @@ from analysis.records.experiments import Experiments
 _DEALT = ("roundpipe", runs.ONE_ROUND)
 
 
-# --- the latency of a hop ------------------------------------------------------------------------------------
-
-
 def hop_numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a schedule and hop: `hop` (forwards of a device's share), `bubble` (% of the makespan), `run_id`."""
+    """One row for each schedule and `hop` (in forwards of a device): `family`, `bubble` (%), `run_id`."""
     found = runs.whole(experiments, "hop_latency", schedule="schedule", hop="cost.hop_ms")  # a forward takes 1 ms
     return found.assign(family=found["schedule"].map(style.family_of), bubble=100 * found["bubble_makespan"])
 
@@ -32,7 +29,7 @@ def hop_answer(data: pd.DataFrame) -> str:
 
 
 def hop_draw(data: pd.DataFrame) -> Figure:
-    """One curve a schedule, one panel a family, all others pale behind it."""
+    """A panel for each family of schedules, with the curves of the others behind it."""
     families = [family for family in style.FAMILIES if family in set(data["family"])]
     with style.figure(12.5, 2.2 * -(-len(families) // 4) + 0.3) as figure:
         panels = figure.subplots(-(-len(families) // 4), 4, sharex=True, sharey=True, squeeze=False).ravel()
@@ -48,7 +45,7 @@ def hop_draw(data: pd.DataFrame) -> Figure:
             axes.legend(title=None, fontsize=6.4)
         for number, axes in enumerate(panels[len(families) :], start=len(families)):
             axes.remove()
-            panels[number - 4].tick_params(labelbottom=True)  # what stands above an empty place
+            panels[number - 4].tick_params(labelbottom=True)  # the panel above an empty place
             panels[number - 4].xaxis.label.set_visible(True)
         return figure
 
@@ -57,13 +54,13 @@ _HOPS = by_schedule("hop", {"bubble": ("hop {:g}: bubble (%)", ".2f")})
 hop_exhibit = exhibit_of("hop_latency", hop_numbers, _HOPS, hop_draw, answer=hop_answer)
 
 
-# --- a heavy head: every cut is searched as hard as RoundPipe's ------------------------------------------------
+# --- a heavy head: all cuts are searched ------------------------------------------------------------------------
 
 
 def head_numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a schedule and head: `head`, `bubble` (%), `slower` (step time over RoundPipe's), `run_id`.
+    """One row for each schedule and `head`: `bubble` (%), `slower` (step time over RoundPipe's), `run_id`.
 
-    RoundPipe's is the shorter of those with rounds of as many microbatches as devices and with one round.
+    RoundPipe's time is the shorter one with rounds of as many microbatches as devices or with one round.
     """
     found = runs.whole(experiments, "uneven_head", schedule="schedule", head="cost.head_share")
     dealt = found[found["schedule"].isin(_DEALT)].groupby("head")["makespan_s"].min()

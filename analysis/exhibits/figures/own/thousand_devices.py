@@ -1,4 +1,4 @@
-"""From 8 to 1,024 devices: what a fixed batch leaves idle, and what the fullest device must hold."""
+"""From 8 to 1,024 devices with a fixed batch: idle time, and activations on the fullest device."""
 
 from typing import Any
 
@@ -12,16 +12,15 @@ from analysis.exhibits.exhibit import by_schedule, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
-# Schedules in V placement go less far than the others.
-EXPERIMENTS = ("thousand_devices", "thousand_devices_v")
+EXPERIMENTS = ("thousand_devices", "thousand_devices_v")  # schedules in V placement take fewer devices
 
 _LOOKS = style.looks("thousand_devices")
-_DASHED = ("dapple", "zb_h2", "roundpipe_call")  # by colour alone they would be another curve
+_DASHED = ("dapple", "zb_h2", "roundpipe_call")  # they share their colour with another curve
 _TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a schedule and number of devices: `bubble`, `span` (bubbles in %), `peak` and `run_id`."""
+    """One row for each schedule and number of devices: `bubble`, `span` (bubbles in %), `peak` and `run_id`."""
     found = pd.concat(
         [runs.whole(experiments, each, schedule="schedule", num_devices="num_devices") for each in EXPERIMENTS]
     )
@@ -85,7 +84,7 @@ def _draw_curves(axes: Axes, data: pd.DataFrame, column: str) -> None:
 
 
 def _line(schedule: str, look: style.Look) -> dict[str, Any]:
-    """Curves that lie on one another stay apart: GPipe's is wide and its markers open."""
+    """GPipe's curve is wide with open markers because others cover it."""
     below = schedule == "gpipe"
     return {
         "color": look.colour,

@@ -1,4 +1,4 @@
-"""Every synchronous schedule on one page: what it leaves idle against what it keeps in memory."""
+"""Idle time against activation memory for every synchronous schedule."""
 
 from collections.abc import Iterator, Sequence
 from math import hypot
@@ -14,16 +14,15 @@ from analysis.exhibits.exhibit import by_schedule, exhibit_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
 
-_GAP_PX = 5.0  # between a marker's middle and its name
+_GAP_PX = 5.0  # between the middle of a marker and its name
 _MARKER_PX = 4.5  # half the size of a marker
-_TIED_PX = 12.0  # from here on a line ties a name to its point
+_TIED_PX = 12.0  # a line connects a name to a point that is farther away
 
 
 def name_points(axes: Axes, points: Sequence[tuple[float, float, str]], fontsize: float = 6.4) -> None:
-    """Write names beside points (x, y in data coordinates), the nearest free place first; one that went far is tied to
-    its point.
+    """Write names at the nearest free places beside points (x, y in data coordinates, name).
 
-    The layout of the figure is settled first, so all limits must be set before.
+    This computes the layout of the figure, so set all limits before.
     """
     figure = axes.get_figure(root=True)
     if figure is None:
@@ -37,7 +36,7 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str]], fontsize
         text = axes.annotate(name, (at[0], at[1]), (0, 0), textcoords="data", fontsize=fontsize, va="bottom", ha="left")
         size = text.get_window_extent()
         places = list(_places(x, y, size.width, size.height))
-        free = (each for each in places if _holds(inside, each) and not any(map(each.overlaps, taken)))
+        free = (each for each in places if _inside(each, inside) and not any(map(each.overlaps, taken)))
         box = next(free, places[0])
         taken.append(box)
         text.set_position(tuple(to_data.transform((box.x0, box.y0))))
@@ -48,12 +47,12 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str]], fontsize
             axes.plot([at[0], end[0]], [at[1], end[1]], color="#8C8C8C", linewidth=0.3, zorder=0.5)
 
 
-def _holds(outer: Bbox, box: Bbox) -> bool:
+def _inside(box: Bbox, outer: Bbox) -> bool:
     return bool(outer.x0 <= box.x0 and box.x1 <= outer.x1 and outer.y0 <= box.y0 and box.y1 <= outer.y1)
 
 
 def _places(x: float, y: float, width: float, height: float) -> Iterator[Bbox]:
-    """Boxes round a point: right, left, above and below of it, then further and further up and down."""
+    """Boxes around a point: right and left of it, then further and further up and down."""
     for far in range(60):
         for sign in (1, -1) if far else (1,):
             low = y - height / 2 + sign * far * height / 2
@@ -67,13 +66,12 @@ EXPERIMENT = "tradeoff"
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a schedule and number of microbatches: `span`, `whole` (bubbles in %), `peak` and its `family`."""
+    """One row for each schedule and number of microbatches: `span`, `whole` (bubbles in %), `peak` and `family`."""
     found = runs.whole(experiments, EXPERIMENT, schedule="schedule", num_microbatches="num_microbatches")
     share = found["num_devices"] / found["num_backward_stages"]  # of a device's part of the model, in one stage
     return found.assign(
         family=found["schedule"].map(style.family_of),
-        # A bubble of nothing may come out a hair below zero.
-        span=(100 * found["bubble_span"]).clip(lower=0),
+        span=(100 * found["bubble_span"]).clip(lower=0),  # rounding may leave it just below zero
         whole=(100 * found["bubble_makespan"]).clip(lower=0),
         peak=found["peak_in_flight"].map(max) * share,
     ).reset_index(drop=True)
@@ -89,7 +87,7 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def frontier(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that no other row is better than in one of bubble and memory and at least as good in the other."""
+    """The Pareto-optimal rows of bubble and memory."""
     ordered = rows.sort_values(["peak", "span"], kind="stable")
     return ordered[ordered["span"] < ordered["span"].cummin().shift(fill_value=float("inf"))]
 
@@ -102,7 +100,7 @@ _COLUMNS = {
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """One panel a number of microbatches; a point a schedule, its colour and marker its family."""
+    """A panel for each number of microbatches, with a point for each schedule in the look of its family."""
     counts = sorted(data["num_microbatches"].unique())
     with style.figure(12.5, 6.4) as figure:
         panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]

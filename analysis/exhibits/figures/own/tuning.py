@@ -1,4 +1,4 @@
-"""The effect of tuned cuts: every schedule with four kinds of stages, and RoundPipe's lead."""
+"""The effect of tuned cuts on every schedule, and RoundPipe's lead."""
 
 from itertools import product
 
@@ -34,40 +34,26 @@ def plans_table(found: dict[tuple[str, str], dict]) -> Table:
 
 def plans_numbers(experiments: Experiments) -> dict[tuple[str, str], dict]:
     """RoundPipe's records by model and cut."""
-    found: dict[tuple[str, str], dict] = {}
-    for cut in CUTS:
-        rows = runs.calls(experiments, cut, ("roundpipe",))
-        found |= {(row["model"], cut): row for row in rows.to_dict("records")}
-    return found
+    rows = {cut: runs.calls(experiments, cut, ("roundpipe",)).to_dict("records") for cut in CUTS}
+    return {(row["model"], cut): row for cut in CUTS for row in rows[cut]}
 
 
 def plans_answer(found: dict) -> str:
-    """Models on which the planner's rule departs from the published cut, and the gain of the search, in sentences."""
-
-    def stages(model: str, cut: str) -> tuple[int, int]:
-        return found[model, cut]["num_stages"], found[model, cut]["num_backward_stages"]
-
-    def bubble(model: str, cut: str) -> float:
-        return 100 * found[model, cut]["bubble_makespan"]
-
+    """Models on which the planner's stage counts differ from the published ones, and the gain of the search."""
     models = dict.fromkeys(model for model, _ in found)
-    other = [style.model_name(model) for model in models if stages(model, "greedy") != stages(model, "published")]
-    gains = [bubble(model, "published") - bubble(model, "search") for model in models]
-    worse = [
-        f"{style.model_name(model)} ({cut})"
-        for model in models
-        for cut in CUTS
-        if found[model, "search"]["makespan_s"] > found[model, cut]["makespan_s"]
-    ]
+    other, gains, worse = [], [], []
+    for model in models:
+        published, greedy, search = (found[model, cut] for cut in ("published", "greedy", "search"))
+        if any(greedy[key] != published[key] for key in ("num_stages", "num_backward_stages")):
+            other.append(style.model_name(model))
+        gains.append(100 * published["bubble_makespan"] - 100 * search["bubble_makespan"])
+        slower = [cut for cut in CUTS if search["makespan_s"] > found[model, cut]["makespan_s"]]
+        worse += [f"{style.model_name(model)} ({cut})" for cut in slower]
+    but = f", but is slower than {', '.join(worse)}." if worse else " and is never slower than any of the three others."
     return (
         "The planner's rule gives other stage counts than the published cut for "
         f"{', '.join(other) or 'no model'}. The searched cut idles {min(gains):.2f} to {max(gains):.2f} "
-        "percentage points less than the published one"
-        + (
-            f", but is slower than {', '.join(worse)}."
-            if worse
-            else " and is never slower than any of the three others."
-        )
+        f"percentage points less than the published one{but}"
     )
 
 
@@ -88,10 +74,10 @@ def _plans_row(row: dict) -> dict:
 
 
 def _printed(model: str, cut: str, form: str, simulated: tuple[str, str], planned: str, **keys: str) -> Cell:
-    """The printed number of the published cut or of the planner's; a dash for the other cuts.
+    """The published number of the published or the planner's cut; a dash for the other cuts.
 
     Args:
-        simulated: table and column of the published cut, with the further keys of its row.
+        simulated: table and column for the published cut, with the further `keys` of its row.
         planned: column of the planner's table.
     """
     if cut == "published":
@@ -106,19 +92,16 @@ def _printed(model: str, cut: str, form: str, simulated: tuple[str, str], planne
 plans_exhibit = exhibit_of("plans", plans_numbers, plans_table, answer=plans_answer)
 
 
-# Searched with recomputation allowed before the gradient arrives; RoundPipe always has that.
-AHEAD = "search, recompute ahead"
-# RoundPipe with the whole call as one round.
-ONE_ROUND = "search, one round"
-# RoundPipe's calls back to back, each of as many microbatches; the baselines flush after every one.
-BACK_TO_BACK = "back to back"
-NUM_MICROBATCHES = 16
+AHEAD = "search, recompute ahead"  # recomputation before the gradient arrives, as RoundPipe always does
+ONE_ROUND = "search, one round"  # RoundPipe with the whole call as one round
+BACK_TO_BACK = "back to back"  # RoundPipe's calls; the baselines flush after each
+NUM_MICROBATCHES = 16  # of a call
 
 _LEADS = style.looks("leads")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a model, schedule and cut: `bubble` in percent, `makespan_s`, `partition_layers`, `run_id`.
+    """One row for each model, schedule and cut: `bubble` (%), `makespan_s`, `partition_layers`, `run_id`.
 
     For RoundPipe back to back, `makespan_s` is the time from call to call.
     """
@@ -132,12 +115,12 @@ def numbers(experiments: Experiments) -> pd.DataFrame:
     return rows[["model", "schedule", "cut", "bubble", "makespan_s", "partition_layers", "num_stages", "run_id"]]
 
 
-# Cuts of the baselines and of RoundPipe, where they are not the same.
+# The cuts of the baselines and of RoundPipe, where they differ.
 _COMPARED = {AHEAD: (AHEAD, "search"), ONE_ROUND: (AHEAD, ONE_ROUND), BACK_TO_BACK: ("search", BACK_TO_BACK)}
 
 
 def leads(data: pd.DataFrame) -> pd.DataFrame:
-    """One row a model and comparison: time of the `best` baseline over RoundPipe's, and both run_ids."""
+    """One row for each model and comparison: `lead` (time of the `best` baseline over RoundPipe's), `run_ids`."""
     rows = []
     for model, cut in product(runs.models_of(data), _LEADS):
         of_model, (theirs, mine) = data[data["model"] == model], _COMPARED.get(cut, (cut, cut))
@@ -162,7 +145,7 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """Bubbles of every schedule by cut, and what the searched one is."""
+    """Bubbles of every schedule by cut, and the searched cut."""
     cuts = data["cut"].replace({AHEAD: "ahead", ONE_ROUND: "one_round"})
     found = wide(data.assign(cut=cuts), ["model", "schedule"], "cut")
     rows = found.loc[list(product(runs.models_of(data), runs.schedules_of(data)))].reset_index().to_dict("records")
@@ -171,23 +154,18 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 
 def _lead_table(data: pd.DataFrame) -> Table:
-    rows = leads(data)
-    columns = [
-        "model",
-        *(heading for look in _LEADS.values() for heading in (f"lead (×), {look.name}", "best baseline")),
-    ]
-    cells = [[label(style.model_name(model))] for model in runs.MODELS]
-    for row, model in zip(cells, runs.MODELS, strict=True):
-        for entry in rows[rows["model"] == model].itertuples():
-            row += [ours(entry.lead, ".4f", entry.run_ids), label(style.method_name(entry.best))]
-    return table(columns, cells)
+    headings = [heading for look in _LEADS.values() for heading in (f"lead (×), {look.name}", "best baseline")]
+    cells = {model: [label(style.model_name(model))] for model in runs.MODELS}
+    for row in leads(data).itertuples():
+        cells[row.model] += [ours(row.lead, ".4f", row.run_ids), label(style.method_name(row.best))]
+    return table(["model", *headings], cells.values())
 
 
 exhibit_of("lead", numbers, _lead_table, answer=answer)
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Bubbles by schedule and cut, one panel a model; the lead at the right."""
+    """A panel for each model with bubbles by schedule and cut; RoundPipe's leads on the right."""
     with style.figure(12, 3.9) as figure:
         models, schedules = runs.models_of(data), runs.schedules_of(data)
         *panels, last = figure.subplots(1, len(models) + 1, width_ratios=[2] * len(models) + [2.4])
@@ -218,7 +196,7 @@ _LOOKS = style.PARTITIONS | style.looks("further_cuts")
 
 
 def _rows(axes: Axes, names: list[str]) -> None:
-    """Named rows from the top down, with borders between them: which row a marker belongs to."""
+    """Named rows from the top down with borders between them."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     for border in range(1, len(names)):

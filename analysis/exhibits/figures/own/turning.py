@@ -1,7 +1,7 @@
-"""Rankings that turn: six schedules in the order of their step times, as ever more of what a step costs is charged.
+"""Rankings that turn: six schedules ordered by step time, as more and more costs are charged.
 
-Levels are cumulative, each an experiment of its own; a schedule that does not fit takes infinite time. A pair turns at
-a level where the one that was ahead falls behind. Equal times, and two that do not fit, leave the order as it was.
+Levels are cumulative, each with its own experiment. A schedule that does not fit takes infinite time and is "out". A
+pair turns at a level where the faster schedule becomes the slower one; equal or two infinite times change nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from analysis.exhibits.exhibit import Cell, Table, exhibit_of, label, ours, tabl
 from analysis.records.experiments import Experiments, index
 from rpbench.config.configuration import swept
 
-# What each level adds to those before it -> the experiment that charges it.
+# What each level adds -> its experiment.
 LEVELS: Mapping[str, str] = {
     "order": "turning_order",
     "hops": "turning_hops",
@@ -28,15 +28,15 @@ LEVELS: Mapping[str, str] = {
     "halves": "turning_halves",
     "collectives": "turning_collectives",
 }
-_REL_TIE = 1e-9  # what rounding makes of equal times
+_REL_TIE = 1e-9  # rounding of equal times
 
 
 class Turn(NamedTuple):
     """Two schedules that change places at a level.
 
     Args:
-        first, second: who was ahead before it, and who is from then on.
-        before, after: lead of `first` at the level before, and of `second` now; infinite where the other is out.
+        first, second: the faster one before this level, and from this level on.
+        before, after: lead of `first` at the level before, and of `second` now; infinite if the other is out.
     """
 
     first: str
@@ -47,30 +47,22 @@ class Turn(NamedTuple):
 
 
 def step_time_s(run: Mapping[str, Any]) -> float:
-    """Seconds of a step in a record; infinite where the schedule does not fit."""
+    """Seconds of a step; infinite if the schedule does not fit."""
     return float(run["step_time_s"]) if run["status"] == "ok" else inf
 
 
 def lead(first: float, second: float) -> float:
-    """By how much of its time the first is ahead of the second: 0.1 where the second takes 1.1 times as long.
-
-    Returns:
-        Infinite where only the second is out.
-
-    Raises:
-        ValueError: if both are out.
-    """
+    """The second time over the first, less 1; infinite if only the second is out, ValueError if both are."""
     if first == second == inf:
         raise ValueError("both are out: neither is ahead; ask at a level where one fits")
     return second / first - 1
 
 
 def turns(times: Mapping[str, Sequence[float]], levels: Sequence[str]) -> Iterator[Turn]:
-    """Every change of order, level by level, pair by pair.
+    """Every turn of every pair.
 
     Args:
-        times: seconds of a step of each schedule, one a level.
-        levels: their names, least detail first.
+        times: step times of each schedule, one for each level.
     """
     for one, other in combinations(times, 2):
         ahead = ""
@@ -86,35 +78,32 @@ def turns(times: Mapping[str, Sequence[float]], levels: Sequence[str]) -> Iterat
 
 
 def counted(found: Sequence[Turn], levels: Sequence[str]) -> dict[str, int]:
-    """The number of pairs that each level turns, without the first level, which has none before it."""
+    """The number of pairs that each level but the first turns."""
     return {level: sum(turn.level == level for turn in found) for level in levels[1:]}
 
 
-_FIRST = next(iter(LEVELS.values()))  # all experiments sweep over the same
 _KEYS = ("model", "cluster", "schedule")
-# Looks of their own where the project's would be the same.
+# Other looks than the project's, which are too much alike.
 _LOOKS = {"zb_h1": style.Look("ZB-H1", style.PURPLE, "<"), "dualpipe": style.Look("DualPipe", style.BLACK, "X")}
 _MACHINES = {"8x_rtx4090": "8 x RTX 4090", "8x_rtx5090": "8 x RTX 5090"}
-Placed = tuple[str, str, Turn]  # model, machine and what turns there
+Placed = tuple[str, str, Turn]  # model, machine and the turn
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a level, model, cluster and schedule: `step_time_s`, infinite for what is out; `rank` and `run_id`.
+    """One row for each level, model, cluster and schedule: `step_time_s`, `rank`, `run_id`.
 
-    `rank` is 1 for the fastest, and not a number for what is out.
+    A schedule that is out has an infinite time and NaN as its rank; the fastest has rank 1.
     """
-    data = pd.concat([_of(experiments, level) for level in LEVELS], ignore_index=True)
+    found = []
+    for level, experiment in LEVELS.items():
+        wanted = list(product(*(swept(experiment, key) for key in _KEYS)))
+        rows = index(experiments.cells(experiment), _KEYS, wanted, experiment)
+        times = [step_time_s(row) for row in rows.to_dict("records")]
+        found.append(rows[[*_KEYS, "run_id"]].assign(level=level, step_time_s=times))
+    data = pd.concat(found, ignore_index=True)
     fits = data["step_time_s"].where(data["step_time_s"] < inf)
     data["rank"] = fits.groupby([data[key] for key in ("level", "model", "cluster")]).rank(method="first")
     return data
-
-
-def _of(experiments: Experiments, level: str) -> pd.DataFrame:
-    experiment = LEVELS[level]
-    wanted = list(product(*(swept(_FIRST, key) for key in _KEYS)))
-    rows = index(experiments.cells(experiment), _KEYS, wanted, experiment)
-    times = [step_time_s(row) for row in rows.to_dict("records")]
-    return rows[[*_KEYS, "run_id"]].assign(level=level, step_time_s=times)
 
 
 def found_turns(data: pd.DataFrame) -> list[Placed]:
@@ -128,7 +117,7 @@ def found_turns(data: pd.DataFrame) -> list[Placed]:
 
 
 def never(data: pd.DataFrame) -> list[tuple[str, str]]:
-    """Pairs that turn nowhere and stand in the same order everywhere: (ahead, behind)."""
+    """Pairs (ahead, behind) with the same order at all levels, on all models and machines."""
     turned = {frozenset((turn.first, turn.second)) for _, _, turn in found_turns(data)}
     every = [_times(rows) for _, rows in data.groupby(["model", "cluster"], sort=False)]
     found = []
@@ -140,7 +129,7 @@ def never(data: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _times(rows: pd.DataFrame) -> dict[str, list[float]]:
-    """Step times by schedule, one a level."""
+    """Step times of each schedule, one for each level."""
     wide = rows.pivot(index="schedule", columns="level", values="step_time_s")[list(LEVELS)]
     return {name: list(wide.loc[name]) for name in rows["schedule"].unique()}
 
@@ -162,13 +151,12 @@ def never_sentence(data: pd.DataFrame) -> str:
     pairs = [f"{style.method_name(one)} before {style.method_name(other)}" for one, other in never(data)]
     if not pairs:
         return "No pair keeps its order everywhere."
-    return (
-        f"Pairs that keep their order at every level where both fit, on both models and machines: {', '.join(pairs)}."
-    )
+    where = "at every level where both fit, on both models and machines"
+    return f"Pairs that keep their order {where}: {', '.join(pairs)}."
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """One row a turn: the level that turned the pair, and the lead before and after; then the pairs that never turn."""
+    """One row for each turn, then one for each pair that never turns."""
     columns = ("level", "model", "machine", "was ahead", "then ahead", "lead before (%)", "lead after (%)")
     at = data.set_index(["level", *_KEYS])["run_id"].to_dict()
     rows = [_turned(placed, at) for placed in found_turns(data)]
@@ -194,7 +182,7 @@ def _turned(placed: Placed, at: dict) -> list[Cell]:
 
 
 def _kept(data: pd.DataFrame, pair: tuple[str, str]) -> list[Cell]:
-    """A pair that never turns: its least and its largest lead over all levels where both fit."""
+    """A pair that never turns: its smallest and largest lead over all levels where both fit."""
     one, other = (data[data["schedule"] == name].reset_index(drop=True) for name in pair)
     both = (one["step_time_s"] < inf) & (other["step_time_s"] < inf)
     leads = [lead(*each) for each in zip(one[both]["step_time_s"], other[both]["step_time_s"], strict=True)]
@@ -208,7 +196,7 @@ def _kept(data: pd.DataFrame, pair: tuple[str, str]) -> list[Cell]:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Places over levels; a panel a model and machine, a line a schedule, a ring where two change places."""
+    """A panel for each model and machine: a line for each schedule's rank over levels, a ring around each turn."""
     schedules = list(data["schedule"].unique())
     places = list(data.groupby(["model", "cluster"], sort=False))
     with style.figure(10.0, 6.4) as figure:
@@ -245,7 +233,7 @@ def _ranks(rows: pd.DataFrame) -> list[float]:
 
 
 def _draw_turns(axes: Axes, rows: pd.DataFrame) -> None:
-    """A ring where two lines cross; where a schedule goes out its line ends, and crosses none."""
+    """A ring where two lines cross; the line of a schedule that is out ends and crosses none."""
     ranks = {name: _ranks(found) for name, found in rows.groupby("schedule", sort=False)}
     for turn in turns(_times(rows), list(LEVELS)):
         after = list(LEVELS).index(turn.level)
@@ -259,7 +247,7 @@ _RING |= {"linestyle": "none", "markeredgewidth": 0.9}
 
 
 def crossing(one: Sequence[float], other: Sequence[float]) -> tuple[float, float] | None:
-    """The crossing (level, place) of two lines from level 0 to level 1; None where one of them ends."""
+    """The crossing (level, rank) of two lines from level 0 to level 1; None if one of them ends."""
     first, second = other[0] - one[0], other[1] - one[1]
     if first != first or second != second or first == second:
         return None

@@ -1,4 +1,4 @@
-"""The system that is predicted to train fastest, over link and head, and over devices and microbatches."""
+"""The system with the best predicted throughput, over link and head, and over devices and microbatches."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -21,7 +21,7 @@ MICROBATCHES = (4, 8, 16, 64)
 
 
 class Map(NamedTuple):
-    """Two axes of a map: heading, values, and how a value is written."""
+    """The axes of a map; `read` returns (x, y) of a run's configuration."""
 
     experiment: str
     x_name: str
@@ -50,13 +50,13 @@ SIZES = Map(
 
 
 def head_share(vocab: int) -> float:
-    """Share of the FLOPs of a forward that a vocabulary's output matrix has in Qwen3-1.7B."""
+    """The output matrix's fraction of a forward's FLOPs in Qwen3-1.7B with another vocabulary."""
     shape = Architecture("qwen3_1p7b", 28, 2048, 16, vocab, key_value_heads=8, head_dim=128, inner=6144)
     return shape.head_forward_flops(1) / shape.forward_flops(1, "causal")
 
 
 def numbers(experiments: Experiments, wanted: Map) -> pd.DataFrame:
-    """One row a point and system: `x`, `y`, `system`, `rate` (NaN where it does not fit), `run_id`."""
+    """One row for each point and system: `x`, `y`, `system`, `rate` (NaN if it does not fit), `run_id`."""
     cells = experiments.cells(wanted.experiment)
     at = pd.DataFrame(map(wanted.read, cells["config"]), columns=["x", "y"], dtype=object, index=cells.index)
     rows = at.assign(system=cells["system"], rate=cells["tokens_per_s"].where(cells["status"] == "ok"))
@@ -65,7 +65,7 @@ def numbers(experiments: Experiments, wanted: Map) -> pd.DataFrame:
 
 
 def winner(data: pd.DataFrame, x: Any, y: Any) -> tuple[str, float | None]:
-    """The fastest system at a point and its lead over the next one; no lead where it runs alone."""
+    """The fastest system at a point and its lead over the next one, if there is one."""
     rows = data[(data["x"] == x) & (data["y"] == y)].dropna(subset="rate").sort_values("rate", ascending=False)
     lead = rows["rate"].iloc[0] / rows["rate"].iloc[1] if len(rows) > 1 else None
     return str(rows["system"].iloc[0]), lead

@@ -1,4 +1,4 @@
-"""Figure 17: what the idle time of every schedule is made of, beside the published bars."""
+"""Figure 17: the parts of every schedule's idle time, beside the published bars."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 
 PARTS = ("fill", "switch", "drain", "intra")
-BACK_TO_BACK = (8, 10)  # microbatches a call: as many as devices, and as in the paper's benchmarks
+BACK_TO_BACK = (8, 10)  # microbatches of a call: one for each device, and as in the paper's benchmarks
 
 _BARS = style.names("figure17")
 _BACK_TO_BACK = {f"back to back {count}" for count in BACK_TO_BACK}
@@ -22,7 +22,7 @@ _ONE_CALL = (*runs.BASELINES, "roundpipe-sync")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a bar: `model`, `bar`, its four parts and `total` in percent, `published`, `source`, `run_id`."""
+    """One row for each `model` and `bar`: its four parts and `total` in percent, `published`, `source`, `run_id`."""
     bars = [bar for row in runs.calls(experiments).to_dict("records") for bar in _of_call(row)]
     steady = runs.of_models(experiments, "steady_state", num_microbatches=BACK_TO_BACK)
     for row in steady.to_dict("records"):
@@ -68,7 +68,7 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def _digits(bar: str) -> int:
-    """The number of decimals with which a bar is published."""
+    """The published decimals of a bar."""
     return 2 if bar == "relabelled" else 4
 
 

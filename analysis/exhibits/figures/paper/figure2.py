@@ -1,4 +1,4 @@
-"""Figure 2: is it faster to compute a layer's forward again, or to fetch its activations from host memory?"""
+"""Figure 2: is it faster to recompute a layer's forward or to reload its activations from host memory?"""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -17,17 +17,15 @@ _RECOMPUTE, _RELOAD = style.ORANGE, style.BLUE
 
 
 def numbers(experiments: Experiments, cluster: str = CLUSTER) -> pd.DataFrame:
-    """One row a model: `cluster`, times in ms and ratios, in the artifact's and the corrected count, and run_ids."""
-    rows = {"model": list(runs.MODELS)}
+    """One row for each model: `cluster`, times in ms, ratios and run ids, by the artifact's and the corrected count."""
+    data = pd.DataFrame({"model": list(runs.MODELS)}).assign(cluster=cluster)
     for count in ("artifact", "corrected"):
-        found = runs.closed_forms(experiments, cluster, count)
-        rows[f"recompute_ms_{count}"] = (1000 * found["recompute_s"]).to_list()
-        rows[f"reload_ms_{count}"] = (1000 * found["reload_s"]).to_list()
-        rows[f"ratio_{count}"] = found["reload_over_recompute"].to_list()
-        rows[f"run_{count}"] = found["run_id"].to_list()
-    data = pd.DataFrame(rows).assign(cluster=cluster)
-    data["ratio_half_corrected"] = data["reload_ms_artifact"] / data["recompute_ms_corrected"]
-    return data
+        found = runs.closed_forms(experiments, cluster, count).reset_index(drop=True)
+        data[f"recompute_ms_{count}"] = 1000 * found["recompute_s"]
+        data[f"reload_ms_{count}"] = 1000 * found["reload_s"]
+        data[f"ratio_{count}"] = found["reload_over_recompute"]
+        data[f"run_{count}"] = found["run_id"]
+    return data.assign(ratio_half_corrected=data["reload_ms_artifact"] / data["recompute_ms_corrected"])
 
 
 def answer(data: pd.DataFrame) -> str:
@@ -41,7 +39,6 @@ def answer(data: pd.DataFrame) -> str:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """Derived numbers beside the published ones."""
     rows = data.to_dict("records")
     for row in rows:
         for column in ("recompute_ms", "recompute_corrected_ms", "reload_ms", "ratio", "ratio_corrected"):
@@ -51,7 +48,7 @@ def tabulate(data: pd.DataFrame) -> Table:
 
 
 def _published(row: dict, column: str) -> Published:
-    """The printed values of a model; none of another GPU than the figure's."""
+    """The published value of a model on the figure's cluster."""
     if row["cluster"] != CLUSTER:
         return Published(None, "")
     return look_up("figure2", column, model=PUBLISHED_MODELS[row["model"]])

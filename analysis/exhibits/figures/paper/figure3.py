@@ -1,4 +1,4 @@
-"""Figure 3: how far the interleaved schedules stay above their ideal bubble."""
+"""Figure 3: the bubbles of interleaved schedules above their ideal."""
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -10,27 +10,26 @@ from analysis.exhibits.figures.paper.figure2 import CLUSTER
 from analysis.exhibits.tables.published_cells import published_of
 from analysis.records import runs
 from analysis.records.experiments import Experiments
-from analysis.records.published import PUBLISHED_MODELS, look_up
+from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 
 SCHEDULES = ("interleaved_1f1b", "looped_bfs")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a bar: `model`, `bar` (ideal or a schedule), `bubble` and `published` (%), `source`, `run_id`."""
-    ideal = runs.closed_forms(experiments, CLUSTER, "artifact").to_dict("records")
-    simulated = runs.calls(experiments, schedules=SCHEDULES).to_dict("records")
-    bars = [_bar(row, "ideal", 100 * row["ideal_bubble"]) for row in ideal]
-    bars += [_bar(row, row["schedule"], 100 * row["bubble_makespan"]) for row in simulated]
+    """One row for each `model` and `bar` (ideal or a schedule): `bubble`, `published` (%), `source`, `run_id`."""
+    bars = []
+    for row in runs.closed_forms(experiments, CLUSTER, "artifact").to_dict("records"):
+        published = look_up("figure3", "ideal_bubble_percent", model=PUBLISHED_MODELS[row["model"]])
+        bars.append(_bar(row, "ideal", row["ideal_bubble"], published))
+    for row in runs.calls(experiments, schedules=SCHEDULES).to_dict("records"):
+        published = published_of(row, "bubble_ratio_percent")
+        bars.append(_bar(row, row["schedule"], row["bubble_makespan"], published))
     return pd.DataFrame(bars)
 
 
-def _bar(row: dict, bar: str, bubble: float) -> dict:
-    if bar == "ideal":
-        published = look_up("figure3", "ideal_bubble_percent", model=PUBLISHED_MODELS[row["model"]])
-    else:
-        published = published_of(row, "bubble_ratio_percent")
-    own = {"model": row["model"], "bar": bar, "bubble": bubble, "published": published.value}
-    return own | {"source": published.source, "run_id": row["run_id"]}
+def _bar(row: dict, bar: str, bubble: float, published: Published) -> dict:
+    own = {"model": row["model"], "bar": bar, "bubble": 100 * bubble, "run_id": row["run_id"]}
+    return own | {"published": published.value, "source": published.source}
 
 
 def answer(data: pd.DataFrame) -> str:

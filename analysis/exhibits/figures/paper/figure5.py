@@ -1,4 +1,4 @@
-"""Figure 5: how many sequences must share an upload of a layer before a GPU computes longer than it loads?"""
+"""Figure 5: how many sequences have to share an upload of a layer until computing takes longer than loading?"""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,7 +10,7 @@ from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, look_up
 
-# Clusters from the lowest threshold to the highest; what the published tables call them, and what people do.
+# Clusters by rising threshold -> their names in published tables and in text.
 GPUS = {
     "8x_rtx5090": ("rtx5090", "RTX 5090"),
     "8x_a800": ("a800", "A800"),
@@ -21,28 +21,24 @@ COUNTS = ("artifact", "corrected")
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """The roofline records of all models, GPUs and both counts."""
+    """The roofline records of all models and GPUs in both counts."""
     found = [runs.closed_forms(experiments, cluster, count) for count in COUNTS for cluster in GPUS]
     return pd.concat(found).reset_index(drop=True)
 
 
 def answer(data: pd.DataFrame) -> str:
-    here = data[data["cluster"] == "8x_rtx4090"].pivot(
-        index="model", columns="convention", values="smallest_compute_bound_batch"
-    )
-    batches = ", ".join(
-        f"{style.model_name(model)} {_batches(*here.loc[model, ['artifact', 'corrected']])}"
-        for model in runs.models_of(data)
-    )
-    return f"Smallest batch above the RTX 4090's line: {batches}."
-
-
-def _batches(artifact: float, corrected: float) -> str:
-    return f"{artifact:.0f}" if artifact == corrected else f"{artifact:.0f} ({corrected:.0f} with the corrected count)"
+    rows = data[data["cluster"] == "8x_rtx4090"]
+    here = rows.pivot(index="model", columns="convention", values="smallest_compute_bound_batch")
+    batches = []
+    for model in runs.models_of(data):
+        artifact, corrected = here.loc[model, list(COUNTS)]
+        other = "" if artifact == corrected else f" ({corrected:.0f} with the corrected count)"
+        batches.append(f"{style.model_name(model)} {artifact:.0f}{other}")
+    return f"Smallest batch above the RTX 4090's line: {', '.join(batches)}."
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """The thresholds; then per model the intensity at batch 1 and the smallest batch above each threshold."""
+    """The thresholds; then for each model the intensity at batch 1 and the smallest batch above each threshold."""
     columns = ["model", "intensity at batch 1 (FLOP/byte)", "published", "corrected"]
     for _, name in GPUS.values():
         columns += [f"smallest batch, {name} (sequences)", "published", "corrected"]
@@ -85,7 +81,7 @@ def _model_row(found: dict, model: str) -> list[Cell]:
 
 
 def draw(data: pd.DataFrame) -> Figure:
-    """Intensity of each model against the batch, both logarithmic, with the line of each GPU."""
+    """Intensity of each model over the batch, with the threshold of each GPU."""
     drawn = data[data["convention"] == "artifact"]
     smallest = drawn.set_index(["model", "cluster"])["smallest_compute_bound_batch"]
     with style.figure(7.2, 4.2) as figure:

@@ -1,7 +1,7 @@
-"""Figures 10 to 13: every system's throughput and longest sequence, predicted, beside what is published.
+"""Figures 10 to 13: every system's predicted throughput and longest sequence, beside the published ones.
 
-The predictions are the committed tables of `analysis/predictions/`. A measured value is drawn beside its prediction,
-with their ratio, wherever `analysis/published/` has a row for it: adding rows there is all a new measurement needs.
+The predictions are the committed tables of `analysis/predictions/`, the measurements those of `analysis/published/`; a
+new measurement needs a row there and nothing else.
 """
 
 from functools import partial
@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 
 from analysis.exhibits import style
 from analysis.exhibits.exhibit import NOTHING, Cell, Shown, Table, exhibited, label, table, theirs
+from analysis.exhibits.figures.paper import systems
 from analysis.predictions.tables import read
 from analysis.records.experiments import Experiments
-from analysis.records.published import A800, OUR_MODELS, RTX4090, models_in, published
+from analysis.records.published import A800, OUR_MODELS, RTX4090, models_in
 
-# Column of the predictions, column of the published table, what it is called.
+# Table -> its column in the predictions, its column as published, and its name.
 _QUANTITIES = {
     "throughput": ("tokens_per_s", "tokens_per_s", "tokens/s"),
     "max_seq_len": ("max_seq_len_k", "max_seq_len_published_k", "longest sequence (1,024 tokens)"),
@@ -25,24 +26,22 @@ _QUANTITIES = {
 
 
 def numbers(name: str, platform: str) -> pd.DataFrame:
-    """One row a system and model: `predicted`, `low`, `high`, `status`, `known`, `known_status`, `ratio`."""
+    """One row for each system and model: `predicted`, `low`, `high`, `status`, `known`, `known_status`, `ratio`."""
     column, known_column, _ = _QUANTITIES[name]
     ours = pd.DataFrame(read(name))
     ours = ours[(ours["platform"] == platform) & (ours.get("num_gpus", "8") == "8")]
-    known = published(name if platform == RTX4090 else f"{name}_a800")
-    if "source" in known:  # a bar of the figure, not the run that the library's README reports beside it
-        known = known[~known["source"].str.contains("README")]
-    known = known[known["platform"] == platform].rename(columns={known_column: "known", "status": "known_status"})
+    known = systems.numbers(name, known_column, platform).rename(columns={"value": "known", "status": "known_status"})
+    known = known[~known["source"].str.contains("README")]  # the bars of the figure alone
     keys = ["system", "model"]
-    found = ours.merge(known[[*keys, "known", "known_status"]], "left", keys).fillna({"known_status": ""})
+    found = ours.merge(known.drop(columns="source"), "left", keys).fillna({"known_status": ""})
     for field, end in (("predicted", ""), ("low", "_low"), ("high", "_high")):
         found[field] = found[f"{column}{end}"].replace("", "nan").astype(float)
-    found = found.assign(known=found["known"].astype(float), ratio=found["predicted"] / found["known"].astype(float))
+    found["ratio"] = found["predicted"] / found["known"]
     return found[[*keys, "status", "predicted", "low", "high", "known", "known_status", "ratio"]]
 
 
 def agreement(data: pd.DataFrame) -> tuple[int, int]:
-    """Pairs of systems within a model whose order is the same, and all pairs with both values known."""
+    """The number of pairs of systems on a model whose order is predicted, and of all pairs."""
     same = total = 0
     for _, rows in data.dropna(subset=["predicted", "known"]).groupby("model"):
         for (_, a), (_, b) in combinations(rows.iterrows(), 2):
@@ -110,15 +109,15 @@ def _value(value: float | None, status: str, source: str) -> Cell:
 
 
 def draw(data: pd.DataFrame, quantity: str) -> Figure:
-    """One panel a model; of every system the prediction and, above it, what is published."""
+    """A panel for each model with the prediction of every system and, above it, the published value."""
     with style.figure(11.5, 4.6) as figure:
-        systems = list(dict.fromkeys(data["system"]))
+        names = list(dict.fromkeys(data["system"]))
         models = models_in(data)
         panels = style.model_panels(figure, models, sharey=True)
         for axes, name in zip(panels, models.values(), strict=True):
-            _draw_model(axes, data[data["model"] == name].set_index("system"), systems)
-        panels[0].set_yticks(range(len(systems)), [style.method_name(system) for system in systems])
-        panels[0].set_ylim(len(systems) - 0.4, -0.6)
+            _draw_model(axes, data[data["model"] == name].set_index("system"), names)
+        panels[0].set_yticks(range(len(names)), [style.method_name(system) for system in names])
+        panels[0].set_ylim(len(names) - 0.4, -0.6)
         bars = "bar and number: predicted, with its interval"
         if data["known"].notna().any():
             bars = "hatched upper bar: published; lower bar and number: predicted, (×) over published"
@@ -126,32 +125,23 @@ def draw(data: pd.DataFrame, quantity: str) -> Figure:
         return figure
 
 
-def _draw_model(axes: Axes, rows: pd.DataFrame, systems: list[str]) -> None:
-    room = 1.75 * max(
-        rows["high"].max(skipna=True), rows["known"].max(skipna=True) if rows["known"].notna().any() else 0
-    )
-    room = room if room == room and room > 0 else 1.0
-    for height, system in enumerate(systems):
+def _draw_model(axes: Axes, rows: pd.DataFrame, names: list[str]) -> None:
+    highest = rows[["high", "known"]].max().max()
+    room = 1.75 * highest if highest > 0 else 1.0
+    for height, system in enumerate(names):
         row = rows.loc[system]
-        colour = style.METHODS[system].colour
+        looks = {"color": style.METHODS[system].colour, "edgecolor": "black"}
         if pd.notna(row["known"]):
-            axes.barh(
-                height - 0.2, row["known"], 0.36, color=colour, edgecolor="black", hatch=style.HATCHES["published"]
-            )
+            axes.barh(height - 0.2, row["known"], 0.36, hatch=style.HATCHES["published"], **looks)
         elif row["known_status"]:
             axes.text(0.02 * room, height - 0.2, row["known_status"], va="center", fontsize=6.5)
         if pd.isna(row["predicted"]):
             axes.text(0.02 * room, height + 0.2, f"{row['status']} (predicted)", va="center", fontsize=6.5)
             continue
-        axes.barh(height + 0.2, row["predicted"], 0.36, color=colour, edgecolor="black", alpha=0.75)
+        axes.barh(height + 0.2, row["predicted"], 0.36, alpha=0.75, **looks)
         axes.hlines(height + 0.2, row["low"], row["high"], color="black", linewidth=1)
         over = f" ({row['ratio']:.2f}×)" if pd.notna(row["ratio"]) else ""
-        axes.text(
-            max(row["high"], row["known"] if pd.notna(row["known"]) else 0) + 0.02 * room,
-            height,
-            f"{row['predicted']:,.0f}{over}",
-            va="center",
-            fontsize=6.5,
-        )
+        end = row[["high", "known"]].max() + 0.02 * room
+        axes.text(end, height, f"{row['predicted']:,.0f}{over}", va="center", fontsize=6.5)
     axes.set_xlim(0, room)
     style.grid_for_rows(axes, num_ticks=4)

@@ -1,8 +1,4 @@
-"""Figures 14 to 16 predicted: cost of a billion tokens, 1 to 8 devices, 512 to 65,536 tokens a sequence.
-
-Measurements are laid beside the predictions from `analysis/published/`: `cost_efficiency.csv`, `scaling.csv` and
-`seqlen_sensitivity.csv`.
-"""
+"""Figures 14 to 16, predicted and measured: cost of tokens, 1 to 8 devices, 512 to 65,536 tokens a sequence."""
 
 from functools import partial
 
@@ -25,22 +21,22 @@ def _frame(name: str, *numeric: str) -> pd.DataFrame:
 
 
 def costs() -> pd.DataFrame:
-    """US dollars for 1e9 tokens, predicted: one row a system, machine and model."""
+    """Predicted US dollars for 1e9 tokens, one row for each system, machine and model."""
     return _frame("cost_efficiency", "usd_per_1e9_tokens", "usd_per_1e9_tokens_low", "usd_per_1e9_tokens_high")
 
 
 def scales() -> pd.DataFrame:
-    """RoundPipe's tokens/s, predicted: one row a machine, model and number of devices."""
+    """RoundPipe's predicted tokens/s, one row for each machine, model and number of devices."""
     return _frame("scaling", "num_gpus", *_RATES)
 
 
 def lengths() -> pd.DataFrame:
-    """RoundPipe's tokens/s on Qwen3-1.7B, predicted: one row a length of sequences."""
+    """RoundPipe's predicted tokens/s on Qwen3-1.7B, one row for each sequence length."""
     return _frame("seqlen_sensitivity", "seq_len_tokens", *_RATES)
 
 
 def _measured(name: str) -> pd.DataFrame:
-    """RoundPipe's measured rows in the form of the predicted table."""
+    """RoundPipe's measured rows."""
     rows = published(name)
     return rows[rows["system"] == "roundpipe"].dropna(subset="tokens_per_s")
 
@@ -53,9 +49,8 @@ def _cost_table(rows: pd.DataFrame) -> Table:
     known = known.set_index(["platform", "model", "system_used"])["usd_per_billion_tokens"].to_dict()
     keys = zip(rows["platform"], rows["model"], rows["system"], strict=True)
     found = rows.assign(known=[known.get(key) for key in keys], source=_sources("cost_efficiency", rows))
-    return declared_table(
-        "figure14_predicted", found.assign(model=rows["model_key"], machine=rows["platform"].map(_PLATFORMS))
-    )
+    found = found.assign(model=rows["model_key"], machine=rows["platform"].map(_PLATFORMS))
+    return declared_table("figure14_predicted", found)
 
 
 def _sources(name: str, rows: pd.DataFrame) -> pd.Series:
@@ -63,7 +58,7 @@ def _sources(name: str, rows: pd.DataFrame) -> pd.Series:
 
 
 def cheapest(data: pd.DataFrame) -> pd.DataFrame:
-    """Per model and machine RoundPipe and the cheapest system that is neither RoundPipe nor Mobius."""
+    """For each model and machine: RoundPipe and the cheapest system other than RoundPipe and Mobius."""
     found = []
     for model, name in models_in(data).items():
         for platform in _PLATFORMS:
