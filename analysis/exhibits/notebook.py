@@ -1,4 +1,4 @@
-"""Notebooks: how they show an exhibit, and the verdicts of their exercises."""
+"""What notebooks use: the display of exhibits, and verdicts on their exercises."""
 
 from collections.abc import Collection
 from typing import Any
@@ -16,13 +16,11 @@ from rpbench.sim.longest_path import simulate_graph
 
 Verdict = tuple[bool | None, str]
 OPEN: Verdict = (None, "Write your answer into the cell above, run it, and run this one again.")
-_NEAR = 0.02  # of what is right, where an answer is a real number
+_NEAR = 0.02  # largest relative error of an answer that is a real number
 
 
 def simulated(*overrides: str) -> dict[str, Any]:
-    """The fields that `python -m rpbench` with these words would record of a timeline; nothing is written. Raises
-    ValueError for a request that is wrong.
-    """
+    """The fields that `python -m rpbench` would record of a timeline; nothing is written."""
     assembled = assembled_of(load(overrides))
     graph, costs = assembled.graph, assembled.costs
     timeline = simulate_graph(graph, costs)
@@ -30,7 +28,7 @@ def simulated(*overrides: str) -> dict[str, Any]:
 
 
 def smallest_step(num_microbatches: int | None, rival_percent: float) -> Verdict:
-    """Is this the smallest step whose 1F1B, with equal stages on 8 devices, idles less than a rival does?"""
+    """Is this the smallest step whose 1F1B, with equal stages on 8 devices, idles less than a rival?"""
     if num_microbatches is None:
         return OPEN
     found, before = (_bubble_of_1f1b(count) for count in (num_microbatches, max(1, num_microbatches - 1)))
@@ -48,7 +46,7 @@ def _bubble_of_1f1b(num_microbatches: int) -> float:
 
 
 def bubble_of_calls(model: str, num_microbatches: int, guess_percent: float | None) -> Verdict:
-    """Is this, to a percentage point, what 60 calls of so many microbatches leave idle?"""
+    """Is this, to a percentage point, the bubble of 60 calls of `num_microbatches`?"""
     if guess_percent is None:
         return OPEN
     run = simulated("experiment=steady_state", f"model={model}", f"num_microbatches={num_microbatches}")
@@ -80,7 +78,7 @@ def better_cut(cut: str | None, known: pd.DataFrame, model: str, schedule: str) 
 
 
 def even_link(link_bytes_per_s: float | None, record: pd.Series) -> Verdict:
-    """Is this the link on which reloading a layer's activations takes as long as recomputing, by a roofline record?"""
+    """Does reloading a layer's activations over this link take as long as recomputing, by a roofline record?"""
     if link_bytes_per_s is None:
         return OPEN
     own = record["config"]["cluster"]["host_to_device_bytes_per_s"]
@@ -90,7 +88,7 @@ def even_link(link_bytes_per_s: float | None, record: pd.Series) -> Verdict:
 
 
 def fair_price(usd_per_hour: float | None, tokens_per_s: float, usd_per_billion_tokens: float) -> Verdict:
-    """Does a server of this price and pace cost as much a token as the other one?"""
+    """Does a server of this price and throughput cost as much per token as the other one?"""
     if usd_per_hour is None:
         return OPEN
     found = cost_usd_per_billion_tokens(usd_per_hour, tokens_per_s)
@@ -115,11 +113,9 @@ def longest_sequence(seq_len_tokens: int | None, fraction: float, curve: pd.Data
 
 
 def chosen(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
-    """The rows whose columns have the wanted values: one, several, or any where it is None.
+    """The rows whose columns have the wanted values: one, several, or None for any; ValueError for an unknown value.
 
-        chosen(data, model=["qwen3_1p7b", "qwen3_32b"], bar=None)
-
-    Raises ValueError for a value that no row has; it names those that there are.
+    chosen(data, model=["qwen3_1p7b", "qwen3_32b"], bar=None)
     """
     kept = pd.Series(True, index=data.index)
     for column, asked in wanted.items():
@@ -131,9 +127,7 @@ def chosen(data: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 
 
 def crossed(data: pd.DataFrame, down: str, across: str, value: str) -> pd.DataFrame:
-    """One column's values by two others; the mean where rows share a place, as those of what is not varied do. Raises
-    ValueError for a column that the frame lacks, naming those it has; for values that are no numbers.
-    """
+    """The mean of one column by two others; ValueError for an unknown column, or values that are no numbers."""
     for name, column in (("down", down), ("across", across), ("value", value)):
         among(name, column, list(data.columns))
     if len({down, across, value}) < 3:
@@ -147,9 +141,7 @@ def crossed(data: pd.DataFrame, down: str, across: str, value: str) -> pd.DataFr
 
 
 def among(name: str, asked: Any, there: Collection[Any]) -> list[Any]:
-    """The values asked for, one or several; ValueError if one is unknown, or none is asked for; it names those that
-    there are.
-    """
+    """The wanted values as a list; ValueError, naming the known ones, if one is unknown or none is wanted."""
     values = list(asked) if isinstance(asked, list | tuple | set | range) else [asked]
     known = ", ".join(map(str, there))
     for value in values:
@@ -165,17 +157,17 @@ def picture(figure: Figure) -> None:
 
 
 def rows(table: Table) -> None:
-    """Display a table, every cell as it is written in the report."""
+    """Display a table as in the report."""
     display(HTML(frame(table).to_html(index=False, border=0)))
 
 
 def say(*sentences: str) -> None:
-    """Display an answer, one paragraph a sentence."""
+    """Display each sentence as a paragraph."""
     display(Markdown("\n\n".join(sentences)))
 
 
-def judge(verdict: tuple[bool | None, str]) -> None:
-    """Display what becomes of an exercise: right, not yet, or (None) nothing written down so far; and why."""
+def judge(verdict: Verdict) -> None:
+    """Display the verdict on an exercise: right, not yet, or open (None)."""
     right, why = verdict
     word = {True: "Right.", False: "Not yet.", None: "Open."}[right]
     say(f"**{word}** {why}")

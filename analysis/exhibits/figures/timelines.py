@@ -1,4 +1,4 @@
-"""Timelines as small drawings, all on one page and each for itself: the 25 of figure 17, and one of every schedule."""
+"""Timelines, small on one page and each as its own figure: the 25 of figure 17, and one of every schedule."""
 
 import csv
 import io
@@ -29,43 +29,35 @@ from rpbench.run.recording import TIMELINE
 def exhibit(experiments: Experiments) -> Shown:
     rows, results = numbers(experiments), experiments.results
     found = declared_table("timelines", rows.assign(bubble=100 * rows["bubble_makespan"]))
-    stems = "timeline_" + rows["schedule"] + "_" + rows["model"]
-    return _shown(found, partial(draw, rows, results), stems, rows, partial(draw_one, results=results))
+    each = {f"timeline_{row['schedule']}_{row['model']}": row for row in rows.to_dict("records")}
+    return _shown(found, partial(draw, rows, results), each, partial(draw_one, results=results))
 
 
 def _shown(
-    found: Table, draw_all: Callable[[], Figure], stems: pd.Series, rows: pd.DataFrame, draw: Callable[[dict], Figure]
+    found: Table, draw_all: Callable[[], Figure], each: dict[str, dict], draw: Callable[[dict], Figure]
 ) -> Shown:
-    each = dict(zip(stems, rows.to_dict("records"), strict=True))
     drawings = {stem: partial(draw, row) for stem, row in each.items()}
     return Shown(found, draw_all, drawings, drawn_from={stem: row["run_id"] for stem, row in each.items()})
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """The 25 records; MissingRuns if one, or its timeline.csv, is not there."""
+    """The 25 records; MissingRuns if a record or its timeline is missing."""
     return _with_timelines(runs.calls(experiments), experiments.results, "figure17")
 
 
 def _with_timelines(rows: pd.DataFrame, results: Path, experiment: str) -> pd.DataFrame:
-    lacking = [run for run in rows["run_id"] if not _path(results, run).exists()]
+    lacking = [run for run in rows["run_id"] if not (results / run / TIMELINE).exists()]
     if lacking:
         raise MissingRuns(f"timeline.csv of {len(lacking)} of {len(rows)} runs of experiment={experiment}")
     return rows
 
 
-def _path(results: Path, run_id: str) -> Path:
-    return results / run_id / TIMELINE
-
-
 def read_timeline(row: dict, results: Path) -> Timeline:
-    """The timeline that a run left beside its record; its schedule is read off the same rows. Raises ValueError naming
-    the row, if the file is torn or does not fit its record.
-    """
-    source = record.kept_file(results / row["run_id"], row, TIMELINE)
+    """The timeline file of a record; ValueError if it is torn or does not fit the record."""
+    folder = results / row["run_id"]
+    source = record.kept_file(folder, row, TIMELINE)
     if source is None:
-        raise ValueError(
-            f"{_path(results, row['run_id'])} is not the one that its record was written with; run it again"
-        )
+        raise ValueError(f"{folder / TIMELINE} is not the one that its record was written with; run it again")
     # A column that some records lack holds floats.
     num_devices, stages, microbatches, backward_stages, steps = (
         int(row[key]) for key in ("num_devices", "num_stages", "num_microbatches", "num_backward_stages", "num_steps")
@@ -87,10 +79,10 @@ def draw_one(row: dict, results: Path) -> Figure:
 
 
 def draw(rows: pd.DataFrame, results: Path) -> Figure:
-    """Schedules down, models across, as many as there are rows of."""
+    """A panel for each schedule (down) and model (across)."""
     with style.figure(13, 7.6) as figure:
         schedules, models = runs.schedules_of(rows), runs.models_of(rows)
-        # Axes that share a limit ask all others of theirs at each step: limits are set on each.
+        # Shared axes are slow, because each asks all others for their limits: set the limits of each.
         panels = figure.subplots(len(schedules), len(models), squeeze=False)
         drawn: list[Bars] = []
         by_name = rows.set_index(["schedule", "model"], drop=False)
@@ -120,7 +112,7 @@ def _legend(figure: Figure, drawn: list[Bars], place: Any, ncols: int) -> None:
 
 
 def draw_small(axes: Axes, timeline: Timeline, title: str, per_second: float = 1.0) -> Bars:
-    """The compute lanes of a timeline as bars without names; they are rasterised, or the file would be large."""
+    """The compute lanes of a timeline as bars without names, rasterised for a small file."""
     axes.grid(visible=False)
     bars = bars_of(timeline, 0.9, per_second)
     put_bars(axes, bars, 0.0, rasterized=True)
@@ -128,7 +120,7 @@ def draw_small(axes: Axes, timeline: Timeline, title: str, per_second: float = 1
     return bars
 
 
-# --- the atlas: the timeline of every schedule, drawn small and alike -------------------------------------------
+# --- the atlas: a small timeline of every schedule ---------------------------------------------------------------
 
 _ACROSS = 4
 _FORWARDS_PER_S = 1000.0  # a forward of a device takes 1 ms in this experiment
@@ -146,7 +138,8 @@ def atlas(experiments: Experiments) -> Shown:
         over_ideal=100 * rows["bubble_over_ideal"],
     )
     found, whole = declared_table("atlas", shown), partial(draw_atlas, rows, results)
-    return _shown(found, whole, "atlas_" + rows["schedule"], rows, partial(draw_schedule, results=results))
+    each = {f"atlas_{row['schedule']}": row for row in rows.to_dict("records")}
+    return _shown(found, whole, each, partial(draw_schedule, results=results))
 
 
 def draw_schedule(row: dict, results: Path) -> Figure:
@@ -155,7 +148,7 @@ def draw_schedule(row: dict, results: Path) -> Figure:
 
 
 def draw_atlas(rows: pd.DataFrame, results: Path) -> Figure:
-    """Panels in rows of four, all with one time axis."""
+    """Panels in rows of four with one time axis."""
     down = -(-len(rows) // _ACROSS)
     with style.figure(13, 1.05 * down + 0.6) as figure:
         panels = figure.subplots(down, _ACROSS, sharex=True, sharey=True, squeeze=False).ravel()

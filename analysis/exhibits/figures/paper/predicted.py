@@ -6,6 +6,7 @@ new measurement needs a row there and nothing else.
 
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -130,7 +131,7 @@ def _draw_model(axes: Axes, rows: pd.DataFrame, names: list[str]) -> None:
     room = 1.75 * highest if highest > 0 else 1.0
     for height, system in enumerate(names):
         row = rows.loc[system]
-        looks = {"color": style.METHODS[system].colour, "edgecolor": "black"}
+        looks: dict[str, Any] = {"color": style.METHODS[system].colour, "edgecolor": "black"}
         if pd.notna(row["known"]):
             axes.barh(height - 0.2, row["known"], 0.36, hatch=style.HATCHES["published"], **looks)
         elif row["known_status"]:

@@ -1,4 +1,4 @@
-"""Does the simulated bubble predict throughput? Simulated tokens/s beside the published measurements."""
+"""Does the simulated bubble predict throughput? Simulated tokens/s beside published measurements."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,24 +10,24 @@ from analysis.records import runs
 from analysis.records.experiments import Experiments
 from analysis.records.published import PUBLISHED_MODELS, look_up
 
-# What is simulated, and the published system it stands for.
+# Estimate -> the published system, and the look.
 ESTIMATES = {
     "sync": ("roundpipe-sync", style.Look("one call (sync)", style.ORANGE, "P")),
     "label": ("roundpipe", style.Look("one call without fill and drain", style.BLACK, "x")),
     "back to back": ("roundpipe", style.Look("calls back to back, N = 10", style.VERMILION, "o")),
 }
-BACK_TO_BACK = 10  # microbatches a call in the published measurements of four of the five models
+BACK_TO_BACK = 10  # microbatches of a call in the published measurements of four of the five models
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a model and estimate: `simulated`, `measured` (tokens/s), their `ratio`, `source`, `run_id`."""
+    """One row for each model and estimate: `simulated`, `measured` (tokens/s), their `ratio`, `source`, `run_id`."""
     calls = runs.calls(experiments, schedules=("roundpipe",)).set_index("model")
     steady = runs.of_models(experiments, "steady_state", num_microbatches=(BACK_TO_BACK,)).set_index("model")
     rows = []
     for model in runs.MODELS:
         call = calls.loc[model]
         rows.append(_row(model, "sync", call["tokens_per_s"], call["run_id"]))
-        # Throughput if a call idled for switch and intra alone, as the published asynchronous bars have it.
+        # Throughput with switch and intra as the only idle time, as in the published asynchronous bars.
         label_share = (call["switch_s"] + call["intra_s"]) / (call["num_devices"] * call["makespan_s"])
         seconds = sum(call["busy_s"]) / call["num_devices"] / (1 - label_share)
         rows.append(_row(model, "label", call["tokens_per_step"] / seconds, call["run_id"]))
@@ -44,10 +44,9 @@ def _row(model: str, estimate: str, simulated: float, run_id: str) -> dict:
 
 def answer(data: pd.DataFrame) -> str:
     ratio = data.pivot(index="model", columns="estimate", values="ratio")["back to back"]
-    near = [style.model_name(model) for model in runs.models_of(data) if ratio[model] < 1.2]
-    far = [
-        f"{style.model_name(model)} ({ratio[model]:.2f} times)" for model in runs.models_of(data) if ratio[model] >= 1.2
-    ]
+    names = {model: style.model_name(model) for model in runs.models_of(data)}
+    near = [name for model, name in names.items() if ratio[model] < 1.2]
+    far = [f"{name} ({ratio[model]:.2f} times)" for model, name in names.items() if ratio[model] >= 1.2]
     text = f"Back to back, it is within 20 % of the measurement for {', '.join(near) or 'no model'}"
     return text + (f" and too high for {', '.join(far)}." if far else ".")
 
@@ -64,42 +63,30 @@ def tabulate(data: pd.DataFrame) -> Table:
 def draw(data: pd.DataFrame) -> Figure:
     with style.figure(9.5, 3.4) as figure:
         rates, ratios = figure.subplots(1, 2)
-        _draw_rates(rates, data)
-        _draw_ratios(ratios, data)
+        for shift, (estimate, (_, look)) in zip((-0.28, 0, 0.28), ESTIMATES.items(), strict=True):
+            rows = data[data["estimate"] == estimate].reset_index()
+            _draw_estimate(rates, ratios, rows, rows.index + shift, look)
         names = [style.model_name(model).replace(" ", "\n") for model in runs.models_of(data)]
         for axes in (rates, ratios):
             axes.set_xticks(range(len(names)), names, fontsize=7)
+        rates.set_yscale("log")
+        rates.set_yticks([2000, 5000, 10_000, 20_000, 50_000])
+        rates.yaxis.set_major_formatter("{x:,.0f}")
+        rates.minorticks_off()
+        rates.set(title="Throughput on 8 RTX 4090", ylabel="tokens/s")
+        ratios.axhline(1, color="black", linewidth=1)
+        ratios.set(title="Simulated over measured", ylabel="ratio", ylim=(0, 1.12 * data["ratio"].max()))
         style.legend_below(figure, rates, ncols=5)
         return figure
 
 
-_SHIFTS = dict(zip(ESTIMATES, (-0.28, 0, 0.28), strict=True))
-
-
-def _draw_rates(axes: Axes, data: pd.DataFrame) -> None:
-    for estimate, (_, look) in ESTIMATES.items():
-        rows = data[data["estimate"] == estimate].reset_index()
-        places = rows.index + _SHIFTS[estimate]
-        name = "measured, published" if estimate == "sync" else ""
-        axes.hlines(rows["measured"], places - 0.14, places + 0.14, color="black", linewidth=2, label=name)
-        axes.plot(places, rows["simulated"], look.marker, color=look.colour, label=look.name)
-    axes.set_yscale("log")
-    axes.set_yticks([2000, 5000, 10_000, 20_000, 50_000])
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.minorticks_off()
-    axes.set(title="Throughput on 8 RTX 4090", ylabel="tokens/s")
-
-
-def _draw_ratios(axes: Axes, data: pd.DataFrame) -> None:
-    for estimate, (_, look) in ESTIMATES.items():
-        rows = data[data["estimate"] == estimate].reset_index()
-        places = rows.index + _SHIFTS[estimate]
-        axes.plot(places, rows["ratio"], look.marker, color=look.colour)
-        for x, ratio in zip(places, rows["ratio"], strict=True):
-            style.note(axes, f"{ratio:.2f}", (x, ratio), (0, 5), ha="center", fontsize=6.3)
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set_ylim(0, 1.12 * data["ratio"].max())
-    axes.set(title="Simulated over measured", ylabel="ratio")
+def _draw_estimate(rates: Axes, ratios: Axes, rows: pd.DataFrame, places: pd.Index, look: style.Look) -> None:
+    name = "measured, published" if rows["estimate"].iloc[0] == "sync" else ""
+    rates.hlines(rows["measured"], places - 0.14, places + 0.14, color="black", linewidth=2, label=name)
+    rates.plot(places, rows["simulated"], look.marker, color=look.colour, label=look.name)
+    ratios.plot(places, rows["ratio"], look.marker, color=look.colour)
+    for x, ratio in zip(places, rows["ratio"], strict=True):
+        style.note(ratios, f"{ratio:.2f}", (x, ratio), (0, 5), ha="center", fontsize=6.3)
 
 
 exhibit = exhibit_of("prediction", numbers, tabulate, draw, answer=answer)

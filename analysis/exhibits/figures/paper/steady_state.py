@@ -1,4 +1,4 @@
-"""Idle time of asynchronous steps: RoundPipe's calls back to back, beside the published label."""
+"""Idle time of asynchronous steps: RoundPipe's calls back to back, beside the published labels."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,26 +11,24 @@ from analysis.records import runs
 from analysis.records.experiments import Experiments, MissingRuns, succeeded
 from analysis.records.published import PUBLISHED_MODELS, look_up
 
-COUNTS = (8, 9, 10, 16)  # microbatches a call
+COUNTS = (8, 9, 10, 16)  # N, the microbatches of a call
 
 
 def numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a model and N: `bubble`, `bubble_between_ends` and, where it was run, `bubble_causal`, with run_ids.
+    """One row for each model and N: `bubble`, `bubble_between_ends`, `bubble_causal` (%), and the run ids.
 
-    In percent; `bubble` and `bubble_causal` are the records' `bubble_steady`. In the causal runs the fused stage's
-    forward waits for its input. Raises MissingRuns if a run behind it is not there; the causal ones may be missing.
+    In the causal runs, which may be missing, the fused stage's forward waits for its input. MissingRuns without others.
     """
+    keys = ["model", "num_microbatches"]
     found = runs.of_models(experiments, "steady_state", num_microbatches=COUNTS)
-    rows = found[["model", "num_microbatches", "run_id"]].reset_index(drop=True)
-    rows.insert(2, "bubble", 100 * found["bubble_steady"].to_numpy())
-    rows.insert(3, "bubble_between_ends", 100 * found["bubble_between_ends"].to_numpy())
+    found = found.assign(bubble=100 * found["bubble_steady"], bubble_between_ends=100 * found["bubble_between_ends"])
+    rows = found[[*keys, "bubble", "bubble_between_ends", "run_id"]].reset_index(drop=True)
     try:
         causal = succeeded(experiments.cells("steady_causal"))
     except MissingRuns:
         causal = pd.DataFrame()
     if causal.empty:
         return rows.assign(bubble_causal=float("nan"), run_id_causal="")
-    keys = ["model", "num_microbatches"]
     causal = causal.assign(bubble_causal=100 * causal["bubble_steady"])[[*keys, "run_id", "bubble_causal"]]
     return rows.merge(causal, "left", keys, suffixes=("", "_causal"))
 
@@ -39,19 +37,16 @@ def answer(data: pd.DataFrame) -> str:
     bubbles = data.pivot(index="model", columns="num_microbatches", values="bubble").loc[runs.models_of(data)]
     labels = pd.Series({model: _label(model) for model in runs.models_of(data)})
     counts = counts_of(data)
-    higher = [count for count in counts if (bubbles[count] > labels).all()]
-    lower = [count for count in counts if (bubbles[count] < labels).all()]
+    higher = ", ".join(str(count) for count in counts if (bubbles[count] > labels).all())
+    lower = ", ".join(str(count) for count in counts if (bubbles[count] < labels).all())
     spans = "; ".join(f"N = {count}: {bubbles[count].min():.2f} to {bubbles[count].max():.2f} %" for count in counts)
     text = f"Labels {labels.min():.2f} to {labels.max():.2f} %; simulated {spans}."
     if higher:
-        text += f" The simulated bubble is above the label of every model at N = {', '.join(map(str, higher))}."
-    if lower:
-        text += f" It is below the label of every model at N = {', '.join(map(str, lower))}."
-    return text
+        text += f" The simulated bubble is above the label of every model at N = {higher}."
+    return text + (f" It is below the label of every model at N = {lower}." if lower else "")
 
 
 def counts_of(data: pd.DataFrame) -> list[int]:
-    """The N that there are rows of, from few to many."""
     return [count for count in COUNTS if count in set(data["num_microbatches"])]
 
 
@@ -60,7 +55,7 @@ def _label(model: str) -> float:
 
 
 def tabulate(data: pd.DataFrame) -> Table:
-    """One row a model: the label, then every N back to back, waiting if that was run, and by the other rule."""
+    """One row for each model: the label, then for every N the bubbles of `numbers`."""
     causal = data["bubble_causal"].notna().any()
     columns = ["model", "published label (%)"]
     for count in counts_of(data):
@@ -127,13 +122,12 @@ exhibit = exhibit_of("steady_state", numbers, tabulate, draw, answer=answer)
 
 
 def causal_numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a model: `bubble` (%), `makespan_s` and `run_id` of both (`_ahead`, `_waits`), `longer` (%)."""
+    """One row for each model: `bubble` (%), `makespan_s` and `run_id` of both (`_ahead`, `_waits`), `longer` (%)."""
     data = pd.DataFrame({"model": list(runs.MODELS)})
     for name, experiment in (("ahead", "figure17"), ("waits", "causal")):
-        rows = runs.of_models(experiments, experiment, schedule=("roundpipe",))
-        data[f"bubble_{name}"] = (100 * rows["bubble_makespan"]).to_list()
-        data[f"makespan_s_{name}"] = rows["makespan_s"].to_list()
-        data[f"run_id_{name}"] = rows["run_id"].to_list()
+        rows = runs.of_models(experiments, experiment, schedule=("roundpipe",)).reset_index(drop=True)
+        data[f"bubble_{name}"] = 100 * rows["bubble_makespan"]
+        data[[f"makespan_s_{name}", f"run_id_{name}"]] = rows[["makespan_s", "run_id"]]
     return data.assign(longer=100 * (data["makespan_s_waits"] / data["makespan_s_ahead"] - 1))
 
 
@@ -141,8 +135,7 @@ def causal_answer(data: pd.DataFrame) -> str:
     worst = data.loc[data["longer"].idxmax()]
     return (
         f"Waiting makes it {data['longer'].min():.2f} to {data['longer'].max():.2f} % longer, most for "
-        f"{style.model_name(worst['model'])} (bubble {worst['bubble_ahead']:.2f} to "
-        f"{worst['bubble_waits']:.2f} %)."
+        f"{style.model_name(worst['model'])} (bubble {worst['bubble_ahead']:.2f} to {worst['bubble_waits']:.2f} %)."
     )
 
 

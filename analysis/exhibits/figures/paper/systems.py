@@ -1,4 +1,4 @@
-"""Figures 10, 11 and 14: measured throughput, longest sequence and cost of all systems, as published."""
+"""Figures 10, 11 and 14 as published: throughput, longest sequence and cost of all systems."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,49 +16,37 @@ OURS = ("roundpipe", "roundpipe-sync")
 
 
 def price_of(platform: str) -> Published:
-    """The price of a published server, in US dollars an hour."""
+    """The price of a published server in US dollars an hour."""
     return look_up("hardware", "value", item="server_price", applies_to=platform)
 
 
 def costs(platform: str) -> pd.DataFrame:
     """As `numbers`, with US dollars for a billion tokens as `value`."""
     price, data = price_of(platform), numbers("throughput", "tokens_per_s", platform)
-    data["value"] = [
-        cost_usd_per_billion_tokens(float(price.value), rate) if pd.notna(rate) else None for rate in data["value"]
-    ]
-    data["source"] += f"; {price.source}"
-    return data
+    dollars = partial(cost_usd_per_billion_tokens, float(price.value))
+    return data.assign(value=data["value"].map(dollars, "ignore"), source=data["source"] + f"; {price.source}")
 
 
 def numbers(name: str, column: str, platform: str = RTX4090) -> pd.DataFrame:
-    """One row a system and model: `value`, `status` (ok, OOM, N/A) and `source`, from a published table."""
+    """One row for each system and model of a published table: `value`, `status` (ok, OOM, N/A) and `source`."""
     name = name if platform == RTX4090 else f"{name}_a800"
     rows = published(name)
     rows = rows[rows["platform"] == platform].drop_duplicates(["system", "model"])  # the figure's bar stands first
-    where = (
-        f"analysis/published/{name}.csv, {column} of " + rows["system"] + ", " + rows["model"] + ": " + rows["source"]
-    )
-    return pd.DataFrame(
-        {
-            "system": rows["system"],
-            "model": rows["model"],
-            "status": rows["status"],
-            "value": rows[column].astype(float),
-            "source": where,
-        }
-    ).reset_index(drop=True)
+    row = rows["system"] + ", " + rows["model"] + ": " + rows["source"]
+    rows = rows.assign(value=rows[column].astype(float), source=f"analysis/published/{name}.csv, {column} of " + row)
+    return rows[["system", "model", "status", "value", "source"]].reset_index(drop=True)
 
 
 def best_baseline(
     data: pd.DataFrame, model: str, better: Callable[[pd.Series], int] = pd.Series.idxmax
 ) -> pd.Series | None:
-    """The best other system of the paper's own figure on a model; None where no other runs."""
+    """The best other system of the paper's figure on a model; None if no other runs."""
     others = data[(data["model"] == model) & ~data["system"].isin([*OURS, "fsdp-offload"])].dropna(subset="value")
     return None if others.empty else others.loc[better(others["value"])]
 
 
 def speedups(data: pd.DataFrame) -> pd.DataFrame:
-    """One row a model: RoundPipe's `value`, the `best` other system of the figure (or ""), the `speedup` over it."""
+    """One row for each model: RoundPipe's `value`, the `best` other system (or ""), and the `speedup` over it."""
     rows = []
     for model, name in models_in(data).items():
         own, best = _value(data, "roundpipe", name), best_baseline(data, name)
@@ -68,22 +56,18 @@ def speedups(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(data: pd.DataFrame) -> str:
-    parts = [
-        f"alone on {style.model_name(row.model)}"
-        if not row.best
-        else f"{row.speedup:.2f} × on {style.model_name(row.model)} ({style.method_name(row.best)})"
-        for row in speedups(data).itertuples()
-    ]
+    parts = []
+    for row in speedups(data).itertuples():
+        over = f"{row.speedup:.2f} × on {style.model_name(row.model)} ({style.method_name(row.best)})"
+        parts.append(over if row.best else f"alone on {style.model_name(row.model)}")
     return f"RoundPipe over the best other system: {', '.join(parts)}."
 
 
 def length_answer(data: pd.DataFrame) -> str:
-    longest = {
-        style.model_name(model): style.method_name(rows.loc[rows["value"].idxmax(), "system"])
-        for model, name in models_in(data).items()
-        if not (rows := data[data["model"] == name].dropna(subset="value")).empty
-    }
-    return "Longest: " + ", ".join(f"{system} on {model}" for model, system in longest.items()) + "."
+    known = data.dropna(subset="value")
+    longest = known.loc[known.groupby("model")["value"].idxmax()].set_index("model")["system"]
+    names = ((style.method_name(longest[name]), style.model_name(model)) for model, name in models_in(known).items())
+    return "Longest: " + ", ".join(f"{system} on {model}" for system, model in names) + "."
 
 
 def cost_answer(data: pd.DataFrame) -> str:
@@ -105,11 +89,10 @@ def _value(data: pd.DataFrame, system: str, model: str) -> float:
 def _tabulate(quantity: str, form: str, data: pd.DataFrame) -> Table:
     columns = ("system", *(f"{style.model_name(model)}, {quantity}" for model in PUBLISHED_MODELS))
     rows = []
-    for system in data["system"].unique():
-        of_system = data[data["system"] == system].set_index("model")
-        rows.append(
-            [label(style.method_name(system)), *(_cell(of_system, name, form) for name in PUBLISHED_MODELS.values())]
-        )
+    for system, of_system in data.groupby("system", sort=False):
+        found = of_system.set_index("model")
+        cells = (_cell(found, name, form) for name in PUBLISHED_MODELS.values())
+        rows.append([label(style.method_name(str(system))), *cells])
     return table(columns, rows)
 
 
@@ -136,9 +119,9 @@ def _with_speedup(data: pd.DataFrame) -> Table:
 
 
 def draw(data: pd.DataFrame, quantity: str) -> Figure:
-    """One panel a model, one bar a system; what did not run is written where its bar would stand."""
+    """A panel for each model with a bar for each system, or the status of one that did not run."""
     with style.figure(11.5, 3.6) as figure:
-        # FSDP's two measurements stand together, RoundPipe last.
+        # FSDP's two measurements side by side, RoundPipe last.
         systems = sorted(data["system"].unique(), key=lambda name: (name in OURS, list(style.METHODS).index(name)))
         models = models_in(data)
         panels = style.model_panels(figure, models, sharey=True)
@@ -175,7 +158,7 @@ def _bar(axes: Axes, height: float, width: float, system: str) -> None:
 
 
 def draw_cost(data: pd.DataFrame, where: str = "8 RTX 4090") -> Figure:
-    """One panel a model: the cheapest other system above RoundPipe."""
+    """A panel for each model: the cheapest other system above RoundPipe."""
     with style.figure(11.5, 1.9) as figure:
         models = models_in(data)
         for axes, name in zip(style.model_panels(figure, models), models.values(), strict=True):
