@@ -1,7 +1,7 @@
 """The exhibit of a user's own sweep: the best choice at each size, among runs that do the same work.
 
-The same work is the same tokens a step (microbatches, where the tokens are not known), steps, model, devices, machine
-and costs, known in the same way. Only such runs are compared. Runs that differ in nothing but their seed are repeats.
+Work is the same if tokens of a step (or microbatches, if tokens are unknown), steps, model, devices, machine, costs and
+evidence are equal. Runs that differ only in their seed are repeats.
 """
 
 import json
@@ -23,17 +23,24 @@ from rpbench.records.describe import Clock, clock
 from rpbench.records.manifest import Manifest
 
 Row = Mapping[str, Any]
-Work = tuple[tuple[str, str], ...]  # name and value of each thing that makes work equal
+Work = tuple[tuple[str, str], ...]  # (name, value) of everything that makes work equal
 
 REPEATED = "seed"
-_SAME = 1e-9  # of a number: closer ones are the same
-# What a sweep chooses to change the work, in the words of the command line.
-SIZES = ("model", "cluster", "workload", "num_devices", "num_microbatches", "num_steps", "cost")
+_SAME = 1e-9  # relative difference of equal numbers
+SIZES = (
+    "model",
+    "cluster",
+    "workload",
+    "num_devices",
+    "num_microbatches",
+    "num_steps",
+    "cost",
+)  # these change the work
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run: what it is called, how it is read off a record, and which end of it is better."""
+    """A number of a run; `best` is min or max."""
 
     name: str
     read: Callable[[Row], float | None]
@@ -43,13 +50,13 @@ class Measure:
 
 @dataclass(frozen=True)
 class Contender:
-    """Contender: one choice of a sweep at one size.
+    """One choice of a sweep at one size.
 
     Args:
-        names: what it chose, of what differs.
-        work: what it had to do; empty for a cell that left no record.
-        rows: its records that ended well, one for each repeat; those that did not stand alone.
-        state: how it ended, in a word, and why.
+        names: its values of the choices that differ.
+        work: empty for a cell without a record.
+        rows: its repeats, or one failed record.
+        state: how it ended, and why.
     """
 
     names: tuple[str, ...]
@@ -59,11 +66,11 @@ class Contender:
 
     @property
     def is_ok(self) -> bool:
-        """True if it has numbers to compare; dry runs, on made-up accelerators, have none."""
+        """True if it has numbers to compare; dry runs have none."""
         return bool(self.rows) and _is_ok(self.rows[0])
 
     def values(self, measure: Measure) -> list[float]:
-        """A number of each repeat; none of a run that did not end well."""
+        """The numbers of the repeats that have one."""
         found = (measure.read(row) for row in self.rows if _is_ok(row))
         return [value for value in found if value is not None]
 
@@ -72,8 +79,8 @@ class Contender:
 
 
 def what_differs(cells: Sequence[manifests.Cell]) -> tuple[list[str], dict[str, str]]:
-    """Choices that are not the same in all cells, repeats left out, and those that are with their values."""
-    keys = list(dict.fromkeys(key for cell in cells for key in cell.overrides))
+    """Choices that differ between cells, without repeats, and the common ones with their values."""
+    keys = dict.fromkeys(key for cell in cells for key in cell.overrides)
     values = {key: {cell.overrides.get(key, "") for cell in cells} for key in keys}
     differ = [key for key in keys if len(values[key]) > 1 and key != REPEATED]
     same = {key: next(iter(values[key])) for key in keys if len(values[key]) == 1}
@@ -81,7 +88,7 @@ def what_differs(cells: Sequence[manifests.Cell]) -> tuple[list[str], dict[str, 
 
 
 def contenders_of(manifest: Manifest, by_id: Mapping[str, Row], keys: Sequence[str]) -> list[Contender]:
-    """Every contender of a sweep in its order, repeats together; cells that failed stand for themselves."""
+    """The contenders of a sweep in its order; each failed cell is one."""
     contended = any(len(cell.run_ids) > 1 for cell in manifest.cells)
     found: dict[object, Contender] = {}
     for cell in manifest.cells:
@@ -107,10 +114,10 @@ def _ended(state: str, reason: str) -> str:
 
 
 def _repeated(rows: Sequence[Row]) -> str:
-    if len(rows) == 1:  # of a duel, what its verdict is
-        verdict, why = (str(rows[0].get(key) or "") for key in ("verdict", "verdict_reason"))
-        return f"ok, {_ended(verdict, why)}" if verdict else "ok"
-    return f"ok, {len(rows)} repeats"
+    if len(rows) > 1:
+        return f"ok, {len(rows)} repeats"
+    verdict, why = (str(rows[0].get(key) or "") for key in ("verdict", "verdict_reason"))  # of a duel
+    return f"ok, {_ended(verdict, why)}" if verdict else "ok"
 
 
 def work_of(row: Row) -> Work:
@@ -122,7 +129,7 @@ def work_of(row: Row) -> Work:
         "model": row.get("model"),
         "devices": row.get("num_devices"),
         amount[0]: amount[1],
-        "steps": asked.get("num_steps", row.get("num_steps")),  # a search may run more of those that overlap
+        "steps": asked.get("num_steps", row.get("num_steps")),  # a search may run more steps of overlapping ones
         "cluster": row.get("cluster"),
         "workload": row.get("workload"),
         "cost": json.dumps(cost, sort_keys=True) if isinstance(cost, dict) else cost,
@@ -137,7 +144,7 @@ def _is_ok(row: Row) -> bool:
 
 
 def works_told(contenders: Iterable[Contender]) -> dict[Work, str]:
-    """Every work among some contenders in its order, in words that tell it from the others."""
+    """The distinct works of some contenders, in words for what differs between them."""
     works = list(dict.fromkeys(each.work for each in contenders if each.is_ok))
     differ = {name for work in works for name, value in work if any(dict(other).get(name) != value for other in works)}
     return {work: ", ".join(_said(name, value) for name, value in work if name in differ) for work in works}
@@ -154,10 +161,7 @@ def _said(name: str, value: str) -> str:
 
 
 def best_of(measure: Measure, contenders: Sequence[Contender]) -> list[Contender]:
-    """The best contenders of one work: the first by the median, and all that cannot be told from it.
-
-    The others have the same number, or repeats whose range meets that of the best. Empty where fewer than two have one.
-    """
+    """The contender with the best median, and all whose ranges overlap with its range; empty for fewer than two."""
     held = [(each, values) for each in contenders if (values := each.values(measure))]
     if len(held) < 2:
         return []
@@ -172,7 +176,7 @@ def _meet(some: Sequence[float], others: Sequence[float]) -> bool:
 
 
 def number_of(key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
-    """A field of a record in another unit; the largest of a list, None where it is no number."""
+    """A function that reads a field of a record in another unit; the largest of a list, None for no number."""
 
     def read(row: Row) -> float | None:
         value = row.get(key)
@@ -186,15 +190,15 @@ def number_of(key: str, factor: float = 1.0) -> Callable[[Row], float | None]:
 
 
 def makespan_in(unit: Clock) -> Callable[[Row], float | None]:
-    """The makespan of runs whose times are slots, or of those whose times are seconds."""
+    """A function that reads the makespan of records with times in this unit."""
     read = number_of("makespan_s")
     return lambda row: read(row) if clock(row) == unit else None
 
 
 _MOST_BARS = 60
-_MOST_TOLD = 6  # works whose winner is named one by one
-_MOST_VALUES = 4  # of a choice that a title names
-_BEST = " ★"  # stands behind the best number of equal work
+_MOST_TOLD = 6  # works whose winners are named one by one
+_MOST_VALUES = 4  # of a choice in a title
+_BEST = " ★"  # marks the best number of equal work
 
 _MEASURES = (
     Measure("tokens/s", number_of("tokens_per_s"), ",.0f", max),
@@ -213,7 +217,7 @@ _MEASURES = (
 
 
 def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:
-    """The runs of one sweep, compared; cells that failed or do not fit stand among them with their reason."""
+    """The compared runs of one sweep, with failed cells and their reasons."""
     by_id = {row["run_id"]: row for row in rows}
     keys, same = what_differs(manifest.cells)
     lines = contenders_of(manifest, by_id, keys)
@@ -229,7 +233,6 @@ def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:
         evidence=tuple(sorted({str(row["evidence"]) for line in running for row in line.rows if row["evidence"]})),
         command=manifest.command,
         draw=partial(_draw, running, measures[0], heads) if measures and 0 < len(running) <= _MOST_BARS else None,
-        drawings={},
         table=_tabulate(heads, measures, lines),
         run_ids=tuple(run for cell in manifest.cells for run in cell.run_ids if run in by_id),
         question=_question(heads, works),
@@ -240,7 +243,7 @@ def exhibit(manifest: Manifest, rows: Sequence[Row]) -> Exhibit:
 
 
 def _title(manifest: Manifest, keys: Sequence[str]) -> str:
-    """The swept choices: `gpipe, 1f1b and 2 more; num_microbatches 6, 12`."""
+    """Such as `gpipe, 1f1b and 2 more; num_microbatches 6, 12`."""
     told = []
     for key in keys:
         values = list(dict.fromkeys(cell.overrides[key] for cell in manifest.cells if key in cell.overrides))
@@ -267,11 +270,10 @@ def _caption(
 ) -> str:
     counts = ", ".join(f"{number} {state}" for state, number in manifest.counts.items() if number)
     held = ", ".join(f"{key}={value}" for key, value in same.items())
-    held = f" The same in all: {held}." if held else ""
     text = (
-        f"What differs: {', '.join(heads)}.{held} Cells: {counts}. Runs of equal work (tokens, model, devices, costs) "
+        f"What differs: {', '.join(heads)}.{f' The same in all: {held}.' if held else ''} Cells: {counts}. Runs of "
+        "equal work (tokens, model, devices, costs) are compared, and no others; the best of them bears a star."
     )
-    text += "are compared, and no others; the best of them bears a star."
     if not measures:
         return f"{text} No run of this sweep ended with numbers."
     if any(len(line.rows) > 1 for line in running):
@@ -280,13 +282,14 @@ def _caption(
 
 
 def _winners(measure: Measure, running: Sequence[Contender], works: Mapping[Work, str]) -> str:
-    """The best choice for each work, or its count where there are many works."""
+    """The best choice for each work, or counts of wins if there are many works."""
     told, wins = [], Counter[str]()
     for work, words in works.items():
-        best = best_of(measure, [line for line in running if line.work == work])
+        peers = [line for line in running if line.work == work]
+        best = best_of(measure, peers)
         if not best:
             continue
-        names = [" ".join(_of_choice(line, running)) for line in best]
+        names = [" ".join(_of_choice(line, peers)) for line in best]
         wins[" and ".join(names)] += 1
         value = f"{median(best[0].values(measure)):{measure.form}}"
         who = f"{' and '.join(names)} tie with {value}" if len(names) > 1 else f"{names[0]} with {value}"
@@ -299,9 +302,8 @@ def _winners(measure: Measure, running: Sequence[Contender], works: Mapping[Work
     return f"Best {measure.name}: {'; '.join(told)}."
 
 
-def _of_choice(line: Contender, running: Sequence[Contender]) -> tuple[str, ...]:
-    """The names of a contender that are not the same for all of its work."""
-    peers = [other for other in running if other.work == line.work]
+def _of_choice(line: Contender, peers: Sequence[Contender]) -> tuple[str, ...]:
+    """The names of a contender that differ among those with its work."""
     differ = [name for place, name in enumerate(line.names) if len({other.names[place] for other in peers}) > 1]
     return tuple(differ) or line.names
 
@@ -311,19 +313,15 @@ def _of_choice(line: Contender, running: Sequence[Contender]) -> tuple[str, ...]
 
 def _tabulate(heads: Sequence[str], measures: Sequence[Measure], lines: Sequence[Contender]) -> Table:
     starred = {(each.name, id(line)) for each in measures for line in _starred(each, lines)}
-    rows = [
-        (
-            *map(label, line.names),
-            *(_cell(each, line, (each.name, id(line)) in starred) for each in measures),
-            label(line.state),
-        )
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        cells = (_cell(each, line, (each.name, id(line)) in starred) for each in measures)
+        rows.append((*map(label, line.names), *cells, label(line.state)))
     return table((*heads, *(each.name for each in measures), "how it ended"), rows)
 
 
 def _starred(measure: Measure, lines: Sequence[Contender]) -> list[Contender]:
-    """The best of each work; none where all of it are as good."""
+    """The best contenders of each work, unless all are equally good."""
     groups = grouped((line for line in lines if line.values(measure)), attrgetter("work"))
     found = [(best_of(measure, group), group) for group in groups.values()]
     return [line for best, group in found if len(best) < len(group) for line in best]
@@ -342,7 +340,7 @@ def _cell(measure: Measure, line: Contender, starred: bool) -> Cell:
 
 
 def _draw(lines: Sequence[Contender], measure: Measure, heads: Sequence[str]) -> Figure:
-    """A bar a contender, those of equal work beside each other; a line from the least to the most of its repeats."""
+    """A bar for each contender, grouped by work, with the range of its repeats."""
     works = list(dict.fromkeys(line.work for line in lines))
     shown = sorted((line for line in lines if line.values(measure)), key=lambda line: works.index(line.work))
     places = [number + 0.6 * works.index(line.work) for number, line in enumerate(shown)]
@@ -350,12 +348,9 @@ def _draw(lines: Sequence[Contender], measure: Measure, heads: Sequence[str]) ->
         axes = figure.add_subplot()
         values = [line.values(measure) for line in shown]
         middle = [median(each) for each in values]
-        spread = [[m - min(each) for m, each in zip(middle, values, strict=True)]]
-        spread.append([max(each) - m for m, each in zip(middle, values, strict=True)])
-        repeated = any(len(each) > 1 for each in values)
-        bars = axes.barh(
-            places, middle, color=style.BLUE, height=0.7, xerr=spread if repeated else None, ecolor="black"
-        )
+        spread = [[median(each) - min(each) for each in values], [max(each) - median(each) for each in values]]
+        errors = spread if any(len(each) > 1 for each in values) else None
+        bars = axes.barh(places, middle, color=style.BLUE, height=0.7, xerr=errors, ecolor="black")
         axes.bar_label(bars, [f"{value:{measure.form}}" for value in middle], padding=3, fontsize=7.5)
         axes.set_yticks(places, [" · ".join(line.names) for line in shown])
         axes.invert_yaxis()

@@ -1,1 +1,1 @@
-"""Tables that stand without a figure, and how tables are written to files."""
+"""Tables, most of them without a figure."""

@@ -1,4 +1,4 @@
-"""Every system on the same work: simulated on eight devices, and measured on two cores."""
+"""All systems on the same work: simulated on eight devices, and measured on two cores."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -33,13 +33,13 @@ from rpbench.records.manifest import NOT_APPLICABLE
 Row = dict[str, Any]
 
 EXPERIMENT = "figure10"
-# The first of a model and those behind it that the table of options has.
-LEADERS = 3
+LEADERS = 3  # rows of each model in the table of options
 
 
 def contest_numbers(experiments: Experiments) -> pd.DataFrame:
-    """The rows of every schedule that takes a model, by model; those that do not fit included. Raises MissingRuns if a
-    run is not there; schedules that refuse every setting have none.
+    """The rows of every schedule by model, also those that do not fit; MissingRuns without one of them.
+
+    Schedules that refuse every setting have no row.
     """
     rows, manifest = experiments.cells(EXPERIMENT), experiments.manifest(EXPERIMENT)
     if manifest is None:
@@ -50,16 +50,13 @@ def contest_numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def not_compared() -> list[str]:
-    """Schedules of the registry that could take part, and that the experiment does not name yet."""
+    """Schedules of the registry that could take part but are not in the experiment."""
     able = {each.entry.name for each in contenders() if not why_not_charged(each)}
     return sorted(able - set(swept(EXPERIMENT, "schedule")))
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each order that fits, once: the fastest of those that compute the same in the same order, with all `names`.
-
-    Ranked within its model, the fastest first.
-    """
+    """Each distinct order that fits, the fastest first: its fastest row, with the `names` of all schedules."""
     fitting = rows[rows["status"] == "ok"].sort_values("tokens_per_s", ascending=False, kind="stable")
     groups = fitting.groupby(["model", "order_sha256"], sort=False)
     first = groups.head(1).copy()
@@ -69,7 +66,7 @@ def distinct(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def options(row: Row) -> Row:
-    """The chosen settings that a record has in another form than the tables."""
+    """Cells for the chosen settings."""
     keeping = len(row["keeping_stages"])
     own = ", ".join(f"{name}={value}" for name, value in row["schedule_options"].items() if value is not None)
     return {
@@ -80,7 +77,7 @@ def options(row: Row) -> Row:
 
 
 def leaders(ranked: pd.DataFrame, model: str) -> list[dict]:
-    """The fastest orders of a model, and the fastest that is never late."""
+    """The fastest orders of a model, and the fastest without late weights."""
     rows = ranked[ranked["model"] == model].to_dict("records")
     timely = [row for row in rows[LEADERS:] if not row["staleness_steps"]]
     has_timely = any(not row["staleness_steps"] for row in rows[:LEADERS])
@@ -88,7 +85,7 @@ def leaders(ranked: pd.DataFrame, model: str) -> list[dict]:
 
 
 def contest_answer(ranked: pd.DataFrame) -> str:
-    """First and second of every model, with the lead of the first, in a sentence."""
+    """First and second of every model, with the lead of the first."""
     parts = []
     for model in MODELS:
         rows = ranked[ranked["model"] == model].to_dict("records")
@@ -109,7 +106,7 @@ exhibit = exhibit_of(
 )
 
 
-# The run of `experiment=convergence` that reads weights as late, where it has another name; PipeMare with T1 to T3.
+# Schedule -> the schedule of `experiment=convergence` with the same lateness; PipeMare with T1 to T3.
 _TRAINED_AS = {
     "cyclic_dp": "roundpipe_async",
     "roundpipe": "roundpipe_async",
@@ -145,7 +142,7 @@ def simulated(experiments: Experiments) -> Shown:
 
 
 def _steps(rows: pd.DataFrame) -> str:
-    """Thousands of tokens of a step, model by model."""
+    """Thousands of tokens of a step for each model."""
     sizes = rows.groupby("model", sort=False)["tokens_per_step"].first()
     *most, last = [f"{sizes[model] / 1000:,.0f}" for model in MODELS if model in sizes]
     return f"{', '.join(most)} and {last}" if most else last
@@ -160,11 +157,11 @@ _LATE = (
 
 @exhibited("baselines_cpu")
 def measured(experiments: Experiments) -> Shown:
-    """All systems that the engine trains, on two cores of this machine."""
+    """All systems that the engine trains, measured on two cores of this machine."""
     rows = succeeded(experiments.cells("baselines_cpu"))
     if rows.empty:
         raise MissingRuns("all runs of experiment=baselines_cpu")
-    # The pace is that of the whole run: a few steps say little of an interval.
+    # Tokens per second of the whole run: it is too short for an interval.
     pace = rows["tokens_per_step"] * rows["num_updates"] / rows["makespan_s"]
     rows = rows.sort_values("schedule", kind="stable").assign(tokens_per_s=pace)
     multiples, behind = _multiples(experiments)
@@ -195,7 +192,7 @@ def _name(row: Mapping) -> str:
 
 
 def _multiples(experiments: Experiments) -> tuple[Multiples, list[str]]:
-    """Tokens that late weights cost, by method, and the runs behind it; nothing before these are there."""
+    """The cost of late weights in tokens, by method, and the runs behind it; empty without these."""
     try:
         data = convergence.numbers(experiments)
     except MissingRuns:
@@ -204,7 +201,7 @@ def _multiples(experiments: Experiments) -> tuple[Multiples, list[str]]:
 
 
 def _system(row: Row, bubble: str, multiples: Multiples, behind: Sequence[str]) -> Row:
-    """What a system needs: the bubble in a field, gigabytes, and its progress; both tables have these."""
+    """The columns of a system that both tables have; `bubble` is the name of its field."""
     needed, even = _progress(row, multiples, behind)
     return {
         "needed": needed,
@@ -219,7 +216,7 @@ def _system(row: Row, bubble: str, multiples: Multiples, behind: Sequence[str]) 
 
 
 def _progress(row: dict, multiples: Multiples, behind: Sequence[str]) -> Sequence[Cell]:
-    """Tokens to a loss over those of a flushed run, and the pace over that; dashes for what was not trained so."""
+    """Tokens to a loss over those of a flushed run, and tokens per second over that; dashes without training."""
     pace, run = row["tokens_per_s"], row["run_id"]
     if row["status"] != "ok" or not row["staleness_steps"]:
         return NOTHING, ours(pace, ",.0f", run)
@@ -232,13 +229,13 @@ def _progress(row: dict, multiples: Multiples, behind: Sequence[str]) -> Sequenc
 
 
 def _moved(row: dict, link: str) -> float:
-    """Gigabytes a step over one kind of link, of all devices."""
+    """Gigabytes of a step over one kind of link, for all devices."""
     found = row.get(link)
     return sum(found) / 1e9 / row["num_steps"] if isinstance(found, list) else 0.0
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """One panel a model, a bar a system, the fastest on top; late systems are hatched, what cannot run has a word."""
+    """A panel for each model with bars from the fastest system down; late systems are hatched."""
     models = list(dict.fromkeys(rows["model"]))
     most = max(len(rows[rows["model"] == model]) for model in models)
     with style.figure(2.75 * len(models), 0.9 + 0.2 * most) as figure:

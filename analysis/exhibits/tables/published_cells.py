@@ -1,4 +1,4 @@
-"""The 25 published cells of figure 17: every printed number, simulated and published side by side."""
+"""The 25 published cells of figure 17, and how good the predictions are."""
 
 import pandas as pd
 
@@ -14,7 +14,7 @@ from analysis.records.published import PUBLISHED_MODELS, Published, look_up
 
 @exhibited("blind_round")
 def blind_round(_: Experiments) -> Shown:
-    """Figures 12, 13, 15 and 16 by group: the errors as predicted before they were seen, and those of now."""
+    """Figures 12, 13, 15 and 16 by group: errors of the blind predictions and of the present ones."""
     sealed, present, rows = outcomes(SEALED), outcomes(FOLDER), []
     for group in GROUPS:
         before, after = pd.Series(group.errors(sealed)), pd.Series(group.errors(present))
@@ -40,7 +40,7 @@ exhibit_of(
 
 @exhibited("prediction_errors")
 def errors(_: Experiments) -> Shown:
-    """Bias and coverage of every system, and its errors with a model or with itself left out of the fits."""
+    """Bias and coverage of every system, and its errors if a model or the system is left out of the fits."""
     summary, rows = score.bias_and_coverage(), []
     held = pd.DataFrame(read("holdout")).astype({"error": float})
     for system, (cells, bias, inside) in summary.items():
@@ -56,7 +56,7 @@ def errors(_: Experiments) -> Shown:
 
 
 def _misses(_: Experiments) -> pd.DataFrame:
-    """Every cell that is off by more than 15 %, and what would have to change by how much."""
+    """Every cell that is off by more than 15 %, and the constants that would explain it."""
     found = pd.DataFrame(read("misses"))
     found["cell"] = found["system"].map(style.method_name) + ", " + found["model"].map(style.model_name)
     return found.astype(dict.fromkeys(("error", "missing_s", "factor", "deviations"), float))
@@ -91,25 +91,24 @@ def cell_numbers(row: dict) -> dict[str, float]:
 
 
 def compared(experiments: Experiments) -> pd.DataFrame:
-    """One row a number of a cell: `schedule`, `model`, `number` (its column), `simulated`, `published`, `is equal`."""
+    """One row for each number of each cell: `schedule`, `model`, `number`, `simulated`, `published`, `is equal`."""
+    return pd.DataFrame([each for row in numbers(experiments) for each in _compared(row)])
+
+
+def _compared(row: dict) -> list[dict]:
     found = []
-    for row in numbers(experiments):
-        for column, value in cell_numbers(row).items():
-            known = published_of(row, column).value
-            place = {"schedule": row["schedule"], "model": row["model"], "number": column}
-            found.append(place | {"simulated": value, "published": known, "is equal": _are_equal(value, known)})
-    return pd.DataFrame(found)
-
-
-def _are_equal(value: float, known: float) -> bool:
-    """To all printed decimals."""
-    return f"{value:.{DECIMALS}f}" == f"{known:.{DECIMALS}f}"
+    for column, value in cell_numbers(row).items():
+        known = published_of(row, column).value
+        place = {"schedule": row["schedule"], "model": row["model"], "number": column}
+        is_equal = f"{value:.{DECIMALS}f}" == f"{known:.{DECIMALS}f}"
+        found.append(place | {"simulated": value, "published": known, "is equal": is_equal})
+    return found
 
 
 def num_equal(row: dict) -> tuple[int, int]:
-    """Numbers of a cell that agree to all printed decimals, and all of them."""
-    pairs = [(value, published_of(row, column).value) for column, value in cell_numbers(row).items()]
-    return sum(_are_equal(value, known) for value, known in pairs), len(pairs)
+    """The number of a cell's values that agree to all printed decimals, and of all values."""
+    found = _compared(row)
+    return sum(each["is equal"] for each in found), len(found)
 
 
 def answer(rows: list[dict]) -> str:
@@ -118,7 +117,6 @@ def answer(rows: list[dict]) -> str:
 
 
 def published_of(row: dict, column: str) -> Published:
-    """The printed number of a record's cell."""
     scheduler = row["schedule"].replace("_", "-")
     return look_up("bubble", column, scheduler=scheduler, model=PUBLISHED_MODELS[row["model"]])
 

@@ -1,7 +1,6 @@
-"""Figure 10 as published: every bar beside the schedule of its system with the settings of its run script.
+"""Figure 10 as published: every bar beside our schedule of its system with the settings of its run script.
 
-Beside it stands the same system at equal tuning; where the two differ, the cause of a token's time that changed most
-says which setting makes it.
+Both also beside the same system at equal tuning, with the setting whose cause of a token's time changed most.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +15,8 @@ from rpbench.advice.published_runs import SYSTEMS
 from rpbench.config.configuration import swept
 
 EXPERIMENT = "figure10_published"
-# How far a simulated bar may be from the published one; how far simulator and predictor may be apart.
-NEAR, AGREE = 0.15, 0.05
-# Cause of a step's time -> the setting that changes it.
-SETTING_OF = {
+NEAR, AGREE = 0.15, 0.05  # largest error of a simulated bar; largest difference of simulator and predictor
+SETTING_OF = {  # cause of a step's time -> the setting that changes it
     "computation": "kernels and uneven microbatches",
     "recomputation": "what is recomputed",
     "optimizer": "tokens of a step",
@@ -38,13 +35,13 @@ class Bar(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """Our pace over the published one, less 1."""
+        """Our tokens per second over the published ones, less 1."""
         ours, known = self.row["tokens_per_s"], self.published.value
         return None if ours is None or ours != ours or known is None else ours / known - 1
 
     @property
     def verdict(self) -> str:
-        """A statement of how near our bar is to the published one, with what it lacks if it is not."""
+        """Whether our bar is near the published one, and what it lacks if not."""
         error = self.error
         if error is None:
             agrees = (self.row["status"] == "ok") == (self.status == "ok")
@@ -66,7 +63,7 @@ def numbers(experiments: Experiments) -> list[Bar]:
 
 
 def _table(found: tuple[list[Bar], Experiments]) -> Table:
-    """Every bar, beside rows at equal tuning by model and schedule; none before they are there."""
+    """Every bar, beside the rows at equal tuning if these were run."""
     bars, experiments = found
     try:
         rows = comparison.contest_numbers(experiments).to_dict("records")
@@ -91,7 +88,7 @@ def answer(bars: Sequence[Bar]) -> str:
 
 
 def _gap(row: dict) -> float | None:
-    """The simulator's pace over the predictor's, less 1."""
+    """The simulator's tokens per second over the predictor's, less 1."""
     one, other = row["tokens_per_s"], row["predicted_tokens_per_s"]
     return None if not one or not other or one != one or other != other else one / other - 1
 
@@ -110,7 +107,7 @@ def _row(bar: Bar, tuned: Mapping[tuple[str, str], dict]) -> dict:
 
 
 def _apart(row: dict) -> Cell:
-    """Distance of the simulator from the predictor; beyond 5 %, the largest terms of both."""
+    """The difference of simulator and predictor; beyond 5 % with the largest terms of both."""
     gap = _gap(row)
     if gap is None:
         return NOTHING
@@ -126,7 +123,7 @@ def _largest(terms: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def _setting(row: dict, equal: dict) -> str:
-    """The cause of a token's time that differs most between the two, in microseconds a token, and its setting."""
+    """The cause of a token's time that differs most between the two, and its setting."""
     if row["status"] != "ok" or equal["status"] != "ok":
         return "same verdict" if row["status"] == equal["status"] else "memory: what is kept and the microbatch"
     times = [

@@ -1,4 +1,4 @@
-"""Gradients of the engines beside plain training's, the duel on the runtime of torch, and duels of earlier days."""
+"""Gradients of the engines against plain training, the duel on torch's runtime, and earlier duels."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 def equivalence_numbers(experiments: Experiments) -> pd.DataFrame:
-    """One row a run of the experiment: `name`, `backend`, `dtype`, `grad_max_abs_diff`, `run_id`."""
+    """One row for each run: `name`, `backend`, `dtype`, `grad_max_abs_diff`, `run_id`."""
     rows = succeeded(experiments.cells("equivalence"))
     if rows.empty:
         raise MissingRuns("all runs of experiment=equivalence")
@@ -43,7 +43,7 @@ def equivalence_numbers(experiments: Experiments) -> pd.DataFrame:
 
 
 def equivalence_table(data: pd.DataFrame) -> Table:
-    """A row a schedule, a column for each backend and number format that was run."""
+    """A row for each schedule, a column for each backend and dtype."""
     known = set(zip(data["backend"], data["dtype"], strict=True))
     places = [place for place in product(BACKENDS, DTYPES) if place in known]
     found = {tuple(row[key] for key in ("name", "backend", "dtype")): row for row in data.to_dict("records")}
@@ -127,11 +127,11 @@ def _is_there(value: Any) -> bool:
 exhibit_of("torch_duel", lambda experiments: found_rows(experiments.cells("torch_duel")), tabulate, answer=answer)
 
 
-# --- duels of earlier days, kept as tables in `analysis/kept` ------------------------------------------------
+# --- earlier duels, kept as tables in `analysis/kept` ----------------------------------------------------------
 
 
 def side_by_side(paths: Sequence[Path]) -> Table:
-    """A row a contender, a column for each table that was kept."""
+    """A row for each contender, a column for each kept table."""
     kept = [(path.name, duels.read(path)) for path in paths]
     began = [min(each.started_at for each in duel.values())[:16].replace("T", " ") for _, duel in kept]
     keys = dict.fromkeys(key for _, duel in kept for key in duel)
