@@ -17,7 +17,6 @@ from rpbench.config.choices import ConfigError
 from rpbench.cost.published import published_rows
 from rpbench.explain.predicted import side_of_case, side_of_job, with_settings
 from rpbench.explain.side import Number, Rate, Side, counted_flops
-from rpbench.mesh.job import Job
 from rpbench.registry import unknown_name
 
 SYSTEM_TABLES = ("throughput", "throughput_a800", "scaling")
@@ -43,10 +42,7 @@ def side_of(word: str) -> Side:
         raise ConfigError(f"table={word}: {unknown_name('table', name, names())}")
     if name in SYSTEM_TABLES:
         return _of_system(name, row)
-    case = case_of_row(name, row)
-    assert case.job is not None
-    assert case.step_time_s is not None
-    return _of_job(case, case.job)
+    return _of_job(case_of_row(name, row))
 
 
 def case_of_row(name: str, row: str) -> Case:
@@ -67,16 +63,11 @@ def case_of_row(name: str, row: str) -> Case:
     return case
 
 
-def _of_job(case: Case, job: Job) -> Side:
-    assert case.step_time_s is not None
+def _of_job(case: Case) -> Side:
+    job, notes = case.modelled, (case.note,) if case.note else ()
     slower = job.software.constants["session"] if case.early else 1.0
-    side = side_of_job(
-        job,
-        case.step_time_s / case.repeats,
-        case.id.replace("/", ":"),
-        slower=slower,
-        notes=(case.note,) if case.note else (),
-    )
+    name, seconds = case.id.replace("/", ":"), case.measured_s / case.repeats
+    side = side_of_job(job, seconds, name, slower=slower, notes=notes)
     if case.set_name in RATES:
         flops = counted_flops(job.architecture, job.seq_len, RATES[case.set_name])
         side = replace(side, rate=Rate(flops, job.machine.device.flops_16))
@@ -118,9 +109,7 @@ def side_of_number(word: str, number: Number, settings: Mapping[str, str]) -> Si
         raise ConfigError(f"{words or number.unit}: settings stand beside rows of {', '.join(SETS)}, or beside a run")
     if name not in SETS:
         side_of(word)  # says what is wrong
-    like = case_of_row(name, row).job
-    assert like is not None
-    job = with_settings(like, settings)
+    job = with_settings(case_of_row(name, row).modelled, settings)
     own = side_of_job(job, None, f"{number.unit}={number.value:g} {words}".strip())
     rate = number.rate(job.architecture, job.seq_len, own.work)
     seconds = number.device_seconds(job.machine.size, job.tokens, rate)

@@ -274,18 +274,16 @@ def is_acceptance(claim: Claim) -> bool:
     return claim.whose == "ours"
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Falsified(Experiments):
     """Experiments with some falsified records."""
 
-    def __init__(self, true: Experiments, rows: Mapping[str, Record | None]) -> None:
-        super().__init__(true.results, true.narrowed)
-        object.__setattr__(self, "true", true)
-        object.__setattr__(self, "changed", rows)
+    true: Experiments
+    changed: Mapping[str, Record | None]
 
     def find(self, experiment: str, choices: Mapping[str, str], contender: str | None = None) -> Record | None:
-        row = self.true.find(experiment, choices, contender)  # type: ignore[attr-defined]  # set above
-        changed = None if row is None else self.changed.get(row["run_id"])  # type: ignore[attr-defined]
-        return row if row is None or changed is None else row | changed
+        row = self.true.find(experiment, choices, contender)
+        return row and row | (self.changed.get(row["run_id"]) or {})
 
 
 class _Judged:
@@ -302,10 +300,11 @@ class _Judged:
             return Fate(mutant, seen=True, seen_otherwise=True)
         if any(self._is_refused(mutant, run_id, row) for run_id, row in mutant.rows.items()):
             return Fate(mutant, seen=True, seen_otherwise=True)
-        falsified = _Falsified(self._experiments, mutant.rows)
+        falsified = _Falsified(self._experiments.results, true=self._experiments, changed=mutant.rows)
         touched = {each.id: each for run_id in mutant.rows for each in self._resting.get(run_id, ())}
+        accepted = [claim for claim in touched.values() if is_acceptance(claim)]
         otherwise = any(judge(claim, falsified).red for claim in touched.values() if not is_acceptance(claim))
-        seen = otherwise or any(judge(claim, falsified).red for claim in touched.values() if is_acceptance(claim))
+        seen = otherwise or any(judge(claim, falsified).red for claim in accepted)
         return Fate(mutant, seen, otherwise)
 
     def _accepted(self, mutant: Mutant) -> Claim | None:

@@ -6,5 +6,5 @@
     python -m analysis.predictions holdout    errors with a model, a system or a machine left out of the fits
     python -m analysis.predictions misses     what would explain every cell that is off by more than 15 %
 
-The tables stand beside this file as CSV, in the form and with the names of `analysis/published/`.
+The tables beside this file have the form and the names of `analysis/published/`.
 """

@@ -16,15 +16,12 @@ from rpbench.predict.settings import published_settings
 from rpbench.run.modes.predict import basis_of
 from rpbench.workload.architecture import architecture
 
-# Machines of the paper, by the name of their configuration.
+# Our names of machines -> the paper's.
 PLATFORMS = {"8x_rtx4090": RTX4090, "8x_a800": A800}
-
-# Machines whose settings are published and whose pace is not: RoundPipe alone, without the model with few experts.
+# Machines with published settings but no published throughput, for RoundPipe on some models.
 CROSS_PLATFORMS = {"8x_w7800": "8x-amd-w7800", "8x_ascend_910b": "8x-ascend-910b"}
 CROSS_MODELS = ("qwen3_1p7b", "llama31_8b", "qwen3_32b", "qwen3_235b_lora")
-
-# The machine whose layers were timed, and whose measurements were known first.
-KNOWN = "8x_rtx4090"
+KNOWN = "8x_rtx4090"  # the machine with timed layers, whose measurements were known first
 
 
 @cache
@@ -33,7 +30,7 @@ def declared_basis(cluster: str) -> Basis:
 
 
 def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: Basis | None = None) -> Case:
-    """A system's published run of a model on devices of a machine."""
+    """A system's published run of a model."""
     basis = basis or declared_basis(cluster)
     shape = architecture(model)
     memory = basis["device_memory_bytes"]
@@ -43,7 +40,7 @@ def case_of(system: str, cluster: str, model: str, num_devices: int = 8, basis: 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a published table by system, model and machine."""
+    """A cell of a published table."""
 
     table: str  # throughput or max_seq_len
     system: str
@@ -52,12 +49,12 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """As `cells` of a declaration names it."""
+        """The name of the cell in `cells` of a declaration."""
         return f"{self.table}/{self.system}/{PLATFORMS[self.cluster]}/{PUBLISHED_MODELS[self.model]}"
 
 
 def cell_of(key: str) -> Cell:
-    """The cell that a declaration names."""
+    """The cell with a key."""
     table, system, platform, published = key.split("/")
     cluster = next(name for name, known in PLATFORMS.items() if known == platform)
     return Cell(table, system, OUR_MODELS[published], cluster)
@@ -92,7 +89,7 @@ def error(cell: Cell, basis: Basis | None = None) -> float | None:
 
 
 def _on(cell: Cell, basis: Basis | None) -> Basis | None:
-    """Constants for a cell's machine: as given if they are of it; else its own figures with the others as given."""
+    """The given constants for a cell's machine; with its own figures if the given ones are of another machine."""
     own = declared_basis(cell.cluster)
     if basis is None or basis.cluster_name == own.cluster_name:
         return basis
@@ -101,7 +98,7 @@ def _on(cell: Cell, basis: Basis | None) -> Basis | None:
 
 
 def log_error(cell: Cell, basis: Basis) -> float:
-    """Logarithm of predicted over published, as fits minimise it; ValueError where a side has no value."""
+    """Logarithm of predicted over published, which fits minimise; ValueError if one has no value."""
     off = error(cell, basis)
     if off is None:
         raise ValueError(f"{cell.key} has no value on one side: it cannot be fitted on")
@@ -109,12 +106,12 @@ def log_error(cell: Cell, basis: Basis) -> float:
 
 
 def with_values(basis: Basis, values: dict[str, float]) -> Basis:
-    """The same constants with some set anew."""
+    """The same constants with some new values."""
     return replace(basis, values={**basis.values, **values}, read=set())
 
 
 def throughput_cells(*clusters: str) -> list[Cell]:
-    """Every cell of figure 10, in its order; of figures 10 and 12, if these machines are asked for."""
+    """Every cell of figure 10, or of figures 10 and 12 for both machines."""
     return [
         Cell("throughput", system, model, cluster)
         for cluster in clusters or (KNOWN,)
@@ -128,12 +125,11 @@ def declared() -> Basis:
     return declared_basis(KNOWN)
 
 
-# A miss is worth a word from here on; a constant that hardly matters is no explanation.
-LIMIT, LEAST_EFFECT = 0.15, 0.05
+LIMIT, LEAST_EFFECT = 0.15, 0.05  # error of a miss; sensitivity of a constant that may explain it
 
 
 class Lever(NamedTuple):
-    """A constant, the factor that would close the gap, and how many of its deviations that is."""
+    """A constant with the factor that would close the gap, also in deviations of the constant."""
 
     constant: str
     factor: float
@@ -141,7 +137,7 @@ class Lever(NamedTuple):
 
 
 class Miss(NamedTuple):
-    """A cell that is off, the terms of its step in seconds, and its levers, the most plausible first."""
+    """A cell that is off, the terms of its step in seconds, and its levers, the most plausible one first."""
 
     cell: Cell
     error: float
@@ -151,7 +147,7 @@ class Miss(NamedTuple):
 
 
 def explain(cell: Cell) -> Miss | None:
-    """The miss of a throughput cell; None if it has no value on one side or is not off by more than the limit."""
+    """The miss of a throughput cell; None if a value is missing or the error is within the limit."""
     found = predicted(cell, with_interval=True)
     _, known = published_value(cell)
     if found.tokens_per_s is None or known is None or abs(found.tokens_per_s / known - 1) <= LIMIT:
@@ -170,7 +166,7 @@ def explain(cell: Cell) -> Miss | None:
 
 
 def miss_rows(cells: list[Cell]) -> list[dict[str, str]]:
-    """A row a miss and lever, the three most plausible of each."""
+    """A row for each of the three most plausible levers of every miss."""
     return [
         {
             "system": miss.cell.system,

@@ -1,18 +1,16 @@
-"""Errors of cells that took no part in any fit: a whole model, system or platform is left out.
+"""Errors of cells without which everything was fitted: a whole model, system or platform is left out.
 
-For each constant that is fitted, all cells that inform it are known; leaving something out fits it on the others. Where
-nothing is left that tells it, it takes the value it had before any of its cells was seen (`Known.prior`), never the
-fitted one, with the deviation that it had then. A model's corrections, which are solved from the timings of its layers,
-are left out with the model: it takes the mean of those of similar models. The RTX 4090 cannot be left out: all timings
-of layers are of that machine.
+Each fitted constant is fitted on the remaining cells that depend on it. Without any, it takes the value and deviation
+from before any of its cells was seen (`Known.prior`). A model's corrections, which come from the timings of its layers,
+are left out with the model: it takes the mean of similar models. The RTX 4090, with all timings of layers, cannot be
+left out.
 
-A fitted constant is set so that its cells are met on average: the logarithms of predicted over published, each times
-what the constant does to it, add up to 0.
+A fit makes the sum of the cells' logarithmic errors, weighted by their sensitivity to the constant, 0.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import copysign, exp, inf, log, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -31,15 +29,15 @@ from rpbench.mesh.layers.layer_times import setting_of, times_of
 from rpbench.workload.architecture import Architecture, architecture
 from rpbench.yaml_file import read_keys
 
-# In the order of their fits: a later one may rest on an earlier.
+# In the order of their fits, which use earlier ones.
 FITTED = ("host_bytes_per_s", "expert_pass_s", "collective_bytes_per_s", "tensor_logit_bytes")
-# On the A800: its own figures, and constants of both machines that its cells tell.
+# On the A800: its own figures, and constants of both machines that depend on its cells.
 FITTED_THERE = ("matmul_efficiency", "host_bytes_per_s", "deepspeed_gradient_bytes", "kept_dispatch_bytes")
 _RANGE, _HALVINGS = 4.0, 12
 
 
 def corrections(basis: Basis) -> dict[str, float]:
-    """Measured over counted time of every model's parts, and the surplus of layers with experts in bytes."""
+    """Measured over counted time of every model's parts, and the extra bytes of layers with experts."""
     expert_bytes = {"expert_bytes": 0.0, "stacked_expert_bytes": 0.0}
     plain = compare.with_values(
         basis, {name: 1.0 for name in basis.values if name.endswith("_correction")} | expert_bytes
@@ -70,17 +68,12 @@ def _parts(times: LayerTimes, unit_s: float) -> dict[str, float]:
 
 
 def fit(name: str, cells: Sequence[compare.Cell], basis: Basis) -> float:
-    """The value of a constant at which the cells are met on average, the more sensitive ones counting for more, as in
-    least squares; of lengths, which come in steps, all count alike, and the value is the middle of those that do.
-    Raises ValueError if none is within a factor of four of the declared value.
+    """The value of a constant at which the weighted errors of the cells add up to 0.
+
+    Weights are sensitivities, as in least squares. Lengths come in steps: their weights are equal, and the value is the
+    middle of the range that fits. Raises ValueError if no value is within a factor of four of the declared one.
     """
-
-    declared_value = basis.values[name]
-
-    def errors(value: float) -> list[float]:
-        varied = compare.with_values(basis, {name: value})
-        return [compare.log_error(cell, varied) for cell in cells]
-
+    declared_value, errors = basis.values[name], partial(_errors, name, cells, basis)
     more, less = errors(declared_value * 1.1), errors(declared_value / 1.1)
     weights = [up - down for up, down in zip(more, less, strict=True)]
     smooth = all(cell.table == "throughput" for cell in cells)
@@ -96,8 +89,14 @@ def fit(name: str, cells: Sequence[compare.Cell], basis: Basis) -> float:
     return sqrt(edge * _edge(lambda value: off(value) >= 0, declared_value, name))
 
 
+def _errors(name: str, cells: Sequence[compare.Cell], basis: Basis, value: float) -> list[float]:
+    """Logarithmic errors of the cells with another value of a constant."""
+    varied = compare.with_values(basis, {name: value})
+    return [compare.log_error(cell, varied) for cell in cells]
+
+
 def _edge(is_above: Callable[[float], bool], around: float, name: str) -> float:
-    """The value from which a condition holds, by bisection."""
+    """The smallest value for which a condition holds, by bisection."""
     low, high = around / _RANGE, around * _RANGE
     for _ in range(_HALVINGS):
         middle = sqrt(low * high)
@@ -108,7 +107,7 @@ def _edge(is_above: Callable[[float], bool], around: float, name: str) -> float:
 
 
 def fitted(basis: Basis, names: Iterable[str] = FITTED) -> dict[str, float]:
-    """Constants refitted, each on the cells its declaration names and with those before it."""
+    """Constants refitted, each on the cells of its declaration and with those before it."""
     found: dict[str, float] = {}
     for name in names:
         cells = [compare.cell_of(key) for key in basis.declared[name].cells]
@@ -117,7 +116,7 @@ def fitted(basis: Basis, names: Iterable[str] = FITTED) -> dict[str, float]:
 
 
 def refit_text() -> str:
-    """Declared and refitted values, a constant a line."""
+    """A line for each constant with its declared and refitted value."""
     basis = compare.declared()
     lines = [f"{'constant':44s} {'declared':>12s} {'again':>12s}  origin and cells"]
     other = compare.declared_basis("8x_a800")
@@ -136,20 +135,14 @@ def refit_text() -> str:
 
 
 A800 = "8x_a800"
-# Deviation of a correction that a single other model tells.
-ALONE = 0.15
-# A fit begins with two values this far either side, and takes so many steps of the secant, each at most so long (in
-# logarithms); a constant that moves no cell by this part of its own change is not told by them.
+ALONE = 0.15  # deviation of a correction from a single other model
+# A fit starts a factor STEP around the declared value and takes SECANTS steps of the secant method, each at most MOST
+# (logarithms). A constant to which all cells are less sensitive than LEAST is not fitted.
 STEP, SECANTS, MOST, LEAST = 1.15, 2, 1.0, 0.05
 
 
 class Known(NamedTuple):
-    """A constant of a machine, the throughput cells that tell it, and what was known before any of them was seen.
-
-    Args:
-        prior: its value then.
-        within: the deviation of that value.
-    """
+    """A constant of a machine, the throughput cells that depend on it, and its value and deviation before these."""
 
     name: str
     cluster: str
@@ -159,7 +152,7 @@ class Known(NamedTuple):
 
 
 def _known(name: str, cluster: str, cells: Sequence[Mapping[str, Any]], prior: float, within: float) -> Known:
-    """A constant as `holdout.yaml` has it: cells by systems, models (all if left out) and machines (its own)."""
+    """A constant of `holdout.yaml`; cells have systems, models (default: all) and machines (default: its own)."""
     found = tuple(
         compare.Cell("throughput", system, model, each)
         for some in cells
@@ -174,14 +167,14 @@ KNOWN_BY = tuple(_known(**row) for row in read_keys(Path(__file__).with_suffix("
 
 
 class Left(NamedTuple):
-    """Constants of every machine, fitted without some cells, and the names of those that took their prior."""
+    """Constants of every machine, fitted without some cells; the names of those at their priors."""
 
     bases: Mapping[str, Basis]
     untold: tuple[str, ...]
 
 
 def without(leaves_out: Callable[[compare.Cell], bool], model: str = "") -> Left:
-    """The constants fitted on every cell that tells them but those left out, and without a model's corrections."""
+    """The constants fitted without some cells, and without a model's corrections."""
     bases = {cluster: _without_corrections(compare.declared_basis(cluster), model) for cluster in compare.PLATFORMS}
     untold = []
     for known in KNOWN_BY:
@@ -197,19 +190,16 @@ def without(leaves_out: Callable[[compare.Cell], bool], model: str = "") -> Left
 
 @cache
 def _fitted(known: Known, kept: tuple[compare.Cell, ...], values: tuple[tuple[str, float], ...]) -> float | None:
-    """A constant fitted on some cells with others set; None if they hardly tell it.
+    """A constant fitted on some cells with other `values`; None if they hardly depend on it.
 
-    Least squares of logarithmic errors, by the secant's rule: the errors are close to straight in the constant's
-    logarithm, so that two steps leave less than a hundredth.
+    Least squares of logarithmic errors by the secant method: they are nearly linear in the constant's logarithm, so two
+    steps leave less than a hundredth.
     """
     basis = compare.with_values(compare.declared_basis(known.cluster), dict(values))
-
-    def errors(at: float) -> list[float]:
-        return [compare.log_error(cell, compare.with_values(basis, {known.name: exp(at)})) for cell in kept]
-
+    errors = partial(_errors, known.name, kept, basis)
     middle = log(basis.values[known.name])
     points = [middle - log(STEP), middle + log(STEP)]
-    found = [errors(at) for at in points]
+    found = [errors(exp(at)) for at in points]
     weights = [above - below for below, above in zip(*found, strict=True)]
     if max(map(abs, weights)) < LEAST * 2 * log(STEP):
         return None
@@ -217,15 +207,15 @@ def _fitted(known: Known, kept: tuple[compare.Cell, ...], values: tuple[tuple[st
     for _ in range(SECANTS):
         step = -offs[1] * (points[1] - points[0]) / (offs[1] - offs[0] or inf)
         points = [points[1], points[1] + max(-MOST, min(MOST, step))]
-        again = errors(points[1])
+        again = errors(exp(points[1]))
         offs = [offs[1], sum(weight * error for weight, error in zip(weights, again, strict=True))]
     return exp(points[1])
 
 
 def _without_corrections(basis: Basis, model: str) -> Basis:
-    """A model's corrections replaced by the geometric mean of those of similar models: with experts, or without.
+    """Replace a model's corrections by the geometric mean of those of the other models with, or without, experts.
 
-    They are then as sure as these agree, or as `ALONE` where there is a single one.
+    Their deviation is that of these, or `ALONE` for a single one.
     """
     if not model:
         return basis
@@ -243,7 +233,7 @@ def _without_corrections(basis: Basis, model: str) -> Basis:
 
 
 def _less_sure(basis: Basis, within: Mapping[str, float]) -> Basis:
-    """The same constants with other deviations; what was fitted is assumed."""
+    """The same constants, some of them assumed with other deviations."""
     changed = {
         name: Declared("assumed", f"left out: {basis.declared[name].source}", deviation)
         for name, deviation in within.items()
@@ -252,7 +242,7 @@ def _less_sure(basis: Basis, within: Mapping[str, float]) -> Basis:
 
 
 def expert_rows() -> list[dict[str, str]]:
-    """RoundPipe's errors on the models with experts, an expert's launches fitted on the other one or at their prior."""
+    """RoundPipe's errors on models with experts; an expert's launches are fitted on the other one or at their prior."""
     (known,) = (each for each in KNOWN_BY if (each.name, each.cluster) == ("expert_pass_s", compare.KNOWN))
     found = []
     for model in EXPERTS:
@@ -267,7 +257,7 @@ def expert_rows() -> list[dict[str, str]]:
 
 
 class Held(NamedTuple):
-    """A cell that was left out: predicted over published less 1, and the interval's ends over what was predicted."""
+    """A cell that was left out: its error, and the ends of its interval over the prediction."""
 
     error: float
     low: float
@@ -277,7 +267,7 @@ class Held(NamedTuple):
 def errors_without(
     axis: str, name: str, cells: Sequence[compare.Cell]
 ) -> tuple[dict[compare.Cell, Held], tuple[str, ...]]:
-    """Errors of the cells of one `model`, `system` or `cluster`, all fitted without them, and what took its prior."""
+    """Errors of the cells of one `model`, `system` or `cluster` in fits without them; the constants at their priors."""
     left = without(lambda cell: getattr(cell, axis) == name, name if axis == "model" else "")
     found = {}
     for cell in cells:
@@ -292,7 +282,7 @@ def errors_without(
 
 
 def rows(cells: Sequence[compare.Cell]) -> list[dict[str, str]]:
-    """A row a cell and axis that was held out."""
+    """A row for each cell and axis."""
     found = []
     for axis in ("model", "system", "cluster"):
         for name in dict.fromkeys(getattr(cell, axis) for cell in cells):
@@ -317,7 +307,7 @@ def rows(cells: Sequence[compare.Cell]) -> list[dict[str, str]]:
 
 
 def text(cells: Sequence[compare.Cell]) -> str:
-    """Errors with each model, each system, then the other platform held out."""
+    """Errors without each model, each system, and the other platform."""
     lines = ["everything fitted without the model, system or platform; errors of its own cells"]
     made = rows(cells)
     for axis, name in dict.fromkeys((row["held_out"], row["name"]) for row in made):
@@ -330,7 +320,6 @@ def text(cells: Sequence[compare.Cell]) -> str:
 
 
 def _label(row: Mapping[str, str]) -> str:
-    """The words that tell a row from its neighbours."""
     named = {"model": "system", "system": "model"}.get(row["held_out"])
     short = "A800" if row["platform"] == compare.PLATFORMS[A800] else "4090"
     return f"{row[named]} {short}" if named else f"{row['system']} {row['model']}"

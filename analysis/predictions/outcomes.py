@@ -3,9 +3,9 @@
     python -m analysis.predictions outcomes            the sealed tables, and the present ones
     python -m analysis.predictions outcomes --sealed   the sealed tables alone, every cell
 
-`sealed/` holds the tables as they were committed before the measurements were seen, at `SEALED_COMMIT`. Never write
-there. The present tables come from a model that has been changed in sight of them: `README.md` says on which cells
-each change was decided; their agreement is not that of a prediction.
+`sealed/` has the tables as committed at `SEALED_COMMIT`, before the measurements were seen. Never write there. The
+model behind the present tables was changed afterwards (`README.md` says which cells decided each change), so their
+agreement is not that of a prediction.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from rpbench.yaml_file import read_keys
 SEALED, SEALED_COMMIT = FOLDER / "sealed", "90b90aa"
 
 _DENSE, _EXPERTS = (tuple(map(PUBLISHED_MODELS.__getitem__, models)) for models in (DENSE, EXPERTS))
-# Table of the prediction, table of the measurement, column predicted, column measured, what identifies a row.
+# Predicted table -> measured table, predicted column, measured column, key of a row.
 _TABLES = {
     "throughput": ("throughput_a800", "tokens_per_s", "tokens_per_s", ("system", "platform", "model")),
     "max_seq_len": ("max_seq_len_a800", "max_seq_len_k", "max_seq_len_published_k", ("system", "platform", "model")),
@@ -33,14 +33,14 @@ _TABLES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cell that was withheld: its prediction and its measurement.
+    """The prediction and the measurement of a cell.
 
     Args:
         table: `throughput`, `max_seq_len`, `scaling` or `seqlen_sensitivity`.
-        key: what identifies the cell there besides system and model: devices, or tokens of a sequence.
-        predicted, low, high: value and interval; None without a value.
-        measured: None where the run failed.
-        said, came: status predicted and status measured.
+        key: number of devices or tokens of a sequence, where these identify the cell.
+        predicted, low, high: value and interval.
+        measured: None if the run failed.
+        said, came: predicted and measured status.
     """
 
     table: str
@@ -56,19 +56,19 @@ class Outcome:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured less 1; None where one has no value."""
+        """Predicted over measured less 1; None without both values."""
         return self.predicted / self.measured - 1 if self.predicted and self.measured else None
 
     @property
     def inside(self) -> bool | None:
-        """True if the measurement lies inside the interval; None where one has no value."""
+        """True if the measurement lies inside the interval; None without both values."""
         if self.error is None or self.low is None or self.high is None or self.measured is None:
             return None
         return self.low <= self.measured <= self.high
 
 
 def outcomes(folder: Path = SEALED) -> list[Outcome]:
-    """Every cell that was withheld, from the tables of a folder; the scaling cell of eight devices was known."""
+    """Every withheld cell, from the tables of a folder; only the scaling cell of eight devices was known."""
     return [outcome for table in _TABLES for outcome in _of_table(folder, table)]
 
 
@@ -76,7 +76,7 @@ def _of_table(folder: Path, table: str) -> Iterable[Outcome]:
     file, ours, theirs, names = _TABLES[table]
     said = {tuple(row[name] for name in names): row for row in read(table, folder)}
     for row in published_rows(f"{file}.csv"):
-        if "README" in row["source"]:  # the same run reported once more elsewhere
+        if "README" in row["source"]:  # another source of the same run
             continue
         found = said[tuple(row[name] for name in names)]
         yield Outcome(
@@ -101,7 +101,7 @@ def _number(text: str) -> float | None:
 
 
 class Group(NamedTuple):
-    """Cells that are judged together: those of a table, of some systems and of some models; of all if empty."""
+    """Cells that are judged together: those of a table, some systems and some models; of all if these are empty."""
 
     name: str
     table: str
@@ -109,12 +109,11 @@ class Group(NamedTuple):
     models: tuple[str, ...] = ()
 
     def holds(self, cell: Outcome) -> bool:
-        """True if a cell belongs to it."""
         asked = ((cell.system, self.systems), (cell.model, self.models))
         return cell.table == self.table and all(not names or name in names for name, names in asked)
 
     def errors(self, found: Iterable[Outcome]) -> list[float]:
-        """Sizes of the errors of its cells, the smallest first."""
+        """Absolute errors of its cells in ascending order."""
         return sorted(abs(cell.error) for cell in found if cell.error is not None and self.holds(cell))
 
 
@@ -126,7 +125,7 @@ GROUPS = tuple(
 
 
 def score(found: Sequence[Outcome]) -> list[Row]:
-    """A row a group: cells, median and largest error, share within a quarter."""
+    """A row for each group: cells, median and largest error, cells within 25 %."""
     return [
         {
             "cells": group.name,
@@ -141,19 +140,19 @@ def score(found: Sequence[Outcome]) -> list[Row]:
 
 
 def verdicts(found: Sequence[Outcome], table: str) -> tuple[int, int]:
-    """Cells whose status was predicted, and all."""
+    """The number of cells whose status was predicted, and of all cells of a table."""
     own = [cell for cell in found if cell.table == table]
     return sum(cell.said == cell.came for cell in own), len(own)
 
 
 def coverage(found: Sequence[Outcome], tables: Sequence[str] = tuple(_TABLES)) -> tuple[int, int]:
-    """Measurements inside their intervals, and all that have one."""
+    """The number of measurements inside their intervals, and of all with an interval."""
     inside = [cell.inside for cell in found if cell.table in tables and cell.inside is not None]
     return sum(inside), len(inside)
 
 
 def text(*, only_sealed: bool = False) -> str:
-    """The score of the sealed and of the present tables, verdicts and coverage; of the sealed alone, every cell."""
+    """Scores, verdicts and coverage of the sealed and the present tables; or of the sealed ones, with every cell."""
     lines = []
     for name, folder in (("sealed", SEALED),) if only_sealed else (("sealed", SEALED), ("present", FOLDER)):
         found = outcomes(folder)

@@ -1,16 +1,13 @@
-"""Paces of schedules within groups of measured runs, predicted from shapes alone.
+"""Relative throughput of schedules within groups of measured runs, predicted from shapes alone.
 
     python -m analysis.predictions.schedules_measured      write schedules_measured.csv
 
-A run is simulated with one cost for everything: floating-point operations at one rate. Stages differ by their layers
-and the head, nothing is known of kernels. Splitting a backward makes its kernels `SPLIT` longer. `relative_pace` is the
-model's operations over the operations that fit into the time of all devices, relative to the first row of the group.
+A run is simulated with one rate for all floating-point operations; stages differ by their layers and the head.
+Splitting a backward makes its kernels `SPLIT` longer. `relative_pace` is the model's operations over the operations
+that fit into the time of all devices, relative to the first row of the group. `memory_GB` is that of the fullest
+device: state, activations of the chunks in flight, logits.
 
-What the question does not state is assumed in `schedules_measured.yaml`, once a group: sizes, microbatches, bytes of
-state. Where a number of layers and two more divide by the ranks, embedding and head count as a layer each (Megatron's
-layouts).
-
-`memory_GB` is that of the fullest device: state, activations of the chunks in flight, logits.
+`schedules_measured.yaml` has the assumptions on each group: sizes, microbatches, bytes of state.
 """
 
 import sys
@@ -33,28 +30,26 @@ from rpbench.workload.architecture import Architecture, architecture
 from rpbench.workload.counts import Experts
 from rpbench.yaml_file import read_keys
 
-SPLIT = 1.03  # of the kernels of a split backward: 2 to 4 % in measured runs of others
-UTILISATION = 0.45  # of the peak, for what a transfer between stages takes in operations
+SPLIT = 1.03  # factor of the kernels of a split backward: 2 to 4 % in other measured runs
+UTILISATION = 0.45  # of the peak; converts transfers between stages to operations
 LOGIT_BYTES = 8  # fp32 logits and their gradient on the last stage
-
-# The files' names of orders -> ours.
-ORDERS = {"zbb": "interleaved_zb", "zero_bubble (zb1p)": "zb_h1", "zb_2p": "zb_h2"}
+ORDERS = {"zbb": "interleaved_zb", "zero_bubble (zb1p)": "zb_h1", "zb_2p": "zb_h2"}  # names in the files -> ours
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that are compared with each other, and what is assumed of them.
+    """Rows that are compared with each other, and assumptions on them.
 
     Args:
         first, last: numbers of the rows.
         num_ranks: pipeline ranks.
         num_microbatches, microbatch_sequences: of a step.
         tflops, link_gb_per_s: of a device, and of its link to the next rank (vendor figures).
-        state_bytes: of a parameter on a device, master weights and optimizer included.
+        state_bytes: for a parameter on a device, with master weights and optimizer.
         shards: devices that share a stage's matrices (tensor parallelism).
         expert_shards: devices that share its experts.
-        chunks: of looped orders where the row does not say.
-        kept: share of the activations that stays; the rest is computed again, in no time.
+        chunks: of looped orders if the row does not say.
+        kept: fraction of the activations that is kept; recomputing the rest takes no time.
         orders: names of rows -> (order, ranks, microbatches), where they differ within the group.
     """
 
@@ -84,19 +79,18 @@ def _model(name: str) -> Architecture:
 _FILE = read_keys(Path(__file__).with_suffix(".yaml"))
 GROUPS = tuple(Group(**row | {"model": _model(row["model"])}) for row in _FILE["groups"])
 
-# FSDP with experts over devices: no bubble; gathers and all-to-alls that nothing hides. Assumed.
-SHARDED_EFFICIENCY = 0.85
+SHARDED_EFFICIENCY = 0.85  # assumed, of FSDP with expert parallelism: exposed gathers and all-to-alls, no bubble
 
 
 class Found(NamedTuple):
-    """Efficiency, the model's operations over those that fit; and bytes on the fullest device."""
+    """The model's operations over those that fit into the time, and bytes on the fullest device."""
 
     efficiency: float
     memory_bytes: float
 
 
 def layer_flops(model: Architecture, num_tokens: int, *, split: bool, recompute: bool, hop: float) -> LayerTimes:
-    """Operations of every layer, for one microbatch; the gradients of weights have those of the matrices alone."""
+    """Operations of every layer for one microbatch; gradients of weights take those of the matrices alone."""
     forward = model.layer_forward_flops(num_tokens, "causal")
     matrices = 2 * num_tokens * model.layer_matrix_weights(None)
     attention = forward - matrices
@@ -122,7 +116,7 @@ def layer_flops(model: Architecture, num_tokens: int, *, split: bool, recompute:
 
 
 def cut(num_layers: int, num_stages: int) -> Partition:
-    """Even stages; embedding and head count as a layer each where that makes stages equal and layers alone do not."""
+    """Even stages; embedding and head count as a layer each if only that makes stages equal (Megatron's layouts)."""
     if num_layers % num_stages and not (num_layers + 2) % num_stages:
         first, *middle, last = split_evenly(num_layers + 2, num_stages)
         return symmetric((first - 1, *middle, last - 1))
@@ -149,7 +143,7 @@ def find(group: Group, row: dict[str, str]) -> Found:
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
         chunks_per_rank=chunks,
-        activations=LayerActivations(34, 32),  # all, and what only W lets go: Qi et al., fused attention
+        activations=LayerActivations(34, 32),  # all, and those kept until W: Qi et al., fused attention
     )
     partition = cut(model.num_layers, num_ranks * chunks)
     graph = build_graph(problem.order(partition))
@@ -169,7 +163,7 @@ def _activation_bytes(group: Group, num_tokens: int, recompute: bool) -> float:
 def _memory_bytes(
     group: Group, partition: Partition, in_flight: list[int], chunks: int, num_tokens: int, recompute: bool
 ) -> float:
-    """State of the first rank's layers and embedding, and the fullest rank's chunks; logits where the head is."""
+    """State of the first rank's layers and embedding, activations of the fullest rank's chunks, and logits."""
     model = group.model
     num_layers = max(partition.forward) * chunks
     expert = model.layer_parameters - model.layer_matrix_weights(0)

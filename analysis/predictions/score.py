@@ -1,4 +1,4 @@
-"""The bars: errors of the predictions of the 4090 figures, and the bars that they hold."""
+"""Bars for the errors of the predictions of the 4090 figures, and whether they hold."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,10 +13,9 @@ from analysis.predictions.tables import Row, read
 from analysis.records.published import DENSE, EXPERTS, OUR_MODELS, PUBLISHED_MODELS
 from rpbench.predict import SYSTEMS
 
-# Mobius' settings are not public: it is reported, and counts for no bar but the headline.
 GATED = ("megatron-pp", "megatron-tp", "zero-2", "zero-infinity", "fsdp")
-BASELINES = (*GATED, "mobius")
-CLEAR = 1.2
+BASELINES = (*GATED, "mobius")  # Mobius' settings are not public: it counts for the headline bar only
+CLEAR = 1.2  # the order of pairs with a larger ratio counts
 
 
 @dataclass(frozen=True)
@@ -33,13 +32,13 @@ def bars() -> list[Bar]:
 
 
 def committed(table: str) -> dict[Cell, Row]:
-    """The rows of the known machine, as they were predicted and committed, by their cells."""
+    """The committed predictions for the known machine, by cell."""
     rows = (row for row in read(table) if row["platform"] == compare.PLATFORMS[compare.KNOWN])
     return {Cell(table, row["system"], OUR_MODELS[row["model"]]): row for row in rows}
 
 
 def _both(table: str, systems: Iterable[str], models: Iterable[str]) -> dict[Cell, tuple[float, float]]:
-    """Predicted and published value of every cell that has both."""
+    """Predicted and published value of every cell with both."""
     column, rows = "tokens_per_s" if table == "throughput" else "max_seq_len_k", committed(table)
     found = {}
     for cell in starmap(partial(Cell, table), product(systems, models)):
@@ -50,7 +49,7 @@ def _both(table: str, systems: Iterable[str], models: Iterable[str]) -> dict[Cel
 
 
 def errors(table: str, systems: Iterable[str], models: Iterable[str] = tuple(PUBLISHED_MODELS)) -> dict[Cell, float]:
-    """Predicted over published less 1 of every cell that has a value on both sides, from the committed tables."""
+    """Predicted over published less 1 of every cell with both values, from the committed tables."""
     return {cell: ours / known - 1 for cell, (ours, known) in _both(table, systems, models).items()}
 
 
@@ -75,13 +74,10 @@ def _order() -> Bar:
     agree: dict[bool, list[bool]] = {True: [], False: []}  # of pairs that are clearly apart, and of closer ones
     wrong = []
     for model in PUBLISHED_MODELS:
-        for (a, (ours_a, known_a)), (b, (ours_b, known_b)) in combinations(
-            _both("throughput", SYSTEMS, [model]).items(), 2
-        ):
-            same, clear = (
-                (ours_a > ours_b) == (known_a > known_b),
-                max(known_a, known_b) > CLEAR * min(known_a, known_b),
-            )
+        cells = _both("throughput", SYSTEMS, [model]).items()
+        for (a, (ours_a, known_a)), (b, (ours_b, known_b)) in combinations(cells, 2):
+            same = (ours_a > ours_b) == (known_a > known_b)
+            clear = max(known_a, known_b) > CLEAR * min(known_a, known_b)
             agree[clear].append(same)
             if clear and not same:
                 wrong.append(f"{a.system}/{b.system} on {model}")
@@ -114,7 +110,7 @@ def _length_share() -> Bar:
 
 
 def _headline() -> Bar:
-    """RoundPipe over the best other system of each model with one."""
+    """RoundPipe over the best other system of each model."""
     pairs: list[tuple[str, float, float]] = []
     for model in PUBLISHED_MODELS:
         both = _both("throughput", ("roundpipe", *BASELINES), [model])
@@ -129,7 +125,7 @@ def _headline() -> Bar:
 
 
 def bias_and_coverage() -> dict[str, tuple[int, float, int]]:
-    """Per system: cells, signed mean error (of logarithms), published values inside the interval; all in-sample."""
+    """For each system: cells, mean logarithmic error, published values inside the interval; all in-sample."""
     rows, found = committed("throughput"), {}
     for system in SYSTEMS:
         offs, inside = errors("throughput", [system]), 0
@@ -142,7 +138,7 @@ def bias_and_coverage() -> dict[str, tuple[int, float, int]]:
 
 
 def held_out_coverage(axis: str = "") -> tuple[int, int]:
-    """Published values in the interval predicted without their `model`, `system` or `platform` (or any), and all."""
+    """Held-out published values inside their intervals, and all; `axis` is `model`, `system`, `platform` or any."""
     inside, held_rows = 0, [row for row in read("holdout") if axis in ("", row["held_out"])]
     for held in held_rows:
         low, high = ((1 + float(held["error"])) * float(held[f"{end}_ratio"]) for end in ("low", "high"))

@@ -1,4 +1,4 @@
-"""The predicted tables, row by row, and their files."""
+"""The predicted tables and their files."""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
@@ -21,9 +21,9 @@ from rpbench.records.record import as_csv, write_atomically
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
-ROOMY_BYTES = 1e12  # of a device whose memory is not the question
+ROOMY_BYTES = 1e12  # of a device with enough memory for any run
 
-# Bytes whose deviation decides a longest sequence.
+# Constants whose deviations give the interval of a longest sequence.
 _MEMORY_CONSTANTS = (
     *("reserved_memory_bytes", "kept_norm_bytes", "kept_gate_bytes", "kept_clamped_gate_bytes", "kept_dispatch_bytes"),
     *("working_gate_bytes", "chunk_logit_bytes", "eager_logit_bytes", "pipeline_logit_bytes", "tensor_logit_bytes"),
@@ -37,14 +37,12 @@ def throughput() -> list[Row]:
 
 
 def cross_platform() -> list[Row]:
-    """RoundPipe on other vendors' machines, whose pace is published nowhere here."""
-    return [
-        _that_ran(cluster, case_of("roundpipe", cluster, name)) for cluster in CROSS_PLATFORMS for name in CROSS_MODELS
-    ]
+    """RoundPipe on other vendors' machines, whose throughput is not published."""
+    return [_that_ran(name, case_of("roundpipe", name, model)) for name in CROSS_PLATFORMS for model in CROSS_MODELS]
 
 
 def _that_ran(cluster: str, case: Case) -> Row:
-    """A row of a run that was made, as its settings say: where our count of memory says no, its pace all the same."""
+    """A row of a run with published settings, which did run: with its throughput even if it exceeds our memory."""
     found = predict(case)
     row = _throughput_row(cluster, found)
     if found.status == "ok":
@@ -82,7 +80,7 @@ def scaling() -> list[Row]:
 
 
 def max_seq_len() -> list[Row]:
-    """Figures 11 and 13: the longest sequence of every system but the synchronous one, which needs the same."""
+    """Figures 11 and 13: the longest sequence of every system; RoundPipe-sync's is that of RoundPipe."""
     return [
         _length_row(cell.cluster, case_of(cell.system, cell.cluster, cell.model))
         for cell in throughput_cells(*PLATFORMS)
@@ -107,7 +105,7 @@ def _length_row(cluster: str, case: Case) -> Row:
 
 
 def _length_interval(case: Case, tokens: int) -> tuple[int, int]:
-    """Steps of 1,024 tokens that nine of ten errors of the memory constants leave; one step either way at least."""
+    """The nine-in-ten interval in 1,024 tokens from the deviations of the memory constants; at least one either way."""
     variance = 0.0
     case.basis.read.clear()
     plain = longest_sequence(case, look_above=False)
@@ -138,17 +136,18 @@ def seqlen_sensitivity() -> list[Row]:
 
 
 def cost_efficiency(rates: Iterable[Row]) -> list[Row]:
-    """Figure 14: US dollars for 1e9 tokens, of the predicted throughputs."""
+    """Figure 14: US dollars for 1e9 tokens, from predicted throughput."""
     prices = {name: machine(cluster).price_usd_per_hour for cluster, name in PLATFORMS.items()}
     rows = []
     for row in rates:
         price = prices.get(row["platform"])
         if row["status"] != "ok" or price is None:
             continue
-        ends = [cost_usd_per_billion_tokens(price, float(row[f"tokens_per_s{end}"])) for end in ("", "_high", "_low")]
-        named = zip(("usd_per_1e9_tokens", "usd_per_1e9_tokens_low", "usd_per_1e9_tokens_high"), ends, strict=True)
-        keys = ("system", "platform", "num_gpus", "model", "status")
-        rows.append({key: row[key] for key in keys} | {name: f"{value:.2f}" for name, value in named})
+        found = {key: row[key] for key in ("system", "platform", "num_gpus", "model", "status")}
+        for end, rate in (("", ""), ("_low", "_high"), ("_high", "_low")):
+            dollars = cost_usd_per_billion_tokens(price, float(row[f"tokens_per_s{rate}"]))
+            found[f"usd_per_1e9_tokens{end}"] = f"{dollars:.2f}"
+        rows.append(found)
     return rows
 
 
@@ -173,18 +172,18 @@ def write(path: Path, rows: list[Row]) -> int:
 
 
 def markdown(heads: str, rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown; its heads are written with a bar between them."""
+    """A table of Markdown; its heads are joined by ` | `."""
     rule = " | ".join("---" for _ in heads.split(" | "))
     return "\n".join(f"| {line} |" for line in (heads, rule, *map(" | ".join, rows))) + "\n"
 
 
 def put(page: Path, begin: str, text: str, end: str) -> None:
-    """Put a text between two marks of a page."""
+    """Replace the text between two marks of a page."""
     before, rest = page.read_text(encoding="utf-8").split(begin)
     write_atomically(page, before + begin + text + end + rest.split(end)[1])
 
 
 def read(name: str, folder: Path = FOLDER) -> list[Row]:
-    """A table as it was committed."""
+    """A committed table."""
     with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as source:
         return list(csv.DictReader(source))

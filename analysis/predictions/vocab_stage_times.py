@@ -1,43 +1,36 @@
-"""Iteration times of runs with a cut head, predicted from measured stage times.
+"""Iteration times of runs whose head is cut over all ranks, predicted from measured stage times.
 
-    python -m analysis.predictions.vocab_stage_times      write vocab_stage_times.csv
+    python -m analysis.predictions.vocab_stage_times          write vocab_stage_times.csv
     python -m analysis.predictions.vocab_stage_times known    plain 1F1B against its measured iterations
 
 The stage times of 24 runs on eight A100 are given, their iterations are not. Each run is simulated in the order of its
-method (`build_order`) with the times of every stage, and three things are added that the given times leave out:
+method (`build_order`). Added to the given times:
 
-    overhead      optimizer, data and the transfers' own work: the median of measured minus simulated over the 16
-                  known runs with plain 1F1B. Fitted: one constant, in ms.
-    embedding     the gradient of the cut embedding: the first stage's backward over the others' in the known run with
-                  the same vocabulary and sequence, divided by the ranks. Not fitted: other runs' measurements.
-    transfers     a boundary tensor, and the all-reduce of an input gradient, over 240 GB/s (80 % of the NVLink of an
-                  A100 one way, vendor) and 20 us. Assumed.
+    overhead      optimizer, data and the work of transfers: the median of measured minus simulated milliseconds over
+                  the 16 known runs with plain 1F1B. The only fitted constant.
+    embedding     the gradient of the cut embedding: the first stage's backward less the others' in the known run with
+                  the same vocabulary and sequence, divided by the ranks.
+    transfers     a boundary tensor, and the all-reduce of an input gradient, over 240 GB/s (80 % of an A100's NVLink
+                  one way, vendor) and 20 us. Assumed.
 
-The ends of an interval are assumptions: below, no gradient of the embedding and two thirds of the overhead; above,
-twice the gradient, half more overhead, and 2 % for stages whose times vary from microbatch to microbatch, which a
-barrier for each microbatch turns into waiting.
+The intervals are assumptions. Low: no gradient of the embedding, two thirds of the overhead. High: twice the gradient,
+half more overhead, and 2 % for waiting at barriers because stage times vary between microbatches.
 
-Memory is that of the first rank: see `peak_bytes`.
-
-Orders of runs whose head is cut over all ranks: one barrier, two barriers, interlaced.
-
-A pass S of a microbatch is a rank's share of the head. With 4 ranks and 8 microbatches, F = 1 and B = 2:
+A pass S of a microbatch is a rank's shard of the head. With 4 ranks and 8 microbatches, F = 1 and B = 2:
 
     one barrier    rank 0   F0 F1 F2 F3 S0 F4 S1 S2 S3 B0 F5 S4 B1 F6 S5 B2 F7 S6 B3 S7 B4 B5 B6 B7 S8
                    rank 3   F0 S0 F1 B0 S1 F2 B1 S2 F3 B2 S3 F4 B3 S4 F5 B4 S5 F6 B5 S6 F7 B6 S7 B7 S8
     two barriers   rank 0   F0 F1 F2 F3 S0 F4 S1 F5 S2 S3 S4 B0 F6 S5 B1 F7 S6 B2 S7 B3 S8 B4 B5 B6 B7
     interlaced     rank 0   F0 F1 F2 F3 F4 F5 S0 S1 S2 S3 B0 S4 F6 B1 S5 F7 B2 S6 B3 S7 B4 B5 B6 B7
 
-What S waits for and what waits for it:
+    one barrier    S(i) computes the logits of i and the weight gradient of i - 1. One all-reduce after all S(i) makes
+                   the sums and the input gradient: only the last stage's B(i) waits for it.
+    two barriers   S(i) computes the logits of i and both gradients of i - 1, after the sums of all S(i - 1). The last
+                   stage's B(i) waits for all S(i + 1).
+    interlaced     S(i) computes logits and gradients of i; every rank waits inside it for the sums of all ranks.
 
-    one barrier    S(i) holds the logits of i and the weight gradient of i - 1. One all-reduce after all S(i) brings the
-                   sums and the input gradient: the last stage's B(i) waits for it, ranks do not.
-    two barriers   S(i) holds the logits of i and both gradients of i - 1, which wait for the sums of all S(i - 1). The
-                   last stage's B(i) waits for all S(i + 1).
-    interlaced     S(i) holds logits and gradients of i, and every rank waits inside it for the sums of all.
-
-As actions: HF is the first half of a share, HB the second. With one barrier the second half is the all-reduce, on the
-lane `net`, and all the work is HF: HB(i) waits for every HF(i), and the last stage's B(i) for every HB(i).
+As actions: HF is the first half of S, HB the second. With one barrier all work is HF, and HB is the all-reduce on the
+lane `net`: HB(i) waits for every HF(i), and the last stage's B(i) for every HB(i).
 
 Source: Yeung, Qi, Lin and Wan, "Balancing Pipeline Parallelism with Vocabulary Parallelism", MLSys'25 (arXiv
 2411.05288), and the orders of the released code (sail-sg/VocabularyParallelism@6191c3b), described, not copied.
@@ -59,28 +52,22 @@ from rpbench.ir.schedule import Row, Schedule, Shape
 from rpbench.registry import entries
 from rpbench.sim.longest_path import simulate
 
-METHODS = ("vocab", "synctwice", "interlaced")  # as the measured runs name one barrier, two barriers, interlaced
+METHODS = ("vocab", "synctwice", "interlaced")  # the files' names of one barrier, two barriers, interlaced
 
 Token = tuple[str, int]  # F, B or S, and its microbatch
 
 
 class Turn(NamedTuple):
-    """The order of a rank in the steady phase.
-
-    Args:
-        backward_first: its triple is B S F, not B F S.
-        num_passes: passes S between the last forward of the warmup and the first triple.
-    """
+    """A rank's steady phase: triples B S F (`backward_first`) or B F S, after `num_passes` passes S."""
 
     backward_first: bool
     num_passes: int
 
 
 def build_order(method: str, num_ranks: int, num_microbatches: int, forward: float, backward: float) -> Schedule:
-    """The schedule of a method of `METHODS`, one stage on each rank, for times of a mean stage, which some orders
-    depend on.
+    """The schedule of a method with one stage on each rank; some orders depend on the times of a mean stage.
 
-    Raises ValueError for an unknown method, or so few microbatches that the steady phase is empty.
+    Raises ValueError for an unknown method, or too few microbatches for a steady phase.
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r}: one of {', '.join(METHODS)}")
@@ -100,7 +87,7 @@ def build_order(method: str, num_ranks: int, num_microbatches: int, forward: flo
 def tokens(
     method: str, rank: int, num_ranks: int, num_microbatches: int, forward: float, backward: float
 ) -> tuple[Token, ...]:
-    """The row of one rank; a cut pass S of a method with barriers is counted from 0 to `num_microbatches`."""
+    """The row of one rank; with barriers, passes S are counted from 0 to `num_microbatches`."""
     if method == "interlaced":
         kinds: Iterable[str] = letters(num_ranks, rank, num_microbatches)
     else:
@@ -111,10 +98,10 @@ def tokens(
 
 
 def _turns(num_ranks: int, forward: float, backward: float) -> list[Turn]:
-    """The steady phase of every rank, found from the last rank upwards.
+    """The steady phase of every rank, from the last rank upwards.
 
-    Going up a rank, its forward is due one forward earlier; once that is a whole backward early, the rank runs its
-    forward ahead of the pass S instead.
+    Each rank's forward is due one forward earlier than the next rank's; once that is a whole backward early, the rank
+    runs its forward before the pass S.
     """
     offset, was_late = 0.0, False
     turns = [Turn(True, 0)]
@@ -131,7 +118,7 @@ def _turns(num_ranks: int, forward: float, backward: float) -> list[Turn]:
 
 
 def _with_barriers(rank: int, num_ranks: int, num_microbatches: int, turn: Turn, second: int) -> Iterator[str]:
-    """Kinds of a row with one barrier, or with a `second`."""
+    """Kinds of a row with one barrier, or two if `second` is 1."""
     warmup = num_ranks - rank
     yield from chain("F" * warmup, "SF" * (1 + second), "S" * turn.num_passes)
     steady = num_microbatches - warmup - 1 - second
@@ -143,7 +130,7 @@ def _with_barriers(rank: int, num_ranks: int, num_microbatches: int, turn: Turn,
 
 
 def _lanes(method: str, rank: int, row: tuple[Token, ...], num_microbatches: int) -> dict[str, Row]:
-    """The lanes of a rank; the pass after the last microbatch has no logits."""
+    """The lanes of a rank; the pass S after the last microbatch has no logits."""
     compute: list[Action] = []
     for kind, microbatch in row:
         if kind != "S":
@@ -163,20 +150,20 @@ def _lanes(method: str, rank: int, row: tuple[Token, ...], num_microbatches: int
 
 LINK_BYTES_PER_US, LATENCY_US = 240e3, 20.0
 VALUE_BYTES = 2  # fp16
-FORWARD_PART = 1 / 3  # of a pass S whose two halves stand apart: one product of three
+FORWARD_PART = 1 / 3  # of a pass S in two halves: one matrix product of three
 MIB = 2**20
 
-# Memory of the known runs (all in MiB): 16 bytes a parameter (fp16 weight and gradient, three fp32 values) explain
-# their differences by vocabulary to 0.1 %; 34 bytes a token and hidden value are Korthikanti et al. (arXiv 2205.05198)
-# with fused attention. Fitted on the runs at 2,048 tokens: a constant; and what the optimizer's step needs for a
-# parameter in place of activations, which the run with the largest vocabulary alone shows.
+# 16 bytes of a parameter (fp16 weight and gradient, three fp32 values) explain how the known runs differ by vocabulary
+# to 0.1 %; 34 bytes of a token and hidden value are Korthikanti et al. (arXiv 2205.05198) with fused attention. Fitted
+# on the runs at 2,048 tokens: a constant; and bytes of a parameter in the optimizer's step instead of activations,
+# which decide the run with the largest vocabulary.
 STATE_BYTES, STEP_BYTES = 16, 6.1
 LAYER_BYTES, CONSTANT_BYTES = 34, 176 * MIB
-LOGIT_BYTES = 10  # one logit of a share, counted: fp16, its fp32 exponential, an fp32 temporary
+LOGIT_BYTES = 10  # one logit: fp16, its fp32 exponential, an fp32 temporary
 
 
 class Run(NamedTuple):
-    """A run of the files: times in us, one a stage."""
+    """A run of the files; times in us for each stage."""
 
     id: str
     method: str
@@ -191,7 +178,7 @@ class Run(NamedTuple):
 
     @property
     def boundary_bytes(self) -> int:
-        """Bytes of a boundary tensor: one sequence a microbatch."""
+        """Bytes of a boundary tensor of one sequence."""
         return VALUE_BYTES * self.seq * self.hidden
 
 
@@ -208,7 +195,7 @@ def read_run(row: dict[str, str]) -> Run:
 
 @cache
 def known() -> dict[str, tuple[Run, float, float]]:
-    """Runs with plain 1F1B with their iteration (ms) and peak (bytes), by id."""
+    """Runs with plain 1F1B, their iterations (ms) and peaks (bytes), by id."""
     return {
         row["id"]: (read_run(row), float(row["iteration_ms"]), float(row["max_allocated_MB"]) * MIB)
         for row in published_rows("measured/vocab_stage_times.csv")
@@ -217,9 +204,7 @@ def known() -> dict[str, tuple[Run, float, float]]:
 
 @cache
 def simulated_ms(run: Run, embedding_us: float = 0.0) -> float:
-    """Time of one step in the order of the run's method; `embedding_us` is of a rank's share of the embedding's
-    gradient, for one microbatch.
-    """
+    """Time of one step; `embedding_us` is that of a rank's shard of the embedding's gradient for one microbatch."""
     num_ranks, hop = len(run.forward), LATENCY_US + run.boundary_bytes / LINK_BYTES_PER_US
     work = {Kind.F: _works(run.forward), Kind.B: _works(time + embedding_us for time in run.backward)}
     if not any(run.head):
@@ -242,27 +227,26 @@ def _works(times: Any) -> tuple[Work, ...]:
 
 @cache
 def overhead_ms() -> float:
-    """Milliseconds that a step of plain 1F1B takes beyond its simulated one: the median of the known runs."""
+    """Measured less simulated milliseconds of a step of plain 1F1B: the median of the known runs."""
     return median(measured - simulated_ms(run) for run, measured, _ in known().values())
 
 
 def embedding_us(run: Run) -> float:
-    """A rank's share of the gradient of the embedding, from the known run of the same sizes."""
+    """Time of a rank's shard of the embedding's gradient, from the known run of the same sizes."""
     wanted = ("base", run.vocab, run.seq)
     (base,) = (other for other, _, _ in known().values() if (other.method, other.vocab, other.seq) == wanted)
     return (base.backward[0] - fmean(base.backward[1:-1])) / len(base.backward)
 
 
 def peak_bytes(run: Run) -> float:
-    """Allocated bytes of the first rank, which holds the most microbatches.
+    """Allocated bytes of the first rank, which has the most microbatches in flight.
 
-    Weights and optimizer state with either the activations of all microbatches in flight and the logits of a share,
-    or what the optimizer's step needs.
+    Weights and optimizer state, and the larger of activations with logits and the optimizer's step.
     """
     num_ranks = len(run.forward)
     layers = run.num_layers // num_ranks
     cut = num_ranks if any(run.head) else 1
-    tables = 2 if cut > 1 else 1  # plain: the embedding alone; cut: shares of embedding and head
+    tables = 2 if cut > 1 else 1  # plain: the embedding alone; cut: shards of embedding and head
     parameters = layers * 12 * run.hidden**2 + run.seq * run.hidden + tables * run.vocab * run.hidden / cut
     in_flight = {"vocab": num_ranks + 1, "synctwice": num_ranks + 2, "interlaced": 3 * num_ranks // 2}
     activations = in_flight.get(run.method, num_ranks) * layers * LAYER_BYTES * run.seq * run.hidden
@@ -287,7 +271,7 @@ def rows() -> list[dict[str, str]]:
 
 
 def known_text() -> str:
-    """Simulated and measured iterations of plain 1F1B, the overhead added; and peaks."""
+    """Errors of the predicted iterations and peaks of plain 1F1B."""
     overhead = overhead_ms()
     lines = [f"overhead {overhead:.1f} ms (fitted: the median of these rows)"]
     for run, measured, peak in known().values():

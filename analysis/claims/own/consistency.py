@@ -26,10 +26,10 @@ Identity = tuple[str, Any, Any]  # name, the value found (or whether a condition
 @section(170, "What follows within a record")
 def claims() -> Iterator[Claim]:
     """A claim for each record with accepted values."""
+    due = Printed(HOLDS, "arithmetic")
     for experiment in held_experiments():
         for row in read_table(experiment):
-            need, due = need_of(experiment, row), Printed(HOLDS, "arithmetic")
-            evidence = row.get("evidence") or "simulated"
+            need, evidence = need_of(experiment, row), row.get("evidence") or "simulated"
             given = {"published": due, "need": need, "experiment": experiment, "evidence": evidence}
             yield claim("consistency/{need}", broken, needs=(need,), **given)
 

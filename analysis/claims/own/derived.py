@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 from analysis.claims.claim import Claim, Record, claim, lead_of_last, over_fastest, runs, section
@@ -23,9 +24,8 @@ def claims() -> Iterator[Claim]:
     for model in PUBLISHED_MODELS:
         due = f"{printed_lead(model):.6f}"
         yield _derived("lead/published/{model}", lead_of_last, due, needs=competing("published", model), model=model)
-    for schedule in SCHEDULES:
-        for model in PUBLISHED_MODELS:
-            yield _derived("lead/searched/{schedule}/{model}", over_fastest, schedule=schedule, model=model)
+    for schedule, model in product(SCHEDULES, PUBLISHED_MODELS):
+        yield _derived("lead/searched/{schedule}/{model}", over_fastest, schedule=schedule, model=model)
     devices, microbatches = 8, 1024
     yield _derived(
         "thousand_devices/1f1b/{devices}",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import product
 from operator import itemgetter
 
 import pandas as pd
@@ -69,10 +70,10 @@ def _leads_of(found: tuple[Record, ...]) -> list[float]:
 
 
 def _of_schedules() -> Iterator[Claim]:
-    for schedule, words in (("1f1b", "1F1B"), ("roundpipe", "RoundPipe"), (ONE_ROUND, "RoundPipe in one round")):
-        for devices in (8, 1024):
-            name = "ours/thousand_devices/{schedule}/{devices}"
-            yield stated(name, bubble_percent, schedule=schedule, devices=devices, words=words)
+    named = (("1f1b", "1F1B"), ("roundpipe", "RoundPipe"), (ONE_ROUND, "RoundPipe in one round"))
+    for (schedule, words), devices in product(named, (8, 1024)):
+        name = "ours/thousand_devices/{schedule}/{devices}"
+        yield stated(name, bubble_percent, schedule=schedule, devices=devices, words=words)
     for schedule, words, heads in (("zb_v", "ZB-V", ("0.0", "1.0")), ("vocab_parallel", "a cut head", ("2.0",))):
         for head in heads:
             name = "ours/uneven_head/{schedule}/{head}"

@@ -1,6 +1,7 @@
 """Figures 2, 3 and 5, which are closed forms: recompute or reload, ideal bubbles, operational intensity."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 from analysis.claims.claim import Claim, Record, claim, section
 from analysis.records.published import PUBLISHED_MODELS, Printed, throughput_run, where
@@ -18,9 +19,8 @@ _CORRECTED = ("gpt_oss_20b", "qwen3_32b", "qwen3_235b_lora")
 @section(60, "Figure 2: recompute or reload", "RoundPipe, figure 2 (section 2.1.1)")
 def recompute_or_reload() -> Iterator[Claim]:
     """Both times and their ratio, as published and with the true width of the heads."""
-    for model in PUBLISHED_MODELS:
-        for field, value in _FIELDS.items():
-            yield claim(f"figure2/{{model}}/{field}", value, model=model)
+    for model, (field, value) in product(PUBLISHED_MODELS, _FIELDS.items()):
+        yield claim(f"figure2/{{model}}/{field}", value, model=model)
     for model in _CORRECTED:
         yield claim("figure2/{model}/recompute_corrected_ms", _FIELDS["recompute_ms"], model=model)
         yield claim("figure2/{model}/ratio_true_heads", _FIELDS["ratio"], model=model)
@@ -34,15 +34,14 @@ def ideal_bubbles() -> Iterator[Claim]:
     """The ideal bubble of each model, and that both looped schedules stay above it."""
     for model in PUBLISHED_MODELS:
         yield claim("figure3/{model}/ideal", lambda run: 100 * run["ideal_bubble"], model=model)
-    for model in PUBLISHED_MODELS:
-        for schedule in ("interleaved_1f1b", "looped_bfs"):
-            yield claim(
-                "figure3/{model}/{schedule}_above_ideal",
-                lambda run, ideal: "above" if run["bubble_makespan"] > ideal["ideal_bubble"] else "not above",
-                published=_ABOVE,
-                model=model,
-                schedule=schedule,
-            )
+    for model, schedule in product(PUBLISHED_MODELS, ("interleaved_1f1b", "looped_bfs")):
+        yield claim(
+            "figure3/{model}/{schedule}_above_ideal",
+            lambda run, ideal: "above" if run["bubble_makespan"] > ideal["ideal_bubble"] else "not above",
+            published=_ABOVE,
+            model=model,
+            schedule=schedule,
+        )
 
 
 @section(80, "Figure 5: operational intensity", "RoundPipe, figure 5 (section 3.3)")
@@ -63,9 +62,8 @@ def intensities() -> Iterator[Claim]:
             gpu=gpu,
             contradiction=contradiction if gpu == "rtx4090" else "",
         )
-    for model in PUBLISHED_MODELS:
-        for gpu in gpus:
-            yield claim("figure5/{model}/smallest_batch_{gpu}", _smallest_batch, model=model, gpu=gpu)
+    for model, gpu in product(PUBLISHED_MODELS, gpus):
+        yield claim("figure5/{model}/smallest_batch_{gpu}", _smallest_batch, model=model, gpu=gpu)
     for model in ("gpt_oss_20b", "qwen3_235b_lora"):
         yield claim("figure5/{model}/smallest_batch_{gpu}_true_heads", _smallest_batch, model=model, gpu="rtx4090")
     for model in PUBLISHED_MODELS:

@@ -4,6 +4,7 @@ Also calls back to back, and both with a fused stage whose forward waits for its
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from analysis.claims.claim import DECLARED, Claim, Record, bubble_percent, claim, section, stated
@@ -15,19 +16,18 @@ from analysis.records.runs import SCHEDULES
 @section(10, "Figure 17: the simulated bubbles", "RoundPipe, figure 17 (section 5.8.1)")
 def figure17_claims() -> Iterator[Claim]:
     """Fifteen numbers for each cell, and the asynchronous bars, as labelled and as the bubble of calls back to back."""
-    for schedule in SCHEDULES:
-        for model in PUBLISHED_MODELS:
-            for column, (metric, unit) in DECLARED["printed"].items():
-                yield claim(
-                    "figure17/{schedule}/{model}/{column}",
-                    lambda run, column=column: cell_numbers(run)[column],
-                    schedule=schedule,
-                    model=model,
-                    column=column,
-                    metric=metric,
-                    unit=unit,
-                    tolerance=0.0 if unit == "events" else None,
-                )
+    printed = DECLARED["printed"].items()
+    for schedule, model, (column, (metric, unit)) in product(SCHEDULES, PUBLISHED_MODELS, printed):
+        yield claim(
+            "figure17/{schedule}/{model}/{column}",
+            lambda run, column=column: cell_numbers(run)[column],
+            schedule=schedule,
+            model=model,
+            column=column,
+            metric=metric,
+            unit=unit,
+            tolerance=0.0 if unit == "events" else None,
+        )
     for model in PUBLISHED_MODELS:
         yield claim(
             "figure17/asynchronous/{model}/label",

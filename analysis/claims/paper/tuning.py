@@ -1,6 +1,7 @@
 """Tuned partitions, and the plans of the released planner."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from operator import itemgetter
 from typing import Any
 
@@ -46,15 +47,10 @@ def claims() -> Iterator[Claim]:
         yield _best_classic(model)
         for field in _FIELDS:
             yield _lead(model, field)
-    for model in PUBLISHED_MODELS:
-        for schedule in SCHEDULES:
-            yield claim(
-                "tuning/{model}/{schedule}/search_never_worse",
-                _excess_ms,
-                published=Printed("0", "what partition=search promises"),
-                model=model,
-                schedule=schedule,
-            )
+    due = Printed("0", "what partition=search promises")
+    for model, schedule in product(PUBLISHED_MODELS, SCHEDULES):
+        name = "tuning/{model}/{schedule}/search_never_worse"
+        yield claim(name, _excess_ms, published=due, model=model, schedule=schedule)
 
 
 def competing(field: str, model: str) -> tuple[Need, ...]:
@@ -121,16 +117,11 @@ def planner_claims() -> Iterator[Claim]:
     """Stage counts with and without the memory cap of a 24 GB card, bubbles of the plans, counts of the artifact."""
     for row in table("planner"):
         yield from _uncapped(row) if row["memory_cap"] == "none" else _capped(row)
-    for model in PUBLISHED_MODELS:
-        for direction, count in _COUNTS.items():
-            differs = model in _OTHER_COUNTS and direction == "forward"
-            yield claim(
-                "planner/{model}/artifact_{direction}_stages",
-                itemgetter(count),
-                contradiction="the released planner makes {value} of the same timings" if differs else "",
-                model=model,
-                direction=direction,
-            )
+    for model, (direction, count) in product(PUBLISHED_MODELS, _COUNTS.items()):
+        differs = model in _OTHER_COUNTS and direction == "forward"
+        why = "the released planner makes {value} of the same timings" if differs else ""
+        name = "planner/{model}/artifact_{direction}_stages"
+        yield claim(name, itemgetter(count), contradiction=why, model=model, direction=direction)
 
 
 def _uncapped(row: Row) -> Iterator[Claim]:

@@ -1,4 +1,4 @@
-"""Make what stands in the tables of this folder; see the package."""
+"""Make the tables of this package; its docstring lists the commands."""
 
 import sys
 
@@ -14,7 +14,7 @@ _MADE = {
     "league": (league.FILE, league.table),
     "outcomes": (writing.OUTCOMES_FILE, writing.rows),
 }
-# Command -> the page that has a table of it, the marks it stands between, and how it is said there.
+# Command -> the page with its table, the module with the table's marks, and the text.
 _TOLD = {
     "memory": (
         memory_holdout.PAGE,
@@ -27,7 +27,6 @@ _TOLD = {
 
 
 def main(argv: list[str]) -> int:
-    """Run one command; returns the exit status."""
     if len(argv) != 1 or argv[0] not in _MADE:
         print(f"one of: {', '.join(_MADE)}", file=sys.stderr)
         return 2

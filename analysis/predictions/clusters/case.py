@@ -1,4 +1,4 @@
-"""Case: one published run as a job, with its measurement where that is given; and how far its prediction may be off."""
+"""Cases: published runs as jobs with their measurements, and the deviations of their predictions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ Row = dict[str, str]
 
 
 class Said(NamedTuple):
-    """The prediction of another model than that of meshes: seconds of a step and its tokens, bytes, devices."""
+    """A prediction by another model than that of meshes."""
 
     step_time_s: float | None = None
     tokens: int = 0
@@ -29,22 +29,22 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A run.
+    """A published run.
 
     Args:
         id: `file/row` of its source.
-        job: what ran; None where it cannot be modelled, for the reason in `note`.
-        step_time_s, memory_bytes: as measured; None where not given.
+        job: None if it cannot be modelled, for the reason in `note`.
+        step_time_s, memory_bytes: as measured, if they are given.
         early: measured in the slower, earlier sessions of its source.
         repeats: how often the job's microbatches run in a step.
         memory_rank: the pipeline rank whose memory the source prints; None for the fullest.
-        configuration: rows with equal ones are repeats.
+        configuration: rows with the same one are repeats.
         fits: whether constants may be fitted on it.
-        verdict: `oom` where the source says so.
+        verdict: `oom` or empty.
         asks: what the source prints: `time`, `memory` or both.
-        note: what had to be assumed, or why it is not modelled.
-        exact: whether its pipeline is simulated, not taken from a closed form.
-        said: what another model predicts, of a run that is no job of a mesh.
+        note: assumptions, or why it is not modelled.
+        exact: whether its pipeline is simulated instead of a closed form.
+        said: the prediction of another model, for a run that is no job on a mesh.
     """
 
     id: str
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step, its repetitions apart."""
+        """Tokens of one repetition of a step."""
         return self.job.tokens if self.job else self.said.tokens if self.said else 0
 
     @property
@@ -72,27 +72,34 @@ class Case:
         return self.job.machine.size if self.job else self.said.devices if self.said else 1
 
     @property
+    def modelled(self) -> Job:
+        assert self.job is not None  # asked of cases with a job
+        return self.job
+
+    @property
+    def measured_s(self) -> float:
+        assert self.step_time_s is not None  # asked of cases with a measured step
+        return self.step_time_s
+
+    @property
     def set_name(self) -> str:
-        """The file the run stands in."""
         return self.id.split("/")[0]
 
 
 @dataclass
 class Model:
-    """Softwares by name, with constants that a fit is trying out."""
+    """Predictions with other constants of some frameworks, by name, as a fit tries them."""
 
     trying: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def software(self, known: Software) -> Software:
-        """A framework with the constants on trial in place of its own."""
         values = self.trying.get(known.name)
         return known.with_constants(values) if values else known
 
     def job(self, case: Case) -> Job:
-        """The job of a case with the constants on trial."""
-        assert case.job is not None
-        found = self.software(case.job.software)
-        return case.job if found is case.job.software else replace(case.job, software=found)
+        job = case.modelled
+        found = self.software(job.software)
+        return job if found is job.software else replace(job, software=found)
 
     def step_time_s(self, case: Case) -> float:
         if case.said and case.said.step_time_s:
@@ -112,37 +119,30 @@ class Model:
 
 
 def rows_of(folder: str, name: str) -> Sequence[Row]:
-    """The rows of `analysis/published/<folder>/<name>.csv`, if there is one."""
+    """The rows of `analysis/published/<folder>/<name>.csv`; none without such a file."""
     return published_rows(f"{folder}/{name}.csv") if (PUBLISHED / folder / f"{name}.csv").exists() else ()
 
 
 def number(text: str | None) -> float | None:
     """A number, or None for an empty cell."""
-    return float(text) if text not in (None, "") else None
+    return float(text) if text else None
 
 
-# --- spread: how far a prediction may be off, as deviations of its logarithm ---------------------------------
+# --- spread: deviations of a prediction's logarithm -------------------------------------------------------------
 #
-# A set's own deviation is that of its given rows in the hold-out most like what is asked (`clusters_holdout.csv`, the
-# 90th percentile of absolute errors over 1.645). A property that no given row of the framework has (a device, a size of
-# machine, a kind of number, the framework itself) adds its own deviation, and the prediction's note says so.
-
-
-class Spread(NamedTuple):
-    """A deviation, and what it rests on."""
-
-    log_sd: float
-    why: str
+# A set's own deviation is that of its given rows in the most similar hold-out (`clusters_holdout.csv`, the 90th
+# percentile of absolute errors over 1.645). A property that no given row of the framework has (a device, a size of
+# machine, a precision, the framework itself) adds its own deviation, and the prediction's note names it.
 
 
 class Unseen(NamedTuple):
     """A deviation that adds to a set's own.
 
     Args:
-        name: as a note says it.
+        name: as in notes.
         why: the reason for the size of the deviation.
-        sets, devices, frameworks: the rows it applies to, by names or their beginnings with a `*`; all if empty.
-        only: one of `ONLY`, where it applies to some of these alone.
+        sets, devices, frameworks: the names it applies to, perhaps with `*` at the end; all if empty.
+        only: one of `ONLY`, if it applies to some of these alone.
     """
 
     name: str
@@ -154,7 +154,6 @@ class Unseen(NamedTuple):
     only: str = ""
 
     def applies(self, case: Case) -> bool:
-        """True if the deviation applies to a row."""
         job = case.job
         named = (case.set_name, job.machine.device.name if job else "", job.software.name if job else "")
         asked = (self.sets, self.devices, self.frameworks)
@@ -172,12 +171,13 @@ ONLY: dict[str, Callable[[Job], bool]] = {
     "experts": lambda job: job.architecture.experts is not None,
     "nvfp4": lambda job: job.precision == "nvfp4",
     "adapters or a sharded optimizer": lambda job: job.adapters is not None or _shards_optimizer(job),
-    # On more than twice as many nodes as were seen.
+    # More than twice the nodes of any given row.
     "large groups of owners": lambda job: _shards_optimizer(job) and job.mesh.shard_group * job.mesh.tensor > 256,
 }
 
 TABLES: dict[str, Any] = read_keys(Path(__file__).with_name("spread.yaml"))
-STEP, MEMORY = ({name: Spread(*row) for name, row in TABLES[table].items()} for table in ("step", "memory"))
+# Deviations of each set's steps and bytes; the file has the reasons as well.
+STEP, MEMORY = ({name: sd for name, (sd, _) in TABLES[table].items()} for table in ("step", "memory"))
 UNSEEN = tuple(Unseen(**row) for row in TABLES["unseen"])
 
 
@@ -188,10 +188,4 @@ def unseen(case: Case) -> list[Unseen]:
 
 def step_log_sd(case: Case) -> float:
     """Deviation of the logarithm of a predicted step."""
-    own = STEP[case.set_name].log_sd
-    return float((own**2 + sum(each.log_sd**2 for each in unseen(case))) ** 0.5)
-
-
-def memory_log_sd(case: Case) -> float:
-    """Deviation of the logarithm of predicted bytes."""
-    return MEMORY[case.set_name].log_sd
+    return float((STEP[case.set_name] ** 2 + sum(each.log_sd**2 for each in unseen(case))) ** 0.5)

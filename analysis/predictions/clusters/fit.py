@@ -1,11 +1,11 @@
-"""Fitting: constants of a framework from given rows and priors, by Gauss-Newton with Huber weights.
+"""Fits of a framework's constants to given rows and priors, by Gauss-Newton with Huber weights.
 
-The fit minimises a sum: of Huber losses of log(predicted / measured) / 0.04, over configurations, and of squares of
-log(constant / prior) / log-sd. A constant beyond a factor of 3 from its prior is a sign of a missing mechanism.
+A fit minimises the sum of Huber losses of log(predicted / measured) / 0.04 over configurations and of squares of
+log(constant / prior) / log-sd. A constant more than a factor of 3 from its prior is a sign of a missing mechanism.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from pathlib import Path
@@ -21,11 +21,11 @@ from rpbench.mesh.job import Job
 from rpbench.mesh.software import PRIORS, declared_software
 from rpbench.yaml_file import read_keys
 
-NOISE = 0.04  # of one measured step, as a logarithm
-HUBER = 1.5  # noises beyond which a row pulls no harder
+NOISE = 0.04  # of the logarithm of one measured step
+HUBER = 1.5  # noises; the loss of larger residuals is linear
 STEP = 0.02  # of a constant's logarithm, for derivatives
-LONGEST = 0.7  # step of a constant's logarithm
-ENOUGH = 2e-3  # steps below which the search ends
+LONGEST = 0.7  # largest step of a constant's logarithm
+ENOUGH = 2e-3  # the search ends at smaller steps
 DAMPING = 1e-3
 
 Floats = npt.NDArray[np.float64]
@@ -36,16 +36,15 @@ class Problem:
     """Constants that are fitted together.
 
     Args:
-        name: of the problem.
-        rows: the sets whose rows are given.
-        softwares: frameworks whose constants are sought.
-        shared: constants that all of them share.
-        own: constants that each has for itself.
-        parts: (constant, frameworks) where some of them share one.
-        prior_from: a problem's software whose fitted constants are the priors here.
-        shrink: of the priors' deviations where they come from another fit.
+        rows: the sets of given rows.
+        softwares: frameworks whose constants are fitted.
+        shared: constants with one value for all of them.
+        own: constants with a value for each.
+        parts: (constant, frameworks) with one value for some of them.
+        prior_from: a framework whose fitted constants are the priors here.
+        shrink: factor of the deviations of such priors.
         heirs: frameworks without rows, which get the shared constants.
-        sds: deviations of the logarithms of constants, where they are not those of `PRIORS`.
+        sds: deviations of logarithms of constants, other than those of `PRIORS`.
         axes: of `holdout.AXES`, along which groups of rows are left out.
     """
 
@@ -64,7 +63,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number that is sought, and the frameworks it belongs to."""
+    """A fitted number and its frameworks."""
 
     constant: str
     softwares: tuple[str, ...]
@@ -74,25 +73,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of a fit.
-
-    Args:
-        values: by framework and constant.
-        log_sd: of each parameter after the fit, propagated.
-        parameters: what was sought, in order.
-    """
+    """The result of a fit: values by framework and constant, and each parameter's deviation after the fit."""
 
     values: dict[str, dict[str, float]]
     log_sd: tuple[float, ...]
     parameters: tuple[Parameter, ...]
 
-    @property
-    def model(self) -> Model:
-        return Model(self.values)
-
 
 def parameters_of(problem: Problem, known: Mapping[str, Mapping[str, float]]) -> tuple[Parameter, ...]:
-    """The numbers a problem seeks, with their priors."""
     found = []
     own = [(constant, (each,)) for constant in problem.own for each in problem.softwares]
     for constant, group in (*((name, problem.softwares) for name in problem.shared), *own, *problem.parts):
@@ -112,9 +100,6 @@ def fit(
     chosen = [case for case in cases if case.fits and case.step_time_s and case.job]
     earlier = known.get(problem.prior_from, {})
     base = {name: {**declared_software(name).constants, **earlier} for name in problem.softwares}
-    precision = np.array([1.0 / each.log_sd for each in parameters]) ** 2
-    counts = Counter(case.configuration for case in chosen)
-    weights = np.array([1.0 / counts[case.configuration] for case in chosen]) ** 0.5
     touched = [
         [row for row, case in enumerate(chosen) if case.job and case.job.software.name in each.softwares]
         for each in parameters
@@ -124,35 +109,49 @@ def fit(
         return _residuals(of, Model(_values(parameters, theta, base)))
 
     def jacobian(theta: Floats, current: Floats) -> Floats:
-        """Derivatives of the logarithms of the rows' errors by those of the constants, (rows, constants)."""
         found = np.zeros((len(chosen), len(parameters)))
         for number, (rows, unit) in enumerate(zip(touched, np.eye(len(parameters)), strict=True)):
             moved = residuals(theta + STEP * unit, [chosen[row] for row in rows])
             found[rows, number] = (moved - current[rows]) / STEP
         return found
 
-    theta = np.zeros(len(parameters))  # logarithms of the constants over their priors
-    current, normal = residuals(theta), np.diag(precision)
-    for _ in range(iterations):
-        step, normal = next_step(jacobian(theta, current), current, weights, precision, theta)
-        theta = theta + step
-        current = residuals(theta)
-        if np.max(np.abs(step)) < ENOUGH:
-            break
+    log_sds = [each.log_sd for each in parameters]
+    theta, normal = gauss_newton(residuals, jacobian, chosen, log_sds, iterations)
     deviations = np.sqrt(np.diag(np.linalg.inv(normal)))
     return Fitted(_values(parameters, theta, base), tuple(float(each) for each in deviations), parameters)
 
 
-def next_step(
-    jacobian: Floats, residuals: Floats, weights: Floats, precision: Floats, theta: Floats
+def gauss_newton(
+    residuals: Callable[[Floats], Floats],
+    jacobian: Callable[[Floats, Floats], Floats],
+    cases: Sequence[Case],
+    log_sds: Sequence[float],
+    iterations: int,
 ) -> tuple[Floats, Floats]:
-    """The damped step of the constants' logarithms, and the matrix of the normal equations."""
-    scale = weights * np.sqrt(np.minimum(1.0, HUBER * NOISE / np.maximum(np.abs(residuals), 1e-9))) / NOISE
-    scaled = jacobian * scale[:, None]
-    normal = scaled.T @ scaled + np.diag(precision)
-    gradient = scaled.T @ (residuals * scale) + precision * theta
-    damped = normal + DAMPING * np.diag(np.diag(normal))
-    return np.clip(np.linalg.solve(damped, -gradient), -LONGEST, LONGEST), normal
+    """The logarithms of constants over priors at the minimum, and the matrix of the normal equations there.
+
+    Args:
+        residuals: log(predicted / measured) of the cases.
+        jacobian: their derivatives (cases, constants), from the logarithms and the residuals there.
+        log_sds: deviations of the priors.
+    """
+    counts = Counter(case.configuration for case in cases)
+    weights = np.array([1.0 / counts[case.configuration] for case in cases]) ** 0.5
+    precision = np.array([1.0 / log_sd for log_sd in log_sds]) ** 2
+    theta, normal = np.zeros(len(log_sds)), np.diag(precision)
+    current = residuals(theta)
+    for _ in range(iterations):
+        scale = weights * np.sqrt(np.minimum(1.0, HUBER * NOISE / np.maximum(np.abs(current), 1e-9))) / NOISE
+        scaled = jacobian(theta, current) * scale[:, None]
+        normal = scaled.T @ scaled + np.diag(precision)
+        gradient = scaled.T @ (current * scale) + precision * theta
+        damped = normal + DAMPING * np.diag(np.diag(normal))
+        step = np.clip(np.linalg.solve(damped, -gradient), -LONGEST, LONGEST)
+        theta = theta + step
+        current = residuals(theta)
+        if np.max(np.abs(step)) < ENOUGH:
+            break
+    return theta, normal
 
 
 def _values(
@@ -169,11 +168,10 @@ def _residuals(cases: Sequence[Case], model: Model) -> Floats:
     known: dict[tuple[Job | None, bool, int], float] = {}
     found = []
     for case in cases:
-        assert case.step_time_s is not None
-        key = (case.job, case.early, case.repeats)  # repeated runs are timed once
+        key = (case.job, case.early, case.repeats)  # repeats are predicted once
         if key not in known:
             known[key] = model.step_time_s(case)
-        found.append(log(known[key] / case.step_time_s))
+        found.append(log(known[key] / case.measured_s))
     return np.array(found)
 
 
@@ -191,12 +189,12 @@ PROBLEMS = tuple(
 
 
 def given(names: tuple[str, ...]) -> list[Case]:
-    """All cases of these sets whose answers are given."""
+    """All cases of these sets with given measurements."""
     return [case for name in names for row in rows_of("measured", name) for case in cases_of_row(row)]
 
 
 def asked(name: str) -> list[Case]:
-    """The cases of a set whose answers are withheld."""
+    """The cases of a set with withheld measurements."""
     return [case for row in rows_of("challenge", name) for case in cases_of_row(row)]
 
 
@@ -206,12 +204,12 @@ def cases_of(problem: Problem) -> list[Case]:
 
 
 FILE: Path = CONF / "software" / "constants.csv"
-# Those of a device or of a job, not of the framework that an heir shares.
+# Constants of a device or a job, which heirs do not share.
 NOT_INHERITED = frozenset({"inter", "step_s", "session", "jitter", "broadcast_s"})
 
 
 def fits(leave_out: frozenset[str] = frozenset()) -> dict[str, Fitted]:
-    """Every problem's fit, by name, without the rows of some ids."""
+    """Every problem's fit by name, without the rows with some ids."""
     known: dict[str, dict[str, float]] = {}
     found = {}
     for problem in PROBLEMS:
@@ -235,7 +233,7 @@ def _found(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:
             origin = "fitted" if name in parameter.softwares else f"as {parameter.softwares[0]}"
             deviations = (parameter.log_sd, log_sd)
             found.append(_constant(name, parameter.constant, value, parameter.prior, deviations, origin, problem))
-    for name in problem.softwares if problem.prior_from else ():  # what came from another fit, not sought again
+    for name in problem.softwares if problem.prior_from else ():  # constants from another fit
         declared = declared_software(name).constants
         for constant, value in fitted.values[name].items():
             if (name, constant) not in sought and value != declared[constant]:
@@ -247,7 +245,7 @@ def _found(problem: Problem, fitted: Fitted) -> list[dict[str, str]]:
 def _constant(
     name: str, constant: str, value: float, prior: float, deviations: tuple[float, float], origin: str, problem: Problem
 ) -> dict[str, str]:
-    """A row of the file; deviations are those before and after the fit."""
+    """A row of the file; `deviations` before and after the fit."""
     return {
         "software": name,
         "constant": constant,

@@ -1,14 +1,13 @@
-"""Hold-outs on the given rows: a model, a size of machine or a part of a source left out of every fit.
+"""Hold-outs: every given row predicted by fits without its model, size of machine or part of its source.
 
-`python -m analysis.predictions.clusters holdout` writes `clusters_holdout.csv`: every given row predicted with
-constants that have not seen its group.
+`python -m analysis.predictions.clusters holdout` writes `clusters_holdout.csv`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.predictions.clusters.case import Case, step_log_sd
+from analysis.predictions.clusters.case import Case, Model, step_log_sd
 from analysis.predictions.clusters.fit import PROBLEMS, cases_of, fit
 from rpbench.mesh.job import Job
 
@@ -24,18 +23,11 @@ class Axis:
 
 
 def of_job(name: Callable[[Job], object]) -> Callable[[Case], str]:
-    """The grouping of cases by a property of their jobs."""
-
-    def group(case: Case) -> str:
-        assert case.job is not None
-        return str(name(case.job))
-
-    return group
+    """A grouping of cases by a property of their jobs."""
+    return lambda case: str(name(case.modelled))
 
 
 length = of_job(lambda job: f"{job.seq_len} tokens")
-
-
 AXES = {
     "width": Axis("width", of_job(lambda job: job.architecture.hidden)),
     "model": Axis("model", of_job(lambda job: f"{job.architecture.name} {job.architecture.hidden}")),
@@ -48,7 +40,7 @@ AXES = {
 
 
 def left_out(cases: Sequence[Case], axes: Iterable[Axis]) -> Iterator[tuple[str, list[Case], list[Case]]]:
-    """Every group of every axis: its name, the cases in it, and the others."""
+    """For every group of every axis: its name, its cases, and the others."""
     for axis in axes:
         groups = [axis.group(case) for case in cases]
         for group in sorted(set(groups)):
@@ -64,21 +56,20 @@ def rows() -> Iterator[dict[str, str]]:
         cases = [case for case in cases_of(problem) if case.step_time_s and case.fits]
         for held_out, inside, others in left_out(cases, map(AXES.__getitem__, problem.axes)):
             if others:
-                model = fit(problem, others, known).model
+                model = Model(fit(problem, others, known).values)
                 for case in inside:
                     yield _row(problem.name, held_out, case, model.step_time_s(case))
         known |= fit(problem, cases, known).values
 
 
 def _row(problem: str, held_out: str, case: Case, predicted: float) -> dict[str, str]:
-    assert case.step_time_s is not None
     return {
         "set": case.set_name,
         "problem": problem,
         "held_out": held_out,
         "id": case.id,
-        "step_time_s": f"{case.step_time_s:.5g}",
+        "step_time_s": f"{case.measured_s:.5g}",
         "predicted_s": f"{predicted:.5g}",
-        "error": f"{predicted / case.step_time_s - 1:.4f}",
+        "error": f"{predicted / case.measured_s - 1:.4f}",
         "log_sd": f"{step_log_sd(case):.4f}",
     }

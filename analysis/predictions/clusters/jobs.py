@@ -1,11 +1,10 @@
-"""Jobs: what ran in other people's published runs, from `jobs/<set>.csv`, beside what was measured of it.
+"""Jobs of other people's published runs, from `jobs/<set>.csv`, with their measurements.
 
-A column is a field of `Case`, `Job`, `Mesh` or `Sharing` (`shard`), or of the part that stands before the point: what
-an architecture, a software or its constants have other than `conf/` says. An empty cell is the field's default; a row
-without a model is not modelled, for the reason in its note. Two configurations of one published row have one row each,
-the one that stands in brackets there with a `b` behind its id.
+A column is a field of `Case`, `Job`, `Mesh` or `Sharing` (`shard`); `model.`, `software.` and `constants.` before a
+name change what `conf/` says. An empty cell is the default; a row without a model is not modelled, for the reason in
+its note. Two configurations of one published row have a row each; the id of the one in brackets ends with `b`.
 
-These runs are no jobs of a mesh; what is said of them follows from a few counts, and constants that name their rows.
+Runs on one host (PEFT, torchtune, LoHan) are no jobs on a mesh; a few counts and fitted constants predict them.
 """
 
 import json
@@ -33,12 +32,10 @@ GIB = 2.0**30
 
 # --- PEFT's comparison of methods --------------------------------------------------------------------------------
 
-LEARNING = 16.0  # bytes of a parameter that learns: weight, gradient and two moments in fp32
-WHOLE = 8.0  # the same where all weights learn, in bf16
-CAST = 4.0  # bytes of an adapter's input, copied to fp32 and kept for its gradient
-DELTA = 4.0  # bytes of a weight's change that a method makes whole and keeps
-
-
+LEARNING = 16.0  # bytes of a trained parameter: weight, gradient and two moments in fp32
+WHOLE = 8.0  # the same in bf16, if all weights are trained
+CAST = 4.0  # bytes of a value of an adapter's input, copied to fp32 and kept for its gradient
+DELTA = 4.0  # bytes of a weight's change, if a method computes and keeps the whole change
 TOKENS = 4 * 768  # of the fullest batch
 _LLAMA = architecture("llama32_3b")
 _LAYERS, _H, _KV, _F = _LLAMA.num_layers, _LLAMA.hidden, _LLAMA.key_value_heads * _LLAMA.head_dim, _LLAMA.inner
@@ -51,30 +48,29 @@ MAPS = {  # (inputs, outputs) of Llama's linear maps
     "up_proj": (_H, _F),
     "down_proj": (_F, _H),
 }
-LLAMA_BYTES = 20.2e9  # without a method: 16 given rows
-FLUX_BYTES = 9.6e9  # the same of the diffusion model, whose blocks are checkpointed: 9 given rows
-FLUX_CAST, FLUX_DELTA = 0.42e9, 3.3e9  # what adapters' inputs, and whole changes of weights, add there: the same rows
+LLAMA_BYTES = 20.2e9  # without a method; fitted on 16 given rows
+FLUX_BYTES = 9.6e9  # the same for the diffusion model, whose blocks are checkpointed; 9 given rows
+FLUX_CAST, FLUX_DELTA = 0.42e9, 3.3e9  # for adapters' inputs and whole changes of weights there; the same rows
 
 
 def peft(row: Row) -> list[Case]:
-    """A fine-tuning method on one L40S: bytes that the allocator had at most."""
+    """The allocator's peak of a fine-tuning method on one L40S."""
     learns, method = float(row["trainable_params"]), "DORA" if "dora" in row["file"].split("/")[-1] else row["method"]
     if "FLUX" in row["model"]:
-        found = (
-            FLUX_BYTES + FLUX_CAST * (method not in TABLES["light"]) + FLUX_DELTA * (method in TABLES["whole_change"])
-        )
+        light, whole = method in TABLES["light"], method in TABLES["whole_change"]
+        found = FLUX_BYTES + FLUX_CAST * (not light) + FLUX_DELTA * whole
     else:
         found = LLAMA_BYTES + _kept_bytes(method, row["target_modules"].split())
-    learning = WHOLE - 2.0 if method == "full" else LEARNING  # the weights themselves are in the rest
+    learning = WHOLE - 2.0 if method == "full" else LEARNING  # the weights are already counted
     said = Said(memory_bytes=found + learning * learns)
     memory = number(row.get("memory_max_bytes"))
     return [Case(row["id"], None, memory_bytes=memory, said=said, configuration=row["id"], asks=("memory",))]
 
 
 def _kept_bytes(method: str, targets: list[str]) -> float:
-    """Bytes a method keeps for the maps that it changes, of all layers."""
+    """Bytes that a method keeps for the maps it changes, in all layers."""
     maps = [MAPS[name] for name in targets if name in MAPS]
-    if method == "IA3":  # scales outputs, or the input of the last map, and keeps them
+    if method == "IA3":  # scales and keeps outputs, or the input of the last map
         widths = [k if name == "down_proj" else n for name, (k, n) in zip(targets, maps, strict=True)]
         return CAST * TOKENS * _LAYERS * sum(widths)
     found = 0.0 if method in TABLES["light"] else CAST * TOKENS * _LAYERS * sum(k for k, _ in maps)
@@ -88,7 +84,7 @@ FOUR_BITS = 0.56  # bytes of a quantised weight with its scales (NF4, blocks of 
 
 
 def torchtune(row: Row) -> list[Case]:
-    """Peak bytes of a recipe on a device; the optimizer of a full one runs in the backward, its states on the host."""
+    """Peak bytes of a recipe on a device; full training updates in the backward, with the states on the host."""
     known = TABLES["torchtune"]
     if row["model"] not in known:
         why = "model and method are not printed with the row"
@@ -118,20 +114,20 @@ def torchtune(row: Row) -> list[Case]:
 # --- LoHan -------------------------------------------------------------------------------------------------------
 
 LENGTH = 1024
-SEQUENCE_S = 4.0e-11  # seconds of a device for a parameter and sequence of 1,024 tokens, recomputed; all given rows
-HOST_S = 0.85e-9  # of the host for a parameter: Adam and conversions; rows of 12 SSDs and small batches
-SSD_S = 4.4e-9  # of one SSD for a parameter: 28 bytes at 6.4 GB/s both ways; rows of 1 to 12 SSDs
-SHARPNESS = 5.0  # of the larger of computing and moving: what runs beside something else slows it a little
+SEQUENCE_S = 4.0e-11  # device seconds for a parameter and 1,024 tokens, with recomputation; from all given rows
+HOST_S = 0.85e-9  # host seconds for a parameter: Adam and conversions; rows with 12 SSDs and small batches
+SSD_S = 4.4e-9  # seconds of one SSD for a parameter: 28 bytes at 6.4 GB/s both ways; rows with 1 to 12 SSDs
+SHARPNESS = 5.0  # of the maximum of computing and moving, which slow each other a little
 
 
 def lohan(row: Row) -> list[Case]:
-    """A job whose weights and states pass through host and SSDs once a step, beside the devices' work."""
+    """A job whose weights and states pass through host and SSDs once a step while the devices compute."""
     gpus, batch, size = int(row["gpus"]), int(row["global_batch"]), float(row["params"])
     computes = SEQUENCE_S * size * batch / gpus
     moves = size * (HOST_S + SSD_S / int(row["ssds"]))
     step = (computes**SHARPNESS + moves**SHARPNESS) ** (1.0 / SHARPNESS)
     tokens, rate = batch * LENGTH, number(row.get("tflops_total"))
-    measured = rate and 6.0 * size * tokens / (rate * 1e12)  # how the source counts is not said: up to one factor
+    measured = rate and 6.0 * size * tokens / (rate * 1e12)  # the source's way to count FLOPs may differ by a factor
     return [Case(row["id"], None, measured, said=Said(step, tokens, None, gpus), configuration=row["id"])]
 
 
@@ -143,23 +139,22 @@ ONE_HOST: dict[str, Callable[[Row], list[Case]]] = {
 
 
 FOLDER = Path(__file__).with_name("jobs")
-# Whose tokens or sequences a device's pace counts.
-PACES: dict[str, Callable[[Job], int]] = {
+PACES: dict[str, Callable[[Job], int]] = {  # a device's rate -> what it counts
     "tokens_per_s_per_gpu": lambda job: job.tokens,
     "samples_per_s_per_gpu": lambda job: job.global_batch,
 }
-BRACKETS = re.compile(r"\s*([^()]*?)\s*\(([^)]*)\)\s*")  # a cell such as `64 (0)` holds two configurations
+BRACKETS = re.compile(r"\s*([^()]*?)\s*\(([^)]*)\)\s*")  # such as `64 (0)`, the rates of two configurations
 
 
 def cases_of_row(row: Row) -> list[Case]:
-    """The runs of a row of `analysis/published/measured/` or `challenge/`; results that it lacks are None."""
+    """The runs of a row of `analysis/published/measured/` or `challenge/`."""
     name = row["id"].split("/")[0]
     return ONE_HOST[name](row) if name in ONE_HOST else [_case(cells, row) for cells in _rows(name)[row["id"]]]
 
 
 @cache
 def _rows(name: str) -> Mapping[str, list[Row]]:
-    """The rows of a set without their empty cells, by the id of the published row."""
+    """The rows of a set without empty cells, by the id of the published row."""
     found = defaultdict(list)
     for row in tables.read(name, FOLDER):
         found[row["id"].rstrip("b")].append({column: cell for column, cell in row.items() if cell})
@@ -204,17 +199,17 @@ def _job(cells: Row) -> Job:
 
 
 def _software(cells: Row) -> Software:
-    """The framework; tokens beyond an expert's share are dropped where `drops_beyond` says so: no expert has more."""
+    """The framework; with `drops_beyond`, it drops tokens beyond that multiple of an expert's mean."""
     found = replace(software(cells["software"]), **_fields(Software, cells, "software."))
     constants = {name.removeprefix("constants."): float(cells[name]) for name in cells if name.startswith("constants.")}
-    if "drops_beyond" in cells:  # and no host waits for counts
+    if "drops_beyond" in cells:  # then the host does not wait for counts
         constants["imbalance"] = min(float(cells["drops_beyond"]), found.constants["imbalance"])
         constants["dispatch_s"] = software("megatron_bridge_drops").constants["dispatch_s"]
     return found.with_constants(constants) if constants else found
 
 
 def _seconds(row: Row, job: Job, bracketed: bool) -> float | None:
-    """Seconds of a step, from whatever the source prints of it."""
+    """Seconds of a step from the time or rate that the source prints."""
     for name, unit in TABLES["seconds"].items():
         if row.get(name):
             return float(row[name]) / unit
@@ -224,7 +219,7 @@ def _seconds(row: Row, job: Job, bracketed: bool) -> float | None:
             pace = found[2 if bracketed else 1]
         if pace:
             return work(job) / float(pace) / job.machine.size
-    if rate := row.get("samples_per_s_median"):  # MLPerf: GPT-3's is of tokens
+    if rate := row.get("samples_per_s_median"):  # MLPerf; for GPT-3 in tokens
         return int(row["gbs"]) * (job.seq_len if row["benchmark"] == "gpt3" else 1) / float(rate)
     if rate := row.get("tflops_per_gpu") if job.software.name == "atorch" else None:  # counts what is recomputed
         own = job.architecture
@@ -234,13 +229,13 @@ def _seconds(row: Row, job: Job, bracketed: bool) -> float | None:
 
 
 def _fields(kind: Any, cells: Row, part: str = "") -> dict[str, Any]:
-    """The values of the columns that are fields of a class, behind a part's name."""
+    """The values of the columns that are fields of a class, with a prefix."""
     known = getattr(kind, "_fields", None) or [each.name for each in fields(kind)]
     return {name: _value(cells[part + name]) for name in known if part + name in cells}
 
 
 def _value(cell: str) -> Any:
-    """A number, true, false or a structure; words are words."""
+    """A JSON value, or else the text."""
     try:
         return json.loads(cell)
     except ValueError:

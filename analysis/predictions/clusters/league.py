@@ -1,16 +1,17 @@
-"""League: the same given rows predicted by closed forms, by other tools' printed predictions and by us.
+"""League: given rows predicted by closed forms, by other tools and by us.
 
-constant MFU                one share of the peak for all rows of a device, a precision and a class of models
-                            (dense, experts): the median of the given ones, which has seen them
-bubble x efficiency         the same after the ideal bubble of the schedule has been taken out
+constant MFU                one fraction of the peak for all rows of a device, a precision and a class of models
+                            (dense, experts): the median of these rows
+bubble x efficiency         the same without the ideal bubble of the schedule
 SimuMax, printed            what the tool's own table prints beside its measurements
-ours, fitted                constants that have seen the rows
-ours, held out              constants that have not seen the row's group (`clusters_holdout.csv`)
+ours, fitted                constants that were fitted on the rows as well
+ours, held out              constants fitted without the row's group (`clusters_holdout.csv`)
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import exp, log
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 
@@ -19,18 +20,18 @@ from analysis.predictions.clusters.case import STEP, TABLES, Case, Model, number
 from analysis.predictions.clusters.fit import given
 from analysis.predictions.clusters.holdout import FILE as HELD_OUT
 from analysis.predictions.clusters.writing import NINE_IN_TEN, Predicted, part_of, score
+from analysis.records.runs import grouped
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_league.csv"
 BEGIN, END = "<!--clusters:league-->\n", "<!--/clusters:league-->\n"
 
 
 def table() -> list[dict[str, str]]:
-    """One row for each set and contender; dense models and those with experts apart."""
+    """One row for each set and contender, with separate rows for models with experts."""
     cases = [case for case in given(tuple(STEP)) if case.job and case.step_time_s and case.fits]
-    sets = {name: [case for case in cases if part_of(case) == name] for name in dict.fromkeys(map(part_of, cases))}
     return [
         _row(name, contender, chosen, predicted)
-        for name, chosen in sets.items()
+        for name, chosen in grouped(cases, part_of).items()
         if len(chosen) >= 4
         for contender, predict in CONTENDERS.items()
         if (predicted := predict(chosen))
@@ -38,43 +39,39 @@ def table() -> list[dict[str, str]]:
 
 
 def _by_efficiency(cases: Sequence[Case], bubble: Callable[[Case], float]) -> Predicted:
-    """Seconds if all rows of a device, precision and class reach the same share of its peak outside of a bubble."""
+    """Seconds if all rows of a class reach the same fraction of their device's peak outside the bubble."""
     ideal = {case.id: _ideal_s(case) * (1.0 + bubble(case)) for case in cases}
     shares = defaultdict(list)
     for case in cases:
-        assert case.job is not None
-        assert case.step_time_s is not None
-        shares[_class(case)].append(ideal[case.id] / case.step_time_s)
+        shares[_class(case)].append(ideal[case.id] / case.measured_s)
     return {case.id: ideal[case.id] / median(shares[_class(case)]) for case in cases}
 
 
 def _class(case: Case) -> tuple[str, str, bool]:
-    """Device, precision, and whether there are experts: what one utilisation is taken for."""
-    assert case.job is not None
-    return case.job.machine.device.name, case.job.precision, case.job.architecture.experts is not None
+    """Device, precision, and whether there are experts: rows with one utilisation."""
+    job = case.modelled
+    return job.machine.device.name, job.precision, job.architecture.experts is not None
 
 
 def _ideal_s(case: Case) -> float:
-    job = case.job
-    assert job is not None
+    job = case.modelled
     work = job.architecture.flops_per_token(job.seq_len) * job.tokens * (4 / 3 if job.recompute == "full" else 1.0)
     return work / job.machine.size / job.machine.device.flops_16
 
 
 def _bubble(case: Case) -> float:
-    assert case.job is not None
-    return (case.job.mesh.pipeline - 1) / (case.job.num_microbatches * case.job.chunks)
+    return (case.modelled.mesh.pipeline - 1) / (case.modelled.num_microbatches * case.modelled.chunks)
 
 
 def simumax_printed(cases: Sequence[Case]) -> Predicted:
-    """The seconds that SimuMax prints for the given rows of its own table."""
+    """The seconds that SimuMax prints for rows of its own table."""
     ids = {case.id for case in cases}
     printed = {row["id"]: number(row["simumax_ms"]) for row in rows_of("measured", "simumax_b200")}
     return {name: value / 1e3 for name, value in printed.items() if name in ids and value}
 
 
 def ours_held_out(cases: Sequence[Case]) -> Predicted:
-    """With constants that have not seen a row's group; the geometric mean over the axes that hold it out."""
+    """With constants fitted without a row's group; the geometric mean over the axes."""
     ids, found = {case.id for case in cases}, defaultdict(list)
     for row in tables.read(HELD_OUT.stem):
         if row["id"] in ids:
@@ -108,12 +105,10 @@ def _row(name: str, contender: str, cases: Sequence[Case], predicted: Predicted)
 
 
 def table_text(found: Sequence[dict[str, str]]) -> str:
-    by = {(row["set"], row["contender"]): row for row in found}
     rows = []
-    for name in dict.fromkeys(row["set"] for row in found):
-        plain, fitted, out = (by.get((name, each)) for each in ("constant MFU", "ours, fitted", "ours, held out"))
-        assert plain
-        assert fitted
+    for name, own in grouped(found, itemgetter("set")).items():
+        by = {row["contender"]: row for row in own}
+        plain, fitted, out = by["constant MFU"], by["ours, fitted"], by.get("ours, held out")
         held = out or fitted
         order = f"{100 * int(held['pairs_right']) / int(held['pairs']):.0f} %" if int(held["pairs"]) >= 5 else "-"
         cells = [name, fitted["rows"], _errors(plain), _errors(fitted), _errors(out) if out else "-"]

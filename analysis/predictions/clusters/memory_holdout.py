@@ -1,25 +1,25 @@
-"""Hold-outs of memory on the given rows: a model, a size, a machine or a length left out of every fit of traits.
+"""Hold-outs of memory: every given row predicted by fits without its model, size, machine or length.
 
-`python -m analysis.predictions.clusters memory` writes `clusters_memory.csv`: every given row with printed memory,
-predicted with traits (`TRAITS`) that have not seen its group, and the table of `docs/predictions.md`. The fit minimises
-the same sum as `analysis.predictions.clusters.fit`, of bytes instead of seconds.
+`python -m analysis.predictions.clusters memory` writes `clusters_memory.csv`, a row for each given run with printed
+memory, and the table of `docs/predictions.md`. The fit is that of `analysis.predictions.clusters.fit`, of `TRAITS` and
+bytes.
 
-Decisions by hand on given rows (`analysis/predictions/clusters.md`: workspaces, which container keeps scores, bytes of
-summed gradients) are not taken anew without a group, so these errors are a lower bound of a stranger's.
+Choices made by hand on given rows (`analysis/predictions/clusters.md`: workspaces, which container keeps scores, bytes
+of summed gradients) are not made again without a group, so these errors are a lower bound.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
 from analysis.predictions import tables
 from analysis.predictions.clusters.case import TABLES, Case, Model
-from analysis.predictions.clusters.fit import ENOUGH, STEP, Floats, given, next_step
+from analysis.predictions.clusters.fit import STEP, Floats, gauss_newton, given
 from analysis.predictions.clusters.holdout import Axis, left_out, length, of_job
 from analysis.predictions.clusters.writing import out_of_memory
 from rpbench.mesh.software import PRIORS, Prior, Software
@@ -32,18 +32,17 @@ TRAITS: Mapping[str, Prior] = {
     "imbalance": PRIORS["imbalance"],
 }
 ITERATIONS = 8
-BALANCED = 1.0  # of a reader that declares it: release-sized models whose routers are trained
+BALANCED = 1.0  # frameworks that declare it ran released models, whose routers are trained
 Traits = dict[str, float]
 
 
 @dataclass
 class TraitModel(Model):
-    """Bytes with traits on trial."""
+    """A model with other traits of all frameworks, as a fit tries them."""
 
     traits: Mapping[str, float] | None = None
 
     def software(self, known: Software) -> Software:
-        """A framework with the traits on trial in place of its own."""
         values = dict(self.traits or {})
         imbalance = values.pop("imbalance", None)
         found = replace(known, **values)  # type: ignore[arg-type]
@@ -53,19 +52,18 @@ class TraitModel(Model):
 
 
 def fit_traits(names: Sequence[str], cases: Sequence[Case]) -> Traits:
-    """The traits with which the cases' bytes are met best."""
+    """The traits that fit the cases' bytes best."""
     chosen = [case for case in cases if case.memory_bytes]
-    counts = Counter(case.configuration for case in chosen)
-    weights = np.array([1.0 / counts[case.configuration] for case in chosen]) ** 0.5
-    precision = np.array([1.0 / TRAITS[name].log_sd for name in names]) ** 2
-    theta = np.zeros(len(names))
-    for _ in range(ITERATIONS):
-        current = _residuals(names, theta, chosen)
-        columns = [(_residuals(names, theta + STEP * unit, chosen) - current) / STEP for unit in np.eye(len(names))]
-        step, _ = next_step(np.column_stack(columns), current, weights, precision, theta)
-        theta = theta + step
-        if np.max(np.abs(step)) < ENOUGH:
-            break
+
+    def residuals(theta: Floats) -> Floats:
+        model = TraitModel(traits=_traits(names, theta))
+        return np.array([log(model.memory_bytes(case) / (case.memory_bytes or 0)) for case in chosen])
+
+    def jacobian(theta: Floats, current: Floats) -> Floats:
+        return np.column_stack([(residuals(theta + STEP * unit) - current) / STEP for unit in np.eye(len(names))])
+
+    log_sds = [TRAITS[name].log_sd for name in names]
+    theta, _ = gauss_newton(residuals, jacobian, chosen, log_sds, ITERATIONS)
     return _traits(names, theta)
 
 
@@ -73,30 +71,19 @@ def _traits(names: Sequence[str], theta: Floats) -> Traits:
     return {name: TRAITS[name].value * exp(moved) for name, moved in zip(names, theta, strict=True)}
 
 
-def _residuals(names: Sequence[str], theta: Floats, cases: Sequence[Case]) -> Floats:
-    model = TraitModel(traits=_traits(names, theta))
-    return np.array([log(model.memory_bytes(case) / case.memory_bytes) for case in cases if case.memory_bytes])
-
-
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "analysis" / "predictions" / "clusters_memory.csv"
 PAGE = ROOT / "docs" / "predictions.md"
 BEGIN, END = "<!--clusters:memory-->\n", "<!--/clusters:memory-->\n"
 
-
-AXES = {
-    axis.name: axis
-    for axis in (
-        Axis("model", of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}")),
-        Axis("length", length),
-        Axis(
-            "mesh",
-            of_job(lambda job: f"tensor {job.mesh.tensor}, pipeline {job.mesh.pipeline}, expert {job.mesh.expert}"),
-        ),
-        Axis("machine", of_job(lambda job: job.machine.device.name)),
-        Axis("row", lambda case: case.id),
-    )
+_GROUPS = {
+    "model": of_job(lambda job: f"{job.architecture.hidden} x {job.architecture.num_layers}"),
+    "length": length,
+    "mesh": of_job(lambda job: f"tensor {job.mesh.tensor}, pipeline {job.mesh.pipeline}, expert {job.mesh.expert}"),
+    "machine": of_job(lambda job: job.machine.device.name),
+    "row": lambda case: case.id,
 }
+AXES = {name: Axis(name, group) for name, group in _GROUPS.items()}
 
 
 @dataclass(frozen=True)
@@ -105,10 +92,10 @@ class Part:
 
     Args:
         name: in the tables.
-        set: the file they stand in.
-        traits: what is fitted on them; empty where nothing is.
-        axes: how rows are grouped: every group is left out once.
-        bar: median of the absolute error that withheld rows are to keep.
+        set: the file of the rows.
+        traits: fitted on them, if any.
+        axes: groupings; every group is left out once.
+        bar: largest median of the absolute error of withheld rows.
         experts: only models with experts, or only those without; None for both.
     """
 
@@ -121,13 +108,8 @@ class Part:
 
     def cases(self) -> list[Case]:
         """The given rows with printed memory or a printed verdict."""
-        return [
-            case
-            for case in given((self.set,))
-            if case.job
-            and (case.memory_bytes or case.verdict)
-            and self.experts in (None, case.job.architecture.experts is not None)
-        ]
+        cases = [case for case in given((self.set,)) if case.job and (case.memory_bytes or case.verdict)]
+        return [each for each in cases if self.experts in (None, each.modelled.architecture.experts is not None)]
 
 
 PARTS = tuple(
@@ -137,7 +119,7 @@ PARTS = tuple(
 
 
 def rows() -> Iterator[dict[str, str]]:
-    """Every given row of every part and axis, predicted without its group."""
+    """Every given row of every part, predicted without its group of each axis."""
     for part in PARTS:
         for held_out, inside, others in left_out(part.cases(), part.axes):
             if seen := [case for case in others if case.memory_bytes and case.fits]:
@@ -162,12 +144,11 @@ def _row(part: Part, held_out: str, case: Case, model: Model) -> dict[str, str]:
     }
 
 
-# --- what came of it -------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Errors of a part; medians over rows and over configurations, of absolute values."""
+class Summary(NamedTuple):
+    """Absolute errors of a part: medians over rows and over configurations, and counts of runs out of memory."""
 
     part: Part
     num_rows: int
@@ -182,7 +163,7 @@ class Summary:
 
 
 def summaries(table: Sequence[Mapping[str, str]]) -> list[Summary]:
-    """A summary of each part, from the table's rows; a row of several axes counts as often."""
+    """A summary of each part from the table, which has a given row once for each axis."""
     return [_summary(part, [row for row in table if row["part"] == part.name]) for part in PARTS]
 
 

@@ -1,6 +1,7 @@
-"""Writing: the predictions of all withheld rows, with intervals, as `analysis/predictions/clusters.csv`.
+"""Predictions of all withheld rows, with intervals, as `analysis/predictions/clusters.csv`, and their scores.
 
-Errors are predicted / measured - 1; pairs are of one model and device, more than 5 % apart in pace a device and token.
+Errors are predicted / measured - 1. Pairs are rows of one model and device whose device time for a token differs by
+more than 5 %.
 
 `python -m analysis.predictions.clusters outcomes` writes `sealed_760beda/outcomes.csv` and the table of
 `docs/second_round.md`; the sealed table itself stays as it was committed.
@@ -15,7 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from analysis.predictions import tables
-from analysis.predictions.clusters.case import Case, Model, memory_log_sd, rows_of, step_log_sd, unseen
+from analysis.predictions.clusters.case import MEMORY, Case, Model, rows_of, step_log_sd, unseen
 from analysis.predictions.clusters.fit import SETS, asked, given
 
 CLEAR = 1.05
@@ -26,11 +27,11 @@ class Score(NamedTuple):
     """The score of some predictions.
 
     Args:
-        rows: that are compared.
+        rows: number of compared rows.
         median, p90: of absolute errors.
         bias: median of the errors.
-        right, pairs: pairs in the right order, of those that are clearly apart.
-        inside: share of rows in their intervals; None without intervals.
+        right, pairs: pairs in the right order, and all pairs.
+        inside: fraction of rows in their intervals; None without intervals.
     """
 
     rows: int
@@ -43,7 +44,7 @@ class Score(NamedTuple):
 
     @property
     def order(self) -> str:
-        """Share of pairs in the right order, in percent; a dash where there are few."""
+        """Percent of pairs in the right order; a dash for few pairs."""
         return f"{100 * self.right / self.pairs:.0f}" if self.pairs >= 5 else "-"
 
 
@@ -53,12 +54,12 @@ def score(
     widths: Mapping[str, float] | None = None,
     quantity: str = "step_time_s",
 ) -> Score:
-    """The score of predicted steps, or of peak bytes, which have no order.
+    """The score of predicted steps, or of peak bytes without pairs.
 
     Args:
         cases: given rows; those without a prediction do not count.
-        widths: half the width of each row's interval, as a logarithm.
-        quantity: the field of a case that was measured.
+        widths: half the width of the logarithm of each row's interval.
+        quantity: the measured field of a case.
     """
     known = [case for case in cases if case.id in predicted and getattr(case, quantity)]
     errors = {case.id: predicted[case.id] / getattr(case, quantity) - 1 for case in known}
@@ -74,11 +75,10 @@ def score(
 def _pairs(cases: Sequence[Case], predicted: Predicted) -> tuple[int, int]:
     groups = defaultdict(list)
     for case in cases:
-        assert case.step_time_s is not None
         scale = case.devices / case.tokens
         job = case.job
         key = (job.architecture.name, job.architecture.hidden, job.machine.device.name) if job else case.set_name
-        groups[key].append((case.step_time_s * scale, predicted[case.id] * scale))
+        groups[key].append((case.measured_s * scale, predicted[case.id] * scale))
     right = pairs = 0
     for members in groups.values():
         for (a, ours_a), (b, ours_b) in combinations(members, 2):
@@ -89,7 +89,7 @@ def _pairs(cases: Sequence[Case], predicted: Predicted) -> tuple[int, int]:
 
 
 def part_of(case: Case) -> str:
-    """The set of a row; models with experts apart from dense ones where a set has both."""
+    """The set of a row, with `experts` or `dense` for sets that have both."""
     if case.set_name not in ("megatron_bridge", "dgxc_benchmarking", "nemo_automodel") or case.job is None:
         return case.set_name
     return f"{case.set_name}, {'experts' if case.job.architecture.experts else 'dense'}"
@@ -99,12 +99,12 @@ FILE = Path(__file__).resolve().parents[1] / "clusters.csv"
 _STEP, _PEAK = ([f"{name}{end}" for end in ("", "_low", "_high")] for name in ("step_time_s", "peak_memory_bytes"))
 COLUMNS = ("id", "status", *_STEP, "tokens_per_s_per_gpu", *_PEAK, "note")
 NINE_IN_TEN = 1.645
-WIDE = 1.12  # either way of the bytes of orders
-BEYOND = 1.03  # the fullest given run that fits is predicted below it, every given one that does not above
+WIDE = 1.12  # factor of the interval of the bytes of `orders`
+BEYOND = 1.03  # of a device's memory: predictions of given runs that fit are below it, of the others above
 
 
 def predictions() -> Iterable[dict[str, str]]:
-    """One row for each withheld case, in the order of the files."""
+    """One row for each withheld case."""
     model = Model()
     for name in sorted(set(SETS) - {"vocab_stage_times"}):
         for case in asked(name):
@@ -113,16 +113,15 @@ def predictions() -> Iterable[dict[str, str]]:
 
 
 def orders() -> Iterable[dict[str, str]]:
-    """Rows that are about orders alone, from their own tables: iterations of known stages, and relative paces."""
+    """Rows about orders alone, from their own tables: iterations of known stages, and relative throughput."""
     stages = {row["id"]: row for row in tables.read("vocab_stage_times")}
     for row in rows_of("challenge", "vocab_stage_times"):
         known, tokens = stages[row["id"]], int(row["micro_batch"]) * int(row["num_microbatches"]) * int(row["seq"])
         low, step, high = (float(known[f"iteration_ms{end}"]) / 1e3 for end in ("_low", "", "_high"))
         need = float(known["peak_memory_bytes"])
-        cells = ("ok", step, low, high, tokens / step / int(row["gpus"]), need, need / WIDE, need * WIDE)
-        found = {"id": row["id"]}
-        for name, cell in zip(COLUMNS[1:], cells, strict=False):
-            found[name] = cell if isinstance(cell, str) else f"{cell:.6g}"
+        cells = (step, low, high, tokens / step / int(row["gpus"]), need, need / WIDE, need * WIDE)
+        found = {"id": row["id"], "status": "ok"}
+        found |= {name: f"{cell:.6g}" for name, cell in zip(COLUMNS[2:], cells, strict=False)}
         yield found | {"note": "simulated from the printed times of its stages: vocab_stage_times.csv"}
     for row in rows_of("challenge", "schedules_measured"):
         found = dict.fromkeys(COLUMNS, "")
@@ -143,21 +142,18 @@ def row_of(case: Case, model: Model) -> dict[str, str]:
         found["tokens_per_s_per_gpu"] = f"{case.repeats * case.tokens / step / case.devices:.5g}"
     if "memory" in case.asks:
         found["status"] = "OOM" if out_of_memory(case, model) else "ok"
-        found |= _spread(_PEAK, model.memory_bytes(case), exp(NINE_IN_TEN * memory_log_sd(case)), ".0f")
+        found |= _spread(_PEAK, model.memory_bytes(case), exp(NINE_IN_TEN * MEMORY[case.set_name]), ".0f")
     return found
 
 
 def _spread(names: Iterable[str], value: float, margin: float, form: str) -> dict[str, str]:
-    """A value and the ends of its interval, a factor either way."""
+    """A value and the ends of its interval, which are a factor away."""
     return {name: format(each, form) for name, each in zip(names, (value, value / margin, value * margin), strict=True)}
 
 
 def out_of_memory(case: Case, model: Model) -> bool:
-    """True if a run cannot fit: its predicted memory is beyond the device's, with a margin for other counts."""
-    if case.job is None:
-        return False
-    job = model.job(case)
-    return bool(model.memory_bytes(case) > BEYOND * job.machine.device.memory_bytes)
+    """True if the predicted memory is clearly beyond the device's."""
+    return case.job is not None and bool(model.memory_bytes(case) > BEYOND * case.job.machine.device.memory_bytes)
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -165,7 +161,7 @@ SEALED = Path(__file__).resolve().parents[1] / "sealed_760beda"
 OUTCOMES_FILE = SEALED / "outcomes.csv"
 PAGE = ROOT / "docs" / "second_round.md"
 BEGIN, END = "<!--clusters:outcomes-->\n", "<!--/clusters:outcomes-->\n"
-PACES = {"internevo", "llm_foundry_fsdp", "megatron_bridge", "torchtitan", "zero_bubble_table4"}  # what they print
+PACES = {"internevo", "llm_foundry_fsdp", "megatron_bridge", "torchtitan", "zero_bubble_table4"}  # these print rates
 Row = dict[str, str]
 
 
@@ -175,14 +171,14 @@ def sealed() -> dict[str, Row]:
 
 
 def answered() -> list[tuple[Case, Row]]:
-    """Rows that were predicted blind and whose answers are known now."""
+    """Rows that were predicted blind, with measurements that are known now."""
     known = sealed()
     cases = [case for case in given(SETS) if case.id in known and known[case.id]["status"] == "ok"]
     return [(case, known[case.id]) for case in cases]
 
 
 def predicted_s(case: Case, row: Row) -> float:
-    """The seconds that were predicted; of a row that prints a pace, those of its tokens at the predicted pace."""
+    """The predicted seconds; for a row that prints a rate, those of its tokens at the predicted rate."""
     if case.set_name in PACES:
         return case.repeats * case.tokens / float(row["tokens_per_s_per_gpu"]) / case.devices
     return float(row["step_time_s"])
