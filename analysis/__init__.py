@@ -1,1 +1,1 @@
-"""Records in, figures, tables, claims and the report out. No torch; nothing is computed that a record could hold."""
+"""Figures, tables, claims and the report, made from records without torch."""

@@ -1,5 +1,5 @@
 "use strict";
-// What the page draws, as Vega-Lite specifications. Colours of schedules and kinds are those of the report.
+// The charts of the page as Vega-Lite specifications, with the report's colours of schedules and kinds.
 
 const charts = (() => {
   const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#888888"];
@@ -7,7 +7,7 @@ const charts = (() => {
   const KINDS = { F: "#56B4E9", B: "#E69F00", FB: "#D55E00", I: "#F0C05A", W: "#009E73", R: "#CFCFCF", STEP: "#CC79A7" };
   const NAMES = { F: "F forward", B: "B backward", FB: "FB fused", I: "I input gradient", W: "W weight gradient",
     R: "R recompute", STEP: "STEP optimizer" };
-  const MOST_DRAWN = 3000; // as parts of the page; more are drawn as pixels
+  const MOST_DRAWN = 3000; // as elements of the page; more are drawn as pixels
 
   const wide = (id) => Math.max(240, document.getElementById(id).clientWidth);
 
@@ -28,7 +28,7 @@ const charts = (() => {
     return made;
   }
 
-  // A schedule keeps its colour whatever is shown; the legend names those that are there.
+  // A schedule keeps its colour in every selection; the legend names the shown ones.
   function bySchedule(names, width, values, extra = {}) {
     const present = new Set(values.map((each) => each.schedule));
     const legend = { values: names.filter((name) => present.has(name)), columns: Math.max(1, Math.floor(width / 130)), labelLimit: 150, title: "schedule" };

@@ -1,6 +1,6 @@
 "use strict";
-// The page over rows.json and sweeps.json. Text of records goes in as text nodes or as text of a chart, so that a name is
-// never markup. The choice of what is shown stands in the address.
+// The page over rows.json and sweeps.json. Text of records becomes text nodes or text of a chart, never markup. The
+// selection is kept in the address.
 
 const KEYS = ["schedule", "model", "num_devices", "num_microbatches"];
 const FOLLOW_MS = 2000, MOST_BARS = 40, MOST_POINTS = 3000, MOST_CURVES = 12, MOST_SWEEPS = 4;
@@ -60,7 +60,7 @@ function drawFilters({ picked, metric, along, sweep }) {
   }
 }
 
-// --- what charts are given ---
+// --- data of the charts ---
 
 const number = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
 const usual = () => ["tokens_per_s", "makespan_s", "makespan_slots"].find((key) => rows.some((row) => number(row[key]) !== null))
@@ -72,7 +72,7 @@ function parts(row) {
     row.cost, where(row), row.evidence].map((part) => String(part ?? "–"));
 }
 
-// Words in lines of a length that a label has room for.
+// Words in lines that fit into a label.
 function wrapped(words, length) {
   const lines = [""];
   for (const word of words) {
@@ -83,7 +83,7 @@ function wrapped(words, length) {
   return lines.map((line) => (line.length > length ? `${line.slice(0, length - 1)}…` : line)).join("\n");
 }
 
-// The schedule, and below it the other parts that are not the same in all that is shown; the size always.
+// The schedule, and below it the other parts that differ between the shown runs; always the size.
 function labels(found) {
   const all = found.map(parts), differ = (place) => place === 2 || new Set(all.map((each) => each[place])).size > 1;
   const shown = (all[0] || []).map((_, place) => place).filter((place) => place && differ(place));
@@ -141,13 +141,13 @@ async function drawCharts(now, found) {
   const lines = await Promise.all(trained.slice(0, MOST_CURVES).map(async (row) => (await asked(`curve/${row.run_id}`)).map(
     ([step, loss, seconds]) => ({ step, loss, seconds, run_id: row.run_id, label: label.get(row.run_id),
       schedule: String(row.schedule) }))));
-  if (mine !== turn) return; // something newer is being drawn
+  if (mine !== turn) return; // a newer selection is being drawn
   if (lines.flat().length) await charts.curves("curves", lines.flat(), names, at("along").value, choose);
   else at("curves").textContent = "No run of the selection trained with a loss.";
   await drawRuns(now);
 }
 
-// --- one run, or two beside each other ---
+// --- one run, or two side by side ---
 
 const link = (run) => element("a", { href: `record/${encodeURIComponent(run)}`, textContent: "record" });
 
@@ -207,7 +207,7 @@ function drawSweeps() {
     const cells = `${each.cells} cell${each.cells === 1 ? "" : "s"}`;
     return element("li", {}, element("code", { textContent: each.command }), ` ${cells}: ${states}${pace}${left}`);
   });
-  // Many that have ended are folded, so that charts stand on the first screen.
+  // Many ended sweeps are folded, so that charts are on the first screen.
   const fold = (line, number) => lines.length > MOST_SWEEPS && !sweeps[number].states.planned;
   at("sweeps").replaceChildren(...lines.filter((line, number) => !fold(line, number)));
   at("ended").replaceChildren(...lines.filter(fold));

@@ -1,13 +1,13 @@
 "use strict";
 
-// A form with a search field and lists narrows a list down to the items that hold every word of it and have what is
-// chosen. The choice stands in the address, as in #verdict=contradicted&section=Convergence.
+// A form with a search field and lists filters items: those with all words of the search and the chosen values. The
+// choice is kept in the address, such as #verdict=contradicted&section=Convergence.
 const FIELDS = ["text", "verdict", "kind", "whose", "section"];
 const asks = () => FIELDS.some((name) => new RegExp(`(^|[#&])${name}=`).test(location.hash));
 
 function narrowing(form) {
   const items = [...document.querySelectorAll(form.dataset.filters)];
-  // What an item is about; its sources and metrics have words that nearly all share.
+  // The statement of an item, without sources and metrics, whose words nearly all items share.
   const told = (item) => [item?.dataset.search, ...((item?.querySelector("th, summary") ?? item)?.childNodes ?? [])]
     .map((part) => (part?.className === "source" ? "" : part?.textContent ?? part ?? "")).join(" ");
   const about = (item) => `${told(item)} ${told(item.parentElement.querySelector(":scope > .statement"))}`;
@@ -59,7 +59,7 @@ function narrowing(form) {
 }
 for (const form of document.querySelectorAll("form[data-filters]")) narrowing(form);
 
-// A link into something folded or filtered away shows it first.
+// A link to something folded or filtered out shows it first.
 function reveal() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!target) return;
@@ -83,7 +83,7 @@ document.addEventListener("click", (event) => {
   large.showModal();
 });
 
-// All exhibits, on every page but the first, which has them written down.
+// The list of all exhibits, except on the first page, which has it in its text.
 const list = document.querySelector("[data-here]");
 list?.replaceChildren(...CONTENTS.map(([address, title]) => {
   const link = Object.assign(document.createElement("a"), { href: address, textContent: title });
@@ -93,7 +93,7 @@ list?.replaceChildren(...CONTENTS.map(([address, title]) => {
   return item;
 }));
 
-// The list of exhibits is folded where it would stand before the text.
+// The list of exhibits is folded on pages where it comes before the text.
 if (innerWidth < 1080) for (const list of document.querySelectorAll("nav details")) list.open = false;
 
 async function copy(text) {

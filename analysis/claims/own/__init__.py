@@ -1,1 +1,1 @@
-"""Claims of ours: what we say of our experiments, accepted values, and what follows within and beside records."""
+"""Our claims: statements on our experiments, accepted values, and consistency of records."""

@@ -1,1 +1,1 @@
-"""Claims of the paper and of its artifact: its figures, its headline, its planner, and where it contradicts itself."""
+"""Claims of the paper and its artifact: figures, headline, planner, and contradictions between them."""
