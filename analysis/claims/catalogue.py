@@ -12,6 +12,8 @@ from analysis.claims.claim import KINDS, REPRODUCED, SECTIONS, WHOSE, Claim, Nee
 from analysis.records.experiments import Experiments
 from analysis.records.runs import grouped
 
+_SHOWN = 20  # red verdicts in a text
+
 
 @cache
 def all_claims() -> tuple[Claim, ...]:
@@ -71,10 +73,10 @@ def _aligned(lines: list[list[str]]) -> str:
     return "\n".join([written[0], rule, *written[1:-1], rule, written[-1]])
 
 
-def red_text(verdicts: Iterable[Verdict], limit: int = 20) -> str:
-    """The verdicts that are not as planned, one a line; empty if there are none."""
+def red_text(verdicts: Iterable[Verdict]) -> str:
+    """A line for each red verdict, at most `_SHOWN`; empty if there are none."""
     red = [verdict for verdict in verdicts if verdict.red]
-    lines = [f"  {verdict.claim.id}: {verdict.kind}, {verdict.explanation}" for verdict in red[:limit]]
-    if len(red) > limit:
-        lines.append(f"  ... and {len(red) - limit} more")
+    lines = [f"  {verdict.claim.id}: {verdict.kind}, {verdict.explanation}" for verdict in red[:_SHOWN]]
+    if len(red) > _SHOWN:
+        lines.append(f"  ... and {len(red) - _SHOWN} more")
     return "\n".join(lines)

@@ -32,7 +32,11 @@ _DIGITS = 4  # significant digits of a new statement
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print and write the changes; exit status 1 while something else is red, 2 without a reason or a sweep."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m analysis.driver.accept", description=__doc__.partition("\n")[0])
+    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="folder of the records")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="tables to write; default: all that can be")
+    parser.add_argument("--because", metavar="WHY", help="why these values change; kept beside the tables")
+    options = parser.parse_args(arguments)
     if not manifest_names(options.results):
         print(no_sweep_in(options.results), file=sys.stderr)
         return 2
@@ -65,14 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         append_line(FOLDER / BECAUSE, json.dumps(reason))
     print(f"{sum(map(len, changes.values()))} values of {len(changes)} tables changed", file=sys.stderr)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m analysis.driver.accept", description=__doc__.partition("\n")[0])
-    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="folder of the records")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="tables to write; default: all that can be")
-    parser.add_argument("--because", metavar="WHY", help="why these values change; kept beside the tables")
-    return parser
 
 
 def _blocking(found: Experiments, verdicts: Iterable[Verdict]) -> str:

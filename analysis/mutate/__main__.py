@@ -25,7 +25,14 @@ _SHOWN = 40
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the evidence; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m analysis.mutate", description="Are falsehoods noticed?")
+    parser.add_argument("experiments", nargs="*", help="which; default: all that were run")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="folder of the records")
+    parser.add_argument(
+        "--sample", type=int, default=SAMPLE, metavar="N", help=f"so many of each kind, by the seed (default {SAMPLE})"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
     if not manifest_names(options.results):
         print(no_sweep_in(options.results), file=sys.stderr)
         return 2
@@ -40,17 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counted = {kind: {key: getattr(outcome.of(kind), name) for key, name in names.items()} for kind in KINDS}
     print(json.dumps(counted))
     return 0 if outcome.is_enough else 1
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m analysis.mutate", description="Are falsehoods noticed?")
-    parser.add_argument("experiments", nargs="*", help="which; default: all that were run")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR", help="folder of the records")
-    parser.add_argument(
-        "--sample", type=int, default=SAMPLE, metavar="N", help=f"so many of each kind, by the seed (default {SAMPLE})"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    return parser
 
 
 def _drawn(found: Experiments, names: Iterable[str]) -> Iterator[tuple[str, Draw]]:

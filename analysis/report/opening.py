@@ -156,7 +156,12 @@ class Line:
 def opening(verdicts: Iterable[Verdict], found: Sequence[Statement]) -> list[Line]:
     """The paper's claim, the verdict and the evidence."""
     known = {verdict.claim.id: verdict for verdict in verdicts}
-    counted = {"<simulation>": _simulation(known), "<against>": _against(found)}
+    theirs = [each for each in found if each.whose == "the paper's"]
+    against = sum(each.verdict == CONTRADICTED for each in theirs)
+    counted = {
+        "<simulation>": _simulation(known),
+        "<against>": f"{against} of {len(theirs)} statements taken from it are contradicted.",
+    }
     texts = {head: re.sub("<.*?>", lambda name: counted[name[0]], text) for head, text in _SCREEN["opening"].items()}
     return [_line(known, head, text) for head, text in texts.items()]
 
@@ -180,9 +185,3 @@ def _simulation(known: Mapping[str, Verdict]) -> str:
             cells.setdefault(name.rpartition("/")[0], set()).add(verdict.kind)
     met = sum(kinds == {REPRODUCED} for kinds in cells.values())
     return f"{met} of {len(cells)} cells of its simulation come out to the last digit."
-
-
-def _against(found: Sequence[Statement]) -> str:
-    theirs = [each for each in found if each.whose == "the paper's"]
-    against = sum(each.verdict == CONTRADICTED for each in theirs)
-    return f"{against} of {len(theirs)} statements taken from it are contradicted."

@@ -33,7 +33,12 @@ def claims() -> Iterator[Claim]:
         yield stated(f"ours/fused_stage/{name}", lambda run: 100 * run["bubble_steady"])
     for experiment in ("equivalence", "baselines_cpu"):
         if needs := [need_of(experiment, row) for row in read_table(experiment)]:  # else nothing has been accepted yet
-            yield stated("ours/parity/{experiment}", _num_exact, needs=needs, experiment=experiment)
+            yield stated(
+                "ours/parity/{experiment}",
+                lambda *found: sum(run["grad_max_abs_diff"] == 0 == run["weight_max_abs_diff"] for run in found),
+                needs=needs,
+                experiment=experiment,
+            )
     for number in range(NUM_BARS):
         yield stated("ours/predictions/bar_{number}", partial(_said, number), number=number + 1)
     yield stated("ours/predictions/held", lambda: sum(bar.held for bar in _found_bars()), bars=NUM_BARS)
@@ -175,11 +180,7 @@ _PACES = {
 }
 
 
-# --- parity and predictions ------------------------------------------------------------------------------------
-
-
-def _num_exact(*found: Record) -> int:
-    return sum(run["grad_max_abs_diff"] == 0 == run["weight_max_abs_diff"] for run in found)
+# --- predictions ------------------------------------------------------------------------------------------------
 
 
 def _said(number: int) -> str:

@@ -27,6 +27,7 @@ STEP = 0.02  # of a constant's logarithm, for derivatives
 LONGEST = 0.7  # largest step of a constant's logarithm
 ENOUGH = 2e-3  # the search ends at smaller steps
 DAMPING = 1e-3
+ITERATIONS = 12
 
 Floats = npt.NDArray[np.float64]
 
@@ -92,9 +93,7 @@ def parameters_of(problem: Problem, known: Mapping[str, Mapping[str, float]]) ->
     return tuple(found)
 
 
-def fit(
-    problem: Problem, cases: Sequence[Case], known: Mapping[str, Mapping[str, float]], iterations: int = 12
-) -> Fitted:
+def fit(problem: Problem, cases: Sequence[Case], known: Mapping[str, Mapping[str, float]]) -> Fitted:
     """The constants of a problem from its cases; `known` are those of frameworks that were fitted before."""
     parameters = parameters_of(problem, known)
     chosen = [case for case in cases if case.fits and case.step_time_s and case.job]
@@ -116,7 +115,7 @@ def fit(
         return found
 
     log_sds = [each.log_sd for each in parameters]
-    theta, normal = gauss_newton(residuals, jacobian, chosen, log_sds, iterations)
+    theta, normal = gauss_newton(residuals, jacobian, chosen, log_sds, ITERATIONS)
     deviations = np.sqrt(np.diag(np.linalg.inv(normal)))
     return Fitted(_values(parameters, theta, base), tuple(float(each) for each in deviations), parameters)
 

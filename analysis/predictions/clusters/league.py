@@ -21,6 +21,7 @@ from analysis.predictions.clusters.fit import given
 from analysis.predictions.clusters.holdout import FILE as HELD_OUT
 from analysis.predictions.clusters.writing import NINE_IN_TEN, Predicted, part_of, score
 from analysis.records.runs import grouped
+from rpbench.mesh.job import Job
 
 FILE = Path(__file__).resolve().parents[1] / "clusters_league.csv"
 BEGIN, END = "<!--clusters:league-->\n", "<!--/clusters:league-->\n"
@@ -38,9 +39,9 @@ def table() -> list[dict[str, str]]:
     ]
 
 
-def _by_efficiency(cases: Sequence[Case], bubble: Callable[[Case], float]) -> Predicted:
+def _by_efficiency(cases: Sequence[Case], bubble: Callable[[Job], float]) -> Predicted:
     """Seconds if all rows of a class reach the same fraction of their device's peak outside the bubble."""
-    ideal = {case.id: _ideal_s(case) * (1.0 + bubble(case)) for case in cases}
+    ideal = {case.id: _ideal_s(case.modelled) * (1.0 + bubble(case.modelled)) for case in cases}
     shares = defaultdict(list)
     for case in cases:
         shares[_class(case)].append(ideal[case.id] / case.measured_s)
@@ -53,14 +54,9 @@ def _class(case: Case) -> tuple[str, str, bool]:
     return job.machine.device.name, job.precision, job.architecture.experts is not None
 
 
-def _ideal_s(case: Case) -> float:
-    job = case.modelled
+def _ideal_s(job: Job) -> float:
     work = job.architecture.flops_per_token(job.seq_len) * job.tokens * (4 / 3 if job.recompute == "full" else 1.0)
     return work / job.machine.size / job.machine.device.flops_16
-
-
-def _bubble(case: Case) -> float:
-    return (case.modelled.mesh.pipeline - 1) / (case.modelled.num_microbatches * case.modelled.chunks)
 
 
 def simumax_printed(cases: Sequence[Case]) -> Predicted:
@@ -80,8 +76,10 @@ def ours_held_out(cases: Sequence[Case]) -> Predicted:
 
 
 CONTENDERS: dict[str, Callable[[Sequence[Case]], Predicted]] = {
-    "constant MFU": lambda cases: _by_efficiency(cases, lambda case: 0.0),
-    "bubble x efficiency": lambda cases: _by_efficiency(cases, _bubble),
+    "constant MFU": lambda cases: _by_efficiency(cases, lambda job: 0.0),
+    "bubble x efficiency": lambda cases: _by_efficiency(
+        cases, lambda job: (job.mesh.pipeline - 1) / (job.num_microbatches * job.chunks)
+    ),
     "SimuMax, printed": simumax_printed,
     "ours, fitted": lambda cases: {case.id: Model().step_time_s(case) for case in cases},
     "ours, held out": ours_held_out,

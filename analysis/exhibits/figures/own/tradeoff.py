@@ -19,7 +19,7 @@ _MARKER_PX = 4.5  # half the size of a marker
 _TIED_PX = 12.0  # a line connects a name to a point that is farther away
 
 
-def name_points(axes: Axes, points: Sequence[tuple[float, float, str]], fontsize: float = 6.4) -> None:
+def name_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
     """Write names at the nearest free places beside points (x, y in data coordinates, name).
 
     This computes the layout of the figure, so set all limits before.
@@ -33,7 +33,7 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, str]], fontsize
     taken = [Bbox.from_bounds(x - _MARKER_PX, y - _MARKER_PX, 2 * _MARKER_PX, 2 * _MARKER_PX) for x, y in spots]
     to_data = axes.transData.inverted()
     for (x, y), (*at, name) in sorted(zip(spots, points, strict=True), key=lambda pair: -pair[0][1]):
-        text = axes.annotate(name, (at[0], at[1]), (0, 0), textcoords="data", fontsize=fontsize, va="bottom", ha="left")
+        text = axes.annotate(name, (at[0], at[1]), (0, 0), textcoords="data", fontsize=6.4, va="bottom", ha="left")
         size = text.get_window_extent()
         places = list(_places(x, y, size.width, size.height))
         free = (each for each in places if _inside(each, inside) and not any(map(each.overlaps, taken)))

@@ -211,7 +211,11 @@ def draw(data: pd.DataFrame) -> Figure:
         panels[0].set_yticks(range(1, len(schedules) + 1))
         panels[0].set_xticks(range(len(LEVELS)), [name if n == 0 else f"+ {name}" for n, name in enumerate(LEVELS)])
         panels[0].set_xlim(-0.3, len(LEVELS) - 0.7)
-        figure.legend(handles=_legend(schedules), loc="outside lower center", ncols=4)
+        looks = map(_look, schedules)
+        handles = [Line2D([], [], color=look.colour, marker=look.marker, label=look.name) for look in looks]
+        handles.append(Line2D([], [], color=style.BLACK, label="change places", **_RING))
+        handles.append(Line2D([], [], color=style.GREY, marker="x", linestyle="none", label="out"))
+        figure.legend(handles=handles, loc="outside lower center", ncols=4)
         return figure
 
 
@@ -253,13 +257,6 @@ def crossing(one: Sequence[float], other: Sequence[float]) -> tuple[float, float
         return None
     level = first / (first - second)
     return level, one[0] + level * (one[1] - one[0])
-
-
-def _legend(schedules: Sequence[str]) -> list[Line2D]:
-    looks = [_look(name) for name in schedules]
-    lines = [Line2D([], [], color=look.colour, marker=look.marker, label=look.name) for look in looks]
-    ring = Line2D([], [], color=style.BLACK, label="change places", **_RING)
-    return [*lines, ring, Line2D([], [], color=style.GREY, marker="x", linestyle="none", label="out")]
 
 
 exhibit = exhibit_of("turning", numbers, tabulate, draw, never=never_sentence, answer=answer)

@@ -94,7 +94,11 @@ def draw(data: pd.DataFrame) -> Figure:
         axes.set_xticks(range(len(models)), [style.model_name(model) for model in models])
         axes.set_ylabel("bubble back to back (%)")
         axes.margins(x=0.02, y=0.12)
-        figure.legend(handles=_legend(data), loc="outside lower center", ncols=3 if causal else 5)
+        handles = [style.bar_key("published label", hatch=style.HATCHES["published"])]
+        handles += [style.bar_key(f"N = {count}, simulated", _SHADES[count]) for count in counts_of(data)]
+        if causal:
+            handles.append(Patch(fill=False, linestyle="--", label="(the head waits for its input)"))
+        figure.legend(handles=handles, loc="outside lower center", ncols=3 if causal else 5)
         return figure
 
 
@@ -108,14 +112,6 @@ def _bar(axes: Axes, x: float, value: float, colour: str, hatch: str, causal: fl
         axes.bar(x, causal, 0.16, fill=False, edgecolor="black", linestyle="--", linewidth=0.9)
         top, text = max(value, causal), f"({causal:.2f})\n{text}"
     style.note(axes, text, (x, top), (0, 2), ha="center", fontsize=5.8)
-
-
-def _legend(data: pd.DataFrame) -> list[Patch]:
-    handles = [style.bar_key("published label", hatch=style.HATCHES["published"])]
-    handles += [style.bar_key(f"N = {count}, simulated", _SHADES[count]) for count in counts_of(data)]
-    if data["bubble_causal"].notna().any():
-        handles.append(Patch(fill=False, linestyle="--", label="(the head waits for its input)"))
-    return handles
 
 
 exhibit = exhibit_of("steady_state", numbers, tabulate, draw, answer=answer)
