@@ -75,8 +75,8 @@ def most_inputs(interval: int) -> int:
     training = Training(workload_of(schedule), schedule, Settings(device_memory_bytes=10**9))
     held, change = [0], training.memory.hold
 
-    def hold(tensor, what):
-        change(tensor, what)
+    def hold(tensor, what, **options):
+        change(tensor, what, **options)
         held.append(training.memory._held[0]["inputs kept to recompute from"])
 
     training.memory.hold = hold

@@ -1,12 +1,14 @@
 """Accumulation: the order in which a stage's gradients are added up, so that a sum never depends on timing.
 
-A group is a sequence of microbatches whose gradients one lane adds into one buffer, in the order of its row; the
-groups are then added in the order of their first microbatch. Where weights are bound, a lane's microbatches of a
-step are one group. Where they are streamed, a group is a round: each visit of the stage to a device brings one
-sum home. So is what a STORE:G takes home of bound weights, or what several of them bring together; and where replicas
-reduce after every visit, a group is what they reduce together, a microbatch of each. A microbatch stands twice in a
-group where a device has a share of the head: the share's gradient comes first, that of the stage it is updated with
-later.
+A lane adds the gradients of a group of microbatches into one buffer, in the order of its row. The groups are then added
+in the order of their first microbatch. A group is
+
+    bound weights         a lane's microbatches of a step, or those whose gradients one STORE:G takes home
+    streamed weights      a round: each visit of the stage to a device brings one sum home
+    reduced every visit   a microbatch of each replica
+
+Where a device has a shard of the head, a microbatch stands twice in a group: for the shard's gradient, then for that of
+the stage.
 
 Each replica of a stage adds up its own microbatches; a REDUCE_GRAD of all replicas adds up what they have. Where
 gradients are reduced after every visit, a step has several such sums, which are then added in order:
@@ -18,7 +20,7 @@ gradients are reduced after every visit, a step has several such sums, which are
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import chain, groupby
+from itertools import groupby
 
 from rpbench.ir.action import Kind, parts_of
 from rpbench.ir.analysis import Analysis
@@ -27,11 +29,11 @@ from rpbench.ir.schedule import Row, Schedule, Weights
 from rpbench.ir.waits.moves import Transfer
 from rpbench.ir.waits.visits import actions_of
 
-Reduction = Mapping[int, tuple[int, ...]]  # device -> its microbatches, in the order they are added; devices likewise
+Reduction = Mapping[int, tuple[int, ...]]  # device -> its microbatches; both in the order they are added
 
 
 def reductions_of(analysis: Analysis) -> dict[tuple[int, int], list[Reduction]]:
-    """(backward stage, version) -> its sums over replicas, in order; ValueError if several have microbatches more."""
+    """(backward stage, version) -> its sums over replicas, in order; ValueError for several sums of several visits."""
     if Kind.REDUCE_GRAD not in analysis.schedule.kinds:
         return {}
     found: dict[tuple[int, int], list[dict[int, tuple[int, ...]]]] = defaultdict(list)
@@ -67,10 +69,9 @@ Groups = tuple[tuple[int, ...], ...]  # microbatches, by group
 
 
 def gradient_groups(analysis: Analysis) -> dict[tuple[int, int], Groups]:
-    """(backward stage, version) -> the groups of its gradient; ValueError for parts or replicas apart."""
+    """(backward stage, version) -> the groups of its gradient; ValueError if they cannot be added up."""
     schedule = analysis.schedule
-    _check_head_stays(schedule)
-    _check_nothing_is_shared(schedule)
+    _check_moved(schedule)
     cuts = _round_starts(schedule) if schedule.weights is Weights.STREAMED else frozenset()
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for _, _, row in schedule.items():
@@ -88,26 +89,20 @@ def gradient_groups(analysis: Analysis) -> dict[tuple[int, int], Groups]:
     return {place: tuple(sorted(_distinct(place, groups), key=min)) for place, groups in found.items()}
 
 
-def _check_head_stays(schedule: Schedule) -> None:
-    """Refuse to move gradients of stages whose devices add those of their shards of the head to them."""
-    moved = (action for _, _, row in schedule.items() for action in row if action.object == "G")
-    reduced = (action for _, _, row in schedule.items() for action in row if action.kind is Kind.REDUCE_GRAD)
-    found = next(chain(moved, reduced), None) if schedule.shape.num_head_shards else None
-    if found is not None:
+def _check_moved(schedule: Schedule) -> None:
+    """Refuse to move gradients to which a shard of the head adds, or to sum those of stages without shards."""
+    actions = [action for _, _, row in schedule.items() for action in row]
+    reduced = [action for action in actions if action.kind is Kind.REDUCE_GRAD]
+    moved = [*(action for action in actions if action.object == "G"), *reduced]
+    if schedule.shape.num_head_shards and moved:
         raise ValueError(
-            f"{found}: {schedule.name} has a head in shards, whose gradients are stepped with those of a stage where "
-            "they are made; take it out, or use mode=simulate"
+            f"{moved[0]}: {schedule.name} has a head in shards, whose gradients are stepped with those of a stage "
+            "where they are made; take it out, or use mode=simulate"
         )
-
-
-def _check_nothing_is_shared(schedule: Schedule) -> None:
-    """Refuse sums over replicas where forward and backward are cut apart: no device keeps a shard of such a stage."""
-    rows = schedule.items() if schedule.shape.separate_cuts else ()
-    found = next((action for _, _, row in rows for action in row if action.kind is Kind.REDUCE_GRAD), None)
-    if found is not None:
+    if schedule.shape.separate_cuts and reduced:
         raise ValueError(
-            f"{found}: the stages of {schedule.name} are cut apart, and no replicas share them; take it out, or use "
-            "mode=simulate"
+            f"{reduced[0]}: the stages of {schedule.name} are cut apart, and no replicas share them; take it out, or "
+            "use mode=simulate"
         )
 
 
@@ -153,7 +148,7 @@ def _gradients(row: Row, schedule: Schedule) -> Iterator[tuple[int, int]]:
 
 
 def _round_starts(schedule: Schedule) -> frozenset[int]:
-    """Least microbatches of rounds: of every unbroken run of one stage on a device, for any stage."""
+    """The first microbatch of every round: of a run of actions of one stage on a device."""
     return frozenset(
         min(action.microbatch or 0 for action in run)
         for _, lane, row in schedule.items()
@@ -164,7 +159,7 @@ def _round_starts(schedule: Schedule) -> frozenset[int]:
 
 
 def _cut(microbatches: list[int], starts: frozenset[int]) -> Iterator[tuple[int, ...]]:
-    """Microbatches in groups of one round, whichever way a run goes through them."""
+    """Microbatches in groups of one round, ascending or descending."""
     rounds = sorted(starts)
     for _, group in groupby(microbatches, key=lambda microbatch: bisect_right(rounds, microbatch)):
         yield tuple(group)

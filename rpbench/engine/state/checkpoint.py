@@ -208,7 +208,7 @@ def _sync(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A complete checkpoint whose files have the right digests: torch's, in `data`, and its own description of them."""
+    """A complete checkpoint whose files have the right digests; torch's files are in `data`."""
 
     folder: Path
     num_steps: int

@@ -74,16 +74,20 @@ class DeviceMemory:
             with self._lock:
                 self._held[device].subtract(stage_bytes)
 
-    def hold(self, tensor: torch.Tensor, what: str) -> None:
-        """Count a tensor on the device of the running action, until it is freed."""
-        self._take(self._device.number, tensor, tensor, what)
-
-    def hold_for(self, owner: object, tensor: torch.Tensor, what: str, device: int | None = None) -> None:
-        """Count a tensor as long as its owner lives; on a device, or on that of the action that runs."""
-        self._take(self._device.number if device is None else device, tensor, owner, what)
+    def hold(self, tensor: torch.Tensor, what: str, device: int | None = None, owner: object = None) -> None:
+        """Count a tensor until its owner (None: the tensor) is freed, on a device (None: of the running action)."""
+        storage = tensor.untyped_storage()
+        device = self._device.number if device is None else device
+        key, size = (device, storage.data_ptr()), storage.nbytes()
+        with self._lock:
+            self._holders[key] += 1
+            if self._holders[key] == 1:
+                self._held[device][what] += size
+        weakref.finalize(tensor if owner is None else owner, self._free, key, size, what).atexit = False
+        self._check(device)
 
     def change(self, device: int, what: str, num_bytes: int) -> None:
-        """Count bytes that come to a device, or leave it where they are negative."""
+        """Count bytes that come to a device; negative: that leave it."""
         with self._lock:
             self._held[device][what] += num_bytes
         self._check(device)
@@ -92,18 +96,8 @@ class DeviceMemory:
         if tensor.is_leaf and tensor.requires_grad:
             return tensor  # a weight: counted with its stage
         saved = Held(tensor.detach())
-        self._take(self._device.number, saved.tensor, saved, "activations")
+        self.hold(saved.tensor, "activations", owner=saved)
         return saved
-
-    def _take(self, device: int, tensor: torch.Tensor, owner: object, what: str) -> None:
-        storage = tensor.untyped_storage()
-        key, size = (device, storage.data_ptr()), storage.nbytes()
-        with self._lock:
-            self._holders[key] += 1
-            if self._holders[key] == 1:
-                self._held[device][what] += size
-        weakref.finalize(owner, self._free, key, size, what).atexit = False
-        self._check(device)
 
     def _free(self, key: tuple[int, int], size: int, what: str) -> None:
         with self._lock:
@@ -125,7 +119,7 @@ class DeviceMemory:
 
 
 class Held:
-    """A tensor that the ledger counts as long as this lives, such as with the graph that has saved it."""
+    """A tensor that is counted as long as this object lives: with the graph that has saved it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -136,7 +130,7 @@ def _unpack(saved: Held | torch.Tensor) -> torch.Tensor:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is that there was no memory: a cap's, Python's or torch's."""
+    """Whether an error, or its cause, is a lack of memory: of a cap's, Python's or torch's."""
     while error is not None:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True
@@ -148,7 +142,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class StageBytes:
-    """Bytes of weights and gradients of stages on devices: of shared ones a part, at home all of them."""
+    """Bytes of the stages' weights and gradients on each device; of a stage that replicas share, the device's shard."""
 
     schedule: Schedule
     workload: Workload

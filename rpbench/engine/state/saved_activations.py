@@ -1,14 +1,14 @@
-"""Saved activations: what the graphs of forwards have saved, on the device that made it or moved off it.
+"""Saved activations: the tensors that graphs of forwards have saved, on their device or moved off it.
 
-A graph whose activations move holds no tensor of them. It holds views of storages that are kept here:
+A graph whose activations move holds views of storages that are kept here:
 
-    forward    every storage that the graph saves is noted once, however many saved tensors look into it
-    STORE:A    its bytes are copied to where they wait, and the device lets its own go
-    LOAD:A     they are copied to the device again, and those that waited are let go
-    backward   each saved tensor is made of what is there: its type, shape, strides and offset as they were
+    forward    every storage that the graph saves is noted once, however many saved tensors are views of it
+    STORE:A    its bytes are copied to the host or a partner, and freed on the device
+    LOAD:A     they are copied back to the device, and freed where they waited
+    backward   each saved tensor is made from its storage, with its type, shape, strides and offset
 
-What a graph has saved of weights, buffers and constants outlives it and stays. A backward whose activations are away
-is an error that names the LOAD:A which has not been.
+Weights, buffers and constants that a graph has saved stay on the device. A backward whose activations are not there
+raises an error that names the missing LOAD:A.
 """
 
 import weakref
@@ -58,9 +58,9 @@ class _View(NamedTuple):
 
 
 class _SavedByForward:
-    """The storages, but for those that stay, that the graph of one forward has saved; `hold` is told of each.
+    """The storages that the graph of one forward has saved, without those of `stays`; `hold` is called with each.
 
-    `reader` is the message of the error if a backward comes too early.
+    `reader` is the error message for a backward that comes too early.
     """
 
     def __init__(self, reader: str, stays: Iterable[torch.Tensor], hold: Callable[[Held], None]) -> None:
@@ -84,7 +84,7 @@ class _SavedByForward:
         return _View(saved, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def end(self) -> None:
-        """The graph is whole: what it has saved lives as long as it does."""
+        """The graph is complete: from now on it alone keeps the storages alive."""
         self._live = [weakref.ref(saved) for saved in self._found.values()]
         self._found = {}
 
@@ -95,7 +95,7 @@ class _SavedByForward:
 
 
 class SavedActivations:
-    """What a run's graphs have saved, by stage and microbatch; a `memory`, if any, counts their bytes."""
+    """The saved activations of a run, by stage and microbatch; `memory`, if any, counts their bytes."""
 
     def __init__(self, memory: DeviceMemory | None) -> None:
         self._memory = memory
@@ -127,7 +127,7 @@ class SavedActivations:
                 self._hold(saved.away, OF_PARTNER, action.peer)
 
     def load(self, action: Action, device: int, copy: Move) -> None:
-        """Bring it back to its device; raises RuntimeError if it has not gone."""
+        """Bring an action's activations back to their device; RuntimeError if they have not left it."""
         found = self._found.get(_place(action))
         if found is None or not found.is_away:
             raise RuntimeError(f"{action} loads activations that are not away: no STORE:A has taken them")
@@ -139,7 +139,7 @@ class SavedActivations:
         found.is_away = False
 
     def take(self, action: Action) -> None:
-        """A backward reads what its forward has saved, and lets it go; RuntimeError if it is away."""
+        """Free what a forward has saved, for its backward; RuntimeError if it is not on the device."""
         place = _place(action)
         if self._found[place].is_away:
             raise RuntimeError(_not_back(str(action), *place))
@@ -147,7 +147,7 @@ class SavedActivations:
 
     def _hold(self, held: Held, what: str = OWN, device: int | None = None) -> None:
         if self._memory is not None:
-            self._memory.hold_for(held, held.tensor, what, device)
+            self._memory.hold(held.tensor, what, device, held)
 
 
 def _unpack(found: _View | torch.Tensor) -> torch.Tensor:

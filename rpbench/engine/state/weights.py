@@ -1,8 +1,8 @@
 """Weights: what forward and backward read, per module and version, at home on the host.
 
-A version is the number of optimizer steps its tensors have seen. It is kept until a newer one is out and nothing
-in the schedule will read it any more; then its memory takes up a version to come. Tensors are handed out as
-autograd leaves and never written while they can be read.
+A version is the number of optimizer steps its tensors have seen. It is kept until there is a newer one and no action
+will read it any more; then its memory is reused for a later version. Tensors are handed out as autograd leaves and
+never written while they can be read.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ class WeightSource(Protocol):
         """The trainable ones: leaves that gradients are asked for."""
 
     def release(self, module: int, version: int) -> None:
-        """Say that one of the reads a version was kept for is over."""
+        """One of the counted reads of a version is over."""
 
 
 class Weights:
@@ -92,11 +92,18 @@ class Weights:
     def publish(self, modules: Iterable[int], version: int, masters: MastersOf) -> None:
         """Make a new version of some modules; `masters` has the values of all their trainable parameters."""
         for module in modules:
-            if self._trains(module):
-                fresh = self._memory(module)
-                with torch.no_grad():
-                    self._write(module, fresh, masters)
-                self._enter(module, version, fresh)
+            if not self._trains(module):
+                continue
+            fresh = self._memory(module)
+            with torch.no_grad():
+                self._write(module, fresh, masters)
+            with self._lock:
+                before = self._newest[module]
+                self._versions[module, version] = fresh
+                self._newest[module] = version
+                self.num_live[module] += 1
+                self._drop_if_unread(module, before)
+                self.most_live = max(self.most_live, self.num_live[module])
 
     def rewrite(self, modules: Iterable[int], version: int, masters: MastersOf) -> None:
         """Write other values into a version that no action has computed with."""
@@ -121,7 +128,7 @@ class Weights:
             fill(tensor, masters(None)[module, name])
 
     def lend(self, module: int, number: int, values: Mapping[Place, torch.Tensor]) -> None:
-        """Offer a module's tensors with other values, in its own types, under a number below 0."""
+        """Add a module's tensors with other values, in its own types, as version `number`, below 0."""
         own = self.leaves(module, self._newest[module])
         if own:
             self._versions[module, number] = {
@@ -130,7 +137,6 @@ class Weights:
             }
 
     def take_back(self, module: int, number: int) -> None:
-        """Forget what was lent."""
         self._versions.pop((module, number), None)
 
     def release(self, module: int, version: int) -> None:
@@ -149,15 +155,6 @@ class Weights:
         like = self._versions[module, self._newest[module]]
         return {name: empty_like(tensor).requires_grad_() for name, tensor in like.items()}
 
-    def _enter(self, module: int, version: int, tensors: Named) -> None:
-        with self._lock:
-            before = self._newest[module]
-            self._versions[module, version] = tensors
-            self._newest[module] = version
-            self.num_live[module] += 1
-            self._drop_if_unread(module, before)
-            self.most_live = max(self.most_live, self.num_live[module])
-
     def _drop_if_unread(self, module: int, version: int) -> None:
         if version == self._newest[module] or self._reads[module, version] > 0:
             return
@@ -174,7 +171,7 @@ def untrained(module: nn.Module) -> Named:
 
 
 def begin(workload: Workload, state: State, num_stale: int) -> dict[int, Tensors]:
-    """The working weights a run goes on with: version 0 of the masters, and older ones as they were."""
+    """The working weights of a resumed run: version 0 from the masters, and the older ones that were saved."""
     newest = {
         place: state.masters[owner].to(workload.parameter(place).dtype) for place, owner in workload.owner_of.items()
     }
@@ -182,14 +179,14 @@ def begin(workload: Workload, state: State, num_stale: int) -> dict[int, Tensors
 
 
 def at_home(place_of: Callable[[int], torch.device], devices: Mapping[int, int]) -> PlaceOf:
-    """Places of modules: a replica's on its own accelerator, others on that of the module's device."""
+    """The accelerator of a module's replica, or without replicas that of the module's device."""
     return lambda module, owner: place_of(devices[module] if owner is None else owner)
 
 
 def masters_of(workload: Workload, start: State | None = None, place_of: PlaceOf | None = None) -> Tensors:
-    """The optimizer's own copy of every trainable parameter, at its owner's place: float32, or float64 for it.
+    """The masters by owner's place: a copy of every trainable parameter, in float32 or wider.
 
-    They have the values of `start`, if there is one, and otherwise the modules'; each is at home with its module.
+    Values are those of `start`, or else of the modules; each master is on the device of its module.
     """
     owners = dict.fromkeys(workload.owner_of.values())
     begun = {owner: workload.parameter(owner).detach() if start is None else start.masters[owner] for owner in owners}

@@ -1,7 +1,7 @@
-"""Weights read: the version that each action of a schedule uses, and weights that are made for one microbatch.
+"""Weights read: the version that each action of a schedule uses, and weights adjusted to late gradients.
 
-Adjusted weights are no version. They are made on the lane of their stage, between two of its steps, so what is read of
-the optimizer is the state of the newest version. Sets of them are lent to the stages under numbers below zero.
+Adjusted weights are made on the lane of their stage, between two of its steps, from the optimizer's newest state. They
+are lent to the stage under a number below zero, as if it were a version.
 """
 
 from collections import Counter
@@ -20,10 +20,10 @@ from rpbench.ir.policy import STEPS_BEHIND
 
 
 class Reads:
-    """Versions by the step of a microbatch where the policy says so, otherwise as the order is replayed.
+    """The weight version that each action reads: by the step of its microbatch, or by replay of the order.
 
-    Without STEP actions there is version 0 and no other. A run that goes on from another begins with version 0,
-    and with the `num_stale` versions before it: -1, -2, ...
+    Without STEP actions there is version 0 alone. A resumed run begins with version 0 and the `num_stale` versions
+    before it: -1, -2, ...
     """
 
     def __init__(self, analysis: Analysis, num_stale: int = 0) -> None:
@@ -103,10 +103,11 @@ class Adjustments:
         if horizon:
             self._lend(stage, number, self._ahead(stage, version, horizon))
             return number
-        drift = self._delays.drift(stage, microbatch)
+        drift, moves = self._delays.drift[stage, microbatch], self._moves[stage]
         if self._settings.correction_decay is None or not drift:
             return version
-        self._lend(stage, number, self._corrected(stage, drift))
+        masters = self._masters(stage)
+        self._lend(stage, number, masters | {place: masters[place] - drift * move for place, move in moves.items()})
         return number
 
     def after_backward(self, stage: int, number: int) -> None:
@@ -114,13 +115,13 @@ class Adjustments:
             self._take_back(stage, number)
 
     def before_step(self, stage: int) -> Tensors:
-        """The masters as they are, where their move is to be followed."""
+        """A copy of the masters for `after_step`; empty without T2."""
         if self._settings.correction_decay is None:
             return {}
         return {place: master.clone() for place, master in self._masters(stage).items()}
 
     def after_step(self, stage: int, before: Tensors) -> None:
-        """Note how far the masters have moved: delta = gamma delta + (1 - gamma) (new - old)."""
+        """Update the mean move of the masters: delta = gamma delta + (1 - gamma) (new - old)."""
         if self._settings.correction_decay is None:
             return
         share = correction_share(self._delays.tau[stage], self._settings)
@@ -133,13 +134,6 @@ class Adjustments:
 
     def _ahead(self, stage: int, version: int, horizon: int) -> Tensors:
         return self._optimizer.ahead(stage, version, horizon, with_decay=self._settings.predictor == "pipeoptim")
-
-    def _corrected(self, stage: int, drift: int) -> Tensors:
-        moves = self._moves[stage]
-        return {
-            place: master - drift * moves[place] if place in moves else master
-            for place, master in self._masters(stage).items()
-        }
 
     def _lend(self, stage: int, number: int, values: Tensors) -> None:
         for module in self._stages[stage]:

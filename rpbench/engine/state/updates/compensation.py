@@ -74,28 +74,22 @@ class Compensation:
         slows_or_corrects = self.rescheduling_steps or self.correction_decay is not None
         return bool(self.predictor or slows_or_corrects or self.spike_compensation)
 
-    @property
-    def made_for(self) -> str:
-        """A schedule that is compensated so."""
-        if self.predictor:
-            return self.predictor
-        return "pipelined_backprop" if self.spike_compensation else "pipemare"
-
 
 class Delays:
-    """The delays of a schedule's gradients; `tau` is each stage's mean over the last step, as in all warm ones."""
+    """The delays of a schedule's gradients, in steps.
+
+    Attributes:
+        drift: (stage, microbatch) -> steps between its forward and its backward.
+        tau: by stage, the mean delay over the last step, as in every step of a full pipeline.
+    """
 
     def __init__(self, analysis: Analysis) -> None:
         schedule, versions = analysis.schedule, analysis.versions
-        self._late, self._drift = versions.staleness_steps, versions.drift
+        self._late, self.drift = versions.staleness_steps, versions.drift
         window = schedule.shape.batches[-1]
         stages = range(schedule.shape.num_backward_stages)
         self.tau = [sum(self._late[stage, mb] for mb in window) / len(window) for stage in stages]
         self._first = {mb: batch.start for batch in schedule.shape.batches for mb in batch}
-
-    def drift(self, stage: int, microbatch: int) -> int:
-        """Steps between a microbatch's forward and its backward."""
-        return self._drift[stage, microbatch]
 
     def horizons(self, predictor: Predictor, stage: int, microbatch: int) -> tuple[int, int]:
         """Steps to look ahead in forward and in backward.
@@ -129,14 +123,15 @@ def correction_share(tau: float, settings: Compensation) -> float:
 
 
 def check_compensation(schedule: Schedule, settings: Compensation, *, has_tied: bool) -> None:
-    """Refuse a compensation that the schedule has no use for: a ValueError with the policy it takes."""
+    """Refuse (ValueError) a compensation that does not fit the schedule."""
     if not settings.is_needed:
         return
     wanted = Policy.PREDICT if settings.predictor else Policy.LATEST
     if schedule.policy is not wanted:
+        other = settings.predictor or ("pipelined_backprop" if settings.spike_compensation else "pipemare")
         raise ValueError(
             f"compensation of late gradients takes a schedule of policy {wanted.value}, {schedule.name} has "
-            f"{schedule.policy.value}; use schedule={settings.made_for}"
+            f"{schedule.policy.value}; use schedule={other}"
         )
     if schedule.shape.num_parts > 1:
         raise ValueError(
@@ -158,10 +153,10 @@ def spike_coefficients(momentum: float, delay: float) -> tuple[float, float]:
 
 
 class SpikeCompensatedSGD(torch.optim.SGD):
-    """Gradient descent with momentum on groups of weights whose gradients are so many steps late.
+    """Gradient descent with momentum; `delays`: for each group of weights, the steps that its gradients are late.
 
-    The state of a weight is its velocity (`momentum_buffer`), and a v + b g of its last step (`direction`), along which
-    weights are predicted.
+    The state of a weight is its velocity v (`momentum_buffer`) and a v + b g of its last step (`direction`), along
+    which weights are predicted.
     """
 
     def __init__(
