@@ -1,7 +1,7 @@
-"""Device weights: copies of weights and activations that LOAD brings and FREE takes away.
+"""Device weights: copies of weights on devices, which LOAD makes and FREE removes.
 
-With transfers in the schedule a device computes on copies of its own, never on what is at home on the host. What has
-not been loaded is an error, and what has been freed holds NaN, so a wrong order shows.
+With transfers in the schedule a device computes on its own copies, never on the host's weights. Reading weights that
+have not been loaded is an error, and freed ones hold NaN, so that a wrong order shows.
 """
 
 import threading
@@ -26,10 +26,9 @@ HANDED_OVER = "weights from a peer"
 
 
 class Copy(Protocol):
-    """Makes the tensor at the other end of a lane of a device."""
+    """Copies a tensor over a lane of a device: to the device (h2d, net), or from it to the host or a peer (d2h)."""
 
-    def __call__(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
-        """On the device (h2d, net), or from there on the host (d2h), or on the device that takes it instead, a peer."""
+    def __call__(self, tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor: ...
 
 
 def copy_in_memory(tensor: torch.Tensor, device: int, lane: str, peer: int | None = None) -> torch.Tensor:
@@ -38,13 +37,13 @@ def copy_in_memory(tensor: torch.Tensor, device: int, lane: str, peer: int | Non
 
 
 class DeviceWeights(Weights):
-    """Weights that are read on a device, where a LOAD has put them.
+    """Weights of which a computation reads the copies that a LOAD has made on its device.
 
     Args:
         counts, start: as in `Weights`.
         analysis: of a schedule with LOAD:P and FREE:P.
-        hold: counts weights that come to a device from another one, and go.
-        pin: keep what is at home in memory that an accelerator can read by itself.
+        hold: counts the bytes of weights that a device has from another one.
+        pin: keep the host's weights in pinned memory.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class DeviceWeights(Weights):
         return {name: tensor for name, tensor in self.all_of(module, version).items() if tensor.requires_grad}
 
     def load(self, action: Action, number: int) -> None:
-        """Bring a piece of a stage's weights: every n-th tensor of n pieces."""
+        """Load a piece of a stage's weights: every n-th tensor of n pieces."""
         transfer = self._loads[number]
         visit = transfer.visits[0]
         ranges = self._layout.backward if visit.backward else self._layout.forward
@@ -132,7 +131,7 @@ class DeviceWeights(Weights):
                 place += 1
 
     def rewrite(self, modules: Iterable[int], version: int, masters: MastersOf) -> None:
-        """As `Weights.rewrite`; what devices have loaded of it is brought to them again."""
+        """As `Weights.rewrite`; devices that have loaded the version load it again."""
         changed = set(modules)
         super().rewrite(changed, version, masters)
         for transfer in dict.fromkeys(self._loads.values()):

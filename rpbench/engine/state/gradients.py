@@ -1,7 +1,7 @@
 """Gradients: the sums that backward stages hand to the optimizer, added in the order of a step's groups
 (`rpbench.engine.state.accumulation`).
 
-With STORE:G>q a sum goes from device to device, or sums of groups of devices go home (`rpbench.ir.waits.handovers`):
+With STORE:G>q a sum goes from device to device, or groups of devices send sums home (`rpbench.ir.waits.handovers`):
 
     round      device 0   g0                    -> device 1
                device 1   (g0) + g1             -> device 2
@@ -42,7 +42,7 @@ def mean_of(found: Sequence[Mapping[Place, torch.Tensor]]) -> Tensors:
 
 @dataclass
 class Sum:
-    """A sum of gradients per parameter. The first ones are taken as they are: autograd may still share them."""
+    """A sum of gradients per parameter. The first one is not copied, nor written to: autograd may share it."""
 
     values: Tensors = field(default_factory=dict)
     owned: set[Place] = field(default_factory=set)  # made here, so that more may be added in place
@@ -59,7 +59,7 @@ class Sum:
 
 
 class Window(ABC):
-    """The gradient of one stage for one step while it grows. Here the total is one sum, and whole on every device."""
+    """The gradient of one stage for one step as it is added up. Here every device steps with the whole total."""
 
     _sum: Sum
 
@@ -74,7 +74,7 @@ class Window(ABC):
 
     @abstractmethod
     def store(self, microbatches: Iterable[int], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Bring home what a device has of these microbatches."""
+        """Move a device's gradients of these microbatches off it."""
 
     @property
     def total(self) -> Tensors:
@@ -86,7 +86,7 @@ class Window(ABC):
         return self._sum.values
 
     def drop(self) -> None:
-        """Let go of the total."""
+        """Free the total."""
         self._sum = Sum()
 
 
@@ -137,7 +137,7 @@ class _Window(Window):
 
 
 class CarriedWindow(Window):
-    """A gradient whose sum goes from device to device, and reaches the step's microbatches in this order."""
+    """A gradient whose sum goes from device to device and takes up the step's microbatches in this order."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self._order = list(order)
@@ -236,10 +236,10 @@ class Gradients:
     """The gradients of all stages and steps.
 
     Args:
-        keep: keep the totals of steps that are done, to compare them.
+        keep: keep the totals of finished steps, to compare them.
         on_devices: stages whose sums stay on a device until they are stored.
         reduced: (backward stage, version) -> the window of a gradient that replicas make together.
-        split: what becomes of a window whose gradient devices and host share.
+        split: wraps every window, by stage and version, where devices and host share a gradient.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class Gradients:
         return self._complete(stage, version).total
 
     def shard(self, stage: int, version: int, device: int) -> Tensors:
-        """The gradient that a replica of a shared stage steps with: flat shards of the total, or all of it."""
+        """The gradient that a replica steps with: flat shards of the total, or all of it."""
         return self._complete(stage, version).shard(device)
 
     def _complete(self, stage: int, version: int) -> Window:
@@ -287,7 +287,7 @@ class Gradients:
         return self._windows[stage, version]
 
     def drop(self, stage: int, version: int) -> None:
-        """Let go of a total that has been used."""
+        """Free a total that has been used, unless totals are kept."""
         if not self._keep:
             self._windows[stage, version].drop()
 

@@ -6,9 +6,9 @@ A schedule says by its actions how a stage is shared:
     REDUCE_GRAD, UNSHARD or STORE:G  a reduce-scatter: each keeps a shard of the gradient and of the optimizer state
     REDUCE_GRAD alone                an all-reduce: each keeps everything and steps a copy of its own (data parallel)
 
-A shard is a run of the stage's parameters laid end to end, frozen ones apart from those that train. Shards are equal
-but for `ALIGNMENT` elements and the odd rest, so nothing is padded: together they are the stage, and a gather moves
-what a device does not have.
+A shard is a contiguous run of the stage's parameters laid end to end; frozen parameters are cut apart from trained
+ones. Shards are equal up to `ALIGNMENT` elements and a remainder: nothing is padded, and a gather moves only what a
+device does not have.
 
 Sources: Rajbhandari et al., "ZeRO", SC'20, section 5; Zhao et al., "PyTorch FSDP", VLDB'23, section 3.2 (flat shards).
 """
@@ -46,7 +46,7 @@ Pieces = tuple[Piece, ...]
 
 
 def cut_evenly(sizes: Mapping[Place, int], num_owners: int) -> list[Pieces]:
-    """Tensors of so many elements laid end to end, cut for some owners; at most one piece of a tensor for each."""
+    """Tensors of these sizes laid end to end, cut for some owners; each owner has at most one piece of a tensor."""
     total = sum(sizes.values())
     bounds = [*(_aligned(sizes, total * owner // num_owners) for owner in range(num_owners)), total]
     found: list[list[Piece]] = [[] for _ in range(num_owners)]
@@ -61,7 +61,7 @@ def cut_evenly(sizes: Mapping[Place, int], num_owners: int) -> list[Pieces]:
 
 
 def _aligned(sizes: Mapping[Place, int], bound: int) -> int:
-    """The last place up to a bound where a cut changes no bit: whole vectors behind the start of a tensor."""
+    """The last place up to a bound that is a multiple of `ALIGNMENT` behind the start of its tensor."""
     first = 0
     for size in sizes.values():
         if bound < first + size:
@@ -89,11 +89,11 @@ class Sharing:
     """How the replicas of a stage share it.
 
     Args:
-        owned: replica -> the elements it owns of what trains, devices ascending.
-        frozen: the same of what does not.
+        owned: replica -> the elements it owns of the trained parameters, devices ascending.
+        frozen: the same of the frozen ones.
         gathers: weights are in shards.
         scatters: gradients and optimizer state are in shards.
-        copies: nothing is; every replica keeps the stage and steps it by itself.
+        copies: nothing is in shards; every replica keeps the stage and steps it by itself.
         loaded, stored: shards of weights come from the host, shards of gradients go there.
     """
 
@@ -192,14 +192,19 @@ class Part:
         """The device of its masters."""
         return next(iter(self.masters.values())).device
 
+    def own(self, tensors: Mapping[Place, torch.Tensor]) -> Mapping[Place, torch.Tensor]:
+        """The part's pieces of some whole tensors, or all of them."""
+        return tensors if self.pieces is None else take(tensors, self.pieces)
+
 
 def make_parts(
     masters: Tensors, sharing: Sharing | None, make: Make, *, recut: bool, place_of: PlaceOf | None = None
 ) -> list[Part]:
-    """The parts of some of a stage's masters, which replicas may share; `recut` those whose gradients come from several
-    stages.
+    """The parts of some of a stage's masters, one for each replica that steps some.
 
-    `place_of` is where owners keep what they step; None: all have views of one memory.
+    Args:
+        recut: cut these masters by themselves: parameters whose gradients come from several stages.
+        place_of: where owners keep what they step; None: all have views of one memory.
     """
     if sharing is None or not (sharing.scatters or sharing.copies):
         return [Part(None, masters, make(list(masters.values())))]
@@ -218,7 +223,7 @@ def make_parts(
 
 
 def moments_of(parts: Iterable[Part], masters: Tensors) -> Moments:
-    """The optimizer's state of every master that has been updated; of one replica, where several keep copies."""
+    """The optimizer's state of every master that has been updated; the first replica's, where several keep copies."""
     found: dict[Place, dict[str, list[torch.Tensor]]] = {}
     for part in parts:
         for place, master in part.masters.items():
@@ -235,7 +240,7 @@ def resume(parts: Iterable[Part], moments: Mapping[Place, Mapping[str, torch.Ten
     for part in parts:
         for place, master in part.masters.items():
             for name, value in moments.get(place, {}).items():
-                own = value if part.pieces is None or not value.dim() else take({place: value}, part.pieces)[place]
+                own = part.own({place: value})[place] if value.dim() else value
                 part.optimizer.state.setdefault(master, {})[name] = own.to(master.device, copy=True)
 
 
@@ -247,7 +252,7 @@ def _copied(masters: Tensors, owner: int, place_of: PlaceOf | None) -> Tensors:
 
 
 def _joined(values: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
-    """The state of all pieces; a number, or what is whole, as any owner has it."""
+    """The whole state from its pieces; a number, or a whole tensor, is the first owner's."""
     first = values[0]
     is_whole = first.shape == shape or not first.dim() or (first.dim() > 1 and first.dim() == len(shape))  # or by rows
     return first if is_whole else torch.cat(values).view(shape)

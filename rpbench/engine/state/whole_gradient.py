@@ -1,13 +1,12 @@
 """Whole gradient: whether the gradients of all stages are finite, their norm, and the loss scale that follows.
 
-The scale keeps the gradients of 16-bit floats within their range. The loss is multiplied before the backward, and what
-comes out is divided again before the optimizer looks at it. A gradient that is not finite skips the step and halves the
-scale; after a number of good steps the scale doubles.
+The scale keeps 16-bit gradients within their range. The loss is multiplied by it before the backward, and gradients are
+divided by it before the optimizer's step. A gradient that is not finite skips the step and halves the scale; after a
+number of good steps the scale doubles.
 
-Scales belong to weight versions. The gradients of a step are made with the scale of the version they read, and that
-scale, as it fared in this step, makes the scale of the version the step brings about. Trained synchronously, each
-scale thus follows from the one before. One step stale, iteration k + 1 runs with what came of iteration k - 1: two
-scalers that take turns, neither of which answers for the other's overflow.
+Scales belong to weight versions. A step's gradients have the scale of the version they read, from which the scale of
+the step's new version follows. In synchronous training each scale thus follows from the one before. One step stale,
+iteration k + 1 has the scale that followed from iteration k - 1: two scalers take turns.
 
 Sources: Micikevicius et al., "Mixed Precision Training", ICLR'18, section 3.2; for the two scalers the RoundPipe
 paper's library.
@@ -28,7 +27,7 @@ FACTOR = 2.0  # a power of two, so that scaling changes no digit
 
 @dataclass(frozen=True)
 class LossScaling:
-    """The rule: the first scale, and the good steps in a row after which a scale doubles."""
+    """The first loss scale, and the number of good steps in a row after which a scale doubles."""
 
     initial: float = 65536.0
     growth_steps: int = 2000
@@ -68,7 +67,7 @@ class LossScaler:
         return self.scales[version].value
 
     def advance(self, version: int, read: int, gradients: Iterable[torch.Tensor]) -> bool:
-        """Note how the step to `version` went, whose gradients read version `read`; whether it is to be taken."""
+        """Set the scale of `version` by the step's gradients, which read version `read`; True if they are finite."""
         finite = all(map(_is_finite, gradients))
         self.scales[version] = self._rule.follow(self.scales[read], finite=finite)
         if not finite:
@@ -82,7 +81,7 @@ def _is_finite(gradient: torch.Tensor) -> bool:
 
 
 class Outcome(NamedTuple):
-    """The known outcome of a step, which `lasts` if nothing looked at later changes it, and its gradients' factor."""
+    """The known outcome of a step: whether it `lasts` whatever other gradients are, and the factor on its gradients."""
 
     lasts: bool
     skipped: bool = False
@@ -90,18 +89,18 @@ class Outcome(NamedTuple):
 
 
 class WholeGradient:
-    """Looks at the gradients of all stages, once a step.
+    """Checks the gradients of all stages, once a step.
 
     Args:
-        clip_norm: what their norm is scaled down to; None: never.
-        scaler: the scales of losses, where those are scaled; the step to a version has those of `read_by(version)`.
+        clip_norm: gradients are scaled down to this norm; None: never.
+        scaler: the loss scales, if any; the step to a version has that of `read_by(version)`.
         made: version -> all gradients, as they were made.
         in_order: version -> the same by owner, in the order of the model.
-        plain: what the optimizer takes of an owner's gradient.
+        plain: makes an owner's gradient ready for the optimizer.
 
     Attributes:
-        norms: by version, before clipping; empty without it.
-        is_asked: whether a step depends on it.
+        norms: version -> norm before clipping; empty without clipping.
+        is_asked: whether steps depend on the gradients of other stages.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class WholeGradient:
         self.is_asked = clip_norm is not None or scaler is not None
 
     def look(self, version: int) -> None:
-        """Note how the step to a version goes, unless that is known. All of its gradients must be there."""
+        """Find the outcome of the step to a version, unless it is known. All of its gradients must be there."""
         if self._seen >= version or not self.is_asked:
             return
         if self._scaler is not None and not self._scaler.advance(version, self._read_by(version), self._made(version)):
@@ -133,7 +132,7 @@ class WholeGradient:
         self._seen = version
 
     def _norm(self, version: int) -> torch.Tensor:
-        """The norm of all gradients, on the host; each is looked at where it is."""
+        """The norm of all gradients, on the host; each gradient's own norm is taken on its device."""
         gradients, norms = self._in_order(version), dict[Place, torch.Tensor]()
         for place in dict.fromkeys(gradient.device for gradient in gradients.values()):
             own = [owner for owner, gradient in gradients.items() if gradient.device == place]
@@ -143,7 +142,6 @@ class WholeGradient:
         return torch.linalg.vector_norm(torch.stack([norms[owner] for owner in gradients]))
 
     def outcome(self, version: int) -> Outcome:
-        """The known outcome of the step to a version."""
         if not self.is_asked:
             return Outcome(lasts=True)
         if self._seen < version:

@@ -2,7 +2,7 @@
 
 A stage's step needs that stage's gradients alone, with two exceptions: clipping by the norm of all gradients, and
 parameters that several stages share, whose gradients are added in model order. The first step to a version does both;
-`step_groups` tells a program which gradients it waits for.
+`step_groups` says which gradients it waits for.
 
 Each replica of a shared stage steps its own part (`rpbench.engine.state.ownership`): the elements of a shard, with
 moments for no others, or a whole copy. One STEP stands for all replicas. The norm, and the sum of a shared parameter's
@@ -30,7 +30,7 @@ from rpbench.engine.peers import at, finish, here
 from rpbench.engine.program import StepGroups
 from rpbench.engine.state.checkpoint import Moments
 from rpbench.engine.state.gradients import Gradients, Place, Tensors, mean_of
-from rpbench.engine.state.ownership import Part, Sharing, join, make_parts, moments_of, resume, take
+from rpbench.engine.state.ownership import Part, Sharing, join, make_parts, moments_of, resume
 from rpbench.engine.state.updates.compensation import SpikeCompensatedSGD
 from rpbench.engine.state.weights import PlaceOf
 from rpbench.engine.state.whole_gradient import LossScaler, LossScaling, Outcome, WholeGradient
@@ -235,8 +235,8 @@ class HostOptimizer:
         if self._whole.is_asked:
             self._sharing.update(self._places)
         self._policy, self._goes_ahead = policy, goes_ahead
-        self._kept: dict[int, KeptState] = {}  # by identity of the part: what a step that may not last has changed
-        self._to_publish: set[int] = set()  # stages that have not shown yet what a trial makes of shared parameters
+        self._kept: dict[int, KeptState] = {}  # by identity of the part: its state before a step that may not last
+        self._to_publish: set[int] = set()  # stages that have not published a trial's shared parameters yet
         self._lock = ReportedLock()
 
     def step(self, stage: int, version: int) -> None:
@@ -255,15 +255,15 @@ class HostOptimizer:
             self._drop(stage, version)
 
     def validate(self, version: int) -> None:
-        """Look at all gradients of the step to `version`, and end the step of shared parameters."""
+        """Check all gradients of the step to `version`, and end the step of shared parameters."""
         with self._lock:
             self._whole.look(version)
             tied = {} if self._whole.leaves_alone(version) else self._tied_gradients(version)
             for part in self._shared_parts:
-                self._settle(part, take(tied, part.pieces) if part.pieces is not None else tied, version)
+                self._settle(part, part.own(tied), version)
 
     def settle(self, stage: int, version: int) -> bool:
-        """End a speculative step; whether it was wrong, so that its weights have changed."""
+        """End a speculative step; True if it was wrong, so that its weights have changed."""
         wrong = not self._whole.leaves_alone(version)
         for part in self._parts.get(stage, ()):
             self._settle(part, self._mean(stage, version, part.owner) if wrong else {}, version)
@@ -280,7 +280,7 @@ class HostOptimizer:
                     self._give_back(self._shared_parts)
 
     def values(self, modules: Collection[int], replica: int | None = None) -> Tensors:
-        """Masters of some modules by their own places, or a replica's: shards on accelerators as flat pieces."""
+        """Masters of some modules by place; with `replica`, its own: flat pieces where shards are on accelerators."""
         masters = dict(self._masters)
         for part in self._all_parts() if replica is not None else ():
             if part.owner == replica and (part.pieces is None or self._place_of):
@@ -289,7 +289,7 @@ class HostOptimizer:
 
     @property
     def masters(self) -> Tensors:
-        """The masters, whole; put together on the host where owners have them on accelerators of their own."""
+        """The whole masters; joined on the host where owners keep shards on their own accelerators."""
         shards = [
             {place: master.cpu() for place, master in part.masters.items()}
             for part in self._all_parts()
@@ -366,25 +366,27 @@ class HostOptimizer:
         self._to_publish = set(self._tied_stages)
         for part in self._shared_parts:
             with at(part.place):
-                self._take(part, take(tied, part.pieces) if part.pieces is not None else tied, version, outcome)
+                self._take(part, part.own(tied), version, outcome)
                 finish(part.place)
 
-    def _take(self, part: Part, gradients: Tensors, version: int, outcome: Outcome, pace: float = 1.0) -> None:
+    def _take(
+        self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int, outcome: Outcome, pace: float = 1.0
+    ) -> None:
         """Step a part; keep a copy of a trial or speculative step, to restore it."""
         if outcome.skipped:
             return
         if not outcome.lasts or is_trial(self._policy, version):
             self._kept[id(part)] = KeptState(part)
-        self._update(part, gradients, version, outcome.clipping, pace)
+        self._apply(part, self._plain_of(gradients, part.masters, version, outcome), version, pace)
 
-    def _settle(self, part: Part, gradients: Tensors, version: int) -> None:
+    def _settle(self, part: Part, gradients: Mapping[Place, torch.Tensor], version: int) -> None:
         kept = self._kept.pop(id(part), None)
         if kept is None or self._whole.leaves_alone(version):
             return
         kept.give_back()
         outcome = self._whole.outcome(version)
         if not outcome.skipped:
-            self._update(part, gradients, version, outcome.clipping)
+            self._apply(part, self._plain_of(gradients, part.masters, version, outcome), version)
 
     def _drop(self, stage: int, version: int) -> None:
         for used in versions_averaged(self._policy, version):
@@ -416,13 +418,14 @@ class HostOptimizer:
         sources = {owner: tied if owner in tied else means[self._layout.stage_of(owner[0])] for owner in self._masters}
         return {owner: source[owner] for owner, source in sources.items() if owner in source}
 
-    def _update(
-        self, part: Part, gradients: Tensors, version: int, clipping: torch.Tensor | None, pace: float = 1.0
-    ) -> None:
-        plain = {place: self._plain(place, gradients[place], version) for place in part.masters if place in gradients}
-        if clipping is not None:
-            plain = {place: gradient * clipping for place, gradient in plain.items()}
-        self._apply(part, plain, version, pace)
+    def _plain_of(
+        self, gradients: Mapping[Place, torch.Tensor], places: Iterable[Place], version: int, outcome: Outcome
+    ) -> Tensors:
+        """The gradients of some places in their masters' types, without the scale of the loss, clipped."""
+        found = {place: self._plain(place, gradients[place], version) for place in places if place in gradients}
+        if outcome.clipping is None:
+            return found
+        return {place: gradient * outcome.clipping for place, gradient in found.items()}
 
     def _apply(self, part: Part, gradients: Tensors, version: int, pace: float = 1.0) -> None:
         """Step the masters of a part with gradients as they are."""

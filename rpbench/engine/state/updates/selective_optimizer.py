@@ -24,7 +24,7 @@ import torch
 from rpbench.engine.host_order import ReportedLock
 from rpbench.engine.state.checkpoint import Moments
 from rpbench.engine.state.gradients import Place, Tensors, Window
-from rpbench.engine.state.ownership import Part, Piece, Pieces, take
+from rpbench.engine.state.ownership import Part, Pieces, take
 from rpbench.engine.state.updates.optimizer import HostOptimizer
 from rpbench.engine.state.whole_gradient import Outcome
 from rpbench.ir.policy import LateRest, boundaries
@@ -51,11 +51,6 @@ def important(gradient: torch.Tensor | None, like: torch.Tensor, topk: Fraction)
 
 def none_of(tensors: Mapping[Place, torch.Tensor]) -> Tensors:
     return {place: torch.zeros(tensor.shape, dtype=torch.bool) for place, tensor in tensors.items()}
-
-
-def of_pieces(masks: Tensors, pieces: Iterable[Piece] | None) -> Tensors:
-    """The masks of an owner's elements: flat pieces, or all."""
-    return masks if pieces is None else take(masks, pieces)
 
 
 class SplitWindow(Window):
@@ -105,7 +100,7 @@ class SplitWindow(Window):
             raise RuntimeError("a gradient is stored before it is complete: what is chosen follows from all of it")
         owner = self._device_of[next(iter(microbatches))] if self._owners else None
         made = self.total if owner is None else self.shard(owner)
-        masks = of_pieces(self._chosen(), None if owner is None else self._owners[owner])
+        masks = self._chosen() if owner is None else take(self._chosen(), self._owners[owner])
         left = {place: value.reshape(-1)[~masks[place].reshape(-1)] for place, value in made.items()}
         self.rest[owner] = {place: copy(values) for place, values in left.items() if values.numel()}
         if self.is_stored:
@@ -144,7 +139,7 @@ class SelectiveOptimizer(HostOptimizer):
         self._on_devices: dict[int, Moments] = {}  # by identity of the part: moments, packed
         self._outcomes: dict[tuple[int, int], Outcome] = {}  # (stage, version) that the host has not added up yet
         self._sums: dict[tuple[int, int], dict[int | None, Tensors]] = {}  # (stage, boundary) -> owner -> rest
-        # stage -> the boundary and, by owner, the weights that the host has made last: brought before it makes more
+        # stage -> the last boundary and, by owner, the weights that the host has made there
         self._made: dict[int, tuple[int, dict[int | None, Tensors]]] = {}
 
     # --- what is important ---
@@ -189,9 +184,9 @@ class SelectiveOptimizer(HostOptimizer):
             self._whole.look(version)
         outcome, masks = self._whole.outcome(version), self.chosen(stage, version)
         for part in self._parts.get(stage, ()) if not outcome.skipped else ():
-            gradients = self._plain_of(self._mean(stage, version, part.owner), version, outcome)
+            made = self._mean(stage, version, part.owner)
             state = self._on_devices.setdefault(id(part), {})
-            self._step_elements(part, gradients, of_pieces(masks, part.pieces), state, version)
+            self._step_elements(part, self._plain_of(made, made, version, outcome), part.own(masks), state, version)
         for place, mask in masks.items():
             self._seen[place][mask] = self.masters[place][mask]
         with self._lock:
@@ -207,7 +202,7 @@ class SelectiveOptimizer(HostOptimizer):
             self._add_up(stage, version)
             sums = self._sums.pop((stage, version), {})
         for part in self._parts.get(stage, ()):
-            masks = {place: ~mask for place, mask in of_pieces(self._masks[stage], part.pieces).items()}
+            masks = {place: ~mask for place, mask in part.own(self._masks[stage]).items()}
             own = sums.get(part.owner, {})
             gradients = {place: _spread(own[place], masks[place]) for place in part.masters if place in own}
             kept = {place: part.optimizer.state[part.masters[place]] for place in gradients}
@@ -230,7 +225,7 @@ class SelectiveOptimizer(HostOptimizer):
             sums = self._sums.setdefault((stage, end.version), {})
             for owner, rest in window.rest.items():
                 total = sums.setdefault(owner, {})
-                for place, values in self._plain_of(rest, version, outcome).items():
+                for place, values in self._plain_of(rest, rest, version, outcome).items():
                     total[place] = total[place] + values if place in total else values
             window.rest = {}
 
@@ -251,14 +246,12 @@ class SelectiveOptimizer(HostOptimizer):
         for part in self._parts.get(stage, ()):
             if part.owner not in (None, device):
                 continue
-            seen, own = self._seen, of_pieces(masks, part.pieces)
-            if part.pieces is not None:
-                seen = take(self._seen, part.pieces)
+            seen, own = part.own(self._seen), part.own(masks)
             for place, made in found[part.owner].items():
                 came, rest = copy(made), ~own[place]
                 seen[place][rest] = came[rest].to(seen[place].dtype)
 
-    # --- what both have in common ---
+    # --- both halves ---
 
     @property
     def seen(self) -> Tensors:
@@ -268,14 +261,9 @@ class SelectiveOptimizer(HostOptimizer):
         """The weights that devices see: important columns of the masters, the others as last sent."""
         return {place: self._seen[place] for place in self._workload.owner_of if place[0] in modules}
 
-    def _plain_of(self, gradients: Mapping[Place, torch.Tensor], version: int, outcome: Outcome) -> Tensors:
-        """Gradients in their masters' types, without the scale of the loss, clipped."""
-        found = {place: self._plain(place, gradient, version) for place, gradient in gradients.items()}
-        if outcome.clipping is None:
-            return found
-        return {place: gradient * outcome.clipping for place, gradient in found.items()}
-
-    def _step_elements(self, part: Part, gradients: Tensors, masks: Tensors, state: Moments, version: int) -> None:
+    def _step_elements(
+        self, part: Part, gradients: Tensors, masks: Mapping[Place, torch.Tensor], state: Moments, version: int
+    ) -> None:
         """Step the elements of masks; `state`, their packed moments, changes in place."""
         masters = {place: part.masters[place] for place in gradients if bool(masks[place].any())}
         if not masters:
@@ -306,7 +294,7 @@ def _packed(state: Mapping[str, Any], mask: torch.Tensor) -> dict[str, torch.Ten
 def _unpacked(
     state: Mapping[str, torch.Tensor], mask: torch.Tensor, around: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The same at its positions; elsewhere the values of `around`, or 0."""
+    """Packed optimizer state at its positions; elsewhere the values of `around`, or 0."""
     found = {}
     for name, value in state.items():
         if not value.dim():
