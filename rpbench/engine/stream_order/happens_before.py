@@ -46,8 +46,8 @@ class Finding(NamedTuple):
     """A possible error on a device.
 
     Args:
-        kind: RAW, WAR, WAW, REUSE (memory given away), EVENT (waited for, or timed, too early), BLOCKS (a copy that was
-            not to wait does), DEVICE (memory that cannot be reached).
+        kind: RAW, WAR, WAW, REUSE (memory reused while in use), EVENT (waited for, or timed, too early), BLOCKS (a
+            non-blocking copy blocks), DEVICE (memory that the device cannot reach).
         what: in words, with the actions.
     """
 
@@ -62,7 +62,7 @@ class _Use(NamedTuple):
 
 
 class HappensBefore:
-    """One pass over a trace: each finding once, and by timeline its vector clock so far."""
+    """One pass over a trace: its findings, without repeats, and the vector clock of each timeline so far."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -98,8 +98,18 @@ class HappensBefore:
             case Timed(thread=thread, events=events):
                 for event in events:
                     self._time(entry, event)
-            case _:
-                self._memory(entry)
+            case Born(thread=thread, stream=stream, storage=storage):
+                self._join(self.clocks[stream], self.clocks[thread])
+                self._owner[storage] = stream
+                self._reuse(entry, stream)
+            case Freed(thread=thread, storage=storage):
+                self._free(thread, storage)
+            case Kept(storage=storage, stream=stream):
+                self._kept[storage].add(stream)
+            case Pinned(storage=storage):
+                self._pinned.add(storage)
+            case Misplaced(what=what):
+                self._note("DEVICE", f"{what} ({entry.action}, {entry.place})")
 
     def carried_by(self, entry: Entry) -> Clock:
         """The clock that a waiting entry adds to that of its stream or thread."""
@@ -114,23 +124,11 @@ class HappensBefore:
                     self._join(clock, self.clocks[stream])
         return clock
 
-    def _memory(self, entry: Entry) -> None:
-        match entry:
-            case Born(thread=thread, stream=stream, storage=storage):
-                self._join(self.clocks[stream], self.clocks[thread])
-                self._owner[storage] = stream
-                for use in self._pool.pop(stream, ()):
-                    if not self._knows(stream, use):
-                        where = f"{self.trace.names[stream]} ({entry.action}, {entry.place})"
-                        self._find("REUSE", f"{where} may be given memory", use, "may still use")
-            case Freed(thread=thread, storage=storage):
-                self._free(thread, storage)
-            case Kept(storage=storage, stream=stream):
-                self._kept[storage].add(stream)
-            case Pinned(storage=storage):
-                self._pinned.add(storage)
-            case Misplaced(what=what):
-                self.findings[Finding("DEVICE", f"{what} ({entry.action}, {entry.place})")] = None
+    def _reuse(self, entry: Entry, stream: Timeline) -> None:
+        for use in self._pool.pop(stream, ()):
+            if not self._knows(stream, use):
+                where = f"{self.trace.names[stream]} ({entry.action}, {entry.place})"
+                self._find("REUSE", f"{where} may be given memory", use, "may still use")
 
     def _work(self, entry: Work) -> None:
         who = entry.who
@@ -150,7 +148,7 @@ class HappensBefore:
         for storage in entry.reads - entry.writes:
             self._read[storage][who] = use
         if not entry.hosts <= self._pinned:
-            self.findings[Finding("BLOCKS", f"{self.trace.describe(entry)}: its host memory is not pinned")] = None
+            self._note("BLOCKS", f"{self.trace.describe(entry)}: its host memory is not pinned")
             self._join(self.clocks[entry.thread], self.clocks[who])
 
     def _free(self, thread: Timeline, storage: Storage) -> None:
@@ -166,19 +164,20 @@ class HappensBefore:
     def _event(self, entry: Entry, event: int) -> Clock:
         found = self._events.get(event)
         if found is None:
-            self.findings[Finding("EVENT", f"{self.trace.describe(entry)} is for an event not recorded yet")] = None
+            self._note("EVENT", f"{self.trace.describe(entry)} is for an event not recorded yet")
             return []
         clock, thread, tick = found
         if self.clocks[entry.thread][thread] < tick:
-            told = f"{self.trace.describe(entry)} is for an event that {self.trace.names[thread]} may not have recorded"
-            self.findings[Finding("EVENT", told)] = None
+            who = self.trace.names[thread]
+            self._note("EVENT", f"{self.trace.describe(entry)} is for an event that {who} may not have recorded")
         return clock
 
     def _time(self, entry: Entry, event: int) -> None:
         clock = self._event(entry, event)
         if any(tick > known for tick, known in zip(clock, self.clocks[entry.thread], strict=False)):
-            told = f"{self.trace.describe(entry)} asks for the time of an event that may not have happened"
-            self.findings[Finding("EVENT", told)] = None
+            self._note(
+                "EVENT", f"{self.trace.describe(entry)} asks for the time of an event that may not have happened"
+            )
 
     def _tick(self, timeline: Timeline) -> int:
         self.clocks[timeline][timeline] += 1
@@ -192,7 +191,10 @@ class HappensBefore:
         return self._knows(who, use) or (who in threads and use.timeline in threads)
 
     def _find(self, kind: str, what: str, other: _Use, does: str) -> None:
-        self.findings[Finding(kind, f"{what} that {self.trace.describe(other.entry)} {does}, not ordered")] = None
+        self._note(kind, f"{what} that {self.trace.describe(other.entry)} {does}, not ordered")
+
+    def _note(self, kind: str, what: str) -> None:
+        self.findings[Finding(kind, what)] = None
 
     @staticmethod
     def _join(mine: Clock, other: Clock) -> None:

@@ -1,6 +1,6 @@
 """Machine: a simulated accelerator with some devices, for CPU tensors.
 
-Every operation runs at once, on the processor, and is noted as if it were issued to a stream of a device. Inside
+Every operation runs at once on the processor, and is recorded as if issued to a stream of a device. Inside
 `with Machine(2) as machine:` torch shows two devices: `torch.accelerator`, `torch.Stream`, `torch.Event`,
 `torch.Generator`, `torch.autocast`, a module of their kind, factories with `device=`, `Tensor.to`, `Tensor.device`,
 pinned memory. Threads started inside see them too, and are ordered after the puts to a `queue.Queue` they get from.
@@ -33,7 +33,7 @@ Handler = Callable[..., Any]
 
 
 class Faces(TorchFunctionMode):
-    """Makes CPU tensors look like tensors of a machine's devices, for one thread."""
+    """Shows CPU tensors as tensors of a machine's devices, in one thread."""
 
     def __init__(self, machine: Notes) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ Issuing = Callable[[], AbstractContextManager[None]]  # inside, the calling thre
 
 
 class _Generator(torch.Generator):
-    """The processor's generator, which names a device as its own."""
+    """The processor's generator, which reports a device of the machine as its own."""
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]  # the device, in C
@@ -221,9 +221,9 @@ def shown(machine: Notes, issuing: Issuing) -> Iterator[tuple[Any, str, Any]]:
     yield torch.autograd, "_engine_run_backward", _within(machine.calling, torch.autograd._engine_run_backward)
     yield BackwardCFunction, "apply", _within(lambda context: Faces(machine), BackwardCFunction.apply)
     yield threading.Thread, "start", _started(machine, issuing, threading.Thread.start)
-    yield threading.Thread, "join", _joined(machine, threading.Thread.join)
-    yield queue.Queue, "put", _put(machine, queue.Queue.put)
-    yield queue.Queue, "get", _got(machine, queue.Queue.get)
+    yield threading.Thread, "join", _with_orders(threading.Thread.join, after=partial(_wait_for_end, machine))
+    yield queue.Queue, "put", _with_orders(queue.Queue.put, before=lambda q: machine.signal(("queue", id(q))))
+    yield queue.Queue, "get", _with_orders(queue.Queue.get, after=lambda q: machine.wait(("queue", id(q))))
 
 
 def _of_kind(faces: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,8 +242,8 @@ def _of_kind(faces: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _within(enter: Callable[[Any], AbstractContextManager[Any]], call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call within what its first argument makes."""
+def _within(enter: Callable[[Any], AbstractContextManager[Any]], call: Handler) -> Handler:
+    """A call inside the context that `enter` makes of its first argument."""
 
     def within(first: Any, *args: Any, **given: Any) -> Any:
         with enter(first):
@@ -276,32 +276,23 @@ def _started(
     return started
 
 
-def _joined(machine: Notes, join: Callable[..., None]) -> Callable[..., None]:
-    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
-        join(thread, timeout)
-        if not thread.is_alive():
-            machine.wait(("over", id(thread)))
-
-    return joined
+def _wait_for_end(machine: Notes, thread: threading.Thread) -> None:
+    if not thread.is_alive():
+        machine.wait(("over", id(thread)))
 
 
-def _put(machine: Notes, put: Callable[..., None]) -> Callable[..., None]:
-    def putting(items: Any, *args: Any, **given: Any) -> None:
-        machine.signal(("queue", id(items)))
-        put(items, *args, **given)
+def _with_orders(
+    method: Handler, before: Handler = lambda subject: None, after: Handler = lambda subject: None
+) -> Handler:
+    """A method that also reports its order to a machine."""
 
-    return putting
-
-
-def _got(machine: Notes, get: Callable[..., Any]) -> Callable[..., Any]:
-    """`Queue.get`, ordered after the puts so far."""
-
-    def getting(items: Any, *args: Any, **given: Any) -> Any:
-        found = get(items, *args, **given)
-        machine.wait(("queue", id(items)))
+    def reporting(subject: Any, *args: Any, **given: Any) -> Any:
+        before(subject)
+        found = method(subject, *args, **given)
+        after(subject)
         return found
 
-    return getting
+    return reporting
 
 
 class Machine(Notes):

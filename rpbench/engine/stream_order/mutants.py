@@ -7,7 +7,7 @@ changed in turn. A mutant with findings is *seen*. A mutant without findings is 
     later    a later entry, which is named, orders the same before it is needed
     idle     nothing that it orders shares memory that is written
 
-Dropping removes more order than delaying and misplacing do.
+Dropping an entry removes more order than delaying or misplacing it.
 """
 
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""Notes: the trace of a simulated machine's threads, and the device of each storage; all memory is the host's."""
+"""Notes: the trace of a simulated machine, and the device that each storage stands for; all memory is the host's."""
 
 import itertools
 import threading
@@ -84,7 +84,14 @@ _identities = itertools.count(1)
 
 
 class _Local(threading.local):
-    """The state of a thread: the device that factories make tensors on, and the arguments of its call of torch."""
+    """The state of a thread.
+
+    Attributes:
+        action: that it runs, in words.
+        device, streams: its current device, and its current stream on each.
+        makes_on: the device that factories make tensors on; None: the host.
+        within: the arguments of the call of torch that it is in.
+    """
 
     def __init__(self) -> None:
         self.action = "outside of actions"
@@ -141,7 +148,8 @@ class Notes(HostOrder):
         self.storages: dict[Storage, torch.Tensor] = {}
         self.held, self.peak = Counter[int](), Counter[int]()
         self.defaults: dict[int, torch.Stream] = {}
-        self._num_storages = self._num_events = 0
+        self._num_storages = 0
+        self._events = itertools.count(1)
         self._timelines: dict[int, Timeline] = {}  # by the identity of a thread, also while it ends
         self._unnamed: set[Timeline] = set()  # streams that no action of a lane has used
         self._made_by: dict[Storage, Timeline] = {}  # storage of a device -> the thread that made it
@@ -334,9 +342,7 @@ class Notes(HostOrder):
             return found
 
     def new_event(self) -> int:
-        with self.lock:
-            self._num_events += 1
-            return self._num_events
+        return next(self._events)
 
 
 noting: list[Notes] = []  # of open machines; torch shows the last one

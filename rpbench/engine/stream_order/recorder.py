@@ -1,9 +1,9 @@
-"""Recorder: notes for every operation of torch which storages it reads and writes, and on which stream.
+"""Recorder: records which storages every operation of torch reads and writes, and on which stream.
 
-An operation runs at once, on the processor. On a device it would be issued to the current stream of its tensors'
-device; reading a value back waits for that stream. A copy between host and device waits as well, unless it is
+An operation runs at once on the processor. On a device it would be issued to the current stream of its tensors'
+device. Reading a value back waits for that stream, and so does a copy between host and device that is not
 non-blocking. A copy between devices runs on the source's current stream, which first waits for the target's; afterwards
-the target's waits for it (torch, `aten/src/ATen/native/cuda/Copy.cu`). A machine's streams and events are here too.
+the target's waits for it (torch, `aten/src/ATen/native/cuda/Copy.cu`). Also here: the machine's streams and events.
 """
 
 import time
@@ -141,7 +141,7 @@ def set_stream(machine: Notes, stream: torch.Stream) -> None:
     machine.local.streams[stream.device_index] = stream
 
 
-# They read only the shape of their arguments.
+# Operations that read only the shape of their arguments.
 _READ_NOTHING = frozenset(
     (
         *("aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like"),
@@ -149,14 +149,14 @@ _READ_NOTHING = frozenset(
         *("aten::new_empty_strided", "aten::set_", "aten::is_same_size", "aten::_version"),
     )
 )
-# The host reads their result: a value, or a shape.
+# Operations whose result, a value or a shape, is read by the host.
 _READ_BACK = frozenset(
     (
         *("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"),
         *("aten::nonzero", "aten::masked_select", "aten::_unique2"),
     )
 )
-# They do not read what they overwrite.
+# Operations that do not read what they overwrite.
 _OVERWRITE = frozenset(
     (
         *("aten::copy_", "aten::fill_", "aten::zero_", "aten::bernoulli_", "aten::uniform_", "aten::normal_"),
@@ -186,8 +186,7 @@ class Recorder(TorchDispatchMode):
                     machine.keep_beginning(tensor)
             again = given | {key: value.clone_state() for key, value in given.items() if key in _DRAWS and value}
             out = func(*args, **given)
-            noted = _Call(machine, func, args, given, out)
-            noted.again = func, args, again, out
+            noted = _Call(machine, func, args, given, out, again)
             if noted.is_copy:
                 noted.note_copy(bool(given.get("non_blocking", args[2] if len(args) > 2 else False)))
             else:
@@ -196,11 +195,19 @@ class Recorder(TorchDispatchMode):
 
 
 class _Call:
-    """One operation that has run; `again` is the call for a replay, with generators as they were before it."""
+    """One operation that has run; `again`: its keyword arguments for a replay, generators as they were before it."""
 
-    def __init__(self, machine: Notes, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    def __init__(
+        self,
+        machine: Notes,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        out: Any,
+        again: dict[str, Any],
+    ) -> None:
         self._machine = machine
-        self.again: Call = func, args, dict(kwargs), out
+        self._again: Call = func, args, again, out
         self.name = func._schema.name
         self.is_copy = self.name == "aten::copy_"
         self._tensors: list[torch.Tensor] = []
@@ -231,7 +238,7 @@ class _Call:
     def note(self) -> None:
         """Any operation but a copy."""
         machine = self._machine
-        if self._is_view and not self._writes:  # a view is where the tensor is that it looks into; nothing is read
+        if self._is_view and not self._writes:  # a view has the storage of its tensor; nothing is read
             return
         own = {machine.home(tensor).number for tensor in self._tensors}
         asked = machine.local.makes_on
@@ -280,7 +287,7 @@ class _Call:
         if self._machine.keeps_calls:
             for tensor in self._outputs:
                 self._machine.keep_storage(tensor)
-            self._machine.calls[id(entry)] = self.again
+            self._machine.calls[id(entry)] = self._again
 
     def _device(self) -> int | None:
         """The device whose stream runs the operation; None: the processor."""
