@@ -1,8 +1,8 @@
-"""Passes: forward, recomputation and backward of stages, and the tensors that lie between them.
+"""Passes: forward, recomputation and backward of stages, and the tensors that pass between them.
 
-Between actions, tensors are at home on the host: inputs kept for recomputation, outputs on their way to the next
-stage, slopes (gradients of the loss by a stage's input) on their way to the one below. Each is taken by its one
-reader, so nothing is left when a schedule is done.
+Between actions the host keeps the inputs for recomputation, the outputs for the next stage, and the slopes (gradients
+of the loss with respect to a stage's input) for the stage below. Each tensor has one reader, which removes it, so
+nothing is left when a schedule is done.
 """
 
 import math
@@ -80,7 +80,7 @@ def _hollow(tensor: torch.Tensor) -> torch.Tensor:
 def segment_backward(
     segments: Segments, graph: Graph, gradient: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, Tensors]:
-    """The gradients of a graph's input and weights, as `stage.backward`; those of what it has read go to `segments`."""
+    """As `stage.backward`; the gradients of the keys and values that the graph has read go to `segments`."""
     exchange = graph.exchange
     if exchange is None:  # embedding or head alone
         exchange = Exchange(segments, (0, 0), with_graph=True)
@@ -110,7 +110,7 @@ class NonFiniteLoss(ArithmeticError):
 
 
 class Passes:
-    """The handlers of everything that computes.
+    """The handlers of all compute actions.
 
     Attributes:
         losses: microbatch -> its share of its step's mean loss.
@@ -219,7 +219,7 @@ class Passes:
         self._hand_over(action.stage, _segment_of(action), gradients)
 
     def backward_for_input(self, action: Action, number: int, gate: Gate) -> None:
-        """The gradient of the input; the rest is left for `backward_for_weights`."""
+        """The gradient of the input; those of the weights are left to `backward_for_weights`."""
         halves = self._halves[action.stage, _segment_of(action)] = []
 
         def differentiate(graph: Graph, slope: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
@@ -238,7 +238,6 @@ class Passes:
         self._release(modules, version)
 
     def share_forward(self, action: Action, number: int, gate: Gate) -> None:
-        """The first half of a shard of the head."""
         segment, version = self._at(action, number)
         half = self._shares.forward(action.stage, segment, version)
         if self._memory is not None:
@@ -246,7 +245,7 @@ class Passes:
         self._release(self._layout.shard(action.stage), version)
 
     def share_backward(self, action: Action, number: int, gate: Gate) -> None:
-        """The second half, with the loss: every shard has it, the last one notes it."""
+        """The second half of a shard of the head; all shards have the loss, the last one records it."""
         segment, version = self._at(action, number)
         loss, gradients = self._shares.backward(
             action.stage, segment, version, lambda loss: self._loss_scale(loss, version)
@@ -264,7 +263,7 @@ class Passes:
             self._stored[place] = copy(self._kept.pop(place))
 
     def load_kept(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Bring them to the device that recomputes."""
+        """Bring the kept inputs of a backward stage to the device that recomputes."""
         for place in self._kept_of(action):
             if place in self._stored:
                 self._kept[place] = copy(self._stored.pop(place))
@@ -281,7 +280,7 @@ class Passes:
         ]
 
     def copy_boundary(self, action: Action, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """A boundary tensor goes to the host with its SEND, and on to a device with its RECV."""
+        """Copy a boundary tensor: to the host with its SEND, to a device with its RECV."""
         segment = _segment_of(action)
         if action.kind in (Kind.SEND_F, Kind.RECV_F):
             place = action.stage - (action.kind is Kind.RECV_F), segment
@@ -298,7 +297,7 @@ class Passes:
         return found
 
     def put_boundary(self, up: bool, stage: int, microbatch: int, tensor: torch.Tensor) -> None:
-        """Put what `take_boundary` took in another process where its reader here finds it."""
+        """Store for its reader here a tensor that `take_boundary` took in another process."""
         if up:
             self._outputs[stage, (microbatch, 0)] = tensor
         else:
@@ -307,11 +306,11 @@ class Passes:
     # --- what they share ---
 
     def recomputed(self, stage: int) -> list[range]:
-        """The pieces that a backward stage recomputes; the last one is run first."""
+        """The pieces that a backward stage recomputes, the last one first."""
         return pieces(self._run_again(self._layout.backward[stage]), self._grain)
 
     def _go_back(self, action: Action, number: int, gate: Gate, differentiate: Differentiate) -> Tensors:
-        """Backward through a stage with its recomputation; the weights' gradients."""
+        """Recomputation and backward of a stage; returns the gradients of its weights."""
         stage, modules = action.stage, self._layout.backward[action.stage]
         segment, version = self._at(action, number)
         again, weights = self.recomputed(stage), version
@@ -377,32 +376,29 @@ class Passes:
         return self._stages.graph(modules, x, segment, version, self._segments.exchange(segment, with_graph=True))
 
     def _make_inputs(self, stage: int, segment: Segment, version: int) -> None:
-        """Run a stage again without graph, to keep inputs that its backward and the next stage's need."""
+        """Run a stage again without graph, to keep the inputs that its backward and the next stage's need."""
         modules = self._run_again(self._layout.backward[stage])
-        if not modules:
-            return
-
-        def note(module: int, value: torch.Tensor) -> None:
-            if self._grain == "layer" and module != modules.start:
-                self._keep(module, segment, value)
-
-        x = self._kept[modules.start, segment] if modules.start else self._tokens(segment)
-        x = self._stages.keep(modules, x, segment, version, note)
-        if modules.stop != self._layout.head and modules.stop not in self._layout.starts:
-            self._keep(modules.stop, segment, x)
+        if modules:
+            x = self._run_from_kept(modules, segment, version, keeps_inner=self._grain == "layer")
+            if modules.stop != self._layout.head and modules.stop not in self._layout.starts:
+                self._keep(modules.stop, segment, x)
 
     def _make_layer_inputs(self, again: list[range], segment: Segment, version: int) -> None:
         """Run a stage again without graph, to keep its layers' inputs, unless a forward or R has kept them."""
-        if len(again) < 2 or (again[-1].start, segment) in self._kept:
-            return
-        first, last = again[0].start, again[-1].start
+        last = again[-1].start
+        if len(again) > 1 and (last, segment) not in self._kept:
+            below = range(again[0].start, last)
+            self._keep(last, segment, self._run_from_kept(below, segment, version, keeps_inner=True))
+
+    def _run_from_kept(self, modules: range, segment: Segment, version: int, *, keeps_inner: bool) -> torch.Tensor:
+        """Run modules without graph from the input kept for the first; keep those of the others if `keeps_inner`."""
 
         def note(module: int, value: torch.Tensor) -> None:
-            if module != first:
+            if keeps_inner and module != modules.start:
                 self._keep(module, segment, value)
 
-        x = self._kept[first, segment] if first else self._tokens(segment)
-        note(last, self._stages.keep(range(first, last), x, segment, version, note))
+        x = self._kept[modules.start, segment] if modules.start else self._tokens(segment)
+        return self._stages.keep(modules, x, segment, version, note)
 
     @property
     def _keeps_all(self) -> bool:

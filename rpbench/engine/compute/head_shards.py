@@ -1,9 +1,8 @@
-"""Head shares: a head that is cut over the devices, while microbatches are in it.
+"""Head shards: forward and backward of a head that is cut over the devices.
 
-The last stage leaves a microbatch's normed x, which every share reads twice: its first half (HF) makes its own
-logits' maximum and sum, its second half (HB) has those of all shares and makes gradients. The last stage then takes
-the sum of what the shares found for x, added in the order of the shares. Who waits for whom is a matter of the
-program's edges; here nothing waits.
+The last stage leaves a microbatch's normed x, which every shard reads twice. Its first half (HF) makes the maximum and
+sum of its own logits; its second half (HB) reads those of all shards and makes gradients. The last stage then takes the
+sum of the shards' gradients of x, added in the order of the shards. All waits are edges of the program.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ LossScale = Callable[[torch.Tensor], torch.Tensor | None]  # the loss -> its gra
 
 
 class HeadShards:
-    """The tensors between a last stage's forward and its backward, and what the shares make of them."""
+    """The tensors between the last stage's forward and its backward, and the work of the shards on them."""
 
     def __init__(self, workload: Workload, weights: WeightSource) -> None:
         self._workload, self._weights = workload, weights
@@ -30,11 +29,10 @@ class HeadShards:
         self._slopes: dict[Segment, dict[int, torch.Tensor]] = {}  # by share, (B * S, H)
 
     def __len__(self) -> int:
-        """Tensors that still wait for their reader."""
         return len(self._inputs) + sum(len(found) for part in (self._halves, self._slopes) for found in part.values())
 
     def enter(self, segment: Segment, x: torch.Tensor) -> None:
-        """Take what the last stage has made of a microbatch."""
+        """Store the last stage's output of a microbatch."""
         self._inputs[segment], self._halves[segment], self._slopes[segment] = x, {}, {}
 
     def forward(self, share: int, segment: Segment, version: int) -> Half:
@@ -46,7 +44,7 @@ class HeadShards:
     def backward(
         self, share: int, segment: Segment, version: int, loss_scale: LossScale
     ) -> tuple[torch.Tensor, Tensors]:
-        """The second half of a share: the loss, as `Workload.share`, equal from all, and its rows' gradients."""
+        """The second half of a shard: the loss as `Workload.share`, equal on all shards, and its rows' gradients."""
         hidden, labels = self._read(segment)
         halves = self._halves[segment]
         whole = together([Sums(*map(here, halves[other].sums)) for other in range(self._workload.num_head_shards)])
@@ -62,7 +60,7 @@ class HeadShards:
         return loss, {} if rows is None else {(self._workload.shards[share], "weight"): rows}
 
     def leave(self, segment: Segment) -> torch.Tensor:
-        """The gradient of what the last stage has made, when all shares have done their second half."""
+        """The gradient of the last stage's output, when all shards have done their second half."""
         x, slopes = self._inputs.pop(segment), self._slopes.pop(segment)
         del self._halves[segment]
         slope = here(slopes[0])

@@ -1,8 +1,8 @@
 """Randomness: random numbers that depend on the module and the microbatch, not on who draws them when.
 
-torch's generator is one per device and shared by all threads, so that what a layer draws depends on the timing.
-Within `seeded`, everything drawn comes from a generator of its own. A recomputation that names the same module and
-microbatch draws the same numbers again, on any device and under any schedule.
+All threads share torch's generator of a device, so that what a layer draws from it depends on timing. Within `seeded`,
+all random numbers come from a generator of its own. A recomputation with the same module and microbatch draws the same
+numbers again, on any device and under any schedule.
 """
 
 import hashlib
@@ -36,14 +36,14 @@ _TAKES_GENERATOR = frozenset(
 
 
 def seeded(seed: int, module: int, microbatch: int, part: int = 0) -> "_Seeded":
-    """A context in which random numbers follow from these, `part` being a segment of the microbatch's sequences."""
+    """A context whose random numbers depend on these alone; `part` is a segment of the microbatch's sequences."""
     names = f"{seed} {module} {microbatch}" + (f" {part}" if part else "")
     digest = hashlib.blake2b(names.encode(), digest_size=8).digest()
     return _Seeded(int.from_bytes(digest, "big") >> 1)
 
 
 def drawing(workload: Workload, module: int, microbatch: int, part: int = 0) -> AbstractContextManager[object]:
-    """The context in which a module runs a segment of a microbatch of a run."""
+    """The context in which a module runs a segment of a microbatch."""
     if not workload.draws_random:
         return nullcontext()
     return seeded(workload.seed, module, workload.absolute(microbatch), part)

@@ -1,15 +1,14 @@
 """Deferred: linear maps whose weight gradient is left for later, so that I and W share the work of B.
 
-Autograd goes back through a graph once, for inputs and weights together. Inside `Deferring`, every linear map becomes
-one operation of ours. Going back through it makes the gradient of x and keeps x and the gradient of y, from which those
-of weight and bias are made later; the graph is gone by then. Products, shapes and strides are those autograd would have
-used, so the bits are the same:
+Autograd makes the gradients of inputs and weights in one pass. Inside `Deferring`, every linear map is one operation
+whose backward makes the gradient of x and keeps x and the gradient of y. The gradients of weight and bias are made from
+these later, without the graph. Products, shapes and strides are autograd's, so the bits are the same:
 
     y = x W^T + b      dx = dy W      dW = dy^T x      db = sum of dy over all but the last dimension
 
-Weights that a graph uses more than once, and those of other operations (norms, embeddings, banks of experts, the
-chunked loss), get their gradient together with the input's: several contributions might be added in another order.
-A module without a linear map thus has all its work in I, and its W is empty.
+Weights of other operations (norms, embeddings, banks of experts, the chunked loss), and those that a graph uses more
+than once, get their gradient with the input's: several contributions might be added in another order. A module without
+a linear map thus has all its work in I, and its W is empty.
 
 Source: the halves are those of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR'24, section 1; the products those of
 torch's derivatives.yaml for mm and addmm.
@@ -53,7 +52,8 @@ class Linear:
     """One application of a linear map to its weight, and its bias if there is one.
 
     Attributes:
-        deferred: whether going back leaves their gradients to `weight_gradients`, and `left` for that.
+        deferred: whether the backward leaves the gradients of `weights` to `weight_gradients`.
+        left: the tensors for these, from the backward on.
     """
 
     def __init__(self, *weights: torch.Tensor) -> None:
@@ -93,8 +93,8 @@ class Deferring:
     """A context in which linear maps (`rpbench.models.linear`) whose weights are among some leaves can be deferred.
 
     Attributes:
-        linears: what was applied, in order.
-        anchor: an input to ask for, so that going back reaches every linear map; it never has a gradient.
+        linears: the linear maps that were applied, in order.
+        anchor: an input to ask for, so that the backward reaches every linear map; it never has a gradient.
     """
 
     def __init__(self, leaves: Iterable[torch.Tensor]) -> None:
@@ -119,7 +119,7 @@ class Deferring:
 
 
 def defer(end: torch.Tensor, linears: Collection[Linear]) -> list[Linear]:
-    """Put off the weight gradients of those linear maps whose weights the graph of `end` uses once."""
+    """Defer the weight gradients of those linear maps whose weights the graph of `end` uses once; returns them."""
     uses = _uses(end) if linears else Counter[int]()
     for linear in linears:
         linear.deferred = all(uses[id(weight)] == 1 for weight in linear.weights)

@@ -1,14 +1,13 @@
 """Stage: forward, recomputation and backward of a range of modules.
 
-A forward runs without graph and keeps what backward stages begin with. A backward runs that part again, with
-graph, from the kept input ("stage" grain), or one module after another, each from its own ("layer" grain). The
-head is never run again: its graph lives from the forward to the backward, or both are one visit in a fused stage.
-Nor need the last stage's layers be, where its backward directly follows its forward, or any, where there is room for
-their graphs (`rpbench.passes.recomputation`).
+A forward runs without graph and keeps the inputs of backward stages. A backward recomputes its modules with graph, from
+the kept input ("stage" grain), or one module after another, each from its own ("layer" grain). The head is never
+recomputed: its graph lives from the forward to the backward, or both are one action of a fused stage. Nor are the last
+stage's layers, or any, where the user keeps their graphs (`rpbench.passes.recomputation`).
 
-Weights are lent to shells, modules without any. A shell holds them for the time of a call, so each thread has its own
-set: with streamed weights, devices run the same layer at the same time. `torch.func.functional_call` means the same;
-this is it for modules known beforehand, whose tensors need not be looked up by name each time.
+A shell is a module without weights, which gets them for the time of a call. Each thread has its own shells: with
+streamed weights, devices run the same layer at the same time. `torch.func.functional_call` does the same, but looks
+tensors up by name at every call.
 """
 
 import copy
@@ -81,13 +80,13 @@ GRAINS: tuple[Grain, ...] = get_args(Grain)
 
 
 class Graph(NamedTuple):
-    """A forward that can be gone back through.
+    """A forward with its autograd graph.
 
     Args:
         start: the input as a leaf; None where it holds tokens.
-        exchange: what went between this segment of a sequence and others; None where sequences are whole.
-        linears: the linear maps whose weight gradients can be put off.
-        anchor: to be asked for along with the input, where there are any.
+        exchange: keys and values that passed between this segment and others; None where sequences are whole.
+        linears: the linear maps whose weight gradients can be deferred.
+        anchor: an input to ask for with `start`, if there are `linears`.
     """
 
     start: torch.Tensor | None
@@ -99,11 +98,11 @@ class Graph(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """The work that the first half of a backward leaves to the second: maps whose weight gradients are still to be
-    made.
+    """The result of a backward's first half for the second.
 
     Args:
-        gradients: of the weights that could not be put off.
+        gradients: of the weights that could not be deferred.
+        linears: the linear maps whose weight gradients are still to be made.
         places: identity of a weight -> its place.
     """
 
@@ -119,7 +118,7 @@ class Stages:
     Args:
         num_parts: segments that sequences are cut into. `exchange` is what they read of each other
             (`rpbench.engine.compute.segments`).
-        splits: whether some backward will be asked for in halves.
+        splits: whether some backward comes in halves.
     """
 
     workload: Workload
@@ -192,7 +191,7 @@ class Stages:
 
 
 def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Tensors]:
-    """The gradients of a graph's input and of weights that its output, whose gradient is given (None: 1), needs."""
+    """The gradients of a graph's input and weights, given that of its output (None: 1)."""
     inputs = [*graph.leaves.values(), *(() if graph.start is None else (graph.start,))]
     found = _differentiate(graph, inputs, gradient)
     below = found[-1] if found and graph.start is not None else None
@@ -200,7 +199,7 @@ def backward(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor 
 
 
 def input_gradient(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, Rest]:
-    """The first half of `backward`: the gradient of the graph's input, and what is left to do. The graph is gone."""
+    """The first half of `backward`: the gradient of the graph's input, and what is left to do. Frees the graph."""
     later = defer(graph.end, graph.linears)
     put_off = {id(weight) for linear in later for weight in linear.weights}
     now = {place: leaf for place, leaf in graph.leaves.items() if id(leaf) not in put_off}
@@ -212,7 +211,7 @@ def input_gradient(graph: Graph, gradient: torch.Tensor | None) -> tuple[torch.T
 
 
 def weight_gradients(rest: Rest) -> Tensors:
-    """The second half of `backward`: the gradients of all weights. What the first half kept is let go on the way."""
+    """The second half of `backward`: the gradients of all weights. Frees what the first half kept."""
     gradients = rest.gradients
     for linear in rest.linears:
         found = linear.weight_gradients()
