@@ -1,6 +1,6 @@
-"""The accelerator of this machine: which it is, what its memory came to, and what is one kind's own.
+"""The accelerator of this machine: its kind and name, its errors, and all that is special to one kind.
 
-Everything else that the engine says to an accelerator is `torch.accelerator`, `torch.Stream` and `torch.Event`.
+Everything else in the engine uses `torch.accelerator`, `torch.Stream` and `torch.Event`.
 """
 
 import os
@@ -20,12 +20,11 @@ def kind() -> str:
 
 
 def place(number: int) -> torch.device:
-    """One of them."""
     return torch.device(kind(), number)
 
 
 def name(number: int) -> str:
-    """The name its maker gave it, where torch can tell; else its place."""
+    """The name its maker gave it; its place where torch does not know."""
     module = getattr(torch, kind(), None)
     ask = getattr(module, "get_device_name", None)
     return str(place(number)) if ask is None else str(ask(number))
@@ -34,7 +33,7 @@ def name(number: int) -> str:
 def is_its_error(error: BaseException) -> bool:
     """Whether an accelerator has no memory, is lost, or its driver or a library of its maker has an error.
 
-    torch has a type for the first three; what a library returns is told by its words.
+    torch has types for the first three; errors of libraries are recognised by their text.
     """
     if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
         return True
@@ -52,10 +51,10 @@ def workspace_bytes(number: int) -> int:
 
 
 def choose_kernels(*, repeatable: bool) -> None:
-    """Ask torch for full float32 products and, where it counts, for kernels that give the same bits every time alone.
+    """Ask torch for full float32 products, and if `repeatable` for kernels that give the same bits every time.
 
-    Only refusing all others makes the backward of attention one of them; warned, torch takes the faster one. What is
-    allocated is not filled first, which torch would do in both cases.
+    Other kernels are refused: with a warning alone, torch takes a faster backward of attention. Allocated memory is not
+    filled first, which torch would do in both cases.
     """
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of a module
     torch.use_deterministic_algorithms(repeatable)
@@ -66,7 +65,7 @@ def choose_kernels(*, repeatable: bool) -> None:
 
 @contextmanager
 def summed_in_16_bits(allowed: bool) -> Iterator[None]:
-    """Whether products in fp16 may be summed in fp16 meanwhile, where the accelerator can."""
+    """Inside, products in fp16 may or may not be summed in fp16, where the accelerator can."""
     here = torch.accelerator.current_accelerator()
     own = None if here is None else _SUMS_IN_16_BITS.get(here.type)
     if own is None:
@@ -103,7 +102,7 @@ def _exact_npu() -> None:
             own.allow_hf32 = False
 
 
-# What is one kind's own; nothing else in the engine asks which kind it is.
+# Special to one kind; nothing else in the engine asks which kind it is.
 _EXACT: Mapping[str, Callable[[], None]] = {
     "cuda": _exact_cuda,  # NVIDIA, and AMD under ROCm
     "xpu": _exact_xpu,  # Intel

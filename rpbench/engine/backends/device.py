@@ -1,8 +1,8 @@
 """The device backend: a lane of a device is a stream of an accelerator; what crosses lanes waits for an event.
 
-Any accelerator that torch knows serves - CUDA, ROCm, XPU, Ascend: only `torch.accelerator`, `torch.Stream` and
-`torch.Event` are spoken here, and what is one kind's own stands in `accelerator.py`. Threads issue work, as on the cpu
-backend one for each lane, and the accelerators do it in the order of the streams:
+It runs on any accelerator that torch knows - CUDA, ROCm, XPU, Ascend - with `torch.accelerator`, `torch.Stream` and
+`torch.Event`; `accelerator.py` has what is special to one kind. Threads issue work, one for each lane as on the cpu
+backend, and the accelerators do it in the order of the streams:
 
     h2d       uploads of weights and activations, in the order of the lane: pieces of weights between activations
     compute   forward and backward; autograd is called in the lane's own thread
@@ -10,15 +10,15 @@ backend one for each lane, and the accelerators do it in the order of the stream
     net       what replicas fetch of each other: shards of weights, and gradients to be added up
     host      the optimizer, on the processor; where stages stay on accelerators it is on lane compute
 
-What lies on another accelerator is fetched by two streams of the thread that needs it (`rpbench.engine.peers`).
+Tensors on another accelerator are fetched by two streams of the thread that needs them (`rpbench.engine.peers`).
 
-Memory is reused safely in two ways. What the lane h2d has brought belongs to that stream's pool, and a FREE makes the
-stream wait for the last reader before anything is brought again; the same holds for net and RESHARD. Every other
-tensor that a second stream reads is recorded on that stream. Several devices of a schedule may share an accelerator:
-device d runs on number d mod how many there are.
+Memory is reused safely in two ways. Tensors loaded by lane h2d belong to the pool of its stream, which waits at a FREE
+for the last reader before it loads more; the same holds for net and RESHARD. Every other tensor that a second stream
+reads is recorded on that stream. Several devices of a schedule may share an accelerator: of n accelerators, device d
+runs on number d mod n.
 
-Its order is checked on CPU tensors (`rpbench.engine.stream_order`); what has run on a real one stands in
-`docs/howto/gpu.md`.
+The order is checked on CPU tensors (`rpbench.engine.stream_order`); `docs/howto/gpu.md` says what has run on real
+accelerators.
 """
 
 import copy
@@ -50,11 +50,9 @@ class DeviceFailed(RuntimeError):
 
 @contextmanager
 def failing(when: str = "") -> Iterator[None]:
-    """Inside, what fails of an accelerator raises DeviceFailed, with what each holds by its allocator's count, which
-    outlives it.
+    """Turn an accelerator's errors into DeviceFailed, with the bytes that each accelerator holds.
 
-    That is no memory, a lost accelerator, an error of its driver or a library: of what is asked of it here, or of what
-    was asked before, which an accelerator says later.
+    They are those of `is_its_error`, also of work issued earlier, because accelerators report errors late.
     """
     try:
         yield
@@ -120,7 +118,7 @@ class DeviceBackend(ThreadBackend):
 
 
 class _Issue:
-    """One run: what is issued to the streams, with the events around each action."""
+    """One run: issues actions to the streams, with events around each."""
 
     def __init__(self, backend: DeviceBackend, program: Program, perform: Perform) -> None:
         self._backend, self._program, self._perform = backend, program, perform
@@ -207,7 +205,7 @@ class _Issue:
 
 @dataclass(frozen=True)
 class OnCurrentDevice:
-    """Microbatches of another source, copied to the current accelerator on the current stream."""
+    """Another source's microbatches, copied to the current accelerator on the current stream."""
 
     data: Data
 

@@ -1,7 +1,7 @@
 """The emulated backend: no tensors; every action sleeps for as long as the costs say it would work.
 
-An action sleeps for its whole time from its real start, so the engine's own time adds to the makespan: it is the
-difference from the simulated makespan.
+An action sleeps for its whole time from its real start, so the difference from the simulated makespan is the engine's
+own time.
 """
 
 import ctypes
@@ -53,6 +53,6 @@ class EmulatedBackend(ThreadBackend):
 
 
 def _wake_on_time() -> None:
-    """Ask Linux for this thread to be woken within a microsecond; it takes 50 otherwise, to wake several at once."""
+    """Ask Linux to wake this thread within a microsecond; by default it takes 50, to wake several threads at once."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1_000, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Thread backends: real threads, one long-lived worker a lane; on cpu a device is a thread with one core of torch."""
+"""Thread backends: one long-lived thread a lane; on cpu it computes on one core."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ Job = Callable[[], None]
 
 
 class Workers:
-    """As many daemon threads as there were ever jobs at a time; `prepare` is the first thing that each does."""
+    """Daemon threads that run jobs; each calls `prepare` first. There are as many as ever ran jobs at once."""
 
     def __init__(self, prepare: Job) -> None:
         self._prepare = prepare
@@ -46,7 +46,7 @@ class Workers:
         return [number for number, thread in enumerate(self._threads) if not thread.is_alive()]
 
     def close(self, timeout_s: float) -> None:
-        """End every worker that ends within the timeout, all together."""
+        """End all workers; wait at most `timeout_s` in all."""
         for queue in self._queues:
             queue.put(None)
         end = time.monotonic() + timeout_s
@@ -62,8 +62,9 @@ class Workers:
 
 POLL_S = 0.1  # how often to look whether a worker has died
 IDLE_S = 30.0  # within which an idle worker ends on any machine
-# How long a thread keeps the interpreter when another one asks for it. With Python's own 5 ms a step took 1.05 (1F1B)
-# and 1.08 (RoundPipe) times its replay on two cores, with this 1.03 and 1.05, in random order; 10 us gains no more.
+# How long a thread keeps the interpreter when another one asks for it. On two cores, in random order, a step took 1.05
+# (1F1B) and 1.08 (RoundPipe) times its replay with Python's default of 5 ms, 1.03 and 1.05 with this. 10 us is no
+# better.
 SWITCH_S = 1e-4
 GRACE_S = 0.6  # how long to wait, after an error, for actions that are running
 
@@ -106,7 +107,7 @@ class ThreadBackend:
         return walk.timeline()
 
     def close(self) -> None:
-        """End the workers, who have nothing to do; one that is in the middle of an action ends after it."""
+        """End the workers, each after the action that it runs."""
         self._workers.close(IDLE_S)
 
     def __enter__(self) -> Self:
@@ -129,7 +130,7 @@ class ThreadBackend:
 
 @contextmanager
 def _quick_turns() -> Iterator[None]:
-    """Threads take turns with the interpreter at `SWITCH_S`; it is as it was after that."""
+    """Inside, threads take turns with the interpreter at `SWITCH_S`."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, SWITCH_S))
     try:
@@ -139,7 +140,7 @@ def _quick_turns() -> Iterator[None]:
 
 
 class CpuBackend(ThreadBackend):
-    """Real work by the wall clock, a thread a lane of the schedule, bound on `cores` in turn if there are any."""
+    """Real work by the wall clock, one thread for each lane, bound to `cores` in turn if there are any."""
 
     def __init__(self, cores: Sequence[int] = ()) -> None:
         places = cycle(cores)
@@ -164,7 +165,7 @@ def one_thread() -> Iterator[None]:
 
 
 def use_one_core() -> None:
-    """Must be the first thing a worker does: until then, its matrix products use every core there is."""
+    """Call it first in a worker: until then, its matrix products use all cores."""
     torch.set_num_threads(1)
 
 
@@ -175,6 +176,6 @@ def usable_cores() -> list[int]:
 
 
 def bind(thread: int, core: int) -> None:
-    """Keep a thread on a core, where the system can; 0 is the calling thread, a process stands for its first one."""
+    """Keep a thread on a core, where the system can; 0 is the calling thread, a process id its first thread."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(thread, {core})

@@ -1,11 +1,11 @@
 """The virtual backend: real work on a virtual clock, so that 64 devices fit on one core.
 
 A discrete-event loop. When everything an action waits for has ended, its own end is known from the costs and goes
-into a heap; its work is done when that moment comes. Work is thus done in (end, sequence) order: what reads
-something runs after what wrote it, ties are broken alike in every run, and no wall clock is read.
+into a heap; its work is done when that moment comes. Work is thus done in (end, sequence) order: readers run after
+writers, ties are broken alike in every run, and no wall clock is read.
 
-The shares of a joint action end at the same moment and each needs what the others have half-way; so none is done before
-the last one's moment comes, and then all are, each on a thread of its own.
+The shards of a joint action end at the same moment, and each needs intermediate results of the others. They all run
+when the last one's moment comes, each on its own thread.
 """
 
 import heapq
@@ -71,7 +71,7 @@ _WITHOUT_HOPS = CostTable({})
 
 @dataclass(frozen=True)
 class VirtualBackend:
-    """One thread does all the work, and more what waits for one another half-way; costs say how long it takes."""
+    """One thread does all the work, joint actions apart; the costs say how long it takes."""
 
     costs: CostTable
 
@@ -88,13 +88,13 @@ def known_clock(program: Program, costs: CostTable) -> Timeline:
 
 
 def replay_clock(program: Program, pre_s: Sequence[float], main_s: Sequence[float]) -> Timeline:
-    """When each action would have run if it had taken exactly these times and hops none."""
+    """When each action would have run with exactly these times and hops of none."""
     works = [Work(main, pre) for pre, main in zip(pre_s, main_s, strict=True)]
     return run_clock(program, works, lambda number, gate: None)
 
 
 def run_clock(program: Program, works: Sequence[Work], perform: Perform, costs: CostTable = _WITHOUT_HOPS) -> Timeline:
-    """Run a program on a virtual clock, its actions in so much time each, by number, and hops in what the costs say.
+    """Run a program on a virtual clock, with the times `works` by action number, and hops from the costs.
 
     Raises as `rpbench.engine.executor.Backend` does.
     """
@@ -114,7 +114,7 @@ def run_clock(program: Program, works: Sequence[Work], perform: Perform, costs: 
 
 
 def _pass() -> None:
-    """The gate of a clock on which every input is there when the work is done."""
+    """The gate on a virtual clock: every input is there when the work is done."""
 
 
 class _Clock:
@@ -145,7 +145,7 @@ class _Clock:
                 self._begin(number)
 
     def finish(self, number: int) -> None:
-        """Let go what waited for an action."""
+        """Begin what waited for an action alone."""
         self.num_done += 1
         following = self.next_in_lane[number]
         for consumer in (*self.consumers[number], *((following,) if following >= 0 else ())):

@@ -2,8 +2,8 @@
 
 Every action has a flag that is set at its end. A lane runs its actions in order. Before an action whose producer has
 not ended, the lane enters itself as a waiter of the producer and sleeps at its gate, a lock that the producer's lane
-opens. Nothing else synchronises: shared state is ordered by the program's edges. Without waits no lock is taken:
-single reads and writes of lists and dictionaries are atomic in Python.
+opens. There is no other synchronisation: the program's edges order all shared state. Without waits no lock is taken,
+because single reads and writes of lists and dictionaries are atomic in Python.
 
 If all unfinished lanes sleep for actions that have not ended, the walk stops with a table of the waits.
 """
@@ -27,9 +27,9 @@ class Walk:
     """The state that the lanes of one run share.
 
     Attributes:
-        error: what stopped it, if anything did.
-        over: set when every lane has come back, whether it is done or not.
-        places: the lanes that have something to do.
+        error: that stopped the run, if any.
+        over: set when every lane has ended, done or not.
+        places: the lanes that have actions.
     """
 
     def __init__(self, program: Program, perform: Perform, hop_s: float = 0.0) -> None:
@@ -90,7 +90,7 @@ class Walk:
     # --- called by lanes ---
 
     def wait_for(self, place: int, number: int, edges: Sequence[Edge]) -> None:
-        """Return when everything at the other end of the edges has ended, and has come over."""
+        """Return when all producers have ended and their outputs have arrived."""
         finished = self._finished
         for producer, crosses, _ in edges:
             if not finished[producer]:
@@ -104,7 +104,7 @@ class Walk:
             raise Stopped
 
     def finish(self, number: int) -> None:
-        """Say that an action has ended, and open the gates of those that sleep for it."""
+        """Mark an action as ended, and open the gates of the lanes that sleep for it."""
         self.order.signal((self, number))
         self._finished[number] = True
         waiters = self._waiters.get(number)
@@ -147,7 +147,7 @@ class Walk:
                 self.over.set()
 
     def _check_moving(self) -> None:
-        """Stop if every lane sleeps. One whose action has ended is on its way, even if it is not awake yet."""
+        """Stop if every lane sleeps. A lane whose producer has ended moves, even if it is not awake yet."""
         if self._stop or not self._working or any(self._moves(place) for place in self._working):
             return
         self._fail(self.program.stuck(dict(self._sleeping[place] for place in self._working)))
@@ -168,7 +168,7 @@ class Walk:
 
 
 class _Lane:
-    """A lane on its way; `number` is the action it is at."""
+    """A running lane; `number` is its current action."""
 
     def __init__(self, walk: Walk, place: int) -> None:
         self.walk, self.place = walk, place

@@ -1,4 +1,4 @@
-"""Calibration: what a machine's devices do, by operators that do one thing each and by layers of probes on the engine.
+"""Calibration: the rates of a machine's devices, from single operators and from layers of probes on the engine.
 
 Products, attention, memory, copies and the optimizer are timed on all devices at once, as in a run: they share memory
 and caches.
@@ -6,6 +6,7 @@ and caches.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from rpbench.engine.measure.probes import (
     probe_on_accelerator,
     probe_on_cores,
 )
-from rpbench.engine.measure.stopwatch import AcceleratorStopwatch, CoreStopwatch, ForeignLoad, Stopwatch
+from rpbench.engine.measure.stopwatch import AcceleratorStopwatch, CoreStopwatch, ForeignLoad, Made, Stopwatch
 
 
 class Sizes(NamedTuple):
@@ -90,7 +91,7 @@ def _random(watch: Stopwatch, *shape: int) -> torch.Tensor:
 
 
 def _product_s(watch: Stopwatch, rows: int, width: int) -> float:
-    """Seconds of a product of (rows, width) and (width, width)."""
+    """Seconds of a (rows, width) x (width, width) product."""
 
     def made() -> Callable[[], object]:
         left, right, out = (_random(watch, num, width) for num in (rows, width, rows))
@@ -140,16 +141,17 @@ def _copy_rates(watch: Stopwatch, num_bytes: int) -> tuple[float, float, float]:
     def there() -> torch.Tensor:
         return torch.ones(num_bytes, dtype=torch.uint8, device=watch.device)
 
-    def up() -> Callable[[], object]:
-        source, target = host(), there()
-        return lambda: target.copy_(source, non_blocking=True)
-
-    def down() -> Callable[[], object]:
-        source, target = there(), host()
-        return lambda: target.copy_(source, non_blocking=True)
-
+    up, down = _copying(host, there), _copying(there, host)
     alone = num_bytes / watch.seconds(up), num_bytes / watch.seconds(down)
     return (*alone, min(*alone, num_bytes / watch.seconds_together(up, down)))
+
+
+def _copying(source: Callable[[], torch.Tensor], target: Callable[[], torch.Tensor]) -> Made:
+    def made() -> Callable[[], object]:
+        origin, end = source(), target()
+        return lambda: end.copy_(origin, non_blocking=True)
+
+    return made
 
 
 def peer_rate(watch: Stopwatch, num_bytes: int) -> float | None:
@@ -157,11 +159,8 @@ def peer_rate(watch: Stopwatch, num_bytes: int) -> float | None:
     if torch.accelerator.device_count() < 2:
         return None
 
-    def made() -> Callable[[], object]:
-        source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=place(number)) for number in range(2))
-        return lambda: target.copy_(source, non_blocking=True)
-
-    return num_bytes / watch.seconds(made)
+    first, second = (partial(torch.ones, num_bytes, dtype=torch.uint8, device=place(number)) for number in range(2))
+    return num_bytes / watch.seconds(_copying(first, second))
 
 
 def _optimizer_rate(watch: Stopwatch, num_bytes: int) -> float:
@@ -188,7 +187,7 @@ class Calibration:
 
     Args:
         probes: with the seconds that the parts of the engine's work took.
-        halves: what the two halves of a split backward take over the whole.
+        halves: times of the two halves of a split backward, as fractions of the whole.
         foreign_cores: cores that other programs kept busy meanwhile; None where the system does not say.
         peer_bytes_per_s: from one accelerator to another; None where there is no other.
         issues_ahead: whether the host issues work ahead of the devices.

@@ -1,16 +1,16 @@
 """Layer times: what each layer takes on this machine, measured on the engine itself.
 
-A layer is made a stage of its own, so that its forward, recomputation, backward and step are actions, with all that
-the engine does around them. As many threads as there are devices are at work, because they share the machine in a
-run too. Times are processor time: another program that interrupts makes nothing longer.
+Each layer is a stage of its own, so that its forward, recomputation, backward and step are actions of the engine. As
+many threads run as there are devices, because devices share the machine in a run too. Times are processor time, to
+which other programs add nothing.
 
-No device waits: every dependency lies within one lane. Device d takes every p-th microbatch, stage after stage as in a
-round; the optimizer's steps are dealt in turn. With 2 devices, 2 stages and 4 microbatches:
+No device waits: every dependency lies within one lane. Device d takes every p-th microbatch, stage after stage, and
+every p-th optimizer step. With 2 devices, 2 stages and 4 microbatches:
 
     device 0   0F0 0F2 1F0 1F2 1B0 1B2 0B0 0B2 0STEP
     device 1   0F1 0F3 1F1 1F3 1B1 1B3 0B1 0B3 1STEP
 
-Every device needs all weights, which is why it is no pipeline: it shows what the same actions take without one.
+Every device needs all weights: it is no pipeline, and shows what the same actions take without one.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
 """Probes: small models of different shapes whose layers are timed as the engine runs them.
 
-No experiment trains them. They differ in width, tokens and vocabulary, so that what a layer takes can be told apart
-into what it takes however small it is, its products, its element-wise kernels and its weights
-(`rpbench.mesh.layers.engine_kernels`).
+No experiment trains them. They differ in width, tokens and vocabulary, so that a layer's time can be divided into a
+constant, its products, its element-wise kernels and its weights (`rpbench.mesh.layers.engine_kernels`).
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from rpbench.models.data import Batch
 from rpbench.workload.architecture import Architecture
 
 SEED = 0
-SHORTEST_S = 1e-6  # the clock says no less of work that was done
+SHORTEST_S = 1e-6  # the least time of any work
 _EACH_ALONE = symmetric((0, 1, 0))  # embedding, layer and head a stage each
 MICROBATCHES = 2  # of each device and step
 
@@ -70,7 +69,7 @@ ON_ACCELERATORS = (
 HALVED_ON_CORES = (_probe(192, 6, 512, 96), _probe(320, 8, 512, 128))
 HALVED_ON_ACCELERATORS = (_probe(1536, 12, 512, 8192, 4), _probe(4096, 32, 512, 8192, 4))
 
-# Where accelerators are made up: nothing is told apart by what they take.
+# For simulated accelerators, whose times mean nothing.
 DRY, HALVED_DRY = (ON_ACCELERATORS[0], _probe(48, 3, 96, 32, 2)), (_probe(32, 2, 64, 32, 2),)
 
 Times = dict[str, float]  # part of the engine's work -> seconds

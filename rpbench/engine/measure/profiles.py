@@ -1,7 +1,7 @@
-"""Profiles: what the actions of a run took, as costs to simulate, and what every module takes on one core and weighs.
+"""Profiles: the times of a run's actions as costs to simulate; the times and bytes of every module on one core.
 
-Modules run as the engine runs them, one after another, the whole model over and over: what else the machine does then
-falls on all of them. Times are CPU time of the one thread that computes, so waiting for the processor is not counted.
+Modules run as in the engine, one after another, the whole model several times, so that other load of the machine falls
+on all of them. Times are CPU time of the one thread that computes: waiting for the processor is not counted.
 """
 
 import time
@@ -26,7 +26,7 @@ from rpbench.models.data import Batch
 def measured_costs(timeline: Timeline, *, recompute_ahead: bool, hop_s: float = 0.0) -> CostTable:
     """The median time of every kind and stage over its microbatches, in seconds.
 
-    What ran only together with something else took what is left of the time of both.
+    An action that ran only together with another has the time of both less that of the other.
     """
     pre: dict[tuple[Kind, int], list[float]] = {}
     main: dict[tuple[Kind, int], list[float]] = {}
@@ -77,7 +77,7 @@ def profile_layers(
     """The modules of a model as a chain of profiled layers: medians over runs of one microbatch, warm-ups apart.
 
     `parameter_bytes` are those of trainable parameters: frozen ones have no gradient to add up and no versions.
-    `on_run` is told the number of runs that are over, warm-ups included. Raises ValueError if no run is to be counted.
+    `on_run` gets the number of runs that are over, warm-ups included. Raises ValueError if no run is to be counted.
     """
     if num_runs < 1 or num_warmups < 0:
         raise ValueError(f"num_runs={num_runs}, num_warmups={num_warmups}: at least 1 run is counted")

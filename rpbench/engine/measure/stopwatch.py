@@ -1,8 +1,8 @@
-"""Stopwatch: the seconds some work takes a device, the least of several repeats, and what other processes did then.
+"""Stopwatch: the seconds that work takes a device, the least of several repeats; and the load of other programs.
 
-On the processor a device is a thread with one core. All of them do the work at the same time, each on tensors of its
-own, and what counts is their processor time, so that other programs make nothing longer; of the devices' times it is
-the mean. On an accelerator it is the time between two events of its stream.
+On the processor a device is a thread with one core. All devices do the work at once, each on its own tensors. The
+result is the mean of their processor times, to which other programs add nothing. On an accelerator it is the time
+between two events of its stream.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Self
 import torch
 
 from rpbench.engine.backends.accelerator import place
-from rpbench.engine.backends.threads import Workers, one_thread
+from rpbench.engine.backends.threads import Workers, one_thread, use_one_core
 
 _STAT = Path("/proc/stat")
 # Columns of the first line that count busy time: user, nice, system, irq, softirq, steal. Guests are within user.
@@ -24,15 +24,15 @@ _BUSY = (0, 1, 2, 5, 6, 7)
 
 
 class ForeignLoad:
-    """Measures over a `with` block.
+    """The load of other programs during a `with` block.
 
     Args:
-        pids: processes that are ours too and still run; ended ones are counted without.
+        pids: running processes of this run; children that have ended are known.
 
     Attributes:
-        elapsed_s: that passed.
-        others_s: processor time that others had; None where the system does not say. The system counts in ticks of
-            10 ms, so that a short block may find less than nothing: add blocks up before judging them.
+        elapsed_s: seconds from start to end.
+        others_s: processor time of other programs; None where the system does not say. It is counted in ticks of
+            10 ms, so that it may be below 0 for a short block: add blocks up before judging them.
     """
 
     elapsed_s = 0.0
@@ -90,7 +90,7 @@ class CoreStopwatch:
 
     def __init__(self, num_workers: int, repeats: int = REPEATS) -> None:
         self.num_workers, self._repeats = num_workers, repeats
-        self._workers = Workers(lambda: torch.set_num_threads(1))
+        self._workers = Workers(use_one_core)
 
     def __enter__(self) -> Self:
         return self
@@ -126,11 +126,10 @@ class CoreStopwatch:
         return mean(least)
 
     def seconds_together(self, one: Made, other: Made) -> float:
-        """Seconds of two works at the same time, the slower one's: a copy within memory is both ways already."""
+        """Seconds of the slower of two works; they run apart, because a copy within memory is both ways already."""
         return max(self.seconds(one), self.seconds(other))
 
     def seconds_on_host(self, made: Made) -> float:
-        """Seconds of some work on the processor, where the devices are."""
         return self.seconds(made)
 
 
@@ -181,7 +180,7 @@ class AcceleratorStopwatch:
         return self.seconds(lambda: both)
 
     def seconds_on_host(self, made: Made) -> float:
-        """By the clock on the wall, on one core: what the host lane of a device has."""
+        """By the wall clock, on one core, as on the host lane of a device."""
         with one_thread():
             work = made()
             work()
