@@ -1,7 +1,7 @@
-"""Training: the state of a run, and the handlers that a schedule's actions call on it.
+"""Training: the state of a run, and the handlers of a schedule's actions.
 
-The host keeps weights by version, gradients, masters, optimizer state and kept inputs. A device holds only what its
-running action holds, so any device may run any stage. Where replicas share a stage, each keeps its own shard or copy
+The host keeps weights by version, gradients, masters, optimizer state and kept inputs. A device holds only the tensors
+of its running action, so any device may run any stage. Where replicas share a stage, each keeps its own shard or copy
 of it and gets the rest by collectives (`rpbench.engine.state.ownership`).
 """
 
@@ -27,7 +27,7 @@ from rpbench.engine.state.accumulation import Reduction, gradient_groups, reduct
 from rpbench.engine.state.checkpoint import State
 from rpbench.engine.state.device_memory import DeviceMemory, StageBytes
 from rpbench.engine.state.device_weights import Copy, DeviceWeights, copy_in_memory
-from rpbench.engine.state.gradients import Gradients, Tensors, Window, carried_windows
+from rpbench.engine.state.gradients import Gradients, Window, carried_windows
 from rpbench.engine.state.ownership import sharing_of
 from rpbench.engine.state.saved_activations import SavedActivations
 from rpbench.engine.state.updates.compensation import Compensation, Delays, check_compensation, slowdown
@@ -87,7 +87,7 @@ class Training:
         place_of: device -> its accelerator, where weights, gradients and optimizer state of its stages stay there.
 
     Attributes:
-        schedule, analysis: the program is made of these; steps that need other stages' gradients may have moved back.
+        schedule, analysis: as given; a STEP that needs other stages' gradients comes after its lane's last one.
         passes: forward and backward, with the losses and the versions they read.
         sharing: stage -> how its replicas share it.
         traffic: counts the bytes of all transfers.
@@ -136,7 +136,7 @@ class Training:
         whole = self.settings.recompute == "none" and moves_activations(self.schedule)
         self._saved = SavedActivations(self.memory) if whole else None
         moved = _moved(self.schedule)
-        selective = self.schedule.late_rest is not None  # whose LOAD:P bring a part of what stays on a device
+        selective = self.schedule.late_rest is not None  # then a LOAD:P brings late columns of weights that stay there
         self.weights = self._weights(set() if selective else moved["P"], pin_memory)
         reduced = {
             (stage, version): ReducedWindow(sums, self.sharing[stage], self._hold)
@@ -201,13 +201,14 @@ class Training:
             made,
             found.owned if found is not None and found.scatters else {},
             {each: device for one in sums.get((stage, version), ()) for device, own in one.items() for each in own},
-            partial(self._chosen, stage, version),
+            lambda: self._selective.chosen(stage, version),
             goes_home=bool(share_moved(self.schedule.late_rest, version)),
         )
 
-    def _chosen(self, stage: int, version: int) -> Tensors:
+    @property
+    def _selective(self) -> SelectiveOptimizer:
         assert isinstance(self.optimizer, SelectiveOptimizer)
-        return self.optimizer.chosen(stage, version)
+        return self.optimizer
 
     def _optimizer(self) -> HostOptimizer:
         make: Callable[..., HostOptimizer] = HostOptimizer
@@ -366,15 +367,13 @@ class Training:
 
     def _step_rest(self, action: Action, number: int, gate: Gate) -> None:
         assert action.version is not None
-        assert isinstance(self.optimizer, SelectiveOptimizer)
-        self.optimizer.step_rest(action.stage, action.version)
+        self._selective.step_rest(action.stage, action.version)
 
     def _bring_rest(self, action: Action, number: int, gate: Gate) -> None:
-        """Write the host's late columns into a version that no action has computed with yet."""
+        """Write the host's late columns into a version that no action has read yet."""
         assert action.version is not None
-        assert isinstance(self.optimizer, SelectiveOptimizer)
         device, modules = self.analysis.index.device(number), self.layout.backward[action.stage]
-        self.optimizer.bring(action.stage, action.version, device, lambda made: self.traffic(made, device, "h2d"))
+        self._selective.bring(action.stage, action.version, device, lambda made: self.traffic(made, device, "h2d"))
         with self._rewriting:  # several devices bring their parts of one stage
             self.weights.rewrite(modules, action.version, partial(self.optimizer.values, modules))
 
@@ -385,8 +384,8 @@ class Training:
     def _roll_back(self, action: Action, number: int, gate: Gate) -> None:
         """Validate a step; if it was wrong, write its weights again, on devices that have loaded them too."""
         assert action.version is not None
-        modules = [*self.layout.backward[action.stage], *self.layout.shard(action.stage)]
         if self.optimizer.settle(action.stage, action.version):
+            modules = [*self.layout.backward[action.stage], *self.layout.shard(action.stage)]
             self.weights.rewrite(modules, action.version, partial(self.optimizer.values, modules))
 
     def _scaler(self) -> LossScaler | None:
@@ -409,7 +408,7 @@ class Training:
         return read
 
     def _recomputed_from(self) -> dict[int, int]:
-        """Backward stage -> the forward stage that went where its recomputation begins."""
+        """Backward stage -> the forward stage that keeps the input of its recomputation."""
         found = {}
         for stage in range(len(self.layout.backward)):
             again = self.passes.recomputed(stage)
@@ -420,6 +419,6 @@ class Training:
 
 
 def _moved(schedule: Schedule) -> dict[str, set[int]]:
-    """Object -> the stages of which it is loaded, or stored."""
+    """P or G -> the stages whose weights or gradients are loaded or stored."""
     moves = [action for _, _, row in schedule.items() for action in row if action.kind in (Kind.LOAD, Kind.STORE)]
     return {what: {action.stage for action in moves if action.object == what} for what in "PG"}
