@@ -9,7 +9,7 @@ from rpbench.ir.checks.excerpt import broken
 from rpbench.ir.timeline import Timeline
 
 Gate = Callable[[], None]
-"""A handler calls it once, between recomputation and backward: it returns when the gradient is there."""
+"""Called once by a handler, between recomputation and backward; returns when the gradient is there."""
 
 Handler = Callable[[Action, int, Gate], None]
 """Does an action; the number is its place in the schedule."""
@@ -18,20 +18,18 @@ Perform = Callable[[int, Gate], None]
 
 
 class ActionFailed(RuntimeError):
-    """An action raised; the message shows where it stands, the cause what it raised."""
+    """An action raised; the message shows its place in the schedule, the cause is what it raised."""
 
 
 class Backend(Protocol):
     """Runs every action once: after the one before it in its lane, and after all that it waits for."""
 
     def run(self, program: Program, perform: Perform) -> Timeline:
-        """When each action ran; ActionFailed if one raised, and none begins after that; ScheduleError if no lane can
-        move.
-        """
+        """When each action ran; ActionFailed if one raised, ScheduleError if no lane can move."""
 
 
 def execute(program: Program, handlers: Mapping[Kind, Handler], backend: Backend) -> Timeline:
-    """Run a program; raises as `Backend.run` does, and ScheduleError if there is an action that no handler is for."""
+    """Run a program; raises as `Backend.run` does, and ScheduleError for an action without a handler."""
     check_kinds(program, handlers)
 
     def perform(number: int, gate: Gate) -> None:
@@ -42,7 +40,7 @@ def execute(program: Program, handlers: Mapping[Kind, Handler], backend: Backend
 
 
 def check_kinds(program: Program, handlers: Mapping[Kind, Handler]) -> None:
-    """Refuse an action that no handler is for: a ScheduleError naming the first."""
+    """Refuse (ScheduleError) an action without a handler."""
     for number, action in enumerate(program.actions):
         for part in parts_of(action):
             if part.kind not in handlers:

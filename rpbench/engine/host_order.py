@@ -1,7 +1,7 @@
-"""Host order: the threads of a run report here which of them comes after which.
+"""Host order: the threads of a run report here how they wait for one another.
 
-Threads wait for one another at their gates (`backends.walk`) and at the locks of shared state, and report it here. A
-check of the order listens (`rpbench.engine.stream_order`); in training nothing does.
+They wait at their gates (`backends.walk`) and at the locks of shared state. A check of the order listens
+(`rpbench.engine.stream_order`); in training nothing does.
 """
 
 import random
@@ -71,7 +71,7 @@ def pause() -> None:
 
 
 class HostOrder:
-    """Listens to the threads of a run, each of which reports about itself; this one takes no notice."""
+    """Listens to the threads of a run, each of which reports about itself. This class ignores all reports."""
 
     def begins(self, what: str) -> None:
         """The calling thread begins an action."""

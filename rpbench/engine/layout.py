@@ -1,8 +1,8 @@
 """Layout: which modules each stage runs. Module 0 is the embedding, 1 to L are the layers, L + 1 is the head.
 
 A partition counts decoder layers only. The embedding goes with the first stage of either direction; the head and
-the loss go with the last one, or with the fused stage. A head that is cut over the devices leaves its norm there, as
-module L + 1; its shards are the modules behind that, and shard d is updated together with stage d.
+the loss go with the last one, or with the fused stage. If the head is cut over the devices, module L + 1 is its norm;
+the modules behind that are its shards, and shard d is updated together with stage d.
 """
 
 from dataclasses import dataclass

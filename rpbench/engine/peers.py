@@ -1,8 +1,8 @@
 """Peers: how a lane reads tensors that other lanes have made, on its own accelerator or on another one.
 
-A lane's stream waits for the events of what its action waits for. What lies on its accelerator it may then read, and
-its memory is kept for it. What lies on another one is copied by two streams that this thread has for nothing else, one
-at each end, behind the same events alone: the copy passes what the lane has been given before and not done yet.
+A lane's stream waits for the events of the producers of its action. Then it may read tensors on its own accelerator,
+which are recorded on it. A tensor on another accelerator is copied by two streams that the thread has for copies alone,
+one at each end. They wait for the same events and for nothing else, so a copy may overtake earlier work of the lane:
 
     there    waits for the makers' events, copies
     here     has the memory of the copy; the lane's own stream waits for it
@@ -18,7 +18,7 @@ import torch
 
 
 class _Calling(threading.local):
-    """The events that the calling thread's action waits for, its lane's stream, and streams of this thread's own."""
+    """Of the calling thread: the events that its action waits for, its lane's stream, and its streams for copies."""
 
     def __init__(self) -> None:
         self.events: list[torch.Event] = []
@@ -32,7 +32,7 @@ class _Calling(threading.local):
         self._num_known.clear()
 
     def stream_at(self, place: torch.device) -> torch.Stream:
-        """This thread's own stream of an accelerator, behind everything that the action waits for."""
+        """This thread's stream for copies at an accelerator, behind everything that the action waits for."""
         if place not in self._streams:
             self._streams[place] = torch.Stream(device=place)
         stream, known = self._streams[place], self._num_known.get(place, 0)
@@ -51,7 +51,7 @@ def begin_action(stream: torch.Stream) -> None:
 
 
 def wait_for(events: Sequence[torch.Event]) -> None:
-    """The action waits for these: its lane's stream at once, others of this thread when they are used."""
+    """Make the lane's stream wait for events, and the thread's other streams when they are next used."""
     assert _calling.stream is not None
     for event in events:
         _calling.stream.wait_event(event)
@@ -87,7 +87,7 @@ def brought(tensor: torch.Tensor, reader: torch.Stream) -> torch.Tensor:
     if _calling.stream is None:  # a thread without a lane, before the run or after it
         return tensor.detach().to(reader.device)
     there, own = _calling.stream_at(tensor.device), _calling.stream_at(reader.device)
-    if reader != _calling.stream:  # it has been told more than the lane
+    if reader != _calling.stream:  # it has waited for more than the lane
         there.wait_stream(reader)
     with own, there:
         made = torch.empty_like(tensor, device=reader.device)
@@ -101,7 +101,7 @@ def brought(tensor: torch.Tensor, reader: torch.Stream) -> torch.Tensor:
 
 @contextmanager
 def at(place: torch.device) -> Iterator[None]:
-    """Inside, an accelerator gets the calling thread's work, between what its lane has done and what it will do."""
+    """Inside, the calling thread works on this accelerator, after its lane's work so far and before the later work."""
     if is_host(place):
         yield
         return
@@ -117,18 +117,18 @@ def at(place: torch.device) -> Iterator[None]:
 
 
 def finish(place: torch.device) -> None:
-    """Wait for what the calling thread has given an accelerator inside `at`: others will look without an event."""
+    """Wait for the calling thread's work on an accelerator inside `at`: others read its results without an event."""
     if not is_host(place):
         torch.accelerator.current_stream(place).synchronize()
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory beside a tensor, wherever that is."""
+    """`torch.empty_like` on the tensor's device."""
     with at(tensor.device):
         return torch.empty_like(tensor)
 
 
 def fill(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy into a tensor, wherever that is."""
+    """Copy into a tensor on any device."""
     with at(target.device):
         target.copy_(here(source))

@@ -1,8 +1,8 @@
 """Program: a schedule ready to be run, with everything that each of its actions waits for.
 
-The edges are those the simulator times (`rpbench.sim.graph`). Three things add more. A step looks at gradients of
-other stages when it clips by the norm of all, and when stages share weights. And in real time, a recomputation
-that runs ahead of its gradient still needs the input some forward keeps for it.
+The edges are those the simulator times (`rpbench.sim.graph`), and more. A step needs gradients of other stages when it
+clips by the norm of all, or when stages share weights. In real time, a recomputation that runs ahead of its gradient
+also needs the input that some forward keeps for it.
 """
 
 from collections import defaultdict
@@ -20,13 +20,13 @@ from rpbench.ir.schedule import Row, Schedule, ScheduleError
 from rpbench.sim.graph import Graph, build_graph
 from rpbench.sim.longest_path import late_edges
 
-_MEETING = (Kind.F, Kind.B, Kind.I)  # kinds in which devices with shares of a matrix add up what they have
+_MEETING = (Kind.F, Kind.B, Kind.I)  # kinds in which devices with shards of a matrix add up their outputs
 
 StepGroups = Sequence[Sequence[int]]  # backward stages whose steps need one another's gradients
 
 
 class Edge(NamedTuple):
-    """Something an action waits for.
+    """An action that another one waits for.
 
     Args:
         producer: number of the action that must have ended.
@@ -66,7 +66,7 @@ class Program:
 
     @cached_property
     def meets(self) -> dict[int, tuple[int, ...]]:
-        """Action -> all shares of what it is a share of, itself included: they wait for one another half-way."""
+        """Action -> the actions of all devices that compute shards of it, which wait for one another half-way."""
         shares: dict[tuple[Kind, int, int | None], list[int]] = {}
         for number, action in enumerate(self.actions if self.schedule.shape.tensor_parallel else ()):
             if action.kind in _MEETING:
@@ -78,7 +78,7 @@ class Program:
         return self.index.lanes
 
     def stuck(self, heads: Mapping[int, int]) -> ScheduleError:
-        """The error for lanes that wait for each other; `heads` says which action each of them waits for."""
+        """The error for lanes that wait for each other; `heads`: action at which one waits -> action it waits for."""
         notes = {number: f"waits at {self.actions[number]} for {self.actions[heads[number]]}" for number in heads}
         return broken(self.schedule, "no lane can move", list(heads), notes=notes)
 
@@ -129,10 +129,10 @@ def _edges(graph: Graph, late: list[bool]) -> list[list[Edge]]:
 
 
 def _group_edges(analysis: Analysis, groups: StepGroups) -> Iterator[tuple[int, int]]:
-    """(STEP, gradient) pairs of a group, of different stages, and what brings those gradients to their STEP.
+    """(STEP, producer) pairs: the gradients of a group's other stages, and the transfers that bring them to their STEP.
 
-    What a group shares - a norm, a weight - is made anew for every version, so all of its STEPs to a version come
-    before any to the next.
+    A shared norm or weight is made anew for every version, so all STEPs of a group to a version come before any to the
+    next.
     """
     index, brought = analysis.index, defaultdict[int, list[int]](list)
     for producer, consumer in analysis.transfer_edges if groups else ():
@@ -147,7 +147,7 @@ def _group_edges(analysis: Analysis, groups: StepGroups) -> Iterator[tuple[int, 
 
 
 def _kept_edges(index: Index, recomputed_from: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    """(backward, forward) pairs: one that recomputes, and what keeps its input."""
+    """(backward that recomputes, forward that keeps its input) pairs."""
     for number, action in enumerate(index.actions):
         for part in parts_of(action):
             if part.kind in (Kind.B, Kind.I) and part.stage in recomputed_from:
@@ -156,13 +156,13 @@ def _kept_edges(index: Index, recomputed_from: Mapping[int, int]) -> Iterator[tu
 
 
 def _new(index: Index, number: int, producers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The producers that the order of the action's lane does not put before it anyway."""
+    """The producers that are not earlier in the action's own lane."""
     earlier = range(index.lanes[index.lane_of[number]].start, number)
     return ((number, producer) for producer in producers if producer not in earlier)
 
 
 def _check_order(program: Program) -> None:
-    """Raise unless every action can run some time. One that meets others can when all of them have got there."""
+    """Raise unless every action can run. Actions that meet run when their lanes have all reached them."""
     heads = {place: lane.start for place, lane in enumerate(program.lanes)}
     done = [False] * len(program.waits)
 

@@ -1,10 +1,10 @@
-"""Reference: the same training as one plain loop, whose gradients and weights the engine's are compared with.
+"""Reference: the same training as one plain loop, to compare the engine's gradients and weights with.
 
 One process, one graph per microbatch through the whole model, no stages, no recomputation, one optimizer over all
-parameters. A sharded head runs in the same shards: sums of exponentials in parts have other last bits. Two things come
-from the schedule, because results depend on them: the order in which gradients are added up, and the weight version
-that every microbatch reads. Where backward reads other weights than forward, each piece that the engine recomputes has
-a graph of its own, from the input that forward kept.
+parameters. A sharded head runs in the same shards: sums of exponentials in parts have other last bits. Results depend
+on two things of the schedule: the order in which gradients are added up, and the weight version that every microbatch
+reads. Where backward reads other weights than forward, each piece that the engine recomputes has a graph of its own,
+from the input that forward kept.
 
 Where every other step is a trial (ACCO), g~ and g being the means over the two halves of an update:
 
@@ -81,8 +81,8 @@ class Trajectory:
 
     Args:
         losses: mean loss of every optimizer step.
-        gradients: per step, the sum over its microbatches, by place; tied parameters apart, not clipped.
-        scales: version -> loss scale; gradients still have it.
+        gradients: per step, the sum over its microbatches by place; not clipped, not summed over tied parameters.
+        scales: version -> loss scale, which `gradients` still have.
         begun_with: the masters before every step, with `keep_weights`.
     """
 
@@ -114,7 +114,7 @@ def train_reference(
 
     Args:
         groups: (backward stage, version) -> microbatches in the order their gradients are added up.
-        num_replicas: replicas, each with an equal run of the groups, which it adds up first.
+        num_replicas: replicas, each of which first adds up an equal part of the groups.
         num_parts: segments that sequences are cut into; still one graph for all segments of a microbatch.
         updates: whether weights change after a step.
         reads: the versions that modules read for a microbatch; None: the newest.
@@ -245,7 +245,7 @@ class _Past:
         )
 
     def _move(self, place: Place) -> torch.Tensor:
-        """The running mean of how a weight moves, with its newest move."""
+        """The running mean of a weight's moves, with the newest."""
         assert self.late is not None
         assert self.compensation.correction_decay is not None
         old, new = (masters[place] for masters in self.masters[-2:])
@@ -406,16 +406,16 @@ def _trained(module: int, own: dict[str, torch.Tensor]) -> Tensors:
 
 
 def largest_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
-    """The largest absolute difference; infinite where one lacks a tensor. Two overflows are alike."""
+    """The largest absolute difference; infinite if a tensor is missing in one. Equal infinities and NaNs are alike."""
     if one.keys() != other.keys():
         return float("inf")
     return max((_difference(one[place], other[place]) for place in one if one[place].numel()), default=0.0)
 
 
 def largest_relative_difference(one: Mapping[Place, torch.Tensor], other: Mapping[Place, torch.Tensor]) -> float:
-    """The largest difference of two sets of tensors, each as a share of the largest value of its `other`.
+    """The largest difference of two sets of tensors, as a fraction of the largest value of the tensor in `other`.
 
-    Infinite where one lacks what the other has, or has something where the other is 0.
+    Infinite if a tensor is missing in one, or differs from one that is all 0.
     """
     if one.keys() != other.keys():
         return float("inf")

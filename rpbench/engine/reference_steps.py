@@ -56,8 +56,9 @@ class Lateness:
 
 
 def rate_factor(tau: float, step: int, num_steps_to_full: int, num_sync_steps: int) -> float:
-    """T1: the factor on the learning rate at a step, from 0; K is `num_steps_to_full`, 0 for no rescheduling, and k = 0
-    comes after `num_sync_steps`.
+    """T1: the factor on the learning rate at a step, from 0.
+
+    K is `num_steps_to_full` (0: no rescheduling); k counts from the end of `num_sync_steps`.
     """
     k = step - num_sync_steps
     if num_steps_to_full == 0 or k < 0 or tau <= 1:
@@ -67,7 +68,7 @@ def rate_factor(tau: float, step: int, num_steps_to_full: int, num_sync_steps: i
 
 
 def mean_move(mean: torch.Tensor, old: torch.Tensor, new: torch.Tensor, tau: float, decay: float) -> torch.Tensor:
-    """T2: delta with the newest move in it; of a stage that is not late the newest alone."""
+    """T2: delta with the newest move; the newest move alone for a stage that is not late."""
     gamma = decay ** (1.0 / tau) if tau > 0 else 0.0
     return gamma * mean + (1 - gamma) * (new - old)
 
@@ -78,11 +79,10 @@ def corrected(weight: torch.Tensor, steps_apart: int, mean: torch.Tensor) -> tor
 
 
 def horizons(predictor: str, stage: int, late: int) -> tuple[int, int]:
-    """Steps that forward and backward look ahead, where the gradients of the step's first microbatch are `late` steps
-    late.
+    """Steps that forward and backward look ahead, if the gradient of the step's first microbatch is `late` steps late.
 
-    All look to the step that adds the gradient, all microbatches of a step as far. SpecTrain looks on, to when the
-    microbatch is back at the first stage: floor(k / 2) further on stage k, both ways.
+    All microbatches of a step look ahead to the step that adds that gradient. SpecTrain looks floor(k / 2) steps
+    further on stage k, both ways: to when the microbatch is back at the first stage.
     """
     if not predictor:
         return 0, 0
@@ -91,7 +91,7 @@ def horizons(predictor: str, stage: int, late: int) -> tuple[int, int]:
 
 
 class LateRestReference:
-    """Masters, and what devices see (`seen`), by steps; important masters change where the host's would be stale."""
+    """The masters, and the weights that devices see (`seen`), step by step."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class OrderedSum:
         self.sums: list[Tensors] = [{} for _ in groups]
 
     def offer(self, microbatch: int, gradients: Tensors) -> None:
-        """Add the gradients of a microbatch as soon as its turn in every group comes."""
+        """Add the gradients of a microbatch to its group when its turn comes."""
         self.waiting.setdefault(microbatch, []).append(gradients)
         for group, total in zip(self.groups, self.sums, strict=True):
             while group and self.waiting.get(group[0]):
@@ -263,11 +263,12 @@ def _add(total: Tensors, more: Tensors) -> None:
 
 @dataclass(frozen=True)
 class Steps:
-    """The weight updates of a run, step by step, where `note` keeps the masters as the newest version.
+    """The weight updates of a run, step by step.
 
     Args:
-        rates: of each group of the optimizer, by step.
-        halves: what steps instead where some columns are stepped late.
+        rates: for each group of the optimizer, step -> learning rate.
+        note: keeps the masters as the newest version.
+        halves: steps instead where some columns are stepped late.
         trials: whether every other step is a trial.
     """
 
@@ -281,7 +282,7 @@ class Steps:
     trials: bool
 
     def take(self, step: int, made: Sequence[Tensors], scale: float | None, *, finite: bool) -> None:
-        """Step with the last of the gradients `made` so far, and note the version; what is not finite changes none."""
+        """Step with the last of the gradients `made` so far, if they are finite, and note the new version."""
         if self.halves:
             self.halves.step(step, made[-1], scale, finite=finite)
             self.note(self.halves.seen, self.optimizer)

@@ -16,7 +16,7 @@ from rpbench.passes.recomputation import Recompute, check_nothing_leaves, check_
 
 
 def check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
-    """Refuse a STORE:A of inputs that several forwards keep, as they may where every layer's is kept."""
+    """Refuse a STORE:A of inputs that several forwards keep, which is possible where every layer's input is kept."""
     if grain == "stage" or not schedule.shape.separate_cuts:
         return
     for action in (action for _, _, row in schedule.items() for action in row):
@@ -31,7 +31,7 @@ def check_stored(schedule: Schedule, layout: Layout, grain: Grain) -> None:
 
 
 def check_kept(schedule: Schedule, recompute: Recompute, compensation: Compensation) -> None:
-    """Refuse to keep activations whose weights are others in backward, or to move those of several forwards at once."""
+    """Refuse to keep activations whose weights change before the backward, or to move those of several forwards."""
     check_recompute(schedule, recompute)
     if recompute != "all":  # the engine's kept graphs hold the very weights of their forward
         check_nothing_leaves(schedule, recompute, {"P", "G"})
@@ -64,9 +64,7 @@ def check_selective(workload: Workload, schedule: Schedule) -> None:
 
 
 def check_momentum(settings: Compensation, optimizer: OptimizerSettings) -> None:
-    """Refuse an optimizer without what late gradients are compensated with: pipelined backpropagation has a velocity.
-    Raises ValueError with the optimizer it takes, and what to leave out for another.
-    """
+    """Refuse (ValueError) an optimizer without the moments or momentum that compensation needs."""
     asked = {
         "spike_compensation": settings.spike_compensation,
         "weight_prediction": settings.predictor == "pipelined_backprop",
@@ -86,7 +84,7 @@ def check_momentum(settings: Compensation, optimizer: OptimizerSettings) -> None
 
 
 def check_untied(schedule: Schedule, *, has_tied: bool) -> None:
-    """Refuse weights that several places share where the columns of each are chosen by its own gradient."""
+    """Refuse tied weights where columns are chosen by the gradient of one matrix."""
     if schedule.late_rest is not None and has_tied:
         raise ValueError(
             f"{schedule.name} chooses columns of a matrix by its gradient, and model.tied=true has one that "
@@ -95,7 +93,7 @@ def check_untied(schedule: Schedule, *, has_tied: bool) -> None:
 
 
 def check_shape(workload: Workload, schedule: Schedule) -> None:
-    """Refuse a workload of other microbatches, and segments that it cannot be cut into."""
+    """Refuse another number of microbatches, and segments that the workload cannot be cut into."""
     if schedule.shape.num_segments > 1:
         _check_parts(workload, schedule)
     if schedule.shape.num_microbatches != workload.num_microbatches:

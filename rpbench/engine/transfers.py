@@ -1,8 +1,8 @@
-"""Transfers: LOAD, STORE, FREE, SEND and RECV move the tensors of a training run.
+"""Transfers: the handlers of LOAD, STORE, FREE, SEND, RECV and of the collectives of a stage's replicas.
 
-SEND and RECV on lane compute or net need do nothing: all devices share the host, and a boundary tensor is where its
-reader looks for it. On lanes d2h and h2d they are copies to the host and from it. UNSHARD, RESHARD and REDUCE_GRAD are
-collectives of the replicas of a stage (`rpbench.engine.shards`).
+SEND and RECV on lane compute or net do nothing: the host has boundary tensors, and all devices share it. On lanes d2h
+and h2d they are copies to the host and from it. UNSHARD, RESHARD and REDUCE_GRAD are collectives
+(`rpbench.engine.shards`).
 """
 
 import threading
@@ -30,7 +30,7 @@ from rpbench.ir.analysis import Analysis
 class PacedCopies:
     """A `Copy` over links that keep the pace of a cluster, one for each lane of each device, one tensor at a time.
 
-    Pace is kept against deadlines, so that a sleep that lasts too long is made up for by the next.
+    Pace is kept against deadlines: after a sleep that lasts too long, the next is shorter.
 
     Args:
         cluster: one whose links have a pace.
@@ -72,7 +72,7 @@ class Traffic:
 
 
 class Transfers:
-    """The handlers of everything that moves.
+    """The handlers of all actions that move tensors.
 
     Args:
         copy: makes a tensor at the other end of a lane.
@@ -98,7 +98,6 @@ class Transfers:
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """One for each kind that moves something."""
         return dict.fromkeys(SEND | RECV, self._hop) | {
             Kind.LOAD: self._load,
             Kind.STORE: self._store,
@@ -130,7 +129,7 @@ class Transfers:
                 )
 
     def _free(self, action: Action, number: int, gate: Gate) -> None:
-        """Weights go, gathered ones too; gradients and activations have gone with the action that took them."""
+        """Free weights, gathered ones too; gradients and activations are freed by the action that takes them."""
         if isinstance(self._weights, DeviceWeights) and action.object in ("P", None):
             self._weights.free(number)
 

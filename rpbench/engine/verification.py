@@ -1,4 +1,4 @@
-"""Verification: what a run computed, beside the same training as one plain loop, and whether both can be run."""
+"""Verification: compares a run with the same training as one plain loop, and checks whether both can be run."""
 
 from dataclasses import replace
 from itertools import starmap
@@ -34,13 +34,12 @@ from rpbench.ir.schedule import Schedule, ScheduleError
 def verified(training: Training) -> dict[str, Any]:
     """The run against a plain loop on the same weights: 0.0 means that every bit agrees.
 
-    Where layers are cut over devices, the loop has the same shares. What the devices have copies of must be the same
-    on all. `whole_grad_max_rel_diff` is the largest difference of a step's gradient from that of the whole layers, as a
-    share of the largest value of a parameter's gradient: sums of parts round differently. Both are made of the weights
-    that the step began with: AdamW divides by a gradient's own size, and of a gradient near its epsilon, to which
-    clipping brings more of them, it makes of a rounding up to rate / epsilon as much in the weights, so that two
-    trainings part by more than rounding. The norm of all gradients is compared as well. It is left out with loss
-    scaling, whose overflows may differ.
+    Where layers are cut over devices, the loop has the same shards, and copies of parameters must be equal on all
+    devices. `whole_grad_max_rel_diff` is the largest difference of a step's gradient, or of its norm, from that of the
+    whole layers, as a fraction of the largest value of a parameter's gradient: sums of parts round differently. Both
+    gradients are made from the weights that the step began with, because two trainings drift apart by more than
+    rounding: AdamW divides by a gradient's own size, and near its epsilon a rounding error becomes up to rate / epsilon
+    as large in the weights. It is left out with loss scaling, whose overflows may differ.
     """
     schedule, window = training.schedule, training.workload.num_microbatches
     reads = reads_of(schedule, training.layout, training.settings.recompute_grain)
@@ -88,9 +87,8 @@ def verified(training: Training) -> dict[str, Any]:
 
 
 def check_reference(training: Training) -> None:
-    """Refuse, before it begins, a run without a counterpart in plain training: a ValueError for versions that only the
-    run could tell; and where backward reads other weights than forward, for sequences in segments, a head in shards and
-    inputs that are made again: no paper has both.
+    """Refuse (ValueError) a run that has no reference: whose versions depend on timing, or whose backward reads other
+    weights than forward while sequences are in segments, the head in shards or inputs recomputed (no paper has both).
     """
     schedule, workload = training.schedule, training.workload
     try:
@@ -114,13 +112,13 @@ def check_reference(training: Training) -> None:
         )
 
 
-# How far the sums of layers in shards may be from those of whole layers on the same weights, as a fraction of the
-# largest value: rounding.
+# The largest difference that rounding makes between layers in shards and whole layers on the same weights, as a
+# fraction of the largest value.
 WHOLE_BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
 def gated(found: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """`verified`, with status `failed` and a reason unless every bit and every version that was read agrees."""
+    """`verified`, with status `failed` and a reason unless all bits and all versions that were read agree."""
     faults = [
         f"{name} is {found[name]:g}, expected 0"
         for name in ("grad_max_abs_diff", "weight_max_abs_diff")
@@ -147,7 +145,7 @@ def _beside_the_whole(training: Training, found: list[Tensors], reference: Traje
 
 
 def _whole_gradient(training: Training, step: int, begun_with: Tensors) -> Tensors:
-    """The gradient of a step, from 0, by the whole layers, of the shares' masters that it began with."""
+    """The gradient of a step, from 0, by the whole layers on the masters that it began with."""
     first, window = training.workload.first_step + step, training.workload.num_microbatches
     groups = {
         (stage, 1): tuple(tuple(microbatch - step * window for microbatch in group) for group in found)
@@ -161,7 +159,7 @@ def _whole_gradient(training: Training, step: int, begun_with: Tensors) -> Tenso
 
 
 def _norm(workload: Workload, gradients: Tensors) -> torch.Tensor:
-    """The norm of all gradients as an optimizer takes them: of what several places share, the sum."""
+    """The norm of all gradients; those of a tied parameter are added up first."""
     sums: Tensors = {}
     for place, owner in workload.owner_of.items():
         if place in gradients:
@@ -190,10 +188,9 @@ def rehearse(
     real_time: bool = False,
     verify: bool = False,
 ) -> None:
-    """Refuse what `Training` and `execute` would - but for too little memory - and what no reference is for, if asked
-    for.
+    """Refuse (ValueError) what `Training`, `execute` or, with `verify`, `check_reference` would; memory is not checked.
 
-    Modules may be on the device `meta`: nothing is computed. Raises ValueError with the value, the rule and a way out.
+    Modules may be on the device `meta`: nothing is computed.
     """
     analysis = analysed(schedule)
     training = Training(workload, analysis, replace(settings, device_memory_bytes=None))

@@ -1,4 +1,4 @@
-"""Workload: what is trained, on what; the same object for the engine, its baselines and the reference."""
+"""Workload: a model and its microbatches; the same object for the engine, its baselines and the reference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class Workload:
         return sum(self.lengths[self.absolute(microbatch) % len(self.lengths)]) if self.lengths else 1
 
     def packed(self, module: int, microbatch: int) -> tuple[int, ...]:
-        """The lengths of sequences that a module must keep apart; empty where each has a row, or it mixes no tokens."""
+        """The lengths of packed sequences that a module must keep apart; empty if it need not."""
         if not self.lengths or not isinstance(self.modules[module], DecoderLayer):
             return ()
         own = self.lengths[self.absolute(microbatch) % len(self.lengths)]

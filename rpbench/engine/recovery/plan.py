@@ -1,4 +1,4 @@
-"""Plan: the training of several processes, the holders of copies of their states, and planned deaths."""
+"""Plan: a training run on several processes, the holders of copies of their states, and the planned deaths."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

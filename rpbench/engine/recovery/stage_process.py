@@ -1,12 +1,12 @@
 """Stage process: a rank that trains its stages, keeps copies of others' states in its memory, and can be killed.
 
-A step is the rank's row of one optimizer step, on the engine, with tensors that come from and go to other ranks. A
-thread hears everything at once, so that nobody who sends here ever waits. Copies go into a table as they come. What
-the main thread waits for comes within the plan's limit, or the process ends with an error; a word about a failure ends
-the wait, the rank goes back to the step it is told, and says so. The process ends when the one that watches is gone.
+A step runs the rank's row of one optimizer step on the engine, with tensors from and to other ranks. A thread receives
+all messages, so that no sender waits, and stores copies as they arrive. If a message that the main thread needs does
+not come within the plan's limit, the process ends with an error. A message about a failure ends the wait: the rank goes
+back to the step it is told, and reports it. The process ends when the watching process is gone.
 
-Messages are bytes, and tensors travel by value: one that multiprocessing passes by itself stays in memory that both
-ends map, and is gone with its sender. Senders may be killed here.
+Messages are bytes, with tensors pickled by value: multiprocessing would pass a tensor in memory that both ends map, and
+that is gone with a killed sender.
 """
 
 import os
@@ -109,8 +109,8 @@ class Message(NamedTuple):
     """A message between a rank and the watching process.
 
     Args:
-        epoch: how many failures there had been; what is older is not heard.
-        to: the rank it is for; -1: the process that watches.
+        epoch: the number of failures before it; messages of earlier epochs are ignored.
+        to: the rank it is for; -1: the watching process.
         about: the word's arguments, plain data.
         body: tensors, pickled by value.
     """
@@ -142,7 +142,7 @@ class Interrupted(Exception):
 
 
 class StageProcess:
-    """A rank at its end of the wire."""
+    """A rank that answers the messages of the watching process."""
 
     def __init__(self, connection: "Connection[Any, Any]", plan: Plan, rank: int, deaths: tuple[Death, ...]) -> None:
         self._connection, self._plan, self._rank, self._deaths = connection, plan, rank, deaths
@@ -173,7 +173,7 @@ class StageProcess:
     # --- what is asked for ---
 
     def _step(self, step: int) -> None:
-        """One step behind a step that counts, and a copy of what came of it with every holder."""
+        """Run one step, and send a copy of the new state to every holder."""
         with self._lock:
             self._copies = {place: state for place, state in self._copies.items() if place[1] >= step}
 
@@ -188,7 +188,7 @@ class StageProcess:
         self._say("done", step)
 
     def _back(self, step: int, fresh: Collection[int], from_file: bool) -> None:
-        """Go back to the own copy of a step, or its file, and give copies to ranks that have begun anew."""
+        """Go back to the own copy of a step, or its file, and send copies to restarted ranks."""
         self._tensors.clear()
         if from_file:
             self._put(self._rank, checkpoint.load(file_of(self._plan, self._rank, step), self._plan.subject))
@@ -197,7 +197,7 @@ class StageProcess:
         self._say("back", step, bytes_of(state) if from_file else 0)
 
     def _give(self, owner: int, step: int) -> None:
-        """Hand the copy of a lost rank's state to the one that takes its place."""
+        """Send the copy of a lost rank's state to the process that replaces it."""
         self._say("copy", owner, step, to=owner, body=pickle.dumps(self._copies[owner, step]))
 
     def _store(self, step: int) -> None:
@@ -246,7 +246,7 @@ class StageProcess:
         return self._tensors.pop(name)
 
     def _word(self, deadline: float, what: str) -> Message:
-        """The next message of this epoch, tensors laid aside, or of its end; TimeoutError if none comes in time."""
+        """The next message of this epoch, or of a failure; stores tensors. TimeoutError if none comes in time."""
         while True:
             try:
                 message = self._words.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -280,7 +280,7 @@ def file_of(plan: Plan, rank: int, step: int) -> Path:
 
 
 def main() -> int:
-    """The whole life of a process; an error is said before it ends. The other end of the wire is its stdin."""
+    """Run a process to its end, and report an error. Its stdin is the connection to the watching process."""
     torch.set_num_threads(1)
     connection: Connection[Any, Any] = Connection(0)
     try:

@@ -1,9 +1,9 @@
-"""Watch: trains a plan through its failures with one process a rank, which it starts, relays messages for and ends.
+"""Watch: trains a plan through its failures; starts and ends one process a rank, and relays their messages.
 
-A step counts once every rank has done it and every holder has its copies. If a rank is gone before, the others go back
-to the last step that counts, a new process takes the lost rank's place with the copy of a holder, and the step begins
-anew. Where nobody holds a copy, or states are kept in files alone, all go back to their files. Every wait has the
-plan's limit, and whatever happens the processes end with the block that started them.
+A step is complete once every rank has done it and every holder has its copies. If a rank dies before, the others go
+back to the last complete step, a new process replaces the lost rank with the copy of a holder, and the step is done
+again. Where no holder is left, or states are in files alone, all ranks go back to their files. Every wait has the
+plan's limit, and the processes end with the block that started them.
 """
 
 import pickle
@@ -43,14 +43,14 @@ class Return:
     """One recovery after a failure.
 
     Args:
-        ranks: that died.
-        step: that was running, counted from 0.
+        ranks: the ranks that died.
+        step: the step that was running, from 0.
         source: where the state came from: `memory` or `store`.
-        lost_steps: that had counted and were done again.
-        num_actions: of the step that was running, by rank, that had begun and were done again.
-        num_microbatches: of it that had begun at the first stage.
-        fetched_bytes: that crossed to another process, or came from files.
-        stop_s: from when it was known until training went on.
+        lost_steps: complete steps that were repeated.
+        num_actions: by rank, actions of the running step that had begun and were repeated.
+        num_microbatches: microbatches of it that had begun at the first stage.
+        fetched_bytes: bytes that went to another process, or came from files.
+        stop_s: seconds from the detection until training went on.
     """
 
     ranks: tuple[int, ...]
@@ -88,8 +88,8 @@ class Watch:
         self._connections: dict[int, Connection[Any, Any]] = {}
         self._processes: dict[int, Started] = {}
         self._said: set[Said] = set()
-        self._epoch = 0  # failures so far; what ranks said before the last one is not heard
-        self._num_steps, self._has_begun, self._stored = 0, False, 0  # steps that count, and those in files
+        self._epoch = 0  # failures so far; messages from before the last one are ignored
+        self._num_steps, self._has_begun, self._stored = 0, False, 0  # complete steps, and those in files
         self._lost: set[int] = set()
         self._returns: list[Return] = []
         self._ran: Counter[int] = Counter()  # by rank, actions of the step that is running
@@ -151,7 +151,7 @@ class Watch:
             self._stored = self._num_steps
 
     def _copies(self, step: int, among: Iterable[int]) -> set[Said]:
-        """The messages that tell that the other holders among some ranks have their copies of all states."""
+        """The messages by which holders among some ranks report their copies of other ranks' states."""
         return {
             ("holds", owner, holder, step)
             for owner, holders in enumerate(self._plan.holders)
@@ -159,7 +159,7 @@ class Watch:
         }
 
     def _go_back(self, fresh: Iterable[int], *, from_file: bool = False) -> None:
-        """Bring all ranks back to the last step that counts, with copies on restarted ranks."""
+        """Bring all ranks back to the last complete step, and send copies to restarted ranks."""
         self._ask("back", self._num_steps, tuple(fresh), from_file)
         self._hear_all("back", self._num_steps)
         self._hear(self._copies(self._num_steps, fresh))
@@ -203,7 +203,7 @@ class Watch:
         )
 
     def _givers(self, lost: tuple[int, ...]) -> dict[int, int] | None:
-        """For each lost rank a living holder of its state; None: from files. CannotRecover without these too."""
+        """For each lost rank a living holder of its state; None: use files. CannotRecover if there are none either."""
         living = {rank: [each for each in self._plan.holders[rank] if each not in lost] for rank in lost}
         if self._plan.source == "memory" and all(living.values()):
             return {rank: holders[0] for rank, holders in living.items()}
@@ -232,8 +232,8 @@ class Watch:
         self._hear({(word, rank, *about) for rank in self._all})
 
     def _hear(self, wanted: set[Said], more_s: float = 0.0) -> None:
-        """Wait until all of something has been said; pass on what is for others meanwhile. Raises RankDied if a process
-        is gone, CannotRecover if no message comes within the limit, or a rank raised.
+        """Wait until all `wanted` messages have come; pass on those for other ranks. Raises RankDied if a process is
+        gone, CannotRecover if no message comes within the limit, or a rank raised.
         """
         limit_s = self._plan.stall_s + more_s
         while not wanted <= self._said:
@@ -265,7 +265,7 @@ class Watch:
                 self._note(rank, message)
 
     def _note(self, rank: int, message: Message) -> None:
-        """Remember what a rank has said, and count the bytes of it."""
+        """Record a rank's message, and count its bytes."""
         word, about = message.word, message.about
         if word == "state":
             self._masters |= pickle.loads(message.body).masters
@@ -282,7 +282,7 @@ class Watch:
     # --- processes ---
 
     def _start(self, ranks: Iterable[int]) -> None:
-        """Start some ranks, those that are there anew, and wait until they can be spoken to."""
+        """Start or restart some ranks, and wait until they are ready."""
         for rank in ranks:
             if rank in self._processes:
                 self._end(rank)
@@ -307,7 +307,7 @@ class Watch:
         end_all([self._processes.pop(rank)], [], [self._connections.pop(rank)])
 
     def _close(self, *, at_once: bool) -> None:
-        """End all processes; at once, or after what they do."""
+        """End all processes; at once, or after their current work."""
         for rank, process in self._processes.items():
             if at_once:
                 process.kill()

@@ -1,10 +1,10 @@
 """Collectives among the ranks of one process, each rank on a thread of its own.
 
-A rendezvous is where they meet: the nth call of a rank meets the nth call of every other one, and each gets what all
-have brought, in the order of ranks. On top of it, an all-reduce in two halves, as a ring makes it:
+At a rendezvous the nth call of a rank meets the nth call of every other rank, and each gets the values of all, in the
+order of ranks. An all-reduce consists of two halves, as on a ring:
 
     reduce-scatter   rank r adds up slice r of all tensors, that of rank 0 first
-    all-gather       everybody takes the slices of all
+    all-gather       every rank takes the slices of all
 
 A sum has the same bits in any order of arrival. Of a tensor of n bytes, a rank sends n - n/p in the first half and
 (p - 1) n/p in the second: 2 (p - 1) n/p in all (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
@@ -30,7 +30,7 @@ class Parted(RuntimeError):
 
 @dataclass
 class _Round:
-    """One meeting: who brought what so far."""
+    """One meeting: the values so far, by rank."""
 
     values: list[Any]
     subject: Hashable
@@ -86,7 +86,7 @@ class Rendezvous:
 
 
 class Rank:
-    """A rank's end of the collectives; counts halves of all-reduces it took part in, and bytes it sent for them."""
+    """A rank in the collectives; counts its halves of all-reduces, and the bytes it sent for them."""
 
     def __init__(self, meeting: Rendezvous, rank: int) -> None:
         self.meeting, self.rank = meeting, rank
@@ -94,11 +94,11 @@ class Rank:
 
     @property
     def num_sums(self) -> Fraction:
-        """All-reduces it has taken part in."""
+        """All-reduces so far."""
         return Fraction(self.num_halves, 2)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: copies of a module meet where the module does."""
+        """Itself: copies of a module take part in the same collectives."""
         return self
 
     def gather(self, value: Any, subject: Hashable = None) -> tuple[Any, ...]:
@@ -124,7 +124,7 @@ class Rank:
         return found
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in their order: the same bits for everyone. `tensor` is left as it is."""
+        """The sum over all ranks, in their order: the same bits on every rank. `tensor` is not changed."""
         return self._all_reduce(tensor, torch.add)
 
     def all_reduce_largest(self, tensor: torch.Tensor) -> torch.Tensor:

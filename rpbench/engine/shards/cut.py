@@ -1,7 +1,7 @@
-"""Cut: the workload of a schedule whose devices share the head, or every matrix, and checkpoints that know of neither.
+"""Cut: the workload, and the state to resume from, of a schedule whose devices have shards of the head or every matrix.
 
-A checkpoint is of the model, not of a schedule or its shares: what was saved by devices that have shares goes on with
-any number of them, and with whole layers. An optimizer's moments are cut and joined as weights are.
+A checkpoint is of the whole model: what was saved by devices with shards can be resumed with any number of shards, or
+with whole layers. An optimizer's moments are cut and joined as weights are.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from rpbench.models.vocab_shards import EmbeddingInShards, cut_vocabulary, share
 
 
 def cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[Workload, State | None]:
-    """The workload, and what to go on from, as devices that share the head or every matrix have them."""
+    """The workload and the state to resume from, in shards if the schedule has shards of the head or every matrix."""
     if schedule.shape.num_head_shards:
         workload = cut_head(workload, schedule)
         start = start and cut_head_state(start, workload)
@@ -32,7 +32,7 @@ def cut(workload: Workload, schedule: Schedule, start: State | None) -> tuple[Wo
 
 
 def cut_head(workload: Workload, schedule: Schedule) -> Workload:
-    """The workload with its head in shards; ValueError if it cannot be cut, or stage d does not update share d."""
+    """The workload with its head in shards; ValueError if it cannot be cut, or stage d does not update shard d."""
     shape = schedule.shape
     if shape.separate_cuts or shape.num_stages != shape.num_ranks or shape.num_parts > 1:
         raise ValueError(
@@ -51,7 +51,7 @@ def cut_head(workload: Workload, schedule: Schedule) -> Workload:
 
 
 def cut_head_state(state: State, workload: Workload) -> State:
-    """A state of the whole head by the places of a workload whose head is cut."""
+    """A state with the whole head, cut into the places of a workload whose head is in shards."""
     pieces = _pieces(workload)
 
     def in_pieces(tensors: Tensors) -> Tensors:
@@ -80,7 +80,7 @@ def joined_head_state(state: State, workload: Workload) -> State:
 
 
 def _pieces(workload: Workload) -> dict[Place, list[Place]]:
-    """Every place of a model that is cut -> the places of its pieces, in order."""
+    """Place in the whole model -> the places of its pieces, in order, for every tensor that is cut."""
     pieces = {(workload.chain[-1], "weight"): [(share, "weight") for share in workload.shards]}
     if isinstance(workload.modules[0], EmbeddingInShards):
         pieces[0, "weight"] = [(0, f"rows.{number}") for number in range(workload.num_head_shards)]
@@ -88,7 +88,7 @@ def _pieces(workload: Workload) -> dict[Place, list[Place]]:
 
 
 def _split(tensor: torch.Tensor, num_parts: int) -> list[torch.Tensor]:
-    """The pieces of a tensor; each has the whole of one that has no rows, such as a number of steps."""
+    """The pieces of a tensor; a number, such as that of steps, is in each of them."""
     if not tensor.dim():
         return [tensor] * num_parts
     return [tensor[rows.start : rows.stop] for rows in share_rows(len(tensor), num_parts)]
@@ -107,7 +107,7 @@ DRAWS_APART = (
 
 
 def cut_workload(workload: Workload, schedule: Schedule) -> Workload:
-    """The workload with layers in a shard a device; ValueError if they, or the schedule, do not allow it."""
+    """The workload with one shard of the layers for each device; ValueError if layers or schedule do not allow it."""
     _check_layers(workload, schedule)
     num_shards, along = schedule.shape.num_ranks, schedule.shape.sequence_parallel
     for number in range(len(workload.lengths) or 1):
@@ -136,7 +136,7 @@ def _check_layers(workload: Workload, schedule: Schedule) -> None:
 
 
 def cut_layers_state(state: State, cut: Workload, num_shards: int) -> State:
-    """A state of the whole model as one of its shares."""
+    """A state of the whole model, cut into shards of its layers."""
     owners = set(cut.owner_of.values())
 
     def in_shards(tensors: Tensors) -> Tensors:
@@ -147,7 +147,7 @@ def cut_layers_state(state: State, cut: Workload, num_shards: int) -> State:
 
 
 def joined(tensors: Tensors) -> Tensors:
-    """Weights, or gradients, of shares as those of the whole layers; a state's by `State.changed`."""
+    """The weights or gradients of whole layers from those of their shards."""
     return _by_module(tensors, joined_tensors)
 
 

@@ -1,15 +1,15 @@
 """Reduced gradients: sums over replicas, and each replica's part of them.
 
-A REDUCE_GRAD on a device does that device's part: of every replica's gradient it fetches the elements it owns, and adds
-them up in the order of the replicas' first microbatches. That is a reduce-scatter. Where nothing is kept in shards the
-device then puts its sum where every other replica keeps its own, which makes it an all-reduce:
+A REDUCE_GRAD does its device's part: it fetches the device's elements of every replica's gradient and adds them up in
+the order of the replicas' first microbatches (a reduce-scatter). Where nothing is kept in shards, the device then puts
+its sum on every other replica (an all-reduce):
 
     device 0   fetch a1 a2, A = a0 + a1 + a2   put A on 1 and 2        sends and receives 2 (n - 1) / n of a stage
     device 1   fetch b0 b2, B = b0 + b1 + b2   put B on 0 and 2
     device 2   fetch c0 c1, C = c0 + c1 + c2   put C on 0 and 1
 
-No replica waits for another within its part: what the others must have made before is an edge of the program, and so
-is the end of all parts for the STEP. A STORE:G takes a device's shard of the sum home.
+No replica waits for another within its part: edges of the program order the gradients of the others before it, and the
+STEP after all parts. A STORE:G takes a device's shard of the sum home.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,11 +27,11 @@ Carry = Callable[[torch.Tensor, int], torch.Tensor]
 """A tensor and a device -> its copy there."""
 
 Hold = Callable[[int, str, int], None]
-"""Told a device, a class of tensors and how many more bytes of them it has than before."""
+"""Counts bytes: called with a device, a class of tensors and how many more bytes of them it has than before."""
 
 
 class _Sum:
-    """One sum over replicas: what each has made, until all have fetched their part."""
+    """One sum over replicas: the gradient of each, until all have fetched their part."""
 
     def __init__(self, parts: Reduction) -> None:
         self.made = {device: Sum() for device in parts}
@@ -42,7 +42,7 @@ class _Sum:
 
 
 class ReducedWindow(Window):
-    """A shared stage's gradient of a step, summed over replicas; `hold` is told of gradients not reduced yet."""
+    """A shared stage's gradient of a step, summed over replicas; `hold` counts the gradients not reduced yet."""
 
     def __init__(self, sums: Sequence[Reduction], sharing: Sharing, hold: Hold) -> None:
         self._sums = [_Sum(parts) for parts in sums]
@@ -105,7 +105,7 @@ class ReducedWindow(Window):
 
     @property
     def total(self) -> Tensors:
-        """Put together from all shards, or as the first replica has it."""
+        """Joined from all shards, or the first replica's."""
         held = self._held
         if self._sharing.scatters:
             return join((_here(held[device][device].values) for device in held), self._sharing.shapes)
@@ -121,7 +121,7 @@ class ReducedWindow(Window):
         self._held = {device: {owner: Sum() for owner in held} for device, held in self._held.items()}
 
     def _end(self, found: _Sum, device: int) -> None:
-        """Let the gradients go once every replica has fetched its part of them."""
+        """Free the gradients once every replica has fetched its part of them."""
         with self._lock:
             found.reduced.add(device)
             if len(found.reduced) < len(found.made):
@@ -131,7 +131,7 @@ class ReducedWindow(Window):
             found.made.clear()
 
     def _count(self, device: int, num_bytes: int) -> None:
-        """Gradients that are to be scattered; others are counted as what stays."""
+        """Count gradients that are to be scattered; others are counted as staying."""
         if self._sharing.scatters:
             self._hold(device, "gradients on their way", num_bytes)
 

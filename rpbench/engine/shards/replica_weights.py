@@ -3,8 +3,8 @@
     UNSHARD   a device fetches the others' shards and puts whole tensors together, in memory of its own
     RESHARD   the whole tensors are freed; a later read finds NaN
 
-A shard is where its device is, or on the host where LOAD:P brings it: then the others fetch what has been loaded. A
-computation reads what its own device has gathered and nothing else; without shards, its device's own copy.
+A shard is kept on its device, or on the host if LOAD:P loads it: then the others fetch the loaded one. A computation
+reads only what its own device has gathered; without shards, its device's own copy.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from rpbench.ir.waits.moves import Transfer
 
 
 class ReplicaWeights(DeviceWeights):
-    """Weights of which every replica has its part; `hold` hears of what is gathered. Else as `DeviceWeights`."""
+    """`DeviceWeights` of which every replica has its part; `hold` also counts gathered weights."""
 
     def __init__(
         self, workload: Workload, *given: Any, sharing: Mapping[int, Sharing], hold: Hold, **options: Any
@@ -39,7 +39,7 @@ class ReplicaWeights(DeviceWeights):
         self._buffers = [dict(layer.named_buffers()) for layer in workload.modules]
 
     def gather(self, number: int) -> None:
-        """Put a stage together on a device, from the shards of all replicas."""
+        """Gather a stage on a device from the shards of all replicas."""
         transfer = self._gathers[number]
         visit = transfer.visits[0]
         sharing, version, shards = self._stages[visit.stage], self._version(visit), list[Tensors]()
@@ -70,7 +70,7 @@ class ReplicaWeights(DeviceWeights):
         super().free(number)
 
     def _count(self, transfer: Transfer, change_bytes: int) -> None:
-        """Count gathered weights that come to a device or go; a stage loaded whole counts as staying."""
+        """Count gathered weights; a stage loaded whole counts as staying."""
         visit = transfer.visits[0]
         sharing = self._stages.get(visit.stage)
         if sharing is not None and sharing.gathers:
@@ -97,7 +97,7 @@ class ReplicaWeights(DeviceWeights):
     # --- what is kept between gathers ---
 
     def _shard(self, stage: int, version: int, owner: int, load: Transfer | None) -> Tensors:
-        """An owner's shard of a stage: what a LOAD:P has brought to its device, or what it keeps there."""
+        """An owner's shard of a stage: as loaded by a LOAD:P, or as it keeps it."""
         if load is not None:
             found = self._copies[load]
         else:
@@ -139,7 +139,7 @@ class ReplicaWeights(DeviceWeights):
         return sharing is not None and (sharing.gathers or sharing.copies)
 
     def _divided(self, module: int, tensors_of: Callable[[int | None], Named]) -> Named:
-        """A module's trainable tensors as they are kept, every owner's part under its own names."""
+        """A module's trainable tensors as they are kept, with every owner's part under names of its own."""
         sharing = self._sharing.get(module)
         if sharing is None or not self._is_divided(module):
             return tensors_of(None)

@@ -1,17 +1,15 @@
-"""Tensor parallelism: every device runs every action, each with its own share of the layers' matrices.
+"""Tensor parallelism: every device runs every action, each with its own shard of the layers' matrices.
 
-At home on the host are the shares of all devices (`rpbench.models.shards`), each with its own weights, gradients and
-optimizer state, and one set of what is whole everywhere: norms. A device runs modules that have its own share alone,
-and meets the others wherever the shares' outputs are added up: inside F and B, twice a layer going forth, twice
-recomputing, twice going back, and at both ends of the model. It makes the gradients of all it runs. Those of what is
-whole come out alike on every device, so the first one's count; they would be two gradients in a sum only if they were
-parts of one.
+The host keeps the shards of all devices (`rpbench.models.shards`), with their weights, gradients and optimizer state,
+and one copy of the parameters that are whole on every device (norms). A device runs modules of its own shard, and meets
+the others wherever outputs are added up: inside F and B, twice a layer in forward, recomputation and backward each, and
+at both ends of the model. The gradients of whole parameters are equal on every device; the first device's are taken.
 
-What every share has whole but sees a part of the work through - norms of queries and keys, an expert router - is a
-parameter tied over the shares, and the optimizer adds up what they have, as it does wherever weights are shared.
+Parameters that every shard has whole but uses on a part of the work - norms of queries and keys, an expert router -
+are tied over the shards, and the optimizer adds up their gradients, as those of all tied weights.
 
-SUM_F and SUM_B stand for these sums in a schedule. When they come, everything has been added up; they close the account
-of their F or B, which must have made as many sums as they stand for.
+SUM_F and SUM_B stand for these sums in a schedule. At that time everything has been added up already: they check that
+their F or B has made as many sums as they stand for.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,11 +34,11 @@ from rpbench.models.shards import one_shard
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 
-# --- what a device has -----------------------------------------------------------------------------------------
+# --- one device ------------------------------------------------------------------------------------------------
 
 
 class AcrossRanks:
-    """Shares on devices of their own: the operators as all-reduces (`rpbench.models.shards.Adding`)."""
+    """One shard on each device: the operators as all-reduces (`rpbench.models.shards.Adding`)."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -62,8 +60,8 @@ class AcrossRanks:
 class AlongSequence(AcrossRanks):
     """The same where a device has a slice of the tokens between its matrices (`Shape.sequence_parallel`).
 
-    What was one all-reduce, forth or back, is its two halves: slices (B, S / p, H) are gathered on the way in, and on
-    the way out each device adds up its own.
+    One all-reduce becomes two halves: slices (B, S / p, H) are gathered before the matrices, and each device adds up
+    its own slice behind them.
 
     Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", MLSys'23, section
     4.2.2.
@@ -101,7 +99,7 @@ def _as_it_is(x: torch.Tensor) -> torch.Tensor:
 
 
 class OwnWeights:
-    """The host's weights that one device's modules have."""
+    """The weights of one device's modules, as a `WeightSource`."""
 
     def __init__(self, weights: Weights, modules: Sequence[nn.Module]) -> None:
         self._weights = weights
@@ -140,7 +138,7 @@ class TeamGradients(Gradients):
             other.drop(stage, version)
 
     def copies(self) -> Iterator[tuple[Tensors, Tensors]]:
-        """For every other device and what is still here, its gradients of what the first has too, and the first's."""
+        """Each other device's gradients of what the first has too, and the first's, for every stage and step."""
         for other in self.by_rank[1:]:
             for version, stage, gradients in other.by_stage():
                 first = Gradients.total(self, stage, version)
@@ -170,7 +168,7 @@ class Member(NamedTuple):
 
 
 class Team:
-    """All devices, and the handlers of what they do together, on a workload of layers in shares.
+    """All devices, and the handlers of their joint actions, on a workload of layers in shards.
 
     Args:
         make_passes: the passes of a device, from its stages and its gradients.
@@ -208,7 +206,7 @@ class Team:
         return dict.fromkeys(_HANDLERS, self._run) | dict.fromkeys(SUMS, self._close)
 
     def _run(self, action: Action, number: int, gate: Gate) -> None:
-        """A device's share of an action, which is a whole action to its passes."""
+        """A device's shard of an action, which is a whole action to its passes."""
         rank, passes = self.members[action.part]
         before = rank.num_sums
         _HANDLERS[action.kind](passes, action._replace(part=0), number, gate)
@@ -217,7 +215,7 @@ class Team:
             self._accounts[action._replace(kind=kind, version=None)] = rank.num_sums - before
 
     def _close(self, action: Action, number: int, gate: Gate) -> None:
-        """See that the sums which an action stands for have all been made."""
+        """Check that all sums which a SUM action stands for have been made."""
         modules = (self._layout.forward if action.kind is Kind.SUM_F else self._layout.backward)[action.stage]
         of_embedding, of_head = sums_of_ends(action.kind, along_sequence=self._along)
         expected: int | Fraction = SUMS_A_LAYER[action.kind] * sum(
