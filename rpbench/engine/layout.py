@@ -70,7 +70,6 @@ class Layout:
 
 
 def layout_of(partition: Partition, num_head_shards: int = 0) -> Layout:
-    """The modules behind a partition."""
     num_modules = partition.num_layers + 2
     backward = _modules(partition.backward_ranges(), num_modules)
     stop = backward[-1].start if partition.fused else num_modules

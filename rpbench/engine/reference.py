@@ -222,12 +222,10 @@ class _Past:
             self.moves.append({p: torch.zeros_like(w) if first else self._move(p) for p, w in masters.items()})
 
     def forward(self, module: int, microbatch: int) -> Tensors:
-        """The weights a module has in forward, by place."""
         version, horizon = self.reads.forward(module, microbatch), self._horizon(module, microbatch, 0)
         return self._ahead(module, version, horizon) if horizon else self.working[version]
 
     def backward(self, module: int, microbatch: int) -> Tensors:
-        """The weights a module has in backward, by place."""
         version, horizon = self.reads.backward(module, microbatch), self._horizon(module, microbatch, 1)
         if horizon:
             return self._ahead(module, version, horizon)

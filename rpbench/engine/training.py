@@ -239,7 +239,6 @@ class Training:
         return found
 
     def _team(self, splits: bool) -> Team:
-        """The devices that have shards of every matrix."""
         assert isinstance(self.gradients, TeamGradients)
         along, given = self.schedule.shape.sequence_parallel, (self.layout, self.weights, self.gradients)
         return Team(self.workload, *given, self._make_passes, splits=splits, along_sequence=along)
@@ -344,7 +343,6 @@ class Training:
         return range(newest - behind, newest)
 
     def _adjust(self) -> Adjustments | None:
-        """The adjustments of weights to late gradients, if any."""
         if self._delays is None:
             return None
         settings, window = self.settings.compensation, self.workload.num_microbatches

@@ -112,7 +112,6 @@ class Workload:
         return {owner: tuple(found) for owner, found in places.items() if len(found) > 1}
 
     def parameter(self, place: Place) -> torch.Tensor:
-        """The model's own tensor at a place."""
         module, name = place
         return self.modules[module].get_parameter(name)
 

@@ -42,7 +42,6 @@ class Workers:
             queue.put(job)
 
     def dead(self) -> list[int]:
-        """The workers whose thread has ended."""
         return [number for number, thread in enumerate(self._threads) if not thread.is_alive()]
 
     def close(self, timeout_s: float) -> None:

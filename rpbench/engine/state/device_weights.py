@@ -152,7 +152,6 @@ class DeviceWeights(Weights):
         self._hold(device, HANDED_OVER, num_bytes(copies))
 
     def _version(self, visit: Visit) -> int:
-        """The version that a visit reads."""
         return self._reader.version(next(actions_of(self._index, visit)), visit.first)
 
     def _loaded(self, module: int, version: int, device: int) -> Named:

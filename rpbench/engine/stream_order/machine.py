@@ -162,7 +162,6 @@ class _Moved(torch.autograd.Function):
 
 
 def moved(tensor: torch.Tensor, machine: Notes, index: int | None, non_blocking: bool) -> torch.Tensor:
-    """A copy on a device, or on the host."""
     with machine.making_on(index):
         made = torch.empty(tensor.shape, dtype=tensor.dtype)
     return made.copy_(tensor.detach(), non_blocking)

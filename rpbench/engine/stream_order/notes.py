@@ -207,7 +207,6 @@ class Notes(HostOrder):
             return home
 
     def is_born(self, home: Home, device: int, stream: Timeline) -> None:
-        """Note a new storage on a device."""
         limit = self._memory_bytes
         if limit is not None and self.held[device] + home.num_bytes > limit:
             raise torch.OutOfMemoryError(

@@ -236,7 +236,6 @@ class _Call:
                     self._is_view = True
 
     def note(self) -> None:
-        """Any operation but a copy."""
         machine = self._machine
         if self._is_view and not self._writes:  # a view has the storage of its tensor; nothing is read
             return
@@ -261,7 +260,6 @@ class _Call:
             machine.note(Synchronised, (stream,))
 
     def note_copy(self, non_blocking: bool) -> None:
-        """A copy of one tensor into another."""
         machine = self._machine
         target, source = (machine.home(tensor) for tensor in self._tensors[:2])
         devices = {home.device for home in (target, source)} - {None}
