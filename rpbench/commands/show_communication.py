@@ -32,18 +32,12 @@ VARIED: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Asked:
-    """Settings of the check from the command line.
+    """Settings of the check from the command line."""
 
-    Args:
-        queues: kinds of channels that decide the exit status.
-        settings: those of torch 2.15 that were named.
-        data_parallel: ranks that share the weights of a stage.
-    """
-
-    queues: tuple[Queues, ...]
+    queues: tuple[Queues, ...]  # kinds of channels that decide the exit status
     grouped: tuple[bool, ...]
-    settings: dict[str, Any]
-    data_parallel: int
+    settings: dict[str, Any]  # those of torch 2.15 that were named
+    data_parallel: int  # ranks that share the weights of a stage
 
 
 def check_communication(words: Sequence[str], out: TextIO, told: TextIO) -> int:

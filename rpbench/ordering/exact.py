@@ -49,18 +49,12 @@ Held = tuple[int, int]  # stage, microbatch
 
 @dataclass(frozen=True)
 class Case:
-    """A problem of ordering.
-
-    Args:
-        costs: of every stage; rounded to thousandths of their unit.
-        limit: activations a device may hold, in the unit of `costs.activations`.
-        offload: whether activations may move; their times are those of `costs`.
-    """
+    """A problem of ordering."""
 
     num_microbatches: int
-    costs: StageCosts
-    limit: float
-    offload: bool
+    costs: StageCosts  # of every stage; rounded to thousandths of their unit
+    limit: float  # activations a device may hold, in the unit of `costs.activations`
+    offload: bool  # whether activations may move; their times are those of `costs`
 
     @property
     def stages(self) -> range:
@@ -253,12 +247,9 @@ _OWN = (Kind.LOAD, Kind.STORE, Kind.FREE)
 
 @dataclass(frozen=True)
 class Plan:
-    """When everything runs, in whole steps.
+    """When everything runs, in whole steps."""
 
-    Args:
-        spans: (kind, stage, microbatch) -> start and end, of F, I, W and, for what moves, STORE and LOAD.
-    """
-
+    # (kind, stage, microbatch) -> start and end, of F, I, W and, for what moves, STORE and LOAD
     spans: Mapping[Computed, tuple[int, int]]
 
     def lanes(self, stage: int) -> dict[str, Row]:
@@ -333,19 +324,12 @@ COUNTED = 0.25  # of the solver's counted seconds to one of a clock; one of them
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best order found.
+    """The best order found."""
 
-    Args:
-        schedule: that order, for one step.
-        span: its longest device-local span, in the unit of the costs.
-        bound: no order has a shorter one; equal to `span` if the search was finished.
-        num_moved: activations that wait on the host, of all stages.
-    """
-
-    schedule: Schedule
-    span: float
-    bound: float
-    num_moved: int = 0
+    schedule: Schedule  # that order, for one step
+    span: float  # its longest device-local span, in the unit of the costs
+    bound: float  # no order has a shorter one; equal to `span` if the search was finished
+    num_moved: int = 0  # activations that wait on the host, of all stages
 
     @property
     def proven(self) -> bool:

@@ -128,19 +128,12 @@ class Fill(Enum):
 
 @dataclass(frozen=True)
 class Timed:
-    """An order and what it takes.
+    """An order and what it takes."""
 
-    Args:
-        rows: of every rank.
-        makespan: to the last end, in the unit of the costs.
-        span: the longest time from a rank's first start to its last end.
-        peak: the most chunk activations on a rank.
-    """
-
-    rows: Rows
-    makespan: float
-    span: float
-    peak: int
+    rows: Rows  # of every rank
+    makespan: float  # to the last end, in the unit of the costs
+    span: float  # the longest time from a rank's first start to its last end
+    peak: int  # the most chunk activations on a rank
 
 
 def as_many_as_fit(trials: Iterable[Timed], num_passes: int) -> Iterator[Timed]:
@@ -238,17 +231,11 @@ def _times_table(costs: StageCosts, num_ranks: int, using: loops.Means) -> Array
 
 @dataclass(frozen=True)
 class Pull:
-    """How eagerly a rank takes a later pass.
+    """How eagerly a rank takes a later pass."""
 
-    Args:
-        window: number of passes it looks ahead.
-        lateness: how long a pulled pass may delay the next one, as a fraction of its own time.
-        fill: idle time that W needs where nothing can be pulled, as a fraction of its own time.
-    """
-
-    window: int
-    lateness: float
-    fill: float = 1.0
+    window: int  # number of passes it looks ahead
+    lateness: float  # how long a pulled pass may delay the next one, as a fraction of its own time
+    fill: float = 1.0  # idle time that W needs where nothing can be pulled, as a fraction of its own time
 
 
 # Settings worth trying, the one that is best most often first.

@@ -23,21 +23,16 @@ CODES: dict[int, int] = {kind: code for code, kind in enumerate(KINDS)}
 
 @dataclass(frozen=True)
 class Means:
-    """How loops run: in plain Python, or compiled.
+    """How loops run: in plain Python, or compiled."""
 
-    Args:
-        compiled: the loop as it runs.
-        ints: whole numbers as a column; `zeros` makes one of so many, and `filled` one of equal times.
-        taken: the values of a column at some places.
-        listed: a column as a list.
-    """
-
-    compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda loop: loop
+    compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda loop: loop  # the loop as it runs
+    # whole numbers as a column; `zeros` makes one of so many, and `filled` one of equal times
     ints: Callable[[Iterable[int]], Array] = list
     zeros: Callable[[int], Array] = lambda number: [0] * number
     filled: Callable[[int, float], Array] = lambda number, value: [value] * number
+    # the values of a column at some places
     taken: Callable[[Array, Array], Array] = lambda column, places: [column[place] for place in places]
-    listed: Callable[[Array], list[Any]] = list
+    listed: Callable[[Array], list[Any]] = list  # a column as a list
 
 
 PLAIN = Means()

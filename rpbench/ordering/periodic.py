@@ -19,15 +19,11 @@ from rpbench.ordering.list_order import ROUNDING
 
 @dataclass(frozen=True)
 class Period:
-    """A repeating order: starts of the passes of each pipeline's first microbatch; the next follows a period later.
+    """A repeating order: starts of the passes of each pipeline's first microbatch; the next follows a period later."""
 
-    Args:
-        starts: start times by pipeline, then by (kind, stage), kinds being F and B.
-        length: length of the period.
-    """
-
+    # start times by pipeline, then by (kind, stage), kinds being F and B
     starts: tuple[dict[tuple[Kind, int], float], ...]
-    length: float
+    length: float  # length of the period
 
 
 def make_period(routes: Sequence[Sequence[int]], num_ranks: int, forward: float, backward: float) -> Period:

@@ -32,25 +32,17 @@ SOFTWARE = {  # whose kernels the systems run, in conf/software/
 
 @dataclass(frozen=True)
 class Case:
-    """One system training one model, to be predicted.
+    """One system training one model, to be predicted."""
 
-    Args:
-        system: name as in the published tables.
-        basis: the declared constants. Plans are made with them, also when a prediction varies a constant.
-        measured_on: the constants on the machine where the layers of published models were timed; None: unknown,
-            and the timings do not bind the constants.
-        grain: the unit that a backward of RoundPipe recomputes at a time.
-        cut: layers of each stage of a bound pipeline; empty: as `rpbench.predict.megatron.bound_cut` finds them.
-    """
-
-    system: str
+    system: str  # name as in the published tables
     model: Architecture
-    basis: Basis
+    basis: Basis  # the declared constants. Plans are made with them, also when a prediction varies a constant.
     settings: Settings
     num_devices: int
-    grain: Literal["stage", "layer"] = "stage"
+    grain: Literal["stage", "layer"] = "stage"  # the unit that a backward of RoundPipe recomputes at a time
+    # constants of the machine where the layers of published models were timed; None: unknown, the timings bind nothing
     measured_on: Basis | None = None
-    cut: tuple[int, ...] = ()
+    cut: tuple[int, ...] = ()  # layers of each stage of a bound pipeline; empty: found by `megatron.bound_cut`
 
     @property
     def software(self) -> str:

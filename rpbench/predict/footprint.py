@@ -32,16 +32,11 @@ HOST_TRAINED, HOST_FROZEN = 20, 2
 
 
 class Verdict(NamedTuple):
-    """Whether a run fits.
-
-    Args:
-        margin: free fraction of the memory of the fuller of device and host; negative if it does not fit.
-        breaks: the largest class of tensors there, and the place: `logits on a device`.
-    """
+    """Whether a run fits."""
 
     fits: bool
-    margin: float
-    breaks: str
+    margin: float  # free fraction of the memory of the fuller of device and host; negative if it does not fit
+    breaks: str  # the largest class of tensors there, and the place: `logits on a device`
 
 
 @dataclass(frozen=True)

@@ -24,20 +24,11 @@ EXPERTS_UNMODELLED = "experts_unmodelled"
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction of a case.
-
-    Args:
-        status: ok, OOM, or N/A where the system cannot train the model at all.
-        reason: why it is not ok; empty if it is.
-        tokens_per_s, low, high: throughput and the interval that nine of ten errors of the constants leave.
-        terms: seconds of a step by cause.
-        sensitivity: relative change of the throughput for a relative change of a constant, by its name.
-        margin: share of device or host memory that is left.
-    """
+    """The prediction of a case; `low` to `high` holds nine of ten outcomes, given the errors of the constants."""
 
     case: Case
-    status: str
-    reason: str
+    status: str  # ok, OOM, or N/A where the system cannot train the model at all
+    reason: str  # why it is not ok; empty if it is
     verdict: Verdict | None
     device_bytes: Bytes
     host_bytes: Bytes
@@ -45,7 +36,7 @@ class Prediction:
     low: float | None = None
     high: float | None = None
     terms: Terms | None = None
-    sensitivity: Mapping[str, float] | None = None
+    sensitivity: Mapping[str, float] | None = None  # constant -> relative change of the throughput per relative change
 
 
 def predict(case: Case, *, with_interval: bool = True) -> Prediction:

@@ -27,22 +27,13 @@ class Chunks(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """The batch of a step, and its cut into calls and microbatches.
+    """The batch of a step, and its cut into calls and microbatches."""
 
-    Args:
-        global_sequences: sequences of one optimizer step, over all devices.
-        num_calls: accumulation: parts of a step that follow each other (calls, or micro-steps).
-        num_microbatches: of one call; 1 where a call is not cut further.
-        microbatch_sequences: sequences of one microbatch, on one device for data-parallel systems. A mean where
-            the batch does not divide.
-        source: origin of the settings, as text.
-    """
-
-    global_sequences: int
-    num_calls: int
-    num_microbatches: int
-    microbatch_sequences: float
-    source: str
+    global_sequences: int  # sequences of one optimizer step, over all devices
+    num_calls: int  # accumulation: parts of a step that follow each other (calls, or micro-steps)
+    num_microbatches: int  # of one call; 1 where a call is not cut further
+    microbatch_sequences: float  # on one device for data-parallel systems; a mean where the batch does not divide
+    source: str  # origin of the settings, as text
 
     @property
     def chunks(self) -> Chunks:

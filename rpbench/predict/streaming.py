@@ -29,49 +29,33 @@ What = Literal["F", "R", "B", "FB", "boundary", "weights", "gradients", "refresh
 
 
 class Slot(NamedTuple):
-    """The work of a task: its kind, stage and variant.
-
-    Args:
-        stage: forward stages for F, weights of a forward and refresh; backward stages otherwise.
-        short: whether it is for the last microbatch of a call, which may be shorter.
-        routed: whether it is the experts' part of F or R.
-        backward: whether weights are for a backward job.
-        again: whether gradients of an earlier call come with them.
-        pieces: number of pieces the weights come in.
-        group: number of the shared link: one direction of one root complex.
-    """
+    """The work of a task: its kind, stage and variant."""
 
     what: What
-    stage: int = 0
-    short: bool = False
-    routed: bool = False
-    backward: bool = False
-    again: bool = False
-    pieces: int = 1
-    group: int = 0
+    stage: int = 0  # forward stages for F, weights of a forward and refresh; backward stages otherwise
+    short: bool = False  # whether it is for the last microbatch of a call, which may be shorter
+    routed: bool = False  # whether it is the experts' part of F or R
+    backward: bool = False  # whether weights are for a backward job
+    again: bool = False  # whether gradients of an earlier call come with them
+    pieces: int = 1  # number of pieces the weights come in
+    group: int = 0  # number of the shared link: one direction of one root complex
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a run, from which its lanes follow.
+    """The jobs of a run, from which its lanes follow."""
 
-    Args:
-        plan: stages; with `plan.fused` the top backward stage runs forward and backward in one visit.
-        calls: of one step; every call runs all stages for `microbatches` microbatches.
-        routed: layers have experts: a forward knows its tokens' experts, and goes on, when its attention has ended.
-        bound: stages stay on the device of their number modulo the devices; else jobs go round over all calls.
-        devices_per_complex: devices on one root complex; 0 where complexes are no limit.
-    """
-
-    plan: Partition
+    plan: Partition  # stages; with `plan.fused` the top backward stage runs forward and backward in one visit
     num_devices: int
     microbatches: int
-    calls: int
+    calls: int  # of one step; every call runs all stages for `microbatches` microbatches
     steps: int
     asynchronous: bool
+    # layers have experts: a forward knows its tokens' experts, and goes on, when its attention has ended
     routed: bool = False
+    # stages stay on the device of their number modulo the devices; else jobs go round over all calls
     bound: bool = False
-    devices_per_complex: int = 0
+    devices_per_complex: int = 0  # devices on one root complex; 0 where complexes are no limit
 
     def group(self, device: int, *, down: bool) -> int:
         """Number of the root complex direction that a device's copies go through; 0 where complexes are no limit."""

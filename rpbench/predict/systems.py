@@ -101,19 +101,13 @@ def _sizes(lanes: Lanes, needs: Sequence[Need]) -> dict[tuple[str, ...], float]:
 
 @dataclass(frozen=True)
 class System:
-    """How one system is predicted.
+    """How one system is predicted."""
 
-    Args:
-        step: seconds of a step by cause.
-        memory: bytes on the fullest device and on the host.
-        slopes: as `streamed_slopes`, where that is faster than timing a step again for each constant.
-        refuses: why it cannot train a case at all; empty if it can.
-    """
-
-    step: Callable[[Case, Basis], Terms]
-    memory: Callable[[Case], Footprint]
+    step: Callable[[Case, Basis], Terms]  # seconds of a step by cause
+    memory: Callable[[Case], Footprint]  # bytes on the fullest device and on the host
+    # as `streamed_slopes`, where that is faster than timing a step again for each constant
     slopes: Callable[[Case], Mapping[str, float]] | None = None
-    refuses: Callable[[Case], str] = lambda case: ""
+    refuses: Callable[[Case], str] = lambda case: ""  # why it cannot train a case at all; empty if it can
 
 
 def _pipeline_memory(case: Case) -> Footprint:

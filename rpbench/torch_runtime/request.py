@@ -42,48 +42,31 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class TorchRequest:
-    """A schedule, a model and its data, and how they meet.
+    """A schedule, a model, its data, and how they are run."""
 
-    Args:
-        schedule: in our text form, with its partition.
-        model: the fields of an `Architecture`.
-        num_steps: optimizer steps; each runs the whole table on microbatches of its own.
-        num_warmup_steps: steps on the first step's microbatches before it, whose times and gradients do not count.
-        text: a file whose bytes are the tokens; None: random ones.
-        optimizer: the fields of `OptimizerSettings`; None leaves the weights alone.
-        data_parallel, tensor_parallel: ranks of every pipeline rank, in one of these dimensions at most.
-        data_mode: how gradients of data-parallel ranks meet.
-        recompute: `none`; torch has no other where backward is split, and no other here.
-        device: "cpu" over gloo, "cuda" over NCCL.
-        order_of: "table" runs the schedule's rows; a name of torch's runs that schedule of its own on the same stages.
-        options: of torch's runtime, as `defer_pp_recv`; all of them are refused.
-        start: a checkpoint's data to go on from, which the caller has checked.
-        first_step: steps that the checkpoint has behind it.
-        save_to: a folder for the state after the last step.
-        subject: the training that the saved checkpoint belongs to.
-    """
-
-    schedule: str
-    model: dict[str, Any]
+    schedule: str  # in our text form, with its partition
+    model: dict[str, Any]  # the fields of an `Architecture`
     microbatch_sequences: int = 1
-    num_steps: int = 1
-    num_warmup_steps: int = 0
+    num_steps: int = 1  # optimizer steps; each runs the whole table on microbatches of its own
+    num_warmup_steps: int = 0  # untimed steps before the first, on its microbatches
     seed: int = 0
     dtype: str = "float32"
-    text: str | None = None
+    text: str | None = None  # a file whose bytes are the tokens; None: random ones
+    # the fields of `OptimizerSettings`; None leaves the weights alone
     optimizer: dict[str, Any] | None = field(default_factory=dict)
+    # processes of every pipeline rank; only one of data_parallel and tensor_parallel may exceed 1
     data_parallel: int = 1
-    data_mode: DataMode = "plain"
+    data_mode: DataMode = "plain"  # how gradients of data-parallel ranks are summed
     tensor_parallel: int = 1
-    recompute: str = "none"
+    recompute: str = "none"  # all others are refused
     verify: bool = False
-    device: str = "cpu"
-    order_of: str = "table"
-    options: dict[str, Any] = field(default_factory=dict)
-    start: str | None = None
-    first_step: int = 0
-    save_to: str | None = None
-    subject: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"  # "cpu" over gloo, "cuda" over NCCL
+    order_of: str = "table"  # "table": the schedule's rows; otherwise a schedule of torch's own, by its name
+    options: dict[str, Any] = field(default_factory=dict)  # of torch's runtime, as `defer_pp_recv`; all are refused
+    start: str | None = None  # a checkpoint's data to go on from, which the caller has checked
+    first_step: int = 0  # steps before the checkpoint
+    save_to: str | None = None  # a folder for the state after the last step
+    subject: dict[str, Any] = field(default_factory=dict)  # the training that the saved checkpoint belongs to
 
     @cached_property
     def lowered(self) -> Lowered:

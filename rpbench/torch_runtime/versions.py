@@ -20,17 +20,11 @@ METHODS = ("_load_csv", "_step_microbatches", "step")
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one version of torch.
+    """The facts of one version of torch."""
 
-    Args:
-        has_waits: a lowered row has a wait for every send and every reduction.
-        greeting: the exchange of ranks before their first step, a function of `stage` or `schedules`.
-        settings: keywords of the runtime beside those of all its schedules.
-    """
-
-    has_waits: bool
-    greeting: str
-    settings: tuple[str, ...]
+    has_waits: bool  # a lowered row has a wait for every send and every reduction
+    greeting: str  # the exchange of ranks before their first step, a function of `stage` or `schedules`
+    settings: tuple[str, ...]  # keywords of the runtime beside those of all its schedules
 
 
 _SETTINGS_2_15 = (

@@ -37,83 +37,57 @@ FROM_THE_OTHERS: Any = None  # the value of a size that follows from the others 
 
 @dataclass(frozen=True)
 class Architecture(Counts):
-    """The shape of a transformer, and how it is trained.
-
-    Args:
-        name: as in `conf/model/`.
-        hidden: width of the residual stream.
-        vocab: rows of the embedding and of the head.
-        key_value_heads: heads of keys and values; as many as `heads` if None.
-        head_dim: width of one head; hidden / heads if None.
-        inner: inner width of an MLP; 4 * hidden if None. That of an expert stands in `experts`.
-        gated: three matrices in an MLP (gate, up, down) instead of two.
-        tied: embedding and output matrix are one.
-        num_dense_layers: first layers without experts.
-        windows: keys a query sees, in turn over the layers; empty or None for all.
-        learned_positions: rows of a table of positions; 0 for rotary or none.
-        num_prediction_layers: layers that predict further tokens, each with a pass through the head.
-        dropout: share of the embedding's and of every block's output that training sets to 0.
-        qk_norm, biases, attention_sinks: small parameters: norms of queries and keys; a bias on every linear
-            map of a layer; one number a head.
-        attention_gate: outputs of what attention has from hidden besides queries, keys and values: a gate on its
-            output, or what linear attention has more; a mean over the layers.
-        layer_vectors, end_vectors: parameters besides matrices, of a layer and of both ends, where a family is known
-            to have others than these flags say: norms, biases of some maps, sinks, positions of token types. None: two
-            norms and what the flags say, and a final norm.
-        seq_len: tokens of one sequence.
-        context: longest sequence its positions are made for; None for no limit.
-        batch_sequences: sequences of an optimizer step in the run scripts of its source; None where there are none.
-        training_mode: `full`, `lora` with adapters of rank `lora_rank` beside frozen weights, or `qlora`, whose frozen
-            weights have 4 bits.
-        lora_targets: linear maps with an adapter, as PEFT names them (`q_proj`), or `attention`, `mlp`; empty: all.
-        frozen_layers: the first so many layers are not trained, nor is the embedding below them, unless the head shares
-            it: no gradients of theirs, no optimizer state, and no backward through them.
-        optimizer_bits: of each of Adam's two moments; 8 are block-wise, with the embedding's in 32.
-        published_name: its name in `analysis/published/`, None for a model without published numbers.
-        family: whose activation and rotary scaling the modules use (`rpbench/models/layers.py`).
-        rope_theta: base of the rotary wavelengths.
-        norm_eps: what a norm adds to the mean square.
+    """The shape of a transformer, and how it is trained. A size that is None follows from the others.
 
     Raises:
         ValueError: for a size below 1, heads that do not divide, an unknown family, a number out of its range,
             or options that contradict each other.
     """
 
-    name: str
+    name: str  # as in `conf/model/`
     num_layers: int
-    hidden: int
+    hidden: int  # width of the residual stream
     heads: int
-    vocab: int
-    key_value_heads: int = FROM_THE_OTHERS
-    head_dim: int = FROM_THE_OTHERS
-    inner: int = FROM_THE_OTHERS
-    gated: bool = True
-    tied: bool = False
+    vocab: int  # rows of the embedding and of the head
+    key_value_heads: int = FROM_THE_OTHERS  # heads of keys and values; as many as `heads` if None
+    head_dim: int = FROM_THE_OTHERS  # width of one head; hidden / heads if None
+    inner: int = FROM_THE_OTHERS  # inner width of an MLP; 4 * hidden if None; that of an expert is in `experts`
+    gated: bool = True  # three matrices in an MLP (gate, up, down) instead of two
+    tied: bool = False  # embedding and output matrix are one
     experts: Experts | None = None
-    num_dense_layers: int = 0
+    num_dense_layers: int = 0  # first layers without experts
     latent: Latent | None = None
-    windows: tuple[int | None, ...] = ()
-    learned_positions: int = 0
-    num_prediction_layers: int = 0
-    dropout: float = 0.0
-    biases: bool = False
-    qk_norm: bool = False
-    attention_sinks: bool = False
+    windows: tuple[int | None, ...] = ()  # keys a query sees, in turn over the layers; empty or None for all
+    learned_positions: int = 0  # rows of a table of positions; 0 for rotary or none
+    num_prediction_layers: int = 0  # layers that predict further tokens, each with a pass through the head
+    dropout: float = 0.0  # share of the embedding's and of every block's output that training sets to 0
+    biases: bool = False  # a bias on every linear map of a layer
+    qk_norm: bool = False  # norms of queries and keys
+    attention_sinks: bool = False  # one number a head
+    # outputs of attention's maps besides queries, keys and values, as a mean over the layers: a gate on its output, or
+    # the further maps of linear attention
     attention_gate: int = 0
-    layer_vectors: int | None = None
-    end_vectors: int | None = None
-    seq_len: int = 2048
-    context: int | None = None
+    # parameters besides matrices, where a family has others than the flags say (norms, biases of some maps, sinks)
+    layer_vectors: int | None = None  # of a layer; None: two norms, and what the flags say
+    end_vectors: int | None = None  # of both ends; None: a final norm
+    seq_len: int = 2048  # tokens of one sequence
+    context: int | None = None  # longest sequence its positions are made for; None for no limit
+    # sequences of an optimizer step in the run scripts of its source; None where there are none
     batch_sequences: int | None = None
-    training_mode: Literal["full", "lora", "qlora"] = "full"
-    lora_rank: int | None = None
+    training_mode: Literal["full", "lora", "qlora"] = (
+        "full"  # lora: frozen weights and adapters; qlora: these in 4 bits
+    )
+    lora_rank: int | None = None  # of the adapters
+    # linear maps with an adapter, as PEFT names them (`q_proj`), or `attention`, `mlp`; empty: all
     lora_targets: tuple[str, ...] = ()
+    # the first layers, which are not trained, nor is the embedding below them unless the head shares it: no gradients,
+    # no optimizer state, and no backward through them
     frozen_layers: int = 0
-    optimizer_bits: int = 32
-    published_name: str | None = None
-    family: Family = "gpt"
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
+    optimizer_bits: int = 32  # of each of Adam's two moments; 8 are block-wise, with the embedding's in 32
+    published_name: str | None = None  # its name in `analysis/published/`, None for a model without published numbers
+    family: Family = "gpt"  # whose activation and rotary scaling the modules use (`rpbench/models/layers.py`)
+    rope_theta: float = 10_000.0  # base of the rotary wavelengths
+    norm_eps: float = 1e-5  # what a norm adds to the mean square
 
     def __post_init__(self) -> None:
         for name, kind in _PARTS.items():

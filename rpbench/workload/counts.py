@@ -23,21 +23,15 @@ from typing import Literal, NamedTuple, TypeVar
 class Experts:
     """Experts of a layer.
 
-    Args:
-        total, active: experts a layer has, and those a token visits.
-        inner: inner width of one expert.
-        shared_inner: inner widths of all shared experts together; 0 for none.
-        node_limit: nodes that the experts of one token may stand on, by routing; 0 for any number.
-
     Raises:
         ValueError: for a size below 1, or more active experts than there are.
     """
 
     total: int
-    active: int
-    inner: int
-    shared_inner: int = 0
-    node_limit: int = 0
+    active: int  # experts that a token visits
+    inner: int  # inner width of one expert
+    shared_inner: int = 0  # inner widths of all shared experts together; 0 for none
+    node_limit: int = 0  # nodes that the experts of one token may stand on, by routing; 0 for any number
 
     def __post_init__(self) -> None:
         check_sizes("experts", self, optional=("shared_inner", "node_limit"))
@@ -52,20 +46,15 @@ class Experts:
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-    Args:
-        query_rank, key_value_rank: widths that queries, and keys with values, are squeezed to; query_rank 0: not.
-        plain_dim, rotary_dim: widths of a query's part without and with rotary positions.
-        value_dim: width of a head's value.
-
     Raises:
         ValueError: for a size below 1.
     """
 
-    query_rank: int
-    key_value_rank: int
-    plain_dim: int
-    rotary_dim: int
-    value_dim: int
+    query_rank: int  # width that queries are compressed to; 0: they are not
+    key_value_rank: int  # width that keys and values together are compressed to
+    plain_dim: int  # width of a query's part without rotary positions
+    rotary_dim: int  # width of its part with them
+    value_dim: int  # width of a head's value
 
     def __post_init__(self) -> None:
         check_sizes("latent", self, optional=("query_rank",))
@@ -79,21 +68,14 @@ class Layer(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """Equal linear maps of one layer.
+    """Equal linear maps of one layer."""
 
-    Args:
-        part: what they belong to.
-        matrices: how many there are of this shape.
-        visits: those of them that a token meets.
-        name: as adapters are told where to stand (PEFT's `target_modules`).
-    """
-
-    part: Literal["attention", "mlp", "experts", "router"]
+    part: Literal["attention", "mlp", "experts", "router"]  # what they belong to
     inputs: int
     outputs: int
-    matrices: int = 1
-    visits: int = 1
-    name: str = ""
+    matrices: int = 1  # how many there are of this shape
+    visits: int = 1  # those of them that a token meets
+    name: str = ""  # as adapters are told where to stand (PEFT's `target_modules`)
 
 
 def mean_keys(seq_len: int, window: int | None) -> float:

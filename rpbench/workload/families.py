@@ -21,60 +21,40 @@ _MAPS = {"qkv": QKV, "qkvo": (*QKV, "o_proj"), "mlp": MLP, "every": EVERY}
 
 @dataclass(frozen=True)
 class Family:
-    """The properties of a Hugging Face model type.
+    """The properties of a Hugging Face model type."""
 
-    Args:
-        modules: whose activation and norms our own modules use for it.
-        usual: fields that a `config.json` may leave out, as the configuration class sets them.
-        gated: three matrices in an MLP, whatever its activation is.
-        norms: norms of a layer over its hidden values; the final one stands in `end_norms`.
-        norm_values: values that a norm has for each channel: 1, a scale; 2, with a bias; 0, none.
-        biases: which linear maps have one, and the field that switches them on; None: always.
-        head_bias: the same of the output matrix; False: never.
-        query_key_norms: norms of queries and keys, for a head or for all together, and the field that switches them on.
-        sinks: one number a head.
-        shared_gate: one map from hidden to a number, which weighs the shared experts.
-        positions: learned positions beside those that sequences have; None: none are learned.
-        end_norms: norms at both ends of the model.
-        window_period: of so many layers one sees all keys where a window is given; 1: none does; 0: windows are off.
-        encoder: every token sees all others.
-        left_out: sizes that the configuration class sets where a file has no such field.
-    """
-
-    modules: Literal["gpt", "llama", "qwen3", "gpt_oss"] = "llama"
+    modules: Literal["gpt", "llama", "qwen3", "gpt_oss"] = "llama"  # our modules' activation and norms for it
+    # fields that a `config.json` may leave out, as the configuration class sets them
     usual: Mapping[str, Any] = field(default_factory=dict)
-    gated: bool = True
-    norms: int = 2
-    norm_values: int = 1
+    gated: bool = True  # three matrices in an MLP, whatever its activation is
+    norms: int = 2  # norms of a layer over its hidden values; the final one stands in `end_norms`
+    norm_values: int = 1  # values that a norm has for each channel: 1, a scale; 2, with a bias; 0, none
+    # which linear maps have one, and the field that switches them on; None: always
     biases: tuple[tuple[tuple[str, ...], str | None], ...] = ()
-    head_bias: str | bool = False
+    head_bias: str | bool = False  # the same of the output matrix; False: never
+    # norms of queries and keys, for a head or for all together, and the field that switches them on
     query_key_norms: tuple[Literal["head", "all"], str | None] | None = None
-    sinks: bool = False
-    shared_gate: bool = False
-    positions: int | None = None
-    end_norms: int = 1
+    sinks: bool = False  # one number a head
+    shared_gate: bool = False  # one map from hidden to a number, which weighs the shared experts
+    positions: int | None = None  # learned positions beside those that sequences have; None: none are learned
+    end_norms: int = 1  # norms at both ends of the model
+    # where a window is given, one of this many layers sees all keys; 1: none does; 0: windows are off
     window_period: int = 0
-    encoder: bool = False
+    encoder: bool = False  # every token sees all others
+    # sizes that the configuration class sets where a file has no such field
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 class Known(NamedTuple):
-    """What stands in the file.
+    """The contents of `families.yaml`."""
 
-    Args:
-        families: by model type.
-        spellings: a field's name in some families -> the name used here.
-        same_as: a type -> the one that it is read as.
-        read, silent: names of fields that are read, and of those that change neither bytes nor the time of a step.
-        assumed: a field that is not modelled -> the assumption made instead.
-    """
-
-    families: Mapping[str, Family]
-    spellings: Mapping[str, str]
-    same_as: Mapping[str, str]
+    families: Mapping[str, Family]  # by model type
+    spellings: Mapping[str, str]  # a field's name in some families -> the name used here
+    same_as: Mapping[str, str]  # a type -> the one that it is read as
+    # read, silent: names of fields that are read, and of those that change neither bytes nor the time of a step
     read: re.Pattern[str]
     silent: re.Pattern[str]
-    assumed: Mapping[str, str]
+    assumed: Mapping[str, str]  # a field that is not modelled -> the assumption made instead
 
 
 @cache

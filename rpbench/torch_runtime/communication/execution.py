@@ -66,17 +66,12 @@ class Message:
 
 @dataclass(frozen=True)
 class Messages:
-    """All messages of a table.
-
-    Args:
-        of: the number of the message that an end belongs to.
-        ahead: for each message, those that its queues must have let pass before it.
-        beside: for each end, the messages of its operation; a wait for one of them waits for all.
-    """
+    """All messages of a table."""
 
     all: tuple[Message, ...]
-    of: dict[End, int]
-    ahead: tuple[tuple[int, ...], ...]
+    of: dict[End, int]  # the number of the message that an end belongs to
+    ahead: tuple[tuple[int, ...], ...]  # for each message, those that its queues must have let pass before it
+    # for each end, the messages of its operation; a wait for one of them waits for all
     beside: dict[End, tuple[int, ...]]
 
 
@@ -214,26 +209,17 @@ class Durations:
 
 @dataclass
 class Execution:
-    """The state of a table when no action can run any more.
-
-    Attributes:
-        places: by rank, the place of the action it has not got past; its row's length where it has come to its end.
-        done: by message, when it passed; None where it never did.
-        times: by rank, when it came to its place.
-        waits_for: by rank, the message it stands at; None where it stands at none.
-        finished: ranks that have nothing left to wait for.
-        busy: by rank, the time its computations took.
-    """
+    """The state of a table when no action can run any more."""
 
     table: Table
     messages: Messages
     faults: Faults
-    places: list[int]
-    done: list[float | None]
-    times: list[float]
-    waits_for: list[int | None]
-    finished: list[bool]
-    busy: list[float]
+    places: list[int]  # by rank, the place of its next action; the row's length at the end
+    done: list[float | None]  # by message, when it passed; None where it never did
+    times: list[float]  # by rank, when it came to its place
+    waits_for: list[int | None]  # by rank, the message it stands at; None where it stands at none
+    finished: list[bool]  # ranks that have nothing left to wait for
+    busy: list[float]  # by rank, the time its computations took
 
     @property
     def makespan(self) -> float:
@@ -355,20 +341,13 @@ class _Run:
 
 @dataclass(frozen=True)
 class Levels:
-    """The most of each that stand at one time on any rank.
+    """The most of each at one time on any rank; bytes are None where sizes are not known."""
 
-    Args:
-        receive_buffers: waiting to be used.
-        gathered_stages: whose weights are whole.
-        gathered_bytes: of those weights; None where sizes are not known.
-        unreduced_bytes: of gradients whose reduction has begun and was not waited for.
-    """
-
-    sends: int
-    receive_buffers: int
-    gathered_stages: int
-    gathered_bytes: int | None
-    unreduced_bytes: int | None
+    sends: int  # under way
+    receive_buffers: int  # waiting to be used
+    gathered_stages: int  # whose weights are whole
+    gathered_bytes: int | None  # of those weights
+    unreduced_bytes: int | None  # of gradients whose reduction has begun and was not waited for
 
 
 def find_levels(

@@ -54,14 +54,11 @@ TokenRow = tuple[Token, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of all ranks.
-
-    Args:
-        chain_length: stages of one route through the ranks; two routes that go opposite ways are two chains, and
-            nothing passes from the last stage of one to the first of the next.
-    """
+    """The rows of all ranks."""
 
     rows: tuple[TokenRow, ...]
+    # stages of one route through the ranks; two routes that go opposite ways are two chains, and nothing passes from
+    # the last stage of one to the first of the next
     chain_length: int
 
     @cached_property

@@ -33,17 +33,11 @@ FRAMEWORKS: tuple[Framework, ...] = ("torchtitan", "automodel")
 
 @dataclass(frozen=True)
 class ModuleNames:
-    """How a framework's model names its modules.
+    """How a framework's model names its modules."""
 
-    Args:
-        embedding: before the layers; all of them go to the first stage.
-        layer: of decoder layer `{layer}`, counted from 0.
-        head: behind the layers; all of them go to the last stage.
-    """
-
-    embedding: tuple[str, ...] = ("tok_embeddings",)
-    layer: str = "layers.{layer}"
-    head: tuple[str, ...] = ("norm", "lm_head")
+    embedding: tuple[str, ...] = ("tok_embeddings",)  # before the layers; all of them go to the first stage
+    layer: str = "layers.{layer}"  # of decoder layer `{layer}`, counted from 0
+    head: tuple[str, ...] = ("norm", "lm_head")  # behind the layers; all of them go to the last stage
     everywhere: tuple[str, ...] = ()
 
 
@@ -69,34 +63,22 @@ _ON_HOST = {"zero_offload": "optimizer", "zenflow": "optimizer", "superoffload":
 
 @dataclass(frozen=True)
 class PlanNumbers:
-    """The numbers of a plan beside its order and its cut.
+    """The numbers of a plan beside its order and its cut."""
 
-    Args:
-        sequences: of a microbatch on one device.
-        num_microbatches: of a step, on each replica.
-        seq_len: tokens of a sequence; None where no model says.
-        data, pipeline, tensor, context, expert: devices along each axis.
-        sequence_parallel: element-wise work between tensor-parallel maps is cut as well.
-        shared: what replicas share: none, optimizer, gradients, parameters.
-        on_host: what lives on the host of what is shared: nothing, the optimizer's states, or all.
-        recompute: nothing, what is cheap, or all but the inputs of layers.
-        notes: sentences about what none of the files can say.
-    """
-
-    sequences: int = 1
-    num_microbatches: int = 1
-    seq_len: int | None = None
-    data: int = 1
+    sequences: int = 1  # of a microbatch on one device
+    num_microbatches: int = 1  # of a step, on each replica
+    seq_len: int | None = None  # tokens of a sequence; None where no model says
+    data: int = 1  # devices along this axis, as of the next four
     pipeline: int = 1
     tensor: int = 1
     context: int = 1
     expert: int = 1
-    sequence_parallel: bool = False
-    shared: str = "none"
-    on_host: str = ""
-    recompute: str = "full"
+    sequence_parallel: bool = False  # element-wise work between tensor-parallel maps is cut as well
+    shared: str = "none"  # what replicas share: none, optimizer, gradients, parameters
+    on_host: str = ""  # the shared state that lives on the host: "", optimizer or parameters
+    recompute: str = "full"  # none; selective: what is cheap; full: all but the inputs of layers
     options: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences about what none of the files can say
 
     @property
     def global_batch(self) -> int:

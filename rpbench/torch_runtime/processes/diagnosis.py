@@ -127,19 +127,14 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The known facts of all ranks when a run has stopped.
-
-    Args:
-        errors: process -> the words of the error it raised.
-        exits: process -> its exit status, for those that are gone; negative for a signal, None where unknown.
-        frozen: processes that are there and run nothing at all, not even a thread beside.
-    """
+    """The known facts of all ranks when a run has stopped."""
 
     standings: Sequence[Standing]
-    errors: Mapping[int, str]
+    errors: Mapping[int, str]  # process -> the words of the error it raised
+    # process -> its exit status, for those that are gone; negative for a signal, None where unknown
     exits: Mapping[int, int | None]
     hosts: Mapping[int, str]
-    frozen: frozenset[int] = frozenset()
+    frozen: frozenset[int] = frozenset()  # processes that are there and run nothing at all, not even a thread beside
 
 
 def diagnose(lowered: Lowered | None, evidence: Evidence, inner: int = 1) -> RunFailed:

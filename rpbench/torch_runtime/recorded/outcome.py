@@ -149,20 +149,13 @@ def replay_makespan(timeline: Timeline) -> float:
 
 @dataclass(frozen=True)
 class TimeParts:
-    """Where the ranks' time of a step went, in rank-seconds: they sum to the ranks' spans.
-
-    Args:
-        waiting: from an action's start to its computation's: mostly a message that is not there yet.
-        messages: handing sends and receives to the transport.
-        after: from a computation's end to its action's: hand-overs on the same rank, bookkeeping.
-        between: from an action's end to the next one's start.
-    """
+    """Where the ranks' time of a step went, in rank-seconds: they sum to the ranks' spans."""
 
     computing: float
-    waiting: float
-    messages: float
-    after: float
-    between: float
+    waiting: float  # from an action's start to its computation's: mostly a message that is not there yet
+    messages: float  # handing sends and receives to the transport
+    after: float  # from a computation's end to its action's: hand-overs on the same rank, bookkeeping
+    between: float  # from an action's end to the next one's start
 
 
 def time_parts(outcome: Outcome) -> TimeParts:

@@ -23,30 +23,21 @@ PREFIX = "PP:"
 
 @dataclass
 class Moment:
-    """One lowered action as it ran; seconds by this rank's clock.
-
-    Args:
-        start, end: of all of it, waiting included.
-        begun, done: first and last moment of its computation; None for an action that computes nothing.
-    """
+    """One lowered action as it ran; seconds by this rank's clock."""
 
     token: str
     start: float
-    end: float = 0.0
-    begun: Any = None
-    done: Any = None
+    end: float = 0.0  # from `start` on, waiting included
+    begun: Any = None  # start of its computation; None for an action that computes nothing
+    done: Any = None  # end of its computation
 
 
 @dataclass
 class Recorder:
-    """The actions of one step on a rank, in the order they ran; on a GPU timed by CUDA events, read after the step.
-
-    Args:
-        positions: the token of a row's action -> its place, for the board.
-    """
+    """The actions of one step on a rank, in the order they ran; on a GPU timed by CUDA events, read after the step."""
 
     place: Place
-    positions: dict[str, int]
+    positions: dict[str, int]  # the token of a row's action -> its place, for the board
     on_gpu: bool = False
     moments: list[Moment] = field(default_factory=list)
     before: Callable[[str], None] = lambda token: None  # a test makes a rank fail here
